@@ -1,4 +1,4 @@
-"""The launcher interface: where runs are executed, and how they are started, watched and ended there.
+"""The launcher interface: where runs are executed, how they are checked before and started, watched and ended there.
 
 A launcher is a subclass of `Launcher`, options (a subclass of `parallelbench.config.sites.LauncherOptions`), and a
 YAML file in conf/launcher. The suite's are in `SUITE`. A plugin's class and options are in any modules of its package.
@@ -7,34 +7,45 @@ YAML file in conf/launcher. The suite's are in `SUITE`. A plugin's class and opt
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.errors import ConfigError, raised_at
+import msgspec
+
+from parallelbench.config.build import to_mapping
+from parallelbench.config.check import check_run
+from parallelbench.config.identity import canonical_json
+from parallelbench.config.sites import expanded
+from parallelbench.environments import interpreter, require
+from parallelbench.errors import ConfigError, Refusals, count_of, raised_at, refuse_token
+from parallelbench.measure.environment_match import flatten
+from parallelbench.redaction import kind_of_token
+from parallelbench.results.files import read_record
+from parallelbench.results.folder import Manifest, RunFolder, State, find_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import ModuleType
 
     from rich.console import Console
 
-    from launch.preparation import Prepared
-    from launch.states import Look
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig
-    from parallelbench.results.folder import RunFolder, State
+
 
 SUITE = {
-    "local": "launch.local.local_launcher.OnThisMachine",
-    "inline": "launch.local.local_launcher.InThisProcess",
-    "slurm": "launch.slurm.slurm_launcher.OnSlurm",
+    "local": "launch.local.OnThisMachine",
+    "inline": "launch.local.InThisProcess",
+    "slurm": "launch.slurm.launcher.OnSlurm",
 }
 """Name of a launcher → its class."""
 
@@ -215,3 +226,154 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ConfigError(f"{name} can't be imported: {raised_at(error)}") from None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that was checked for where it will train."""
+
+    planned: PlannedRun
+    """Its device type is the one that it will have."""
+    folder: RunFolder
+    device_type: str
+    oversubscribed: bool = False
+
+    def write_intent(self) -> Path | None:
+        """Write what is to be trained. A result that is to be measured anew is moved out of the sweep before.
+
+        Returns where it is then; None: there was none.
+        """
+        former = self.put_aside()
+        self.folder.write_intent(self.planned.run, self.planned.overrides)
+        return former
+
+    def put_aside(self) -> Path | None:
+        """Move a result that is to be measured anew out of the sweep; returns where it is then."""
+        return self.folder.forget() if self.folder.state().state == "done" else None
+
+
+def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
+    """The checks of every launcher, for a run whose device type is decided; raises `ConfigError`. Writes nothing."""
+    run = planned.run
+    _refuse_secrets(run)
+    check_run(run, run.device)
+    check_data(run)
+    require(run.strategy.framework, run.device)
+    check_engine(run)
+    return Prepared(planned, RunFolder.of(run), run.device, oversubscribed)
+
+
+def _refuse_secrets(run: RunConfig) -> None:
+    """Refuse a configuration that holds a token; it would be in every run's folder, in reports and in bundles."""
+    plain = to_mapping(run)
+    if kind_of_token(canonical_json(plain)):
+        for key, value in flatten(plain).items():
+            refuse_token(str(value), where=key)
+
+
+def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prepared]) -> list[Prepared]:
+    """Check every run before any starts; raises `ConfigError` that names all that are refused. Writes nothing."""
+    prepared: list[Prepared] = []
+    reasons: list[str] = []
+    for planned in plan:
+        try:
+            prepared.append(prepare(planned))
+        except ConfigError as error:
+            run = planned.run
+            name = f"{run.data.name}, {run.model.name}, {run.strategy.name} × {run.devices}"
+            reasons.append(str(error) if len(plan) == 1 else f"{name}: {error}")
+    refused, advice = Refusals(), "; the other runs could start without it" if prepared else ""
+    for reason in reasons:
+        refused.add(f"{reason}{advice}")
+    refused.raise_any()
+    for results in dict.fromkeys(item.planned.run.results for item in prepared):
+        check_writable(expanded(results))
+    return prepared
+
+
+def check_data(run: RunConfig) -> None:
+    """Refuse a run whose data set is not prepared."""
+    run.data.require_files(run.site.data_folder)
+
+
+def check_engine(run: RunConfig) -> None:
+    """Refuse a run whose preprocessing engine is not installed here, or in another version."""
+    if run.preprocess.engine != "none":
+        interpreter(run.preprocess.engine)
+
+
+def check_writable(path: Path, *, option: str = "results=") -> None:
+    """Refuse a folder that can't be written, without writing; `option` chooses it."""
+    # os.path.exists is also right about folders that can't be looked into and names that are too long.
+    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.exists(parent))
+    if too_long := [part for part in path.parts if len(os.fsencode(part)) > os.pathconf(existing, "PC_NAME_MAX")]:
+        raise ConfigError(f"{option}{path} can't be written: {too_long[0][:20]}… is too long a name")
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or _read_only(existing):
+        raise ConfigError(f"{option}{path} can't be written ({existing}): choose another folder with {option}DIR")
+
+
+def _read_only(path: Path) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+Look = Sequence[tuple["RunFolder", "State"]]
+"""Runs of one sweep, whose folders have been read."""
+_MANIFEST = msgspec.json.Decoder(Manifest)
+
+
+def states_below(root: Path) -> list[tuple[RunFolder, State]]:
+    """All runs below a folder and their states, at a glance; see `glance`."""
+    return [(folder, glance(folder)) for folder in find_runs(root)]
+
+
+def states_of(folders: Iterable[RunFolder]) -> list[State]:
+    """The states of runs that may not have been begun, at a glance; looks once into every folder they belong in."""
+    begun: dict[Path, set[str]] = {}
+    states = []
+    for folder in folders:
+        sweep = folder.path.parent
+        if sweep not in begun:
+            begun[sweep] = _names(sweep)
+        states.append(glance(folder) if folder.path.name in begun[sweep] else State("missing"))
+    return states
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()
+
+
+def resumption(folders: Iterable[RunFolder]) -> str:
+    """How unfinished runs that have begun resume when they are submitted again, as the end of a sentence."""
+    begun = [folder for folder in folders if folder.attempts()]
+    kept = sum(map(saved, begun))
+    parts = []
+    if kept:
+        parts.append(f"{count_of(kept, 'run')} {'resumes' if kept == 1 else 'resume'} after the last saved epoch")
+    if lost := len(begun) - kept:
+        parts.append(f"{count_of(lost, 'run')} {'starts' if lost == 1 else 'start'} over because nothing was saved")
+    return f": {'; '.join(parts)}" if parts else ""
+
+
+def saved(folder: RunFolder) -> bool:
+    """Whether there is a checkpoint from which a later attempt can resume."""
+    return any(folder.path.glob("checkpoints/*/manifest.json"))
+
+
+def glance(folder: RunFolder) -> State:
+    """`RunFolder.state`, but for published tables of the right sizes their content is not read.
+
+    Enough for looking: tables are published whole, by one rename. Code that starts runs or reads results compares their
+    sha256, and treats a changed table as damaged.
+    """
+    # Strings and plain calls: with paths, 10,000 runs would take three times as long.
+    result = os.path.join(folder.path, "result")
+    try:
+        manifest = _MANIFEST.decode(read_record(f"{result}/manifest.json"))
+        tables = manifest.tables
+        whole = all(os.stat(f"{result}/{name}.parquet").st_size == table.bytes for name, table in tables.items())
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return folder.state()
+    return State("done", manifest.outcome, manifest.attempt) if whole and "run" in tables else folder.state()

@@ -78,7 +78,7 @@ def _steers(letter: str, word: str) -> bool:
 
 
 def _refuse_option(verb: argparse.ArgumentParser, name: str, unknown: str) -> None:
-    from launch.sweep.habits import FLAGS
+    from launch.sweep.keys import FLAGS
 
     if instead := FLAGS.get(unknown):
         verb.error(f"{unknown} is an option of Hydra's, which composes here, but starts nothing: {instead}")
@@ -116,41 +116,42 @@ def _extension(options: argparse.Namespace) -> Extension:
 def _verb(name: str) -> Callable[[argparse.Namespace], int]:
     if name != "completion":
         return _verbs()[name]
-    from launch.completion.completing import complete  # alone: the other verbs load what a TAB can't wait for
+    from launch.verbs.completion import complete  # alone: the other verbs load what a TAB can't wait for
 
     return lambda options: complete(options.shell, options.words)
 
 
 def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
-    from launch.starter import init
-    from launch.verbs import exporting, helping, planning, pruning, publishing, results, running, watching
-    from launch.verbs.advisor_arguments import run_advise, run_calibrate
+    from launch import starter
+    from launch.verbs import bundle, doctor, export, plan, prune, report, run, status
+    from launch.verbs.arguments import run_advise, run_calibrate
+    from launch.verbs.help import explain
 
     return {
-        "run": _configured(running.run),
-        "show": _configured(planning.show, "help_keys"),
-        "init": lambda options: init.init(options.folder),
-        "help": lambda options: helping.explain(options.keys, _extension(options)),
-        "plan": _configured(planning.plan, "as_json"),
-        "tune": _configured(running.tune),
-        "submit": _configured(running.submit, "retry", "max_gpu_hours", "then"),
-        "prepare": _configured(running.prepare_data),
-        "status": _on_folder(watching.status, "watch", "every", "as_json"),
-        "cancel": _on_folders(watching.cancel),
-        "forget": _on_folders(watching.forget),
-        "prune": _on_folder(pruning.prune, "yes"),
-        "logs": _on_folder(watching.logs, "follow"),
-        "report": _on_folders(results.report, "out", "target", "figure", "panel", "width"),
-        "export": _on_folder(exporting.export, "to", "out"),
-        "bundle": _on_folder(publishing.bundle, "out", "title", "authors"),
-        "rerun": lambda options: publishing.rerun(
+        "run": _configured(run.run),
+        "show": _configured(plan.show, "help_keys"),
+        "init": lambda options: starter.init(options.folder),
+        "help": lambda options: explain(options.keys, _extension(options)),
+        "plan": _configured(plan.plan, "as_json"),
+        "tune": _configured(run.tune),
+        "submit": _configured(run.submit, "retry", "max_gpu_hours", "then"),
+        "prepare": _configured(run.prepare_data),
+        "status": _on_folder(status.status, "watch", "every", "as_json"),
+        "cancel": _on_folders(status.cancel),
+        "forget": _on_folders(status.forget),
+        "prune": _on_folder(prune.prune, "yes"),
+        "logs": _on_folder(status.logs, "follow"),
+        "report": _on_folders(report.report, "out", "target", "figure", "panel", "width"),
+        "export": _on_folder(export.export, "to", "out"),
+        "bundle": _on_folder(bundle.bundle, "out", "title", "authors"),
+        "rerun": lambda options: bundle.rerun(
             options.archive, _extension(options), overrides=options.overrides, out=options.out
         ),
-        "claims": _on_folder(results.claims, "names", "file", "as_json"),
-        "compare": _on_folders(results.compare, "by", "across", "fail_if_slower", "as_json"),
+        "claims": _on_folder(report.claims, "names", "file", "as_json"),
+        "compare": _on_folders(report.compare, "by", "across", "fail_if_slower", "as_json"),
         "advise": run_advise,
         "calibrate": run_calibrate,
-        "doctor": _configured(watching.doctor, "bandwidth", "as_json"),
+        "doctor": _configured(doctor.doctor, "bandwidth", "as_json"),
     }
 
 

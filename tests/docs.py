@@ -22,7 +22,7 @@ from analysis.metrics.schema import (
 )
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
-from launch.verbs.helping import KeyHelp, chosen_by_default, keys
+from launch.verbs.help import KeyHelp, chosen_by_default, keys
 from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
@@ -322,7 +322,7 @@ def _gpu_findings() -> Iterator[str]:
 
 
 def known_words() -> str:
-    """launch/completion/known.json: what shells offer at TAB, where nothing can be loaded that knows it."""
+    """launch/verbs/completion/known.json: what shells offer at TAB, where nothing can be loaded that knows it."""
     own = {key: about for key, about in keys(NOTHING).items() if key == "sweep.name" or not key.endswith(".name")}
     nodes = {key.rpartition(".")[0] for key in own}
     lines = {}
@@ -345,7 +345,7 @@ def _json_lines(content: Mapping[str, object]) -> str:
 
 
 PAGES = {"reliability.md": reliability_page, "results.md": results_page, "strategies.md": strategies_page}
-PAGES |= {"seed-figures.md": published_figures.page, "../launch/completion/known.json": known_words}
+PAGES |= {"seed-figures.md": published_figures.page, "../launch/verbs/completion/known.json": known_words}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -16,9 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from launch import tuning as tuning_module
 from launch.slurm.shape import shape_of
 from launch.sweep import expand
-from launch.tuning import trials
+from launch.tuning import try_out_here
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
@@ -219,11 +220,11 @@ def test_a_trial_on_a_gpu_is_told_to_time_long_enough(device: ScriptedCuda, monk
 
 
 def test_trials_need_the_device_that_the_runs_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "this_machine", lambda: Machine(cores=(0,), physical_cores=1, gpus=()))
-    monkeypatch.setattr(trials, "launcher_of", lambda _: SimpleNamespace(device_type=lambda _: "cuda"))
+    monkeypatch.setattr(tuning_module, "this_machine", lambda: Machine(cores=(0,), physical_cores=1, gpus=()))
+    monkeypatch.setattr(tuning_module, "launcher_of", lambda _: SimpleNamespace(device_type=lambda _: "cuda"))
     members = expand(TINY)
     with pytest.raises(ConfigError, match="train on cuda, which this machine does not have"):
-        trials.try_out_here(members)
+        try_out_here(members)
 
 
 def test_gpus_are_asked_for_only_where_there_are_some() -> None:

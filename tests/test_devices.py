@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.attempt.life_cycle import too_small
+from launch.attempt.supervisor import too_small
 from parallelbench.errors import ConfigError
 from parallelbench.training import worker
 from parallelbench.world import machine as machine_module

@@ -15,8 +15,8 @@ import yaml
 
 from analysis import load
 from analysis.comparison.by_key import by
-from launch.attempt.command import Rendezvous, environment
-from launch.attempt.life_cycle import too_small
+from launch.attempt.processes import Rendezvous, environment
+from launch.attempt.supervisor import too_small
 from parallelbench.config.build import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Strategy

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.states import glance
+from launch.launcher import glance
 from parallelbench import cli
 from parallelbench.config.build import DEEPEST, MOST_NODES, load_yaml
 from parallelbench.errors import LONGEST_LINE, tellable
@@ -241,7 +241,7 @@ def test_a_plan_of_results_that_may_not_be_written_shows_what_is_there(
     published(config(here / "theirs", epochs=1))
     (here / "theirs" / "demo").rename(here / "theirs" / "adhoc")
     kept = listing(here)
-    monkeypatch.setattr("launch.preparation._read_only", lambda path: "theirs" in str(path))
+    monkeypatch.setattr("launch.launcher._read_only", lambda path: "theirs" in str(path))
     words = [*TINY, "results=theirs"]
     assert cli.main(["plan", *words]) == 2
     printed = capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 from launch.sweep import expand
 from launch.sweep.compose import NOTHING, Extension, compose_plain
 from launch.sweep.extension import extension
-from launch.verbs.helping import keys
+from launch.verbs.help import keys
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.test_cli import here, refused

@@ -10,7 +10,7 @@ import pytest
 
 from analysis import load
 from analysis.claims import judge
-from launch.verbs.as_json import VERSION, print_claims
+from launch.verbs.console import VERSION, print_claims
 from parallelbench import cli
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.analysis.test_claims import claim

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis import load
-from launch.states import glance, states_below
+from launch.launcher import glance, states_below
 from parallelbench import cli
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import config, failed, published

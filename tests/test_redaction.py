@@ -23,8 +23,8 @@ import pytest
 from analysis import load
 from analysis.export.exported_run import exported_runs
 from launch.attempt.processes import redacted_log
-from launch.bundle.archive import unpack
-from launch.verbs.exporting import TRACKERS
+from launch.bundle import unpack
+from launch.verbs.export import TRACKERS
 from parallelbench import cli
 from parallelbench.errors import one_line, refusal
 from parallelbench.redaction import redacted

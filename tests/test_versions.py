@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import load, published
-from launch.states import glance
+from launch.launcher import glance
 from parallelbench.config import identity
 from parallelbench.config.identity import run_id
 from parallelbench.results import folder, tables

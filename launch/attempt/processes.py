@@ -1,32 +1,43 @@
-"""Start the training processes of one node, and end them with all that they started."""
+"""The training processes of one node: command line, environment, how they are started, or forked, and ended."""
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
+import sys
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from launch.attempt.command import command_line, environment
+import msgspec
+
+from launch.attempt.signals import heed
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import plugin_of
-from parallelbench.processes import die_with_parent
+from parallelbench.frameworks import RENDEZVOUS
+from parallelbench.processes import die_with_parent, inherited
 from parallelbench.redaction import redacted
 from parallelbench.results.files import storage_errors
+from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.training.worker import WATCHED_BY
+from parallelbench.world.allowance import MEETING_HERE
 from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from launch.attempt.command import Rendezvous
+    from launch.launcher import Prepared
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Attempt
     from parallelbench.results.folder import RunFolder
+
 
 _KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY")
 GRACE_S = 3.0
@@ -165,3 +176,228 @@ def _write_redacted(log: BinaryIO, lines: bytes) -> None:
     with suppress(OSError):
         while content:
             content = content[log.write(content) :]
+
+
+_JOIN_S = 300
+"""How long the first node waits for the others."""
+MALLOC = {
+    # glibc returns freed tensors to the system and faults them in again: 1.1 to 1.7 times the time per step on a CPU.
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """One node's part in the rendezvous of a run's several nodes."""
+
+    node: int
+    """0 is the head, which hosts the store that all nodes connect to."""
+    nodes: int
+    host: str
+    port: int
+    id: str
+    """Identifies this start of this job: processes of another job on the same port are refused."""
+    secret: str
+    """Known to this job's nodes alone: what the suite itself listens with refuses everybody else."""
+
+
+WORKER, CALIBRATION = "parallelbench.training.worker", "parallelbench.measure.calibration"
+"""What each rank executes: a run, or a calibration."""
+
+
+def command_line(
+    arguments: Sequence[str],
+    processes: int,
+    rendezvous: Rendezvous | None = None,
+    *,
+    program: str = WORKER,
+    framework: str = "torch",
+) -> list[str]:
+    """One process directly; several through torchrun, which on one machine picks a free port by itself.
+
+    Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`.
+    """
+    if framework != "torch":
+        return [sys.executable, "-m", "parallelbench.training.starter", *arguments]
+    worker = ["-m", program, *arguments]
+    if processes == 1:
+        return [sys.executable, *worker]
+    if rendezvous is None:
+        torchrun = [*MEETING_HERE, f"--nproc-per-node={processes}"]
+    else:
+        torchrun = [
+            f"--nnodes={rendezvous.nodes}",
+            f"--nproc-per-node={processes // rendezvous.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={rendezvous.host}:{rendezvous.port}",
+            f"--rdzv-id={rendezvous.id}",
+            f"--rdzv-conf=is_host={int(rendezvous.node == 0)},join_timeout={_JOIN_S}",
+            f"--local-addr={rendezvous.host}" if rendezvous.node == 0 else "",
+        ]
+    torchrun = [option for option in torchrun if option]
+    return [sys.executable, "-m", "torch.distributed.run", *torchrun, "--max-restarts=0", *worker]
+
+
+def calibration_arguments(prepared: Prepared, path: Path) -> list[str]:
+    """The arguments of a calibration on the devices of a run."""
+    return [str(path.absolute()), prepared.device_type, canonical_json(to_mapping(prepared.planned.run))]
+
+
+def environment(
+    run: RunConfig, device_type: str, shell: Mapping[str, str], *, cores: int, rendezvous: Rendezvous | None = None
+) -> dict[str, str]:
+    """Environment variables of the training processes, from this process's, on a machine with `cores` usable cores."""
+    own = {
+        # A stray conf.py or analysis/ in the working directory must not shadow ours.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        # torch counts GPUs as the driver's tools do.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": str(threads_per_process(run, device_type, cores)),
+        # numpy starts a thread pool on import. Nothing here uses it, and it would not survive a fork.
+        "OPENBLAS_NUM_THREADS": "1",
+        **_network(run, rendezvous),
+        **(run.nccl.variables() if device_type == "cuda" else {}),
+        **MALLOC,
+    }
+    if run.strategy.framework != "torch":
+        own["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors only
+        if rendezvous is not None:
+            own[RENDEZVOUS] = f"{rendezvous.node} {rendezvous.host}:{rendezvous.port} {rendezvous.secret}"
+    if run.compile:
+        # Code that an earlier run compiled must not shorten this run's start.
+        own["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    if run.measure.deterministic:
+        own["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return inherited(shell) | own
+
+
+def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:
+    """Variables that choose the interface between ranks. On one machine ranks listen on loopback only."""
+    interface = "lo" if rendezvous is None else run.site.network_interface
+    if interface is None:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface} | ({} if rendezvous is None else {"NCCL_SOCKET_IFNAME": interface})
+
+
+def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:
+    """On a CPU, the device's cores. On CUDA, an equal share of the cores for each device."""
+    return run.cores_per_device if device_type == "cpu" else max(1, cores // (run.devices // run.nodes))
+
+
+POLL_S = 0.1
+"""Between two looks at what has come while a warm process begins, which takes seconds."""
+_GONE = "the warm process has ended"
+
+
+class WarmWorkers:
+    """One warm process per environment and cores: a library reads its variables when it is loaded, before the forks.
+
+    A context; at its end the warm processes are gone. `start` replaces `processes.start`, and calls it for runs that
+    are not packed.
+    """
+
+    def __init__(self) -> None:
+        self._parents: dict[object, _Parent] = {}
+
+    def __enter__(self) -> WarmWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for parent in self._parents.values():
+            parent.close()
+        self._parents.clear()
+
+    def start(self, training: Training, log: Any) -> Process:
+        """Start the processes of a run; cold ones where a warm process can't be forked."""
+        refusal = self._fork(training, log) if training.run.launcher.packed else None
+        if isinstance(refusal, WarmProcess):
+            return refusal
+        if refusal is not None:
+            print(f"parallelbench: {training.folder.path.name} is started cold: {refusal}", flush=True)
+        return start(training, log)
+
+    def _fork(self, training: Training, log: Any) -> WarmProcess | str:
+        """The processes of one run, or why they can't be forked."""
+        variables = environment(training.run, training.device_type, os.environ, cores=threads_here())
+        variables[WATCHED_BY] = str(os.getpid())
+        key = (frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
+        if key not in self._parents or not self._parents[key].alive():
+            self._parents[key] = _Parent(variables)
+        return self._parents[key].start(ForkRequest(arguments=training.arguments, processes=training.processes), log)
+
+
+class _Parent:
+    """The warm process that ranks are forked from."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "parallelbench.training.warm", str(theirs.fileno())],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=before_the_program,
+            )
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def start(self, request: ForkRequest, log: Any) -> WarmProcess | str:
+        """The processes of one run, which print to the file `log`, or why they can't be forked."""
+        try:
+            socket.send_fds(self._socket, [msgspec.json.encode(request)], [log.fileno()])
+        except ConnectionError:
+            return _GONE
+        while not self.answers_within(POLL_S):
+            heed()
+        answer = self.answer(0)
+        return WarmProcess(answer, self) if isinstance(answer, int) else answer or _GONE
+
+    def answer(self, flags: int) -> int | str | None:
+        """Its next answer; None where the process has ended instead."""
+        try:
+            content = self._socket.recv(MESSAGE_BYTES, flags)
+        except ConnectionError:
+            content = b""
+        answer: int | str | None = msgspec.json.decode(content, type=int | str) if content else None
+        return answer
+
+    def answers_within(self, timeout_s: float | None) -> bool:
+        """Whether an answer comes, or the process ends, within `timeout_s` seconds (None: wait)."""
+        return bool(select.select([self._socket], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        self._socket.close()
+        end(self.process)
+
+
+class WarmProcess:
+    """The processes of one run, with the methods of `subprocess.Popen` that a supervisor needs."""
+
+    def __init__(self, pid: int, parent: _Parent) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._parent = parent
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(timeout=0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            if not self._parent.answers_within(timeout):
+                raise subprocess.TimeoutExpired("parallelbench.training.warm", timeout or 0.0)
+            # The answer is removed after it is stored: if a signal interrupts this line, the next call still gets it.
+            code = self._parent.answer(socket.MSG_PEEK)
+            # Without an answer the warm process has ended, and its forks with it.
+            self.returncode = code if isinstance(code, int) else self._parent.process.wait() or 1
+            self._parent.answer(0)
+        return self.returncode

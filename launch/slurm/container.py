@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.slurm.shape import END_TOGETHER, setup_lines, typed_gpus
-from launch.slurm.site_flags import as_words, site_flags
+from launch.slurm.shape import END_TOGETHER, as_words, setup_lines, site_flags, typed_gpus
 from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from launch.launcher import Look
     from launch.slurm.record import Submission
-    from launch.states import Look
     from parallelbench.config.sites import SlurmLauncher
     from parallelbench.results.attempt import Attempt
 

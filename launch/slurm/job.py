@@ -7,6 +7,7 @@ are the record of what happened; exit codes are only for `sacct`.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -19,17 +20,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.attempt import processes
-from launch.attempt.life_cycle import NotBegun, carry_out, too_small
-from launch.attempt.processes import Training
-from launch.attempt.signals import heed, noting
-from launch.attempt.supervise import Interrupted, stoppable, supervise
-from launch.attempt.warm_workers import WarmWorkers
+from launch.attempt.affinity import own_cores
+from launch.attempt.processes import Training, WarmWorkers
+from launch.attempt.signals import action_of, heed, noting
+from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
+from launch.launcher import saved
 from launch.slurm import record, scheduler
 from launch.slurm.container import ask_outside
-from launch.slurm.own_cores import own_cores
-from launch.slurm.preemption import heeding_preemption
 from launch.slurm.rendezvous import POLL_S, join, offer
-from launch.states import saved
+from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
 from parallelbench.redaction import redacted
@@ -39,12 +38,13 @@ from parallelbench.results.folder import RunFolder
 from parallelbench.training.worker import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from launch.slurm.record import Submission
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Attempt, Outcome
     from parallelbench.results.folder import State
+
 
 WARNING = signal.SIGUSR2
 """The signal that Slurm sends some time before a job's limit, as submitit asks it to."""
@@ -302,3 +302,60 @@ def say(text: str) -> None:
     """A line in the job's log."""
     with suppress(OSError):  # the log may be on the disk that is full
         print(f"parallelbench: {redacted(text)}", flush=True)
+
+
+ANSWER_S = 10.0
+"""How long Slurm may take to say whether this is a preemption; by default, it kills a job 30 s after SIGTERM."""
+_PAUSE_S = 0.5
+_STATE = re.compile(r"\bJobState=(\S+)")
+_PREEMPTED_AT = re.compile(r"\bPreemptTime=(\S+)")
+
+
+@contextmanager
+def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Callable[[], object]) -> Iterator[None]:
+    """Call `preempted` at the SIGTERM with which a grace begins; any other SIGTERM is heeded as before.
+
+    `save` comes first: Slurm may take as long to answer as it leaves the job.
+    """
+    before = action_of(signal.SIGTERM)
+
+    def terminate(number: signal.Signals) -> None:
+        save()
+        if is_being_preempted(job):
+            preempted()
+        elif before is not None:
+            before(number)
+
+    with noting([signal.SIGTERM], terminate):
+        yield
+
+
+def is_being_preempted(job: str) -> bool:
+    """Whether Slurm will take a running job's nodes; false where it gives no answer within `ANSWER_S`."""
+    deadline = time.monotonic() + ANSWER_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            with _spared():
+                shown = scheduler.ask(["scontrol", "--oneliner", "show", "job", job], timeout_s=left_s)
+            return in_grace(shown)
+        except NoSlurmError:
+            return False
+        except SchedulerError:
+            time.sleep(_PAUSE_S)
+    return False
+
+
+@contextmanager
+def _spared() -> Iterator[None]:
+    """Let programs that are started here outlive a SIGTERM: Slurm may send one to all that a job is running by then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def in_grace(shown: str) -> bool:
+    """Whether `scontrol show job` tells of a job in its grace time: it still runs, and has a `PreemptTime`."""
+    state, at = _STATE.search(shown), _PREEMPTED_AT.search(shown)
+    return state is not None and state[1] == "RUNNING" and at is not None and at[1] not in ("None", "N/A", "Unknown")

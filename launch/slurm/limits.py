@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
-from launch.slurm.partitions import minutes
-from launch.slurm.scheduler import SchedulerError
+from launch.slurm.scheduler import SchedulerError, minutes
 from launch.slurm.shape import slurm
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from launch.slurm.job_group import JobGroup
+    from launch.slurm.arrays import JobGroup
     from parallelbench.config.sites import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")

@@ -6,16 +6,17 @@ the others leave open. However many sweeps there are, `track` asks the queue onc
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.launcher import RunStatus
-from launch.slurm import job as jobs
+from launch.launcher import RunStatus, saved
 from launch.slurm import record, scheduler
-from launch.slurm.hopeless import remedy
-from launch.slurm.hours import may_hold
+from launch.slurm.hours import STUCK_S, Hours, left, may_hold
+from launch.slurm.job import leave_calls
+from launch.slurm.shape import slurm
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import Attempt
 
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from launch.launcher import Look
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
-    from launch.states import Look
     from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site, SlurmLauncher
     from parallelbench.results.folder import RunFolder, State
+
 
 UNSEEN_S = 60.0
 """A submission whose answer was lost, and whose job has not appeared for this time, never reached Slurm."""
@@ -292,9 +295,52 @@ class _Adoption:
             return submission
         try:
             with record.private():
-                jobs.leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
+                leave_calls(record.folder_of(sweep, submission.token) / "submission.json", submission)
             record.write(sweep, submission)
         except StorageError:
             if self.locked:
                 raise  # without the lock, `status` shows what there is, also where nothing can be written
         return submission
+
+
+def remedy(folder: RunFolder, ended: str, submission: Submission, run: RunConfig | None) -> str:
+    """What must change before a killed run is worth another try; empty: nothing, or it has changed in `run` already."""
+    attempts = folder.attempts()
+    supervisor = attempts[-1].supervisor() if attempts else None
+    if supervisor is None or not supervisor.job.startswith(f"{submission.token}."):
+        return ""  # something else has tried it since
+    had, site = submission.launcher, submission.site
+    has, its_site = (slurm(run), run.site) if run is not None else (had, site)
+    if ended == "OUT_OF_MEMORY" and memory_gib(has, its_site) <= memory_gib(had, site):
+        return f"out of host memory: raise launcher.memory_gib_per_device above {memory_gib(had, site):g}"
+    if ended == "TIMEOUT" and has.time_limit_min <= had.time_limit_min and not saved(folder):
+        return f"nothing was saved within launcher.time_limit_min={had.time_limit_min}: raise it"
+    return ""
+
+
+def memory_gib(launcher: SlurmLauncher, site: Site) -> float:
+    """Host memory that a job asks for with each device, GiB."""
+    return launcher.memory_gib_per_device or site.memory_gib_per_device
+
+
+_HOLDING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT"}
+
+
+def stuck(tracker: Tracker, states: Iterable[tuple[RunFolder, State]]) -> Iterator[tuple[QueuedJob, Submission, Hours]]:
+    """The jobs of a sweep that are stuck, and the device-hours that each may still take."""
+    known = {folder.path.name: (folder, state) for folder, state in states}
+    for submission in tracker.submissions:
+        for task, names in enumerate(submission.tasks):
+            queued = tracker.queued(submission, task)
+            if queued is None or queued.state not in _HOLDING or not known.keys() >= set(names):
+                continue
+            ends = [_ended(known[name][1]) for name in names]
+            if min(ends) > submission.created_at and time.time() - max(ends) > STUCK_S:
+                attempts = [attempt for name in names for attempt in known[name][0].attempts()]
+                yield queued, submission, left(submission, attempts, running=True, again=False)
+
+
+def _ended(state: State) -> float:
+    """When a run ended for good, Unix time, s; 0: it did not."""
+    over = state.state == "done" or (state.state == "failed" and not state.to_run)
+    return state.outcome.finished_at if over and state.outcome is not None else 0.0

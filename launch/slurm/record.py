@@ -13,20 +13,21 @@ import shlex
 import shutil
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from launch.slurm.shape import asks_for_gpus
 from parallelbench.config.sites import Site, SlurmLauncher, with_new_options
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results import liveness
 from parallelbench.results.files import read_record, storage_errors, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
 
 FOLDER = "submissions"
 LOCK_ABSENCE_S = 120.0
@@ -242,3 +243,17 @@ def _holder(path: Path) -> str:
     except (OSError, ValueError):
         return "it has just ended"
     return f"process {pid} on {host}"
+
+
+@contextmanager
+def holding(sweeps: Iterable[Path]) -> Iterator[None]:
+    """Nobody submits these sweeps meanwhile; raises `ConfigError` while somebody does."""
+    with ExitStack() as locks:
+        for sweep in sweeps:
+            try:
+                submissions(sweep)
+            except ConfigError:
+                continue  # another user's: its runs count as unknown, and nothing of them is changed
+            with suppress(StorageError):  # on a full disk, which is a reason more to remove something
+                locks.enter_context(lock(sweep))
+        yield

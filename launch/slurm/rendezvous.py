@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from launch.attempt.command import Rendezvous
+from launch.attempt.processes import Rendezvous
 from launch.attempt.signals import heed
 from launch.slurm.record import private
 from parallelbench.results.files import write_file

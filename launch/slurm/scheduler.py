@@ -6,7 +6,10 @@ after growing pauses.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -15,11 +18,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from launch.slurm.task_ids import tasks_of
 from parallelbench.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
 
 TIMEOUT_S = 30.0
 """How long any command of Slurm's may take, but for those that wait for a job of their own."""
@@ -256,3 +259,62 @@ def configuration(*, patient: bool = False) -> dict[str, str]:
 def max_array_size(*, patient: bool = False) -> int:
     """Most tasks of one array."""
     return max(1, int(configuration(patient=patient).get("MaxArraySize", "1001")))
+
+
+def tasks_of(job: str) -> list[str]:
+    """`30_[6-7,9%8]`, as sacct shows the tasks that never began, one by one; any other job as it is.
+
+    A list that Slurm has cut off ("...", SLURM_BITSTR_LEN) gives the tasks that are named whole.
+    """
+    array, bracket, rest = job.partition("_[")
+    if not bracket:
+        return [job]
+    tasks: list[int] = []
+    for part in rest.rstrip("]").partition("%")[0].split(","):
+        if (found := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)) is not None:
+            first, last, step = (int(text) if text else None for text in found.groups())
+            tasks += range(first or 0, (last if last is not None else first or 0) + 1, step or 1)
+    return [f"{array}_{task}" for task in tasks]
+
+
+_NAME = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_MOST = 100_000
+"""Most numbers of one range, and names of one entry; no cluster has more nodes."""
+
+
+def hosts(text: str | None) -> frozenset[str]:
+    """The nodes of a list; empty for none."""
+    return frozenset(name for found in _NAME.findall(text or "") for name in _names(found))
+
+
+def _names(text: str) -> Iterator[str]:
+    """Those of one entry, which may have several brackets: `r[1-2]n[1-4]`."""
+    parts = [list(_numbers(match[1])) if match[1] else [match[0]] for match in _PART.finditer(text)]
+    if (count := math.prod(map(len, parts))) > _MOST:
+        raise ConfigError(f"{text} are {count} nodes, and no cluster has more than {_MOST}: name fewer")
+    yield from map("".join, itertools.product(*parts))
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """The numbers between brackets, each as wide as the first of its range is written."""
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not (dash and first.isdecimal() and last.isdecimal()):
+            yield part
+            continue
+        for number in range(int(first), min(int(last), int(first) + _MOST) + 1):
+            yield f"{number:0{len(first)}d}"
+
+
+def minutes(text: str) -> int | None:
+    """Whole minutes of Slurm's `days-hours:minutes:seconds`; None for `infinite`."""
+    if text in ("infinite", "UNLIMITED", "n/a"):
+        return None
+    days, _, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        hours, minute, second = (*parts, 0, 0)[:3]
+    else:
+        hours, minute, second = (0, 0, *parts)[-3:] if len(parts) > 1 else (0, parts[0], 0)
+    return (int(days or 0) * 24 + hours) * 60 + minute + (1 if second else 0)

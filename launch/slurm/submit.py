@@ -7,45 +7,44 @@ import io
 import os
 import shlex
 import shutil
+import threading
 import time
 from collections import Counter
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 
-from launch.preparation import checked
+from launch.launcher import checked, states_of
+from launch.leftovers import remove_intent, untouched
 from launch.slurm import container, job, record, scheduler
-from launch.slurm.cluster_limits import require_accepted
+from launch.slurm.arrays import JobGroup, in_turns, job_groups
+from launch.slurm.cluster import require_accepted
 from launch.slurm.hours import Hours
-from launch.slurm.intents import Intents
-from launch.slurm.job_group import JobGroup, job_groups
 from launch.slurm.queue import track
 from launch.slurm.record import Submission
-from launch.slurm.sbatch_limit import no_answer, time_limit
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
-from launch.slurm.shape import batch_parameters, charged_devices, shape_of, slurm
-from launch.slurm.site_flags import site_flags
-from launch.slurm.turns import in_turns
-from launch.slurm.variables import refuse_contradictions
-from launch.states import states_of
+from launch.slurm.shape import batch_parameters, charged_devices, shape_of, site_flags, slurm
 from parallelbench.config.plugin import plugin_of
 from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from launch.launcher import SubmitOptions
-    from launch.preparation import Prepared
+    from launch.launcher import Prepared, SubmitOptions
+    from launch.slurm.arrays import Turn
     from launch.slurm.queue import JobStatus
     from launch.slurm.shape import Shape
-    from launch.slurm.turns import Turn
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Site, SlurmLauncher
+    from parallelbench.results.folder import RunFolder
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -279,3 +278,101 @@ def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
     executor = Executor(folder=folder.absolute(), max_num_timeout=submission.launcher.attempts)
     executor.update_parameters(**parameters)
     return executor
+
+
+_KEYS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_WCKEY": "wckey",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_COMMENT": "sbatch.comment",
+}
+"""Variable → the key of the site that says the same."""
+_WITHOUT_KEY = ("SBATCH_CLUSTERS",)
+"""Variables that would send jobs elsewhere, too, but have no key."""
+
+
+def refuse_contradictions(site: Site, environment: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where jobs would go elsewhere, or be charged to another, than the environment says.
+
+    sbatch itself would prefer the environment to its script. But a sweep is submitted in several sessions, and all of
+    its jobs have to go to the same place; so the site decides, and the environment is not passed on.
+    """
+    for name, key in _KEYS.items():
+        of, _, option = key.partition(".")
+        asked, own = environment.get(name), (getattr(site, of) or {}).get(option) if option else getattr(site, of)
+        if asked and asked != (own if own is None else str(own)):
+            says = f"site.{key}={own}" if own is not None else f"site.{key} is not set"
+            raise ConfigError(f"{name}={asked!r} in the environment, but {says}: set site.{key}, or unset {name}")
+    for name in _WITHOUT_KEY:
+        if environment.get(name):
+            raise ConfigError(f"{name}={environment[name]!r} in the environment has no effect on these jobs: unset it")
+
+
+_WRITERS = 16
+
+
+@dataclass
+class Intents:
+    """What one array's runs got written before Slurm was asked for it."""
+
+    made: dict[str, tuple[RunFolder, Path | None]] = field(default_factory=dict)
+    """Run → its folder, which was not there before, and where the result is that it had; None: it had none."""
+
+    def write(self, items: Iterable[Prepared]) -> None:
+        """Write several at a time: each waits for the disk, or for a file server, longer than it computes.
+
+        Where one can't be written, none stays.
+        """
+        try:
+            with ThreadPoolExecutor(_WRITERS) as pool:
+                list(pool.map(self._write, items))
+        except BaseException:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        """Remove the folders of runs that have no jobs, and bring back the results that they had."""
+        for folder, former in self.made.values():
+            if untouched(folder):
+                remove_intent(folder)
+            if former is not None and not os.path.lexists(folder.path):
+                with suppress(OSError):
+                    os.rename(former, folder.path)
+
+    def _write(self, item: Prepared) -> None:
+        folder = item.folder
+        was_there, former = os.path.lexists(folder.path), item.put_aside()
+        if former is not None or not was_there:
+            self.made[folder.path.name] = (folder, former)  # before the write, which may fail half-way
+        folder.write_intent(item.planned.run, item.planned.overrides)
+
+
+@contextmanager
+def time_limit() -> Iterator[threading.Event]:
+    """End an sbatch that takes longer than every command of Slurm's may; the event says whether that has happened."""
+    exceeded = threading.Event()
+
+    def end() -> None:
+        exceeded.set()
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                if child.name() == "sbatch":
+                    for process in (*child.children(recursive=True), child):
+                        process.kill()
+
+    timer = threading.Timer(scheduler.TIMEOUT_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield exceeded
+    finally:
+        timer.cancel()
+
+
+def no_answer() -> SubmissionError:
+    """What is said of an sbatch that was ended: its job may exist all the same."""
+    text = f"sbatch gave no answer within {scheduler.TIMEOUT_S:g} s: run the same command later"
+    return SubmissionError(text, NoJob.LOST)

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.sweep.habits import refuse_habit, unknown_key
+from launch.sweep.keys import refuse_habit, unknown_key
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
 
 if TYPE_CHECKING:

@@ -5,8 +5,12 @@ Hydra composes once per file that is chosen; other keys are set afterwards.
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import random
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -24,24 +28,27 @@ from launch.sweep.compose import (
     resolve,
     values_of,
 )
-from launch.sweep.habits import unknown_key
-from launch.sweep.points import Point, check_exclusions, check_place, points_of, refuse_places, without
-from launch.sweep.sources import Sources
-from parallelbench.config.build import build, from_mapping
+from launch.sweep.keys import unknown_key
+from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, build, from_mapping, load_yaml
 from parallelbench.config.check import check_fit
-from parallelbench.config.identity import run_id
+from parallelbench.config.identity import PLACES, run_id
+from parallelbench.config.plugin import imported_sources, training_plugin
 from parallelbench.config.run import Sweep
 from parallelbench.config.structure import structure
-from parallelbench.errors import ConfigError, Refusals
+from parallelbench.errors import ConfigError, Refusals, choices
+from parallelbench.results.files import read_record
+from parallelbench.results.folder import find_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from parallelbench.config.components import Strategy
-    from parallelbench.config.run import RunConfig
+    from parallelbench.config.run import RunConfig, SweepBlock
+    from parallelbench.results.folder import RunFolder
 
     Tell = Callable[[str], object]
+
 
 Choices = tuple[tuple[str, str], ...]
 """Groups, and the name of the file that is chosen for each."""
@@ -294,3 +301,167 @@ def _set(plain: Plain, key: str, value: Any, conf: Path | None = None) -> None:
             node[part] = dict(node[part]) if isinstance(node[part], dict) else node[part]
             node = node[part]
     node[last] = value
+
+
+Point = dict[str, Any]
+"""The keys that one configuration of a sweep sets."""
+
+
+def without(block: SweepBlock, given: set[str]) -> SweepBlock:
+    """The block without the keys that the command line sets."""
+    grid = {key: values for key, values in block.grid.items() if key not in given}
+    side = {key: values for key, values in block.zip.items() if key not in given}
+    return msgspec.structs.replace(block, grid=grid, zip=side)
+
+
+def check_exclusions(
+    block: SweepBlock, given: Mapping[str, list[Any]], *, groups: Mapping[str, Sequence[str]], sweep: str
+) -> None:
+    """Refuse what a block excludes and could never have: a key or a value that is no configuration's.
+
+    The block is as its file has it, and `given` has the values of the command line: what only these narrowed may match
+    nothing. A key that only the command line has may have any value there, of a group of files those that exist.
+    """
+    axes = {key: value if isinstance(value, list) else [value] for key, value in block.grid.items()} | block.zip
+    refused = Refusals()
+    for key, value in (item for entry in block.exclude for item in entry.items()):
+        where = f"sweep={sweep}: exclude: {key}={_written(value)}"
+        if key not in axes and key not in given:
+            valid = choices(key, axes) if axes else "its block has neither grid nor zip"
+            refused.add(f"{where}: no configuration of its block sets {key}: {valid}")
+        elif key in axes and value not in (there := [*axes[key], *given.get(key, [])]):
+            refused.add(f"{where}: no configuration of its block has this value: {_nearest(value, there)}")
+        elif key not in axes and value not in (there := [*groups.get(key, [value]), *given[key]]):
+            refused.add(f"{where} is no choice: {_nearest(value, there)}")
+    refused.raise_any()
+
+
+def refuse_places(axes: Mapping[str, Any]) -> None:
+    """Refuse several values for what says where runs take place: no result would tell them apart."""
+    refused = Refusals()
+    for key, values in axes.items():
+        if key.partition(".")[0] in (*PLACES, "sweep") and isinstance(values, list) and len(values) > 1:
+            text = ",".join(map(str, values))
+            quoted = "" if key in ("launcher", "site") else f"""; if it is one value, quote it: '{key}="{text}"'"""
+            refused.add(
+                f"{key}={text} can't be swept: all runs of a sweep share their launcher, site and folders: give a "
+                f"command for each value{quoted}"
+            )
+    refused.raise_any()
+
+
+def check_place(run: RunConfig, planned: RunConfig, first: RunConfig) -> None:
+    """Refuse blocks that disagree about where runs take place.
+
+    `planned` is the same run as some block asks for it: chance would choose one of them. `first`: of the sweep.
+    """
+    differing = [key for key in (*PLACES, "measure") if getattr(run, key) != getattr(planned, key)]
+    places = ((each.launcher.name, each.results, each.sweep_name) for each in (run, first))
+    names = ("launcher", "results", "sweep.name")
+    differing += [key for key, here, there in zip(names, *places, strict=True) if here != there]
+    if differing:
+        raise ConfigError(
+            f"blocks of the sweep give {' and '.join(dict.fromkeys(differing))} differently, which no result would "
+            "tell apart: give them once, for the sweep"
+        )
+
+
+def _nearest(value: Any, there: list[Any]) -> str:
+    return choices(_written(value), map(_written, there))
+
+
+def _written(value: Any) -> str:
+    """As a file has it: `ddp`, `64`, and `"64"` in quotes, which is another value."""
+    is_word = isinstance(value, str) and value[:1].isalpha()
+    return value if is_word else json.dumps(value, default=str)
+
+
+def points_of(block: SweepBlock, axes: dict[str, list[Any]]) -> Iterator[Point]:
+    """The configurations of a block, each crossed with the axes of the command line."""
+    lengths = {key: len(values) for key, values in block.zip.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"sweep: the lists of one zip must be equally long, but are {lengths}")
+    grid = {key: values if isinstance(values, list) else [values] for key, values in block.grid.items()} | axes
+    rows = [dict(zip(block.zip, row, strict=True)) for row in zip(*block.zip.values(), strict=True)] or [{}]
+    for combination in itertools.product(*grid.values()):
+        for row in rows:
+            point = dict(zip(grid, combination, strict=True)) | row
+            if not any(_matches(point, entry) for entry in block.exclude):
+                yield point
+
+
+def _matches(point: Point, entry: Point) -> bool:
+    return bool(entry) and all(key in point and point[key] == value for key, value in entry.items())
+
+
+class Sources:
+    """Gives runs the identity of the package that their classes come from; looks once into each sweep's folder."""
+
+    def __init__(self, extension: Extension) -> None:
+        self._same = extension.same_plugin
+        self._former: dict[Path, str | None] = {}
+
+    def given_to(self, run: RunConfig) -> RunConfig:
+        """The run with its `plugin_sources`; one of the suite's own classes as it is."""
+        package = training_plugin(run)
+        if package is None:
+            return run
+        now, sweep = imported_sources(package), run.sweep_folder
+        if self._same and sweep not in self._former:
+            self._former[sweep] = recorded(sweep, package)
+        former = self._former.get(sweep)
+        if former is None or former == now:
+            return msgspec.structs.replace(run, plugin_sources=now, same_plugin="")
+        return msgspec.structs.replace(run, plugin_sources=former, same_plugin=now)
+
+
+def recorded(sweep: Path, package: str) -> str | None:
+    """The sources that the latest run of a package in a sweep is of; empty: an older release's, None: no such run."""
+    configs = [folder.path / "config.yaml" for folder in find_runs(sweep)]
+    for path in sorted(filter(os.path.exists, configs), key=os.path.getmtime, reverse=True):
+        nodes = [node for node in _components(path) if _is_of(node, package)]
+        if nodes:
+            return str(nodes[0].get(PLUGIN_SOURCES, ""))
+    return None
+
+
+def _is_of(node: dict[str, Any], package: str) -> bool:
+    """Whether a component's class is the package's, or the suite's with a class of the package among its options."""
+    target, sources = str(node.get("_target_")), str(node.get(PLUGIN_SOURCES, ""))
+    return target.startswith(f"{package}.") or sources.startswith(f"{package}@")
+
+
+def _components(path: Path) -> list[dict[str, Any]]:
+    """The components that a run's configuration names; none where it can't be read."""
+    try:
+        plain = load_yaml(read_record(path))
+    except (OSError, ValueError):
+        return []
+    nodes = [plain.get(key) for key in COMPONENTS] if isinstance(plain, dict) else []
+    return [node for node in nodes if isinstance(node, dict)]
+
+
+_IN_NAME = ("data", "model", "strategy", "devices", "repeat")
+"""Parts of a run's name."""
+_NOT_IDENTITY = ("results", "launcher", "site", "sweep", "tune", "faithful")
+"""Keys that are no part of an experiment: the same run may be requested with other values."""
+
+
+def varying(runs: Sequence[Sequence[str]], *, besides: Collection[str] = ()) -> list[str]:
+    """For each run, in one line, its overrides whose keys differ between runs; without the keys in `besides`."""
+    counts = Counter(override for overrides in runs for override in set(overrides))
+    keys = {override.partition("=")[0] for override, count in counts.items() if count < len(runs)}
+    keys = {key for key in keys if not key.startswith("#")}  # why a strategy was chosen
+    keys = {key for key in keys if key not in (*_IN_NAME, *besides) and key.partition(".")[0] not in _NOT_IDENTITY}
+    # Quotes are for Hydra. Many runs share an override, so each is formatted once.
+    shown = {override: override.replace('"', "") for override in counts if override.partition("=")[0] in keys}
+    return [" ".join(shown[override] for override in overrides if override in shown) for overrides in runs]
+
+
+@cache
+def overrides_of(folder: RunFolder) -> Sequence[str]:
+    """The overrides that a run was requested with, which never change; empty where they are not recorded."""
+    try:
+        return read_record(folder.path / "overrides.txt").decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ()

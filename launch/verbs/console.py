@@ -1,13 +1,33 @@
-"""The verbs' output, and the folders they are given."""
+"""The verbs' output: a console, tables of a few rows or of thousands, and what `--json` prints (docs/json.md)."""
 
 from __future__ import annotations
 
+import json
 import sys
+from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from parallelbench.results.folder import require_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from rich.console import ConsoleOptions, RenderableType
+
+    from analysis.claims.verdict import Case, Elsewhere, Judgement
+    from analysis.comparison.gate import Gate
+    from analysis.comparison.two_sides import Compared, Comparison
+    from analysis.stats import Ratio
+    from launch.verbs.plan import Estimate
+    from launch.verbs.status import Overview
+    from parallelbench.config.run import RunConfig
+
 
 WIDTH = 160
 """Columns of output that goes to no terminal, which rich would cut to 80."""
@@ -28,3 +48,185 @@ def existing(folder: str) -> Path:
     path = Path(folder).expanduser()
     require_folder(path)
     return path
+
+
+MANY = 200
+"""Longer tables are printed without folding: rich takes 0.3 ms to lay out each row."""
+
+
+def listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """A table whose cells are in rich's markup. Print it with `crop=False`: long ones have lines of any length."""
+    if len(rows) > MANY:
+        return _Lines([[f"[bold]{column}[/]" for column in columns], *rows])
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+class _Lines:
+    """The same without folding: every column is as wide as its widest cell."""
+
+    def __init__(self, rows: Sequence[Sequence[str]]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, _: ConsoleOptions) -> Iterator[Segment]:
+        texts = {cell: Text.from_markup(cell) for cell in {cell for row in self._rows for cell in row}}
+        lengths = {cell: text.cell_len for cell, text in texts.items()}
+        segments = {cell: list(text.render(console)) for cell, text in texts.items()}
+        widths = [max(lengths[cell] for cell in column) for column in zip(*self._rows, strict=True)]
+        widths[-1] = 0
+        for row in self._rows:
+            for cell, width in zip(row, widths, strict=True):
+                yield Segment(" ")
+                yield from segments[cell]
+                yield Segment(" " * (width - lengths[cell] + 1))
+            yield Segment.line()
+
+
+VERSION = 1
+"""Rises when a field is renamed or removed, or changes its meaning; new fields don't raise it."""
+
+
+def print_json(kind: str, **fields: Any) -> None:
+    """Print one object; infinity and NaN, which JSON can't hold, are null."""
+    print(json.dumps({"kind": kind, "version": VERSION, **{name: _finite(value) for name, value in fields.items()}}))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def plan_row(run: RunConfig, name: str, *, state: str, reason: str, processes: int | None) -> dict[str, Any]:
+    """One run of a plan; `state` is refused, missing, running, or an outcome."""
+    return {
+        "run": name,
+        "folder": str(run.sweep_folder / name),
+        "data": run.data.name,
+        "model": run.model.name,
+        "strategy": run.strategy.name,
+        "devices": run.devices,
+        "device": run.device,
+        "nodes": run.nodes,
+        "epochs": run.epochs,
+        "repeat": run.repeat,
+        "processes": processes,
+        "state": state,
+        "reason": reason or None,
+    }
+
+
+def print_plan(
+    rows: Sequence[Mapping[str, Any]], known: Estimate | None, *, accepted: bool, notes: Sequence[str]
+) -> None:
+    """`parallelbench plan … --json`; `known`: None where every run is refused."""
+    print_json(
+        "plan",
+        accepted=accepted,
+        runs=rows,
+        to_start=known.to_start if known else 0,
+        estimated_time_s=known.seconds if known else None,
+        notes=list(notes),
+    )
+
+
+def print_status(view: Overview) -> None:
+    """`parallelbench status DIR --json`."""
+    runs = [
+        {
+            "folder": str(folder.path),
+            "state": status.label,
+            "reason": status.reason or None,
+            "attempt": status.state.attempt or None,
+            "job": status.job or None,
+        }
+        for folder, status in view.runs.items()
+    ]
+    print_json("status", live=view.live, runs=runs, notes=list(view.notes))
+
+
+def print_comparison(comparison: Comparison, notes: Sequence[str], gate: Gate | None) -> None:
+    """`parallelbench compare … --json`; `gate`: the result of `--fail-if-slower`."""
+    print_json(
+        "comparison",
+        configurations=[_compared(row) for row in comparison.rows],
+        all=_ratio(comparison.overall) | {"verdict": comparison.verdict.value},
+        only_a=list(comparison.only_a),
+        only_b=list(comparison.only_b),
+        gate=None if gate is None else {"exit_code": gate.code, "message": gate.message},
+        notes=list(notes),
+    )
+
+
+def _compared(row: Compared) -> dict[str, Any]:
+    from analysis.comparison.two_sides import TIME
+
+    medians = {"a_epoch_time_s": row.a[TIME], "b_epoch_time_s": row.b[TIME]}
+    named = {"group": row.group, "configuration": row.configuration}
+    return named | medians | _ratio(row.time) | {"verdict": row.verdict.value}
+
+
+def _ratio(ratio: Ratio | None) -> dict[str, Any]:
+    """B ÷ A of the time, with its 95 % interval."""
+    names = ("ratio", "low", "high", "pairs")
+    return dict(
+        zip(names, (ratio.median, ratio.low, ratio.high, ratio.n) if ratio else (None, None, None, 0), strict=True)
+    )
+
+
+def print_claims(judgements: Iterable[Judgement], notes: Sequence[str]) -> None:
+    """`parallelbench claims DIR --json`."""
+    print_json("claims", claims=[_judgement(each) for each in judgements], notes=list(notes))
+
+
+def _judgement(judgement: Judgement) -> dict[str, Any]:
+    claim = judgement.claim
+    return {
+        "publication": judgement.seed,
+        "claim": claim.name,
+        "quote": claim.quote,
+        "metric": claim.metric,
+        "compare": claim.compare,
+        "verdict": judgement.verdict,
+        "why": judgement.why or None,
+        "cases": [_case(case) for case in judgement.cases],
+        "elsewhere": [_elsewhere(each) for each in judgement.elsewhere],
+    }
+
+
+def _elsewhere(found: Elsewhere) -> dict[str, Any]:
+    """What runs say that the publication does not speak of."""
+    return {
+        "sweeps": list(found.sweeps),
+        "outside": list(found.outside),
+        "finding": found.finding,
+        "why": found.why or None,
+        "cases": [_case(case) for case in found.cases],
+    }
+
+
+def _case(case: Case) -> dict[str, Any]:
+    return {
+        "where": case.where,
+        "step": case.step,
+        "device": case.device,
+        "effect": case.median,
+        "low": case.low,
+        "high": case.high,
+        "repeats": len(case.effects),
+        "verdict": case.verdict,
+        "lacks": case.lacks or None,
+        "runs": list(case.runs),
+        "warnings": list(case.warnings),
+    }
+
+
+def print_findings(rows: Iterable[tuple[str, str]]) -> None:
+    """`parallelbench doctor --json`."""
+    print_json("doctor", findings=[{"what": what, "finding": finding} for what, finding in rows])

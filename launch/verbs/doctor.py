@@ -1,4 +1,4 @@
-"""What this machine has to train with, and how to get what is missing. Never imports torch."""
+"""The verb `doctor`: what this machine has to train with, and how to get what is missing. Never imports torch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from rich.table import Table
 
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
+from launch.verbs.console import console, print_findings
 from parallelbench.config.sites import prepare_line
 from parallelbench.environments import engine_states, look, python_of
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.world.machine import cpu_name, driver_problem, gpu_caveats, problems, this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig
     from parallelbench.world.machine import Machine
+
+
+def doctor(overrides: Sequence[str], extension: Extension, *, bandwidth: bool, as_json: bool) -> int:
+    """Print what this machine and its cluster have; `bandwidth`: print how fast the cluster's nodes exchange data."""
+    launchers = all_launchers(extension.plugin)
+    measured: Iterable[Iterable[tuple[str, str]]] = [findings(overrides, extension)]
+    if bandwidth:
+        measured = (launcher.bandwidth(overrides, extension) for launcher in launchers)
+    if as_json:
+        print_findings(row for rows in measured for row in rows)
+        return 0
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for rows in measured:
+        for name, text in rows:
+            table.add_row(name, text)
+    console().print(table)
+    return 0
+
 
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "panfs", "wekafs", "afs", "cifs"}
 _PACKAGES = (

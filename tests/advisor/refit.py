@@ -8,7 +8,7 @@ from analysis.advisor.evidence import joined_evidence, shipped_files
 from analysis.advisor.measurements import read_measured
 from analysis.advisor.published_fit import PublishedFit, fitted_to, place
 from launch.sweep.compose import NOTHING
-from launch.verbs.advising import measured_steps
+from launch.verbs.advice_errors import measured_steps
 
 
 def refitted() -> PublishedFit:

@@ -21,7 +21,7 @@ from analysis.advisor.suite_parameters import Learnt, Seen
 from analysis.advisor.suite_step import Phases
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
-from launch.verbs.asking import asked
+from launch.verbs.advise import asked
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from tests.advisor.machine import PLAIN, layers, machine

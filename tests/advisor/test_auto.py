@@ -8,7 +8,8 @@ import pytest
 
 from launch.sweep import expand, one_run
 from launch.sweep.compose import NOTHING
-from launch.verbs import automatic, recommending
+from launch.verbs import advise
+from launch.verbs.run import asked_of, planned_run, planned_runs
 from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
@@ -38,8 +39,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_choice_is_the_run_that_one_would_have_named() -> None:
-    planned = automatic.planned_run([*MLP, "strategy=auto", "devices=2"], NOTHING)
-    asked = recommending.answered(automatic.asked_of([*MLP, "strategy=auto", "devices=2"], NOTHING))
+    planned = planned_run([*MLP, "strategy=auto", "devices=2"], NOTHING)
+    asked = advise.answered(asked_of([*MLP, "strategy=auto", "devices=2"], NOTHING))
     best = min((row for row in asked.rows if row.trains_alike), key=lambda row: row.step_s)
     named = one_run([*MLP, f"strategy={best.strategy}", *best.options, "devices=2"])
     assert run_id(planned.run) == run_id(named.run)
@@ -48,7 +49,7 @@ def test_the_choice_is_the_run_that_one_would_have_named() -> None:
 
 def test_a_sweep_over_devices_gets_a_choice_for_each(tmp_path: Path) -> None:
     results = f"results={tmp_path}"
-    plan = automatic.planned_runs([*MLP, results, "strategy=auto", "devices=1,2"], NOTHING)
+    plan = planned_runs([*MLP, results, "strategy=auto", "devices=1,2"], NOTHING)
     assert [planned.run.devices for planned in plan] == [1, 2]
     assert plan[0].run.strategy.name == "single"
     folder = RunFolder.of(plan[1].run)
@@ -57,9 +58,9 @@ def test_a_sweep_over_devices_gets_a_choice_for_each(tmp_path: Path) -> None:
 
 
 def test_without_auto_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.verbs.recommending.answered", None)
+    monkeypatch.setattr("launch.verbs.advise.answered", None)
     overrides = [*MLP, "strategy=ddp", "devices=1,2"]
-    assert automatic.planned_runs(overrides, NOTHING) == expand(overrides, NOTHING)
+    assert planned_runs(overrides, NOTHING) == expand(overrides, NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,9 @@ def test_without_auto_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_auto_cant_choose_is_refused(overrides: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        automatic.planned_runs(overrides, NOTHING)
+        planned_runs(overrides, NOTHING)
 
 
 def test_run_takes_one() -> None:
     with pytest.raises(ConfigError, match="ask for 2 runs"):
-        automatic.planned_run([*MLP, "strategy=auto", "devices=1,2"], NOTHING)
+        planned_run([*MLP, "strategy=auto", "devices=1,2"], NOTHING)

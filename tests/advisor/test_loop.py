@@ -9,7 +9,8 @@ import pytest
 
 from analysis.advisor.advice import Row
 from launch.sweep import expand
-from launch.verbs import looping, running
+from launch.verbs import advise
+from launch.verbs import run as run_module
 from parallelbench.cli import main
 from parallelbench.measure.counting import encode_counts
 from parallelbench.results.folder import RunFolder
@@ -47,7 +48,7 @@ class Measuring:
 
 def looped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, list[list[str]]]:
     measuring = Measuring()
-    monkeypatch.setattr(running, "submit", measuring)
+    monkeypatch.setattr(run_module, "submit", measuring)
     asked = ["model=cnn_small", "strategy=single,ddp,fsdp", "devices=1,2", f"results={tmp_path}", "device=cpu"]
     return main(["advise", *asked, *words]), measuring.rounds
 
@@ -55,7 +56,7 @@ def looped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tupl
 def test_a_round_measures_what_is_open_and_shows_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.verbs.proposing._most_devices", lambda run: 2)
+    monkeypatch.setattr("launch.verbs.advise._most_devices", lambda run: 2)
     code, rounds = looped(tmp_path, monkeypatch, "--loop", "2", "--budget", "10h")
     shown = capsys.readouterr().out
     assert code == 0
@@ -75,12 +76,12 @@ def test_a_queueing_launcher_and_memory_are_refused(tmp_path: Path, capsys: pyte
 def test_the_best_is_known_once_no_interval_reaches_it() -> None:
     best = row("ddp", 2, measured=True)
     slower, open_row = (row("fsdp", 2, compute_s=each) for each in (1.1, 1.015))
-    assert looping.is_known([best, slower], "time")
-    assert not looping.is_known([best, open_row], "time")
-    assert not looping.is_known([row("ddp", 2), slower], "time"), "the best was not measured"
+    assert advise.is_known([best, slower], "time")
+    assert not advise.is_known([best, open_row], "time")
+    assert not advise.is_known([row("ddp", 2), slower], "time"), "the best was not measured"
 
 
 def test_errors_are_those_of_what_was_predicted_before() -> None:
     before = [row("ddp", 2, compute_s=1.2), row("fsdp", 2, measured=True)]
     after: list[Row] = [row("ddp", 2, measured=True), row("fsdp", 2, measured=True), row("zero1", 2)]
-    assert list(looping.errors(before, after)) == [("ddp × 2", "1.2 s", "1 s", "+20.0 %")]
+    assert list(advise.errors(before, after)) == [("ddp × 2", "1.2 s", "1 s", "+20.0 %")]

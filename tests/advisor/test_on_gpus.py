@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from launch.launcher import launcher_of
-from launch.verbs import calibrating, recommending
+from launch.verbs import advise, calibrate
 from parallelbench.measure import calibration
 from parallelbench.world import machine
 from parallelbench.world.machine import Gpu, Machine
@@ -22,16 +22,16 @@ HERE = Machine(cores=tuple(range(8)), physical_cores=8, gpus=GPUS, node_cores=8)
 
 
 def test_all_gpus_of_this_machine_are_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrating, "this_machine", lambda: HERE)
+    monkeypatch.setattr(calibrate, "this_machine", lambda: HERE)
     run = configured("device=auto")
-    assert calibrating._devices(run, launcher_of(run), []) == 2
+    assert calibrate._devices(run, launcher_of(run), []) == 2
     on_cores = configured("device=cpu", "cores_per_device=2")
-    assert calibrating._devices(on_cores, launcher_of(on_cores), []) == 4
+    assert calibrate._devices(on_cores, launcher_of(on_cores), []) == 4
 
 
 def test_without_a_data_sheet_this_machines_gpus_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "this_machine", lambda: HERE)
-    figures, notes = recommending.figures_of_site(configured("device=auto"))
+    figures, notes = advise.figures_of_site(configured("device=auto"))
     assert (figures.device_type, figures.devices_per_node) == ("cuda", 2)
     assert "assumed" in notes[0]
 

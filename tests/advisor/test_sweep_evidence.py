@@ -13,7 +13,7 @@ from analysis.advisor.knowledge import read_knowledge
 from analysis.advisor.links import Group, Links, all_reduce_s
 from analysis.advisor.probed_figures import probed_figures
 from analysis.advisor.sweep_evidence import SweepEvidence, read_sweeps
-from launch.verbs.checking_sweeps import TITLES, error_rows
+from launch.verbs.advice_errors import TITLES, rows_of_sweeps
 from parallelbench.cli import main
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
@@ -158,7 +158,7 @@ def test_check_prints_the_errors_of_left_out_strategies_and_models(
     assert set(found["baselines"]) == {"perfect_scaling", "amdahl", "nearest_neighbour"}
     # Half of one device's time against 1.2, 1.6 and 1.3 of 2.
     assert found["baselines"]["perfect_scaling"]["max_error"] == pytest.approx(1 - 1 / 1.6)
-    shown = [row[0] for row in error_rows(found)]
+    shown = [row[0] for row in rows_of_sweeps(found)]
     assert [row for row in shown if row.startswith("each")] == list(TITLES.values())
     assert {"  strategy fsdp", "  model mlp", "  baseline amdahl"} <= set(shown)
 

@@ -16,7 +16,7 @@ import pytest
 
 from analysis import facts, load, per_epoch
 from analysis.export.exported_run import exported_runs
-from launch.verbs.exporting import TRACKERS
+from launch.verbs.export import TRACKERS
 from parallelbench import cli
 from tests.analysis.factory import Fake, config, failed, published
 from tests.test_cli import here, refused

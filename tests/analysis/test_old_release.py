@@ -18,7 +18,7 @@ from analysis import load, per_run, summary
 from analysis.configurations import gains
 from analysis.figures import draw
 from analysis.report import Drawn, render
-from launch.states import glance
+from launch.launcher import glance
 from parallelbench.config.identity import run_id
 from parallelbench.results.folder import find_runs
 from parallelbench.results.tables import TABLES_VERSION

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from launch.verbs.results import report
+from launch.verbs.report import report
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published

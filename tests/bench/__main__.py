@@ -11,7 +11,7 @@ from importlib import import_module
 from rich.console import Console
 from rich.table import Table
 
-from launch.attempt.command import MALLOC
+from launch.attempt.processes import MALLOC
 from parallelbench.errors import count_of
 from parallelbench.world.machine import others_running, this_machine
 from tests.bench.page import HEADERS, PAGE, Row, cells, update

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.local.local_launcher import prepare_here
+from launch.local import prepare_here
 from launch.sweep import expand
 from parallelbench.world.machine import this_machine
 from tests.analysis.factory import config, published

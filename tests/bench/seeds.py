@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from launch.sweep import one_run
-from launch.tuning.trials import try_out_here
+from launch.tuning import try_out_here
 from parallelbench.training.torch_session import build_model
 from tests.bench.loop import Suite
 from tests.bench.measure import Figure

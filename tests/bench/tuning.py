@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.sweep import PlannedRun, one_run
-from launch.tuning.choices import applied
-from launch.tuning.trials import EPOCHS, IMPLEMENTATIONS, PRECISIONS, try_out_here
+from launch.tuning import EPOCHS, IMPLEMENTATIONS, PRECISIONS, applied, try_out_here
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.training.tuning import Patch, patched, timed
 from tests.bench.measure import Figure
 
 if TYPE_CHECKING:
-    from launch.tuning.choices import Choice
+    from launch.tuning import Choice
     from parallelbench.config.run import RunConfig
 
 WORK = (

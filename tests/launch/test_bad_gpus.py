@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from launch.attempt import life_cycle
-from launch.attempt.life_cycle import carry_out
+from launch.attempt import supervisor
+from launch.attempt.supervisor import carry_out
 from launch.verbs import doctor
 from parallelbench.errors import ConfigError
 from parallelbench.results.attempt import Outcome
@@ -53,7 +53,7 @@ def test_the_attempt_has_an_outcome_and_is_not_tried_again(
 ) -> None:
     found, overrides, words = BAD[case]
     here = Machine(cores=tuple(range(8)), physical_cores=8, gpus=tuple(found), node_cores=8)
-    monkeypatch.setattr(life_cycle, "this_machine", lambda: here)
+    monkeypatch.setattr(supervisor, "this_machine", lambda: here)
     driver = machine.driver_problem if case == "old driver" else lambda: None
     monkeypatch.setattr("parallelbench.world.machine.driver_cuda", lambda: (12, 8))
     monkeypatch.setattr("parallelbench.world.machine.torch_cuda", lambda: (13, 2))

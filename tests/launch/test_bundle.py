@@ -18,9 +18,7 @@ import yaml
 from msgspec import structs
 
 from analysis import load, summary
-from launch.bundle.again import planned_again, require_readable
-from launch.bundle.archive import SUMS, unpack, write
-from launch.bundle.citation import usual_author
+from launch.bundle import SUMS, planned_again, require_readable, unpack, usual_author, write
 from launch.slurm import submit
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from launch.launcher import Launcher
 from launch.slurm import record, scheduler
-from launch.slurm.slurm_launcher import OnSlurm
+from launch.slurm.launcher import OnSlurm
 from parallelbench import cli
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.folder import RunFolder

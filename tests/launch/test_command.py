@@ -12,7 +12,7 @@ import pytest
 import torch.distributed
 from torch.distributed.run import get_args_parser
 
-from launch.attempt.command import MALLOC, command_line, environment
+from launch.attempt.processes import MALLOC, command_line, environment
 from parallelbench.processes import foreign
 from tests.helpers import configured
 

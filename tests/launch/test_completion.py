@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.completion.candidates import candidates
-from launch.completion.shell_words import read_line, written_in_bash
 from launch.sweep.compose import compose_plain, group_choices
 from launch.verbs.arguments import command_line_parser
+from launch.verbs.completion import candidates, read_line, written_in_bash
 from parallelbench import cli
 from tests.surroundings import program
 from tests.warm import cold
@@ -270,7 +269,7 @@ def test_candidates_of_bash_are_no_patterns(tmp_path: Path) -> None:
     program.chmod(0o755)
     (tmp_path / "a1").touch()
     (tmp_path / "a2").touch()
-    script = files("launch.completion").joinpath("scripts", "bash").read_text()
+    script = files("launch.verbs.completion").joinpath("scripts", "bash").read_text()
     press = f"{script}\n_parallelbench ./program\nprintf '[%s]' \"${{COMPREPLY[@]}}\""
     done = subprocess.run(["bash", "-c", press], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[a*][two words ]"

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from launch.slurm import job as job_module
-from launch.slurm import node_bandwidth, scheduler
+from launch.slurm import bandwidth, job, scheduler
+from launch.slurm.arrays import job_groups
 from launch.slurm.container import ask_outside
 from launch.slurm.job import Job
-from launch.slurm.job_group import job_groups
 from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension
@@ -84,7 +83,7 @@ def test_without_a_container_nothing_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
 def test_short_jobs_run_in_it_too(runtime: str, tmp_path: Path) -> None:
     run = planned(tmp_path, "site.modules=[cuda/12]", runtime=runtime).run
-    *words, script = node_bandwidth.short_job(run, "cpu", ["some.module"], name="x", minutes=1)
+    *words, script = bandwidth.short_job(run, "cpu", ["some.module"], name="x", minutes=1)
     inside = runtime == "pyxis"
     assert any(word.startswith("--container-image=") for word in words) == inside
     assert ("apptainer exec" in script) != inside
@@ -157,10 +156,10 @@ def test_a_job_asks_outside_only_from_a_container(
 
     monkeypatch.setattr(scheduler, "tell", missing)
     inside, plain = submission(site=in_container(tmp_path)), submission()
-    job_module._requeue(Job(inside, id="17", restarts=0, task=0, node=0), tmp_path)
+    job._requeue(Job(inside, id="17", restarts=0, task=0, node=0), tmp_path)
     assert (tmp_path / "requeue-17").exists()
     assert capsys.readouterr().out == ""
-    job_module._requeue(Job(plain, id="18", restarts=0, task=0, node=0), tmp_path)
+    job._requeue(Job(plain, id="18", restarts=0, task=0, node=0), tmp_path)
     assert not (tmp_path / "requeue-18").exists()
     assert "could not be queued again (there is no scontrol here)" in capsys.readouterr().out
     assert not ask_outside(plain.site, tmp_path, "19")

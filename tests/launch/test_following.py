@@ -9,9 +9,9 @@ import pytest
 
 from launch.launcher import RunStatus
 from launch.slurm import record, scheduler
-from launch.slurm.slurm_launcher import OnSlurm
-from launch.verbs import following
-from launch.verbs.overview import Overview
+from launch.slurm.launcher import OnSlurm
+from launch.verbs import status
+from launch.verbs.status import Overview
 from parallelbench import cli
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
@@ -35,7 +35,7 @@ def ended(label: OutcomeName) -> RunStatus:
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses, none of which is made."""
     pauses: list[float] = []
-    monkeypatch.setattr(following.time, "sleep", pauses.append)
+    monkeypatch.setattr(status.time, "sleep", pauses.append)
     return pauses
 
 
@@ -48,7 +48,7 @@ def views(*states: tuple[RunStatus, ...]) -> Callable[[], Overview]:
 
 def test_a_pipe_gets_a_line_for_each_change(slept: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     look = views((QUEUED, QUEUED), (RUNNING, QUEUED), (RUNNING, QUEUED), (OK, RUNNING), (OK, ended("oom")))
-    assert following.watch(look, every=False) == 1
+    assert status.watch_states(look, every=False) == 1
     lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
     assert lines[:8] == [
         "2 queued",
@@ -74,15 +74,15 @@ def test_a_pipe_gets_a_line_for_each_change(slept: list[float], capsys: pytest.C
     ],
 )
 def test_watch_ends_with_1_if_runs_failed(last: tuple[RunStatus, ...], code: int, slept: list[float]) -> None:
-    assert following.watch(views((RUNNING, RUNNING), last), every=False) == code
-    assert following.watch(views(last), every=False) == code
+    assert status.watch_states(views((RUNNING, RUNNING), last), every=False) == code
+    assert status.watch_states(views(last), every=False) == code
 
 
 def test_what_can_not_be_known_from_here_is_not_waited_for(
     slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     hidden = RunStatus(MISSING, "unknown", "it may be queued", hidden=True)
-    assert following.watch(views((hidden, RUNNING), (hidden, OK)), every=False) == 1
+    assert status.watch_states(views((hidden, RUNNING), (hidden, OK)), every=False) == 1
     assert slept == [5.0]
     assert "not waited for: 1 run that can't be known from here" in capsys.readouterr().out
 
@@ -98,13 +98,13 @@ def test_follow_ends_where_the_run_can_not_be_known(
         raise scheduler.NoSlurmError("there is no squeue here: run this on the cluster's login node")
 
     monkeypatch.setattr(scheduler, "ask", nowhere)
-    assert following.follow(run, list, [OnSlurm()]) == 1
+    assert status.follow_output(run, list, [OnSlurm()]) == 1
     assert not slept
     assert "a: unknown: it may be queued, but there is no squeue here: run this on" in capsys.readouterr().out
 
 
 def test_pauses_grow_up_to_a_minute() -> None:
-    pauses = following.pauses()
+    pauses = status.pauses()
     taken = [next(pauses) for _ in range(12)]
     assert taken[:2] == [5.0, 7.5]
     assert taken[-1] == 60.0
@@ -138,8 +138,8 @@ def test_follow_prints_each_byte_once(
 ) -> None:
     """Also a letter of two bytes that is written in two parts, and what comes with the end."""
     growing = Growing(RunFolder(tmp_path), [b"one\n", b"tw\xc3", b"\xb6\n", b"last\n"], last)
-    monkeypatch.setattr(following, "glance", growing.glance)
-    assert following.follow(growing.run, growing.files, []) == code
+    monkeypatch.setattr(status, "glance", growing.glance)
+    assert status.follow_output(growing.run, growing.files, []) == code
     out = capsys.readouterr().out
     assert out.startswith(f"==> {growing.log} <==\none\ntwö\nlast\n{tmp_path.name}: {last.label}")
     assert len(slept) == 3
@@ -158,11 +158,11 @@ def test_follow_waits_for_a_queued_run_and_asks_seldom(
     def sleep(pause_s: float) -> None:
         clock[0] += pause_s
 
-    monkeypatch.setattr(following.time, "sleep", sleep)
-    monkeypatch.setattr(following.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(following, "glance", lambda _: MISSING)
-    monkeypatch.setattr(following, "overview", ask)
-    assert following.follow(RunFolder(tmp_path), list, []) == 0
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    monkeypatch.setattr(status.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(status, "glance", lambda _: MISSING)
+    monkeypatch.setattr(status, "overview", ask)
+    assert status.follow_output(RunFolder(tmp_path), list, []) == 0
     assert asked == [0.0, 5.0, 12.5, 24.0, 41.0]
     text = capsys.readouterr().out
     assert text == f"queued: Resources\n{tmp_path.name}: missing: its job was cancelled\n"

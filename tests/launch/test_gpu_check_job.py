@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm import gpu_check_job
-from launch.slurm.gpu_check_job import command, main
+from launch.slurm import gpu_check, scheduler
+from launch.slurm.gpu_check import command, main
 from parallelbench.errors import ConfigError
 from tests.helpers import configured
 
@@ -21,7 +21,7 @@ def test_the_job_has_all_gpus_of_its_nodes() -> None:
     assert words[0] == "srun"
     wanted = {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=a100:4", "--cpus-per-task=12", "--mem=8192M"}
     assert {*wanted, "--qos=public", "--time=60"} <= set(words)
-    assert script.endswith("-m parallelbench.entry launch.slurm.gpu_check_job on-node /shared/folder ib0 --fresh")
+    assert script.endswith("-m parallelbench.entry launch.slurm.gpu_check on-node /shared/folder ib0 --fresh")
 
 
 def test_a_site_without_gpus_is_refused_unless_it_rehearses() -> None:
@@ -37,9 +37,9 @@ def test_a_site_of_ones_own_is_found(
     (conf := tmp_path / "conf" / "site").mkdir(parents=True)
     (conf / "mine.yaml").write_text("defaults: [default, _self_]\nname: mine\npartition: fast\n")
     asked: list[list[str]] = []
-    monkeypatch.setattr(gpu_check_job.scheduler, "available", lambda: True)
+    monkeypatch.setattr(scheduler, "available", lambda: True)
     monkeypatch.setattr(
-        gpu_check_job, "command", lambda run, _, options: asked.append([run.site.partition, *options]) or ["true"]
+        gpu_check, "command", lambda run, _, options: asked.append([run.site.partition, *options]) or ["true"]
     )
     arguments = ["--conf", str(conf.parent), "site=mine", f"results={tmp_path / 'results'}"]
     assert main([*arguments, "--rehearse", "--only=strategy *"]) == 0
@@ -49,6 +49,6 @@ def test_a_site_of_ones_own_is_found(
 
 
 def test_without_slurm_it_says_where_to_go(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu_check_job.scheduler, "available", lambda: False)
+    monkeypatch.setattr(scheduler, "available", lambda: False)
     assert main(["site=default"]) == 2
     assert "there is no Slurm here: run this on the login node" in capsys.readouterr().err

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from launch.slurm import record
 from launch.slurm.hours import Hours, left, used
+from launch.slurm.launcher import _hours
 from launch.slurm.queue import JobStatus, Tracker
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import QueuedJob
 from launch.slurm.shape import slurm
-from launch.slurm.slurm_launcher import _hours
 from launch.sweep import one_run
-from launch.verbs.overview import ALIKE, Overview, rendered
+from launch.verbs.status import ALIKE, Overview, rendered
 from parallelbench.results.attempt import Attempt, Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
 from tests.faults import fault

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from launch.attempt.processes import Training
-from launch.slurm import job as jobs
-from launch.slurm import record, scheduler
+from launch.slurm import job, record, scheduler
 from launch.slurm.record import Submission
 from launch.slurm.shape import slurm
 from launch.sweep import one_run
@@ -84,12 +83,12 @@ def test_results_follow_the_users_umask_and_what_jobs_execute_does_not(
         (training.folder.path / "written").touch()
         return Outcome(outcome="ok", reason="", finished_at=time.time())
 
-    monkeypatch.setattr(jobs, "train", train)
+    monkeypatch.setattr(job, "train", train)
     before = os.umask(0o002)
     try:
         path, (folder,) = submitted(tmp_path)
         os.umask(0o077)  # as the batch script does
-        jobs.run_task(str(path))
+        job.run_task(str(path))
         (path.parent / "left by the job").touch()
     finally:
         os.umask(before)
@@ -108,7 +107,7 @@ def test_a_job_starts_no_more_often_than_it_may(
     path, folders = submitted(tmp_path, "launcher.attempts=2", runs=runs)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     with pytest.raises(SystemExit) as ended:
-        jobs.run_task(str(path))
+        job.run_task(str(path))
     assert ended.value.code == 1
     assert "not started again: it was started 2 times, and launcher.attempts=2" in capsys.readouterr().out
     assert (told, [folder.attempts() for folder in folders]) == ([], [[]] * runs)
@@ -137,9 +136,9 @@ def test_a_warned_job_is_queued_again_only_where_another_start_gets_further(
 ) -> None:
     path, folders = submitted(tmp_path, *overrides, runs=runs)
     training = Warned(number, saves)
-    monkeypatch.setattr(jobs, "train", training.train)
+    monkeypatch.setattr(job, "train", training.train)
     with pytest.raises(SystemExit):
-        jobs.run_task(str(path))
+        job.run_task(str(path))
     assert told == ([["scontrol", "requeue", "17"]] if requeued else [])
     begun: list[list[Attempt]] = [folder.attempts() for folder in folders]
     assert [len(attempts) for attempts in begun] == [1] * number + [0] * (runs - number)

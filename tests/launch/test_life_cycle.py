@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from launch.attempt.life_cycle import NotBegun, carry_out
+from launch.attempt.supervisor import NotBegun, carry_out
 from parallelbench.results import attempt as attempt_module
 from parallelbench.results import liveness
 from parallelbench.results.attempt import ABSENCE_S, Attempt, Outcome

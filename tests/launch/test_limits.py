@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launch.slurm.job_group import job_groups
+from launch.slurm.arrays import job_groups
 from launch.slurm.limits import allowed
 from launch.slurm.scheduler import SchedulerError
 from launch.slurm.submit import prepare_for_site
@@ -16,7 +16,7 @@ from tests.launch.fake_slurm import ON_SITE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.job_group import JobGroup
+    from launch.slurm.arrays import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
 ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,qos\n"

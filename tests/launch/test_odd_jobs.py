@@ -14,15 +14,15 @@ from rich.console import Console
 
 from launch.launcher import RunStatus
 from launch.slurm import record
+from launch.slurm.arrays import job_groups
+from launch.slurm.cluster import findings, warnings
 from launch.slurm.hours import STUCK_S, left
-from launch.slurm.job_group import job_groups
+from launch.slurm.launcher import OnSlurm
 from launch.slurm.queue import JobStatus
 from launch.slurm.scheduler import QueuedJob
-from launch.slurm.site import findings, warnings
-from launch.slurm.slurm_launcher import OnSlurm
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import one_run
-from launch.verbs.overview import overview, progress, rendered
+from launch.verbs.status import overview, progress, rendered
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
 from tests.launch.fake_slurm import MISSING, ON_SITE, submission

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from launch.slurm import own_cores as module
-from launch.slurm.own_cores import own_cores
+from launch.attempt import affinity
+from launch.attempt.affinity import own_cores
 from parallelbench.world.machine import Machine
 from tests.faults import fault
 
@@ -22,10 +22,10 @@ CORES = tuple(range(900, 908))
 def node(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     """The cores that this process may use, the last entry now: all of the node, as without core binding."""
     allowed = [set(CORES)]
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: allowed[-1])
-    monkeypatch.setattr(module.os, "sched_setaffinity", lambda _, cores: allowed.append(set(cores)))
+    monkeypatch.setattr(affinity.os, "sched_getaffinity", lambda _: allowed[-1])
+    monkeypatch.setattr(affinity.os, "sched_setaffinity", lambda _, cores: allowed.append(set(cores)))
     machine = Machine(cores=CORES, physical_cores=len(CORES), gpus=())
-    monkeypatch.setattr(module, "this_machine", lambda: machine)
+    monkeypatch.setattr(affinity, "this_machine", lambda: machine)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
     return allowed
 

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 import torch
 
-from launch.preparation import check_data
+from launch.launcher import check_data
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.config.check import check_run

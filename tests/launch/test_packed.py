@@ -21,10 +21,8 @@ from analysis.comparison.exclusions import Exclusion
 from analysis.configurations import summary
 from analysis.notes import warnings
 from launch.attempt import processes
-from launch.attempt.command import environment
-from launch.attempt.processes import Training
-from launch.attempt.warm_workers import WarmWorkers, _Parent
-from launch.slurm.job_group import job_groups
+from launch.attempt.processes import Training, WarmWorkers, _Parent, environment
+from launch.slurm.arrays import job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError

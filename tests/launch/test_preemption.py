@@ -11,9 +11,9 @@ import pytest
 
 from launch.attempt.processes import GRACE_S
 from launch.attempt.signals import heed
-from launch.attempt.supervise import Interrupted, stoppable
-from launch.slurm import preemption
-from launch.slurm.preemption import ANSWER_S, heeding_preemption
+from launch.attempt.supervisor import Interrupted, stoppable
+from launch.slurm import job
+from launch.slurm.job import ANSWER_S, heeding_preemption
 from tests.faults import fault
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_a_question_that_slurm_does_not_answer_at_once_is_asked_again(
     outcome="the ranks are asked to save at once, and the attempt ends as killed long before Slurm's SIGKILL",
 )
 def test_a_silent_slurm_does_not_hold_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemption, "ANSWER_S", 0.1)
+    monkeypatch.setattr(job, "ANSWER_S", 0.1)
     with pytest.raises(Interrupted):
         terminated(tmp_path, monkeypatch, "exec sleep 1000")
     assert ANSWER_S + 2 * GRACE_S < 30

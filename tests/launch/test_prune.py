@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launch import stale as stale_module
+from launch import leftovers as leftovers_module
 from launch.launcher import RunStatus
-from launch.local.local_launcher import OnThisMachine
+from launch.leftovers import YOUNG_S, Stale, remove_intent, stale
+from launch.local import OnThisMachine
 from launch.slurm import record
-from launch.stale import YOUNG_S, stale
 from launch.sweep import expand
 from parallelbench import cli
 from parallelbench.results.folder import RunFolder, find_runs
@@ -108,7 +108,7 @@ def test_other_folders_stay(reason: str, tmp_path: Path, monkeypatch: pytest.Mon
         (run.path / "attempts" / "1").mkdir(parents=True)
         aged(run.path)
     else:
-        monkeypatch.setattr(stale_module.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(leftovers_module.os, "geteuid", lambda: os.getuid() + 1)
     assert listed({run: RunStatus(MISSING, "missing")}) == []
 
 
@@ -123,13 +123,13 @@ def test_runs_that_a_submit_here_has_yet_to_begin_stay(tmp_path: Path) -> None:
 def test_a_run_that_was_pruned_while_it_waited_is_trained_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launch.local import local_launcher
+    from launch import local
 
     planned = expand([*TINY, "device=cpu", f"results={tmp_path}"])[0]
     item = OnThisMachine().prepare(planned)
     seen: list[bool] = []
     monkeypatch.setattr(
-        local_launcher, "carry_out", lambda folder, *_, **__: seen.append((folder.path / "config.yaml").exists())
+        local, "carry_out", lambda folder, *_, **__: seen.append((folder.path / "config.yaml").exists())
     )
     OnThisMachine()._start(item, frozenset(), lambda _: None, submit="x")  # type: ignore[arg-type, return-value]
     assert seen == [True]
@@ -183,11 +183,11 @@ def test_nobody_submits_between_the_look_and_the_removal(
     record.write(sweep, submission(job="7", tasks=[[run.path.name]]))
     locked: list[bool] = []
 
-    def remove(_: stale_module.Stale) -> bool:
+    def remove(_: Stale) -> bool:
         locked.append((sweep / record.FOLDER / "lock").exists())
         return True
 
-    monkeypatch.setattr(stale_module.Stale, "remove", remove)
+    monkeypatch.setattr(Stale, "remove", remove)
     assert cli.main(["prune", str(tmp_path), "--yes"]) == 0
     assert locked == [True]
     with record.lock(sweep):
@@ -214,8 +214,8 @@ def test_a_run_that_is_begun_while_it_is_removed_stays_whole(
         if first and when == "after":
             (run.path / "attempts" / "1").mkdir(parents=True)
 
-    monkeypatch.setattr(stale_module.os, "rename", begun)
-    stale_module.remove_intent(run)
+    monkeypatch.setattr(leftovers_module.os, "rename", begun)
+    remove_intent(run)
     monkeypatch.undo()
     assert sorted(os.listdir(run.path)) == ["attempts", "config.yaml", "overrides.txt"]
     assert os.listdir(run.path / "attempts") == ["1"]
@@ -228,7 +228,7 @@ def test_a_link_to_a_run_is_left_alone(tmp_path: Path) -> None:
     link.path.symlink_to(run.path)
     os.utime(link.path, (0, 0), follow_symlinks=False)
     assert listed({link: RunStatus(MISSING, "missing")}) == []
-    stale_module.remove_intent(link)
+    remove_intent(link)
     assert (link.path / "config.yaml").exists()
 
 

@@ -13,11 +13,10 @@ from rich.console import Console
 from launch.launcher import RunStatus
 from launch.slurm import record, scheduler
 from launch.slurm.job import Job
+from launch.slurm.launcher import OnSlurm
 from launch.slurm.queue import JobStatus, Tracker, track
-from launch.slurm.scheduler import QueuedJob
-from launch.slurm.slurm_launcher import OnSlurm
+from launch.slurm.scheduler import QueuedJob, tasks_of
 from launch.slurm.submit import not_submitted
-from launch.slurm.task_ids import tasks_of
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State

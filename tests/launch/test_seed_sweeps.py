@@ -11,7 +11,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from analysis import load
-from launch import preparation
+from launch import launcher
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand
 from parallelbench.cli import main
@@ -134,7 +134,7 @@ def test_a_cluster_with_four_gpus_takes_the_whole_sweep(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorFlow's runs on processors, and where it is compared with torch, torch's beside them."""
-    monkeypatch.setattr(preparation, "require", lambda framework, device_type: None)
+    monkeypatch.setattr(launcher, "require", lambda framework, device_type: None)
     for data in ("mnist", "cifar10", "cifar100"):
         (tmp_path / data).mkdir()
         for file in ("train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy", MANIFEST):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launch.attempt.life_cycle import carry_out
-from launch.attempt.supervise import Interrupted, stoppable, supervise
-from launch.attempt.warm_workers import _Parent
+from launch.attempt.processes import _Parent
+from launch.attempt.supervisor import Interrupted, carry_out, stoppable, supervise
 from launch.sweep import one_run
 from parallelbench.results.folder import RunFolder
 from parallelbench.training.warm import ForkRequest

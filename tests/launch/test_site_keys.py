@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launch.slurm import node_bandwidth, report_job
-from launch.slurm.cluster_limits import ClusterLimits
-from launch.slurm.hostlist import hosts
+from launch.slurm import bandwidth, report
+from launch.slurm.arrays import job_groups
+from launch.slurm.cluster import ClusterLimits, Partition, Reservation, partitions, reservations
 from launch.slurm.hours import Hours
-from launch.slurm.job_group import job_groups
 from launch.slurm.limits import Allowed, Association, Limit
-from launch.slurm.partitions import Partition, Reservation, partitions, reservations
-from launch.slurm.site_flags import OWN
+from launch.slurm.scheduler import hosts
+from launch.slurm.shape import OWN
 from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
@@ -25,7 +24,7 @@ from tests.launch.fake_slurm import ON_SITE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.job_group import JobGroup
+    from launch.slurm.arrays import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
 NORMAL = Partition("normal", True, "up", None, 2, 8, 11_000, "gpu:a100:4", "", hosts("n[1-2]"))
@@ -90,7 +89,7 @@ def test_a_sites_key_reaches_sbatch_and_srun(override: str, line: str, results: 
     assert f"#SBATCH {line}" in lines
     assert not [other for other in batch_script(group(results), 1).splitlines() if key in other and "nodes" not in key]
     run = one_run([*ON_SITE, f"results={results}", override]).run
-    assert line.replace("'", "") in node_bandwidth.short_job(run, "cpu", ["module"], name="x", minutes=1)
+    assert line.replace("'", "") in bandwidth.short_job(run, "cpu", ["module"], name="x", minutes=1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_every_option_of_a_job_is_known_as_the_suites(results: Path) -> None:
     ]
     batch, run = group(results, *sets), one_run([*ON_SITE, f"results={results}", *sets]).run
     written = [line.partition(" ")[2] for line in batch_script(batch, 2).splitlines() if line.startswith("#SBATCH")]
-    written += [*report_job.command(run, ["7"]), *node_bandwidth.short_job(run, "cpu", ["x"], name="x", minutes=1)]
+    written += [*report.command(run, ["7"]), *bandwidth.short_job(run, "cpu", ["x"], name="x", minutes=1)]
     options = {word.partition("=")[0] for word in written if word.startswith("--")}
     assert len(options) > 15
     assert {option.removeprefix("--") for option in options} <= OWN.keys()

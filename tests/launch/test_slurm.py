@@ -12,16 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launch.preparation import Prepared
-from launch.slurm import cluster_limits, scheduler
+from launch.launcher import Prepared
+from launch.slurm import cluster, scheduler
+from launch.slurm.arrays import job_groups
+from launch.slurm.cluster import Partition, gpus_in, refusals, warnings
 from launch.slurm.hours import Hours
-from launch.slurm.job_group import job_groups
-from launch.slurm.partitions import Partition
-from launch.slurm.partitions import minutes as minutes_of
-from launch.slurm.plan_report import show_plan
+from launch.slurm.launcher import OnSlurm, show_plan
+from launch.slurm.scheduler import minutes as minutes_of
 from launch.slurm.shape import batch_parameters, shape_of, slurm
-from launch.slurm.site import gpus_in, refusals, warnings
-from launch.slurm.slurm_launcher import OnSlurm
 from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun, expand, one_run
 from launch.sweep.compose import Extension
@@ -215,7 +213,7 @@ def test_doctor_holds_a_site_against_the_cluster(tmp_path: Path, monkeypatch: py
     mine = "defaults: [default, _self_]\nname: mine\ndata_dir: /data/of/mine\ngpus_per_node: 8\ndevices_per_node: 8\n"
     (tmp_path / "site" / "mine.yaml").write_text(mine)
     monkeypatch.setattr(scheduler, "available", lambda: True)
-    monkeypatch.setattr(cluster_limits, "partitions", lambda **_: [kind(cpus_per_node=64, memory_mib=500_000)])
+    monkeypatch.setattr(cluster, "partitions", lambda **_: [kind(cpus_per_node=64, memory_mib=500_000)])
     monkeypatch.setattr(scheduler, "configuration", lambda **_: {"MaxArraySize": "1000"})
     found = dict(OnSlurm().site_findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
     assert found["site=mine, 1 device"].endswith("1 GPU each: the cluster takes it")

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch.slurm import plan_report, scheduler
-from launch.slurm.job_group import job_groups
+from launch.slurm import launcher, scheduler
+from launch.slurm.arrays import job_groups
 from launch.slurm.shape import STOP_AT_FAILURE
 from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun
@@ -26,7 +26,7 @@ from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
 
 if TYPE_CHECKING:
-    from launch.slurm.job_group import JobGroup
+    from launch.slurm.arrays import JobGroup
 
 SLURM = (*TINY, "launcher=slurm", "site=local_cluster")
 HARMLESS = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
@@ -44,7 +44,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         shown.append(batch_script(group, count))
         return shown[-1]
 
-    monkeypatch.setattr(plan_report, "batch_script", spy)
+    monkeypatch.setattr(launcher, "batch_script", spy)
     monkeypatch.setattr(scheduler, "available", lambda: False)
     return shown
 

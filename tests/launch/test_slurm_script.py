@@ -11,12 +11,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from launch.launcher import SubmitOptions
-from launch.preparation import Prepared
-from launch.slurm import slurm_launcher
-from launch.slurm.job_group import job_groups
+from launch.launcher import Prepared, SubmitOptions
+from launch.slurm import launcher
+from launch.slurm.arrays import job_groups
+from launch.slurm.launcher import OnSlurm
 from launch.slurm.shape import setup_lines
-from launch.slurm.slurm_launcher import OnSlurm
 from launch.slurm.submit import batch_script, prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from parallelbench.config.sites import Site
@@ -70,7 +69,7 @@ def test_jobs_have_the_sites_wckey_and_none_by_default(tmp_path: Path) -> None:
 def test_what_submit_prints_can_be_copied(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = msgspec.structs.replace(run_of(), results=str(tmp_path / name))
     item = Prepared(PlannedRun(run, []), RunFolder.of(run), "cpu", False)
-    monkeypatch.setattr(slurm_launcher, "submit", lambda *_: [submission(job="7")])
+    monkeypatch.setattr(launcher, "submit", lambda *_: [submission(job="7")])
     console = Console(width=60, file=io.StringIO())
     assert OnSlurm().submit([item], SubmitOptions(), console) == 0
     _, command, _ = console.file.getvalue().split("`")  # type: ignore[attr-defined]

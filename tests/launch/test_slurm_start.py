@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from launch.slurm import calibration_job, gpu_check_job, rendezvous, start
-from launch.slurm import node_bandwidth as bandwidth
+from launch.slurm import bandwidth, calibration, gpu_check, rendezvous, start
 from launch.slurm.shape import STOP_AT_FAILURE, batch_parameters, shape_of, slurm
 from parallelbench.errors import ConfigError
 from tests.faults import fault
@@ -108,8 +107,8 @@ def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> No
     prepared: Any = SimpleNamespace(planned=SimpleNamespace(run=run), device_type="cpu")
     commands = (
         bandwidth.command(run, "cpu", tmp_path),
-        calibration_job.command(prepared, tmp_path, tmp_path / "table"),
-        gpu_check_job.command(run, tmp_path, ["--rehearse"]),
+        calibration.command(prepared, tmp_path, tmp_path / "table"),
+        gpu_check.command(run, tmp_path, ["--rehearse"]),
     )
     own = batch_parameters(shape_of(run, "cpu"), slurm(run), run.site, name="x")["srun_args"]
     for words in (*commands, own):

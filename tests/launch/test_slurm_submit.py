@@ -12,9 +12,9 @@ import pytest
 
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler, submit
-from launch.slurm.intents import Intents
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
+from launch.slurm.submit import Intents
 from launch.sweep import expand
 from parallelbench import cli
 from parallelbench.config.run import RunConfig

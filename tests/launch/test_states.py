@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from rich.markup import escape
 
-from launch.states import glance, states_below, states_of
-from launch.verbs.listing import MANY, listing
+from launch.launcher import glance, states_below, states_of
+from launch.verbs.console import MANY, listing
 from parallelbench import cli
 from parallelbench.results.attempt import OUTCOMES, PUBLISHED
 from parallelbench.results.folder import RunFolder, State, find_runs

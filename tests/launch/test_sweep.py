@@ -14,11 +14,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launch.launcher import launcher_of
-from launch.preparation import prepare_all
+from launch.launcher import launcher_of, prepare_all
 from launch.sweep.compose import NOTHING, Extension, parse, resolve, resolved_by_omegaconf
-from launch.sweep.expansion import PlannedRun, _set, expand, one_run
-from launch.sweep.points import Point, points_of
+from launch.sweep.expansion import PlannedRun, Point, _set, expand, one_run, points_of
 from parallelbench.config.build import from_mapping
 from parallelbench.config.check import check_run
 from parallelbench.config.identity import run_id
@@ -687,7 +685,7 @@ def test_a_plan_looks_at_this_machine_once(monkeypatch: pytest.MonkeyPatch, tmp_
         looks.append(1)
         return this_machine()
 
-    monkeypatch.setattr("launch.local.local_launcher.this_machine", look)
+    monkeypatch.setattr("launch.local.this_machine", look)
     runs = expand(["strategy=single", "sweep.repeats=5", "device=auto", f"results={tmp_path}"])
     prepared = prepare_all(runs, launcher_of(runs[0].run).prepare)
     assert len(prepared) == 5

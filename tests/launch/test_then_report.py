@@ -13,11 +13,11 @@ from rich.console import Console
 
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler
-from launch.slurm.report_job import command, job_name, queue_report, script
+from launch.slurm.launcher import OnSlurm
+from launch.slurm.report import command, job_name, queue_report, script
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.slurm_launcher import OnSlurm
 from launch.sweep import one_run
-from launch.verbs import running
+from launch.verbs import run as run_module
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
@@ -223,7 +223,7 @@ def test_the_verb_queues_the_report_after_the_jobs(
         return "job 99: writes the report"
 
     monkeypatch.setattr(OnSlurm, "submit", submit)
-    monkeypatch.setattr("launch.slurm.slurm_launcher.queue_report", report)
+    monkeypatch.setattr("launch.slurm.launcher.queue_report", report)
     arguments = ["submit", *TINY, *ON_SITE, f"results={tmp_path}"]
     assert cli.main([*arguments, "--then", "report"]) == 0
     assert order == ["submit", "report"]
@@ -239,11 +239,11 @@ def test_the_verb_queues_the_report_after_the_jobs(
 def test_here_the_report_follows_at_once(
     code: int, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launch.local.local_launcher import OnThisMachine
+    from launch.local import OnThisMachine
     from parallelbench import cli
 
     reported: list[str] = []
     monkeypatch.setattr(OnThisMachine, "submit", lambda *_: code)
-    monkeypatch.setattr(running, "report", lambda folder, *_, **__: reported.append(folder))
+    monkeypatch.setattr(run_module, "report", lambda folder, *_, **__: reported.append(folder))
     assert cli.main(["submit", *TINY, "device=cpu", f"results={tmp_path}", "--then", "report"]) == code
     assert bool(reported) == written

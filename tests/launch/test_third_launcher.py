@@ -25,10 +25,9 @@ from typing import Annotated
 
 import msgspec
 
-from launch.attempt.life_cycle import carry_out
-from launch.attempt.supervise import supervise
+from launch.attempt.supervisor import carry_out, supervise
 from launch.launcher import Launcher, RunStatus, SweepStatus
-from launch.preparation import checked
+from launch.launcher import checked
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.config.sites import LauncherOptions
 

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch import tuning
 from launch.sweep import PlannedRun, expand
-from launch.tuning import choices as tuning
-from launch.tuning import trials
-from launch.tuning.choices import Choice, applied, open_keys, read, tuned, work_of
-from launch.tuning.trials import stages, worth
+from launch.tuning import Choice, applied, open_keys, read, stages, tuned, work_of, worth
 from parallelbench.cli import main
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import find_runs
 from parallelbench.training.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
+from parallelbench.world import machine
 from tests.helpers import TINY
 
 if TYPE_CHECKING:
@@ -271,11 +270,11 @@ def test_a_loader_without_a_name_is_a_message(tmp_path: Path) -> None:
 
 def test_the_largest_batch_is_tried(tmp_path: Path) -> None:
     planned = expand(["data=synthetic", "data.train_samples=60000", "batch_size=32,1024,128", f"results={tmp_path}"])
-    assert trials.largest([each.run for each in planned]).batch_size == 1024
+    assert tuning.largest([each.run for each in planned]).batch_size == 1024
     weak = ["scaling=weak", "batch_size=64", "strategy=ddp", "devices=4", "launcher.oversubscribe=true"]
     (planned_weak,) = expand(["data=synthetic", "data.train_samples=60000", *weak, f"results={tmp_path}"])
     (small,) = [each.run for each in planned if each.run.batch_size == 128]
-    assert trials.largest([planned_weak.run, small]).batch_size == 128  # on one device the other takes 64, not 256
+    assert tuning.largest([planned_weak.run, small]).batch_size == 128  # on one device the other takes 64, not 256
 
 
 def test_a_file_that_sets_what_no_trial_chooses_is_refused(tmp_path: Path) -> None:
@@ -305,24 +304,24 @@ def test_nothing_is_tried_on_a_login_node(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_trains_on_gpus_is_not_tried_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "check_data", lambda _: None)
+    monkeypatch.setattr(tuning, "check_data", lambda _: None)
     on_slurm = plan("device=auto", "launcher=slurm", "site=asu_sol", f"results={tmp_path}")
-    if trials.this_machine().device_type("auto") == "cpu":
+    if machine.this_machine().device_type("auto") == "cpu":
         with pytest.raises(ConfigError, match=r"train on cuda, which this machine does not have.*srun --gpus=1"):
-            trials.try_out_here(on_slurm)
+            tuning.try_out_here(on_slurm)
 
 
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
     runs = expand(["data=cifar10", "tune=true", f"site.data_dir={tmp_path}", f"results={tmp_path}"])
     with pytest.raises(ConfigError, match=f"run `parallelbench prepare data=cifar10 site.data_dir={tmp_path}`"):
-        trials.try_out_here(runs)
+        tuning.try_out_here(runs)
 
 
 def test_a_trial_that_can_not_work_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "before_the_program", lambda: None)
-    monkeypatch.setattr(trials.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
+    monkeypatch.setattr(tuning, "before_the_program", lambda: None)
+    monkeypatch.setattr(tuning.sys, "executable", "/bin/false")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"the trial of logistic_regression .* failed: exit code 1"):
-        trials.try_out_here(plan(f"results={tmp_path}"))
+        tuning.try_out_here(plan(f"results={tmp_path}"))
 
 
 @pytest.mark.always

@@ -10,12 +10,11 @@ from rich.console import Console
 
 from launch.launcher import SubmitOptions
 from launch.slurm import scheduler, submit
-from launch.slurm.job_group import job_groups
-from launch.slurm.plan_report import show_plan
+from launch.slurm.arrays import MOST_TURNS, in_turns, job_groups
+from launch.slurm.launcher import show_plan
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.slurm.submit import prepare_for_site
-from launch.slurm.turns import MOST_TURNS, in_turns
 from launch.sweep import expand
 from tests.launch.fake_slurm import MISSING, ON_SITE, FakeSlurm
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launch.sweep import expand
-from launch.sweep.varying import varying
+from launch.sweep.expansion import varying
 from parallelbench import cli
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import failed, published

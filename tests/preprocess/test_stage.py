@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.ipc
 import pytest
 
-from launch.preparation import check_engine
+from launch.launcher import check_engine
 from parallelbench import environments
 from parallelbench.cli import main
 from parallelbench.config.check import check_run

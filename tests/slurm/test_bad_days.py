@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from launch.slurm import hours, scheduler, stuck
-from launch.stale import YOUNG_S
+from launch.leftovers import YOUNG_S
+from launch.slurm import hours, queue, scheduler
 from parallelbench.results.folder import find_runs
 from tests.faults import fault
 from tests.helpers import fill_disk
@@ -199,7 +199,7 @@ def test_a_suspended_job_is_no_running_one(sweeps: Sweeps) -> None:
     outcome="the run is ok; status says that its job holds its devices, and how to end it",
 )
 def test_a_job_that_holds_its_devices_after_its_run(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (hours, stuck):
+    for module in (hours, queue):
         monkeypatch.setattr(module, "STUCK_S", 0.0)
     assert sweeps.submit(*WITHOUT_TORCH, "epochs=50", "strategy.step_s=0.02")[0] == 0
     job = running(sweeps)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.slurm.partitions import partitions, reservations
-from launch.slurm.turns import MOST_TURNS
+from launch.slurm.arrays import MOST_TURNS
+from launch.slurm.cluster import partitions, reservations
 from parallelbench.results.folder import find_runs
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit

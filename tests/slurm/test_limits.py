@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.slurm.job_group import job_groups
+from launch.slurm.arrays import job_groups
 from launch.slurm.limits import allowed
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.attempt.command import MALLOC
+from launch.attempt.processes import MALLOC
 from parallelbench.processes import die_with_parent
 from tests.warm.server import MESSAGE_BYTES
 

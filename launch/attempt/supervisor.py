@@ -1,0 +1,240 @@
+"""One attempt, the same under every launcher: claimed, described, trained under watch, then published or judged."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
+from launch.attempt.processes import Process, Start, Training, end, redacted_log, start
+from launch.attempt.signals import heed, heeding_at_once, noting
+from parallelbench.config.plugin import plugin_of
+from parallelbench.errors import ConfigError, StorageError, SupersededError
+from parallelbench.processes import without_foreign
+from parallelbench.results.attempt import HEARTBEAT_S
+from parallelbench.results.journal import read_entries_from
+from parallelbench.world.allowance import require_run
+from parallelbench.world.machine import require_interface, this_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt, Outcome
+    from parallelbench.results.folder import RunFolder, State
+
+
+@dataclass(frozen=True)
+class NotBegun:
+    """No attempt was begun."""
+
+    reason: str
+    published: Outcome | None = None
+    """The outcome of the last attempt, if only its publication was missing."""
+
+
+def carry_out(
+    folder: RunFolder,
+    run: RunConfig,
+    *,
+    device_type: str,
+    skip: Callable[[State, Sequence[Attempt]], str],
+    train: Callable[[Training], Outcome],
+    job: str = "",
+    submit: str = "",
+) -> Outcome | NotBegun:
+    """One attempt of a run, from its claim to its outcome.
+
+    `skip` gives the reason not to begin one, empty where there is none. `train` runs the described attempt to its end,
+    with `supervise` or `in_this_process`. `job` is recorded as the supervisor's. `submit` identifies the command that
+    asked for the attempt: attempts of one command were measured together.
+    """
+    # Read before the state: if another process begins an attempt after this line, the claim below fails.
+    attempts = folder.attempts()
+    if reason := skip(folder.state(), attempts):
+        return NotBegun(reason)
+    if attempts and (outcome := publish_if_finished(folder, run, attempts[-1])):
+        return NotBegun(f"had finished: {outcome.outcome}: {outcome.reason}", outcome)
+    if attempts and _lives(attempts[-1], job):
+        return NotBegun("runs elsewhere: its heartbeat goes on")
+    heed()  # looking may have taken a while
+    attempt = folder.claim(after=attempts[-1].number if attempts else 0, job=job)
+    if attempt is None:
+        return NotBegun("was begun by another process")
+    training = Training(folder, run, attempt, device_type)
+    with attempt.kept():
+        try:
+            _describe(training, submit)
+        except StorageError:
+            attempt.withdraw()
+            raise
+        refusal = too_small(run, device_type)
+        return train(training) if refusal is None else attempt.finish("error", refusal)
+
+
+def _lives(attempt: Attempt, job: str) -> bool:
+    """Whether the attempt before shows a sign of life after all; one of the same job was ended by the cluster."""
+    supervisor = attempt.supervisor()
+    of_this_job = bool(job) and supervisor is not None and supervisor.job.rpartition(".")[0] == job.rpartition(".")[0]
+    return attempt.outcome() is None and not of_this_job and attempt.stirs()
+
+
+def too_small(run: RunConfig, device_type: str) -> str | None:
+    """Why this machine can't do its share of a run; None where it can."""
+    try:
+        this_machine().require(**_share(run, device_type), oversubscribe=run.launcher.oversubscribe)
+        require_allowed(run, device_type)
+        require_interface("nccl.interface", run.nccl.interface)
+        if run.nodes > 1:
+            require_interface("site.network_interface", run.site.network_interface)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def require_allowed(run: RunConfig, device_type: str) -> None:
+    """Refuse a node's share of a run that limits of this user keep from beginning; raises `ConfigError`."""
+    ranks = run.strategy.processes(run, device_type) // run.nodes
+    threads = run.cores_per_device if device_type == "cpu" else 1
+    require_run(processes=ranks, threads=threads, cpu=device_type == "cpu", alone=run.nodes == 1)
+
+
+def _describe(training: Training, submit: str) -> None:
+    """Record how and on what the attempt is started."""
+    run, share = training.run, _share(training.run, training.device_type)
+    training.attempt.write_config(run)
+    training.attempt.describe(
+        processes=training.processes,
+        device_type=training.device_type,
+        oversubscribed=run.launcher.oversubscribe and not this_machine().suffices(**share),
+        warnings=this_machine().caveats(**share),
+        submit=submit,
+    )
+
+
+def _share(run: RunConfig, device_type: str) -> dict[str, Any]:
+    """The devices and cores that a run needs on each of its nodes."""
+    devices = run.devices // run.nodes
+    return {"devices": devices, "device_type": device_type, "cores_per_device": run.cores_per_device}
+
+
+POLL_S = 0.1
+
+
+class Watcher(Protocol):
+    """Shows a run's progress."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A journal entry of rank 0: an event, or a row of `epochs`."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user or the system has sent this process a signal to stop."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP raise `Interrupted` at the next `heed`, so that ranks are ended and recorded."""
+
+    def interrupt(number: signal.Signals) -> None:
+        raise Interrupted(number.name)
+
+    # An ignored signal stays ignored, as nohup requires.
+    heeded = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    with noting(heeded, interrupt):
+        yield
+
+
+def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> Outcome:
+    """Run one described attempt to its end; returns its outcome, which is also on disk.
+
+    `begin` starts this node's processes; those of other nodes are started there.
+
+    Raises `Interrupted` after the ranks have been ended and the outcome `killed` has been recorded.
+    """
+    folder, run, attempt = training.folder, training.run, training.attempt
+    try:
+        with redacted_log(attempt.log) as log:
+            process = begin(training, log)
+            try:
+                timed_out = _watch(process, training, watcher)
+            finally:
+                end(process)
+    except Interrupted as interruption:
+        if publish_if_finished(folder, run, attempt) is None:
+            attempt.finish(*interrupted(attempt, training.processes, str(interruption), nodes=run.nodes))
+        raise
+    except SupersededError as error:
+        return attempt.finish("killed", str(error))
+    except StorageError as error:
+        return attempt.finish("storage", str(error))
+    if published := publish_if_finished(folder, run, attempt):
+        return published
+    if timed_out and stopped(attempt) is None:
+        return attempt.finish("timeout", f"not done after launcher.timeout_s={run.launcher.timeout_s:g}")
+    return attempt.finish(*judge(attempt, training.processes, process.wait(), nodes=run.nodes))
+
+
+def in_this_process(training: Training) -> Outcome:
+    """The same in this process, for debuggers. Its threads, cores and seeds stay changed."""
+    from parallelbench.training.worker import work
+
+    folder, run, attempt = training.folder, training.run, training.attempt
+    try:
+        with heeding_at_once(), without_foreign():
+            code = work(attempt, time.time(), *plugin_of(run)[:1])
+    except Interrupted as interruption:
+        attempt.finish("killed", f"interrupted by {interruption}")
+        raise
+    return publish_if_finished(folder, run, attempt) or attempt.finish(*judge(attempt, 1, code))
+
+
+def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
+    """Wait for the process; returns whether it exceeds its time limit.
+
+    Raises `SupersededError` if another supervisor considered this one dead and began the next attempt, and
+    `Interrupted`.
+    """
+    tail = _Tail(training.attempt)
+    deadline = time.monotonic() + (training.run.launcher.timeout_s or float("inf"))
+    next_look = 0.0
+    while True:
+        try:
+            process.wait(timeout=POLL_S)
+        except subprocess.TimeoutExpired:
+            ended = False
+        else:
+            ended = True
+        heed()
+        for event in tail.new():
+            watcher.event(event)
+        if ended:
+            return False
+        if time.monotonic() > deadline:
+            return True
+        if time.monotonic() > next_look:
+            if training.folder.superseded(training.attempt):
+                raise SupersededError
+            next_look = time.monotonic() + HEARTBEAT_S
+
+
+class _Tail:
+    """Follows the journal of rank 0."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._path = attempt.path / "journal-rank0.jsonl"
+        self._size = -1
+        self._next_byte = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Entries about progress since the last call."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size == self._size:
+            return []
+        self._size = size
+        fresh, self._next_byte = read_entries_from(self._path, self._next_byte)
+        return [entry for entry in fresh if "event" in entry or entry["table"] == "epochs"]

@@ -1,0 +1,482 @@
+"""Bundles: what a publication's readers need of a folder of runs, in one archive, and how it is run again."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import pwd
+import shlex
+import shutil
+import tarfile
+import uuid
+import zlib
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+import yaml
+from msgspec import structs
+
+from analysis.comparison.remedy import as_overrides
+from analysis.csv_file import without_tokens
+from launch.launcher import SubmitOptions, launcher_of, prepare_all
+from launch.sweep import PlannedRun, one_run
+from parallelbench.config.identity import CONFIGURATION_VERSION, run_id
+from parallelbench.config.sites import LocalLauncher, SlurmLauncher, prepare_line, shipped
+from parallelbench.errors import ConfigError, count_of, no_permission, one_line
+from parallelbench.redaction import kind_of_token, redacted
+from parallelbench.results.files import read_record, storage_errors
+from parallelbench.results.folder import RunFolder, file_sha256
+from parallelbench.results.tables import TABLES_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.console import Console
+
+    from analysis.reader import Runs
+    from launch.sweep.compose import Extension
+    from parallelbench.config.run import RunConfig
+
+
+BUNDLE_VERSION = 1
+"""Version of the archive's layout, which is in `INDEX`."""
+INDEX = "bundle.json"
+RESULTS, REPORT = "results", "report"
+Files = dict[str, Path | bytes]
+"""Name in the bundle → a file, or its content."""
+
+_OF_ATTEMPT = ("supervisor.json", "config.yaml", "attempt.json", "outcome.json", "error-rank*.json")
+_JOURNALS = "journal-rank*.jsonl"
+"""Of runs without a result: what they measured before they failed."""
+
+
+def contents(runs: Runs, report: Path, *, name: str, title: str, authors: Sequence[str]) -> Files:
+    """The files of a bundle with this name, but for their sums. `report`: a report on these runs, as it was written."""
+    rows = _measured(runs).filter(_HAS_ENDED).sort("launched_at", nulls_last=True)
+    files: Files = {}
+    index: list[dict[str, Any]] = []
+    for row in rows.iter_rows(named=True):
+        run = RunFolder(Path(row["folder"]))
+        place = f"{RESULTS}/{run.path.parent.name}/{run.path.name}"
+        if any(known["folder"] == place for known in index):
+            raise ConfigError(f"two sweeps in {runs.root} are called {run.path.parent.name}: bundle each by itself")
+        files |= {f"{place}/{inner}": path for inner, path in _of_run(run)}
+        told = ("run_id", "outcome", "data", "model", "strategy", "devices", "repeat", "device_type", "device_name")
+        index.append({"folder": place} | {key: row[key] for key in told})
+    files |= {f"{REPORT}/{path.relative_to(report)}": path for path in report.rglob("*") if path.is_file()}
+    texts = {
+        INDEX: _json(_versions() | {"title": title, "runs": index}),
+        "environment.json": _json(_environments(runs)),
+        "commands.sh": commands(runs, bundle=f"{name}.tar.gz"),
+        "CITATION.cff": citation(title=title, authors=authors, day=_day(runs), version=version("parallelbench")),
+        "README.md": _readme(name, title, len(index)),
+    }
+    return files | {file: text.encode() for file, text in texts.items()}
+
+
+_HAS_ENDED = pl.col("state").is_in(["done", "failed"])
+
+
+def _measured(runs: Runs) -> pl.DataFrame:
+    """The rows of the run table, also of runs that a second sweep has measured: its others are compared with them."""
+    every = [runs.run, *(there.run for there in runs.sweeps.values())]
+    return pl.concat(every).unique("folder", keep="first", maintain_order=True)
+
+
+def left_out(runs: Runs) -> list[str]:
+    """What of a folder is in no bundle, and why, in lines: what has not ended, damaged results, and copies."""
+    measured = _measured(runs)
+    unended = measured.filter(~_HAS_ENDED).select("folder", "state").rows()
+    skipped = [each for each in runs.skipped if str(each.path) not in set(measured["folder"])]
+    lines = (*(f"{folder}: {state}" for folder, state in unended), *(f"{each.path}: {each.reason}" for each in skipped))
+    return [f"left out: {line}" for line in lines]
+
+
+def without_secrets(files: Files) -> tuple[Files, list[str]]:
+    """The same files without what looks like a token, and what was replaced or left out, in lines."""
+    kept = {name: content for name, content in files.items() if not kind_of_token(name)}
+    lines = [f"left out: {redacted(name)}: its name looks like a secret" for name in files.keys() - kept.keys()]
+    changed = {name: clean for name, content in kept.items() if (clean := _redacted(name, content)) is not None}
+    for name in [each for each in changed if each.startswith(f"{RESULTS}/") and each.endswith(".parquet")]:
+        folder, _, table = name.removesuffix(".parquet").rpartition("/")
+        manifest = msgspec.json.decode(
+            changed.get(f"{folder}/manifest.json") or _bytes(kept[f"{folder}/manifest.json"])
+        )
+        of_table = {"bytes": len(changed[name]), "sha256": hashlib.sha256(changed[name]).hexdigest()}
+        manifest["tables"][table] |= of_table
+        changed[f"{folder}/manifest.json"] = msgspec.json.encode(manifest)
+    lines += [f"replaced in {name}: what looks like a secret" for name in changed if not name.endswith("manifest.json")]
+    return kept | changed, sorted(lines)
+
+
+def _redacted(name: str, content: Path | bytes) -> bytes | None:
+    """A file's content without what looks like a token; None where there is nothing like it."""
+    if not name.endswith(".parquet"):
+        text = _bytes(content).decode(errors="surrogateescape")
+        return None if (clean := redacted(text)) == text else clean.encode(errors="surrogateescape")
+    texts = pl.scan_parquet(content).select(pl.col(pl.String)).collect()
+    if without_tokens(texts, but=()).equals(texts):
+        return None
+    written = io.BytesIO()
+    without_tokens(pl.read_parquet(content), but=()).write_parquet(written)
+    return written.getvalue()
+
+
+def _bytes(content: Path | bytes) -> bytes:
+    return content if isinstance(content, bytes) else content.read_bytes()
+
+
+def _of_run(run: RunFolder) -> Iterator[tuple[str, Path]]:
+    """The files of a run that say what was asked and what came of it; no logs, traces, checkpoints and blank files."""
+    published = run.manifest() is not None
+    patterns = ["config.yaml", "overrides.txt", *(f"attempts/*/{name}" for name in _OF_ATTEMPT)]
+    patterns += ["result/*.parquet", "result/manifest.json"] if published else [f"attempts/*/{_JOURNALS}"]
+    for pattern in patterns:
+        for path in sorted(run.path.glob(pattern)):
+            if path.is_file() and not path.is_symlink() and not _is_blank(path):
+                yield path.relative_to(run.path).as_posix(), path
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether it is a file that was reserved for the case of an error, and never written."""
+    return path.suffix == ".json" and not path.read_bytes().strip()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "bundle_version": BUNDLE_VERSION,
+        "parallelbench": version("parallelbench"),
+        "tables_version": TABLES_VERSION,
+        "configuration_version": CONFIGURATION_VERSION,
+    }
+
+
+def _environments(runs: Runs) -> list[dict[str, Any]]:
+    """The distinct environments, each with the runs that recorded it."""
+    rows = runs.run.drop_nulls("environment_json").group_by("environment_json", maintain_order=True).agg("slug").rows()
+    return [{"runs": slugs, "environment": json.loads(content)} for content, slugs in rows]
+
+
+def _day(runs: Runs) -> str:
+    """The day of the last measurement, in UTC."""
+    last = runs.epochs["finished_at"].max()
+    return datetime.fromtimestamp(float(last), tz=UTC).strftime("%Y-%m-%d")  # type: ignore[arg-type]
+
+
+def _readme(name: str, title: str, runs: int) -> str:
+    return f"""# {title}
+
+{count_of(runs, "run")}, measured with parallelbench {version("parallelbench")}.
+
+| file | what it is |
+|---|---|
+| `report/index.html` | figures, tables and claims on one page; opens offline |
+| `report/tables/` | the tables as CSV and LaTeX, `hyperparameters.csv` among them |
+| `results/` | of each run its configuration, its attempts, and what it measured, as Parquet |
+| `environment.json` | machine, versions and variables of the runs |
+| `commands.sh` | the command that measures each run again |
+| `CITATION.cff` | how to cite these results |
+| `bundle.json` | versions of the suite, its tables and its configurations; all runs with id and outcome |
+| `SHA256SUMS` | the sha256 of each file: `sha256sum -c SHA256SUMS` |
+
+`parallelbench rerun {name}.tar.gz` trains these runs again and says what agrees.
+"""
+
+
+def require_known(root: Path, bundle: Path) -> None:
+    """Raise `ConfigError` for an unpacked bundle that this release can't read."""
+    try:
+        index = msgspec.json.decode(read_record(root / INDEX))
+        found = index["bundle_version"]
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{bundle} is no bundle: {INDEX} is missing or unreadable") from None
+    if found != BUNDLE_VERSION:
+        raise ConfigError(
+            f"{bundle} is a bundle of version {found}, and this release reads {BUNDLE_VERSION}: install the release "
+            f"that made it (parallelbench {index.get('parallelbench')})"
+        )
+
+
+_NOWHERE = Path("/nonexistent")
+
+
+def commands(runs: Runs, *, bundle: str) -> str:
+    """A shell script: what prepares the data sets, then a command per run, each of which was held against its run id.
+
+    A run whose settings are not all of the suite's shipped files has none, and says so.
+    """
+    rows = runs.run.sort("launched_at", nulls_last=True).select("run_id", "slug", "sweep", "config_json").rows()
+    found = {slug: _command(msgspec.json.decode(config), known, sweep) for known, slug, sweep, config in rows}
+    prepares = dict.fromkeys(line for made in found.values() if made for line in _prepares(made[0]))
+    lines = [shlex.join(made[1]) if made else f"# {slug}: {_ONLY_RERUN}" for slug, made in found.items()]
+    return "\n".join(
+        ["#!/bin/sh", f"# All of this, and what agrees: parallelbench rerun {bundle}", *prepares, *lines, ""]
+    )
+
+
+_ONLY_RERUN = "not all of its settings are of shipped files, so only `parallelbench rerun` runs it again"
+
+
+def _command(config: dict[str, Any], known: str, sweep: str) -> tuple[RunConfig, tuple[str, ...]] | None:
+    """The run as the command would train it, and the words of the command; None where it would train another one."""
+    chosen = as_overrides(config)
+    if chosen is None:
+        return None
+    words = [f"{key}={value}" for key, value in chosen.items()]
+    words += [f"repeat={config['repeat']}", f"sweep.name={sweep}", *_of_identity(config["launcher"])]
+    try:
+        planned = one_run(words).run
+    except ConfigError:
+        return None
+    return (planned, ("parallelbench", "run", *words)) if run_id(planned) == known else None
+
+
+def _of_identity(launcher: dict[str, Any]) -> Iterator[str]:
+    """The launcher's options that are a part of the run id."""
+    for key in ("oversubscribe", "pack"):
+        if launcher.get(key):
+            yield f"launcher.{key}=true"
+    if launcher.get("name") == "inline":
+        yield "launcher=inline"
+
+
+def _prepares(run: RunConfig) -> list[str]:
+    """The command that prepares its data set, where that makes files."""
+    if not (run.data.made_by_prepare and run.data.missing_files(_NOWHERE)):
+        return []
+    usual = (shipped("site", "default") or {})["data_dir"]
+    return [prepare_line(run.data.name, Path(usual), *run.data.prepare_options)]
+
+
+CFF_VERSION = "1.2.0"
+
+
+def citation(*, title: str, authors: Sequence[str], day: str, version: str) -> str:
+    """The file's text. `day`: of the last measurement, as 2026-11-23. `version`: the suite's."""
+    suite: dict[str, Any] = {
+        "type": "software",
+        "title": "parallelbench",
+        "version": version,
+        "authors": [{"name": "The parallelbench authors"}],
+    }
+    content: dict[str, Any] = {
+        "cff-version": CFF_VERSION,
+        "message": "If you use these results, please cite them as below.",
+        "type": "dataset",
+        "title": title,
+        "authors": [_author(name) for name in authors],
+        "date-released": day,
+        "references": [suite],
+    }
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def _author(name: str) -> dict[str, str]:
+    """ "Family, Given" is a person; a name without a comma is given as it is: a group, say."""
+    if not all(part.strip() for part in name.split(",")) or name.count(",") > 1:
+        raise ConfigError(f'--author {name!r}: expected a name, or "Family, Given"')
+    family, comma, given = (part.strip() for part in name.partition(","))
+    return {"family-names": family, "given-names": given} if comma else {"name": family}
+
+
+def usual_author() -> str:
+    """The full name of this account, or its login."""
+    try:
+        account = pwd.getpwuid(os.getuid())
+    except KeyError:  # containers may have no such entry
+        return f"user {os.getuid()}"
+    full_name = account.pw_gecos.partition(",")[0].strip()
+    return full_name or account.pw_name
+
+
+SUMS = "SHA256SUMS"
+"""The file with the others' sha256, as `sha256sum -c` reads it."""
+SUFFIX = ".tar.gz"
+_PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error)
+
+
+def write(path: Path, files: Mapping[str, Path | bytes]) -> str:
+    """Write an archive of these files, in a folder of its own name; returns its sha256.
+
+    The same files make the same bytes, whenever and by whomever they are packed. It appears whole, or not at all.
+    """
+    sums = "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files))
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with storage_errors(path, option="--out FILE"):
+        try:
+            with (
+                temporary.open("xb") as file,
+                gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed,
+                tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+            ):
+                for name in (SUMS, *sorted(files)):
+                    content = sums.encode() if name == SUMS else files[name]
+                    _add(archive, f"{path.name.removesuffix(SUFFIX)}/{name}", content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return file_sha256(path)
+
+
+def _sha256(content: Path | bytes) -> str:
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else file_sha256(content)
+
+
+def _add(archive: tarfile.TarFile, name: str, content: Path | bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.mode = 0o644
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        member.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        archive.addfile(member, file)
+
+
+def unpack(path: Path, into: Path) -> Path:
+    """Unpack a bundle into an empty folder; returns the folder of its files.
+
+    Raises `ConfigError` that names the file where the archive is damaged, holds what would lie outside of that folder,
+    or holds other files than its sums, or files with other contents.
+    """
+    with _opened(path) as archive:
+        members = archive.getmembers()
+        top = _require_harmless(path, members, free=shutil.disk_usage(into).free)
+        with storage_errors(into, option="TMPDIR=DIR"):
+            for member in members:
+                target = into / member.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.extractfile(member) as content, target.open("wb") as file:  # type: ignore[union-attr]
+                    shutil.copyfileobj(content, file)
+    _require_sums(path, into / top, {member.name.removeprefix(f"{top}/") for member in members} - {SUMS})
+    return into / top
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file: name a bundle, as `parallelbench bundle DIR` writes it")
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            yield archive
+    except PermissionError as error:
+        raise ConfigError(no_permission(error)) from None
+    except _UNREADABLE as error:
+        what = one_line(str(error)) or type(error).__name__
+        raise ConfigError(f"{path} is no bundle, or damaged ({what}): get it again") from None
+
+
+def _require_harmless(path: Path, members: Sequence[tarfile.TarInfo], *, free: int) -> str:
+    """Refuse what no bundle holds: links, devices, names that lead elsewhere or occur twice; returns the top folder."""
+    seen: set[str] = set()
+    for member in members:
+        parts = PurePosixPath(member.name).parts
+        if member.type not in _PLAIN:
+            raise _refused(path, member.name, "is no plain file")
+        if ".." in parts or len(parts) < 2 or member.name != "/".join(parts) or "\\" in member.name:
+            raise _refused(path, member.name, "would be unpacked elsewhere")
+        if member.name in seen:
+            raise _refused(path, member.name, "is there twice")
+        seen.add(member.name)
+    for name in sorted(seen):
+        if any(str(folder) in seen for folder in PurePosixPath(name).parents):
+            raise _refused(path, name, "lies in what is a file there")
+    tops = {name.partition("/")[0] for name in seen}
+    if len(tops) != 1:
+        raise ConfigError(f"{path} is no bundle: it holds {len(tops)} folders, and a bundle holds one")
+    if (size := sum(member.size for member in members)) > free:
+        raise ConfigError(f"{path} takes {size:,} bytes unpacked, and {free:,} are free: set TMPDIR to a larger disk")
+    return tops.pop()
+
+
+def _require_sums(path: Path, root: Path, names: set[str]) -> None:
+    listed = _sums(path, root)
+    for name in sorted(names | listed.keys()):
+        if name not in listed:
+            raise _refused(path, name, f"is not in {SUMS}")
+        if name not in names:
+            raise _refused(path, name, f"is missing, and in {SUMS}")
+        if file_sha256(root / name) != listed[name]:
+            raise _refused(path, name, f"has another sha256 than {SUMS} says")
+
+
+def _sums(path: Path, root: Path) -> dict[str, str]:
+    try:
+        lines = (root / SUMS).read_text(encoding="utf-8").splitlines()
+        return {name: checksum for checksum, name in (line.split("  ", 1) for line in lines)}
+    except (OSError, ValueError):
+        raise ConfigError(f"{path} is no bundle: {SUMS} is missing or unreadable") from None
+
+
+def _refused(path: Path, name: str, why: str) -> ConfigError:
+    return ConfigError(f"{path} was tampered with, or damaged: {name} {why}; get it again from where it was published")
+
+
+INTERRUPTED = 130
+"""Exit code of a launcher that was interrupted."""
+_OURS = ("launcher", "site")
+"""What may be chosen when runs are trained again: none of it changes what is trained."""
+
+
+def require_readable(bundled: Runs, bundle: Path) -> None:
+    """Raise `ConfigError` for a bundle with results that can't be read, or without any."""
+    for skipped in (each for each in bundled.skipped if each.twin is None):
+        raise ConfigError(f"{bundle} holds results that can't be read: {skipped.path.name}: {skipped.reason}")
+    if bundled.run.filter(state="done").is_empty():
+        raise ConfigError(f"{bundle} holds no finished run: there is nothing to train again")
+
+
+def planned_again(
+    bundled: Runs, results: Path, overrides: Sequence[str], extension: Extension
+) -> dict[str, PlannedRun]:
+    """Bundled run id → the run to train, of those that trained to their end, in the order in which they were measured.
+
+    `overrides` choose launcher and site. Raises `ConfigError` for others, and for runs of a class that is not there.
+    """
+    for text in overrides:
+        if text.partition("=")[0].lstrip("+").partition(".")[0] not in _OURS:
+            raise ConfigError(
+                f"{text}: a rerun trains what was bundled; only launcher and site are chosen anew, e.g. "
+                "site.data_dir=DIR launcher.timeout_s=600"
+            )
+    here = one_run(overrides, extension).run
+    rows = bundled.run.filter(state="done").sort("launched_at", nulls_last=True).select("run_id", "folder").rows()
+    plan = {}
+    for known, folder in rows:
+        run = RunFolder(Path(folder)).config(extension.plugin)
+        ours = structs.replace(run, results=str(results), launcher=_launcher(run, here), site=here.site)
+        plan[known] = PlannedRun(ours, (Path(folder) / "overrides.txt").read_text(encoding="utf-8").splitlines())
+    return plan
+
+
+def _launcher(run: RunConfig, here: RunConfig) -> object:
+    """This machine's launcher, with those options of the run's that are a part of its id."""
+    launcher = structs.replace(here.launcher, oversubscribe=run.launcher.oversubscribe)
+    if isinstance(launcher, (LocalLauncher, SlurmLauncher)):
+        return structs.replace(launcher, pack=run.launcher.packed)
+    return launcher
+
+
+def train(plan: Sequence[PlannedRun], console: Console) -> int:
+    """Check all runs, then train those that are missing, sweep by sweep; `INTERRUPTED`, or the last exit code."""
+    launcher = launcher_of(plan[0].run)
+    prepared = prepare_all(plan, launcher.prepare)
+    code = 0
+    by_sweep = sorted(prepared, key=lambda item: str(item.folder.path.parent))
+    for _, members in groupby(by_sweep, key=lambda item: item.folder.path.parent):
+        code = launcher.submit(list(members), SubmitOptions(), console)
+        if code == INTERRUPTED:
+            break
+    return code

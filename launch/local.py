@@ -1,0 +1,259 @@
+"""Runs on this machine, one after the other, and their progress on a terminal."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from launch.attempt.affinity import own_cores
+from launch.attempt.processes import (
+    CALIBRATION,
+    WarmWorkers,
+    before_the_program,
+    calibration_arguments,
+    command_line,
+    environment,
+)
+from launch.attempt.signals import heed
+from launch.attempt.supervisor import Interrupted, carry_out, in_this_process, require_allowed, stoppable, supervise
+from launch.launcher import Launcher, checked, resumption
+from parallelbench.errors import ConfigError, count_of, duration, one_line
+from parallelbench.world.machine import this_machine, threads_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from launch.attempt.processes import Training
+    from launch.launcher import Prepared, SubmitOptions
+    from launch.sweep import PlannedRun
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Outcome
+    from parallelbench.world.machine import Machine
+
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+
+
+class OnThisMachine(Launcher):
+    """Processes of their own, on this machine."""
+
+    name, trains_here = "local", True
+
+    @cached_property
+    def _machine(self) -> Machine:
+        """This machine, looked at once for all runs of a plan: a look asks NVML and every core's topology."""
+        return this_machine()
+
+    def device_type(self, run: RunConfig) -> str:
+        """CUDA where this machine has it, unless the run chooses a device."""
+        return run.device if run.device != "auto" else self._machine.device_type("auto")
+
+    def prepare(self, planned: PlannedRun) -> Prepared:
+        """Check a run for this machine."""
+        return prepare_here(planned, self._machine)
+
+    def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
+        """Train the missing runs and those to try again; 0 if all runs are ok, or running elsewhere."""
+        if options.max_gpu_hours is not None:
+            raise ConfigError(f"--max-gpu-hours is for queued jobs, and launcher={self.name} queues none: leave it out")
+        try:
+            self._run_all(prepared, options.retry, Display(console))
+        except Interrupted as interruption:
+            over = [item.folder for item in prepared if item.folder.state().label not in ("killed", "running")]
+            next_time = resumption(item.folder for item in prepared if item.folder not in over)
+            console.print(f"interrupted by {interruption}; the same command starts the missing runs{next_time}")
+            return EXIT_INTERRUPTED
+        return 0 if all(item.folder.state().label in ("ok", "running") for item in prepared) else EXIT_FAILED
+
+    def calibrate(self, prepared: Prepared, path: Path) -> None:
+        """In processes of their own, as runs are measured."""
+        run, words = prepared.planned.run, calibration_arguments(prepared, path)
+        processes = run.strategy.processes(run, prepared.device_type)
+        variables = environment(run, prepared.device_type, os.environ, cores=threads_here())
+        done = subprocess.run(
+            command_line(words, processes, program=CALIBRATION),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=before_the_program,
+        )
+        if done.returncode:
+            raise ConfigError(f"the calibration failed: {one_line(done.stdout.decode(errors='replace')[-500:])}")
+
+    def _run_all(self, prepared: Sequence[Prepared], retry: frozenset[str], display: Display) -> None:
+        states = [item.folder.state() for item in prepared]
+        to_start = [item for item, state in zip(prepared, states, strict=True) if state.starts(retry)]
+        rest = Counter(state.label for state in states if state.unsuccessful and not state.starts(retry))
+        for item in to_start:
+            item.write_intent()
+        done = len(prepared) - len(to_start) - rest.total()
+        submit = secrets.token_hex(8)
+        with stoppable(), WarmWorkers() as workers, display.sweep(total=len(to_start), done=done, failed=rest):
+            for item in to_start:
+                heed()  # also what came while the run before was judged
+                train = partial(self._train_shown, display, workers)
+                self._start(item, retry, train, submit=submit)
+
+    def _start(
+        self, item: Prepared, retry: frozenset[str], train: Callable[[Training], Outcome], *, submit: str
+    ) -> None:
+        """Run one attempt, unless another process does."""
+        item.folder.write_intent(item.planned.run, item.planned.overrides)  # it may have been pruned while it waited
+        run = item.planned.run
+        with own_cores(item.device_type, needed=run.devices * run.cores_per_device):
+            carry_out(
+                item.folder,
+                run,
+                device_type=item.device_type,
+                skip=lambda state, _: "" if state.starts(retry) and state.state != "done" else f"is {state.label}",
+                train=train,
+                submit=submit,
+            )
+
+    def _train_shown(self, display: Display, workers: WarmWorkers, training: Training) -> Outcome:
+        with display.run(training.folder.path.name, epochs=training.run.epochs) as watcher:
+            outcome = self._train(training, watcher, workers)
+            watcher.finished(outcome)
+        return outcome
+
+    def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
+        return supervise(training, watcher=watcher, begin=workers.start)
+
+
+class InThisProcess(OnThisMachine):
+    """The calling process trains: `breakpoint()` and debuggers work."""
+
+    name = "inline"
+
+    def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
+        return in_this_process(training)
+
+
+def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
+    """Check one run for this machine."""
+    run = msgspec.structs.replace(planned.run, device=machine.device_type(planned.run.device))
+    if run.nodes > 1:
+        raise ConfigError(f"nodes={run.nodes}, but launcher={run.launcher.name} uses one machine only: choose nodes=1")
+    try:
+        oversubscribed = machine.require(
+            devices=run.devices,
+            device_type=run.device,
+            cores_per_device=run.cores_per_device,
+            oversubscribe=run.launcher.oversubscribe,
+        )
+    except ConfigError as error:
+        if machine.suffices(devices=run.devices, device_type=run.device, cores_per_device=run.cores_per_device):
+            raise  # what is there can't be used
+        raise ConfigError(f"{error}; to plan for a cluster, add launcher=slurm site=…") from None
+    prepared = checked(replace(planned, run=run), oversubscribed=oversubscribed)
+    require_allowed(run, run.device)
+    return prepared
+
+
+_STYLES = {"ok": "green", "parity_failed": "yellow"}
+
+
+class Display:
+    """Shows a sweep's progress."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._sweep: TaskID | None = None
+        self._total = self._started = 0
+        self._begun_at = 0.0
+
+    @contextmanager
+    def sweep(self, *, total: int, done: int, failed: Mapping[str, int]) -> Iterator[None]:
+        """A context around all runs. Those `done` are not started, nor those that `failed`: outcome → how many."""
+        self._total, self._begun_at = total, time.monotonic()
+        if done:
+            verb = "is" if done == 1 else "are"
+            self.console.print(f"{count_of(done, 'run')} {verb} done or running already; {total} to start")
+        if failed:
+            counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(failed.items()))
+            self.console.print(f"not started: {counts} (--retry {','.join(sorted(failed))} tries again)")
+        with self._progress:
+            if total > 1:
+                self._sweep = self._progress.add_task("sweep", total=total, note="")
+            yield
+
+    @contextmanager
+    def run(self, name: str, *, epochs: int) -> Iterator[RunWatcher]:
+        """A context around one run."""
+        self._started += 1
+        task = self._progress.add_task(name, total=epochs, note="starting")
+        try:
+            yield RunWatcher(self, name, task)
+        finally:
+            self._progress.remove_task(task)
+
+    def update(self, task: TaskID, **changes: Any) -> None:
+        """Change what a run's line shows."""
+        self._progress.update(task, **changes)
+
+    def report(self, name: str, outcome: Outcome, seconds: float, accuracy: float | None) -> None:
+        """One lasting line per finished run."""
+        style = _STYLES.get(outcome.outcome, "red")
+        count = f"[{self._started}/{self._total}] " if self._total > 1 else ""
+        result = f"test accuracy {accuracy:.1%}, " if accuracy is not None else ""
+        reason = "" if outcome.outcome == "ok" else f"  {escape(outcome.reason)}"
+        self.console.print(
+            f"{count}[{style}]{outcome.outcome}[/] {name}  {result}{seconds:.1f} s{reason}", highlight=False
+        )
+        if self._sweep is not None:
+            elapsed = time.monotonic() - self._begun_at
+            left = elapsed / self._started * (self._total - self._started)
+            self._progress.update(self._sweep, completed=self._started, note=f"about {duration(left)} left")
+
+
+class RunWatcher:
+    """Turns the journal of one run into its line of progress."""
+
+    def __init__(self, display: Display, name: str, task: TaskID) -> None:
+        self._display, self._name, self._task = display, name, task
+        self._begun_at = time.monotonic()
+        self._accuracy: float | None = None
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A phase that begins, or an epoch that is done."""
+        if event.get("table") == "epochs":
+            row = event["row"]
+            self._accuracy = row["test_accuracy"]
+            self._display.update(self._task, completed=row["epoch"], note=self._note(row))
+        elif event["event"] == "phase":
+            epoch = f" {event['epoch']}/{event['epochs']}" if "epoch" in event else ""
+            if self._accuracy is None:
+                self._display.update(self._task, note=f"{event['phase']}{epoch}")
+
+    def finished(self, outcome: Outcome) -> None:
+        """The run is over."""
+        self._display.report(self._name, outcome, time.monotonic() - self._begun_at, self._accuracy)
+
+    @staticmethod
+    def _note(row: dict[str, Any]) -> str:
+        if row["test_loss"] is None or row["train_loss"] is None:
+            return f"epoch {row['epoch']}: the loss is not finite"
+        return f"epoch {row['epoch']}: test accuracy {row['test_accuracy']:.1%}, loss {row['test_loss']:.3f}"

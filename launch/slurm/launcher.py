@@ -1,0 +1,373 @@
+"""`launcher=slurm`: runs as jobs of a cluster; what `plan` says of them, and how they are cancelled."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
+from launch.slurm import bandwidth, calibration, cluster, record, scheduler
+from launch.slurm.arrays import in_turns, job_groups
+from launch.slurm.cluster import known_limits
+from launch.slurm.hours import Hours, left, used
+from launch.slurm.queue import PAUSED, WAITING, Tracker, stuck, track
+from launch.slurm.record import FOLDER, holding
+from launch.slurm.report import queue_report, reports
+from launch.slurm.scheduler import NoSlurmError, SchedulerError
+from launch.slurm.submit import batch_script, device_type_of, not_submitted, prepare_for_site, submit
+from launch.sweep import one_run
+from parallelbench.errors import ConfigError, StorageError, count_of
+from parallelbench.results.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from rich.console import Console
+
+    from launch.launcher import Look, Prepared, SubmitOptions
+    from launch.slurm.queue import JobStatus
+    from launch.slurm.record import Submission
+    from launch.slurm.scheduler import QueuedJob
+    from launch.sweep import PlannedRun
+    from launch.sweep.compose import Extension
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.folder import State
+
+
+class OnSlurm(Launcher):
+    """Slurm jobs: one array for each shape of job. Nothing stays running on the login node."""
+
+    name, trains_here, reports_afterwards = "slurm", False, True
+
+    def device_type(self, run: RunConfig) -> str:
+        """The site's devices, unless the run chooses some."""
+        return device_type_of(run)
+
+    def prepare(self, planned: PlannedRun) -> Prepared:
+        """Check a run as far as the login node can."""
+        return prepare_for_site(planned)
+
+    def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
+        """Queue the missing runs."""
+        sweep = prepared[0].planned.run.sweep_folder
+        submissions = submit(prepared, options, lambda text: _print(console, text))
+        jobs = ", ".join(str(submission.job) for submission in submissions)
+        line = f"submitted: {jobs}" if submissions else "nothing to submit"
+        _print(console, f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
+        return 0
+
+    def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
+        """Queue one more job, which depends on all others of the sweep."""
+        _print(console, queue_report(prepared[0].planned.run))
+
+    def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
+        """Print batch scripts, hours and the cluster's refusals."""
+        return show_plan(prepared, states, console)
+
+    def submitted(self, sweep: Path) -> bool:
+        """Whether the sweep has a folder of submissions."""
+        return (sweep / FOLDER).is_dir()
+
+    def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
+        """The runs with their jobs, and the device-hours. One query for all sweeps."""
+        trackers, trouble, without = _trackers(sweeps)
+        runs: dict[RunFolder, RunStatus] = {}
+        past, to_come = Hours(), Hours()
+        held: list[QueuedJob] = []
+        for sweep, members in sweeps.items():
+            if (tracker := trackers.get(sweep)) is None:
+                runs |= {folder: _unseen(state) for folder, state in members}
+                continue
+            statuses = {folder: tracker.status(folder, state) for folder, state in members}
+            shown = {folder: status.shown() for folder, status in statuses.items()}
+            runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
+            for spent, more in _hours(tracker, statuses):
+                past, to_come = past + spent, to_come + more
+            for job, _, more in stuck(tracker, members):
+                held, to_come = [*held, job], to_come + more
+        hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
+        to_report = [job.job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
+        report = f"writing reports once the others are over: {', '.join(to_report)}" if to_report else ""
+        return SweepStatus(runs, [line for line in (hours, report, _holding(held), trouble) if line])
+
+    def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
+        """End the jobs of sweeps."""
+        cancel_sweeps(sweeps, console)
+
+    def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
+        """End the jobs of single runs: tasks of arrays, by their own ids."""
+        cancel_runs(runs, console)
+
+    def holding(self, sweeps: Sequence[Path]) -> AbstractContextManager[None]:
+        """By the locks that a submission takes."""
+        return holding(sweeps)
+
+    def logs(self, sweep: Path, run: str) -> list[Path]:
+        """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
+        latest = _latest(sweep, run)
+        if latest is None:
+            return []
+        submission, task = latest
+        # The job of an interrupted submission is known only by the names of its logs.
+        job = submission.job_of(task) or (f"*_{task}" if len(submission.tasks) > 1 else "*")
+        return sorted(record.folder_of(sweep, submission.token).glob(f"{job}_*_log.out"))
+
+    def silence(self, sweep: Path, run: str) -> str:
+        """Whether its job looks for the sweep where it was submitted, and not where it is now."""
+        latest = _latest(sweep, run)
+        folder = record.folder_of(sweep, latest[0].token) if latest else sweep
+        for script in folder.glob("*_submission.sh"):
+            (flag,) = (line for line in script.read_text().splitlines() if line.startswith("#SBATCH --output="))
+            submitted = Path(shlex.split(flag)[1].partition("=")[2]).parent
+            if not (submitted.exists() and submitted.samefile(folder)):
+                return (
+                    f"its sweep's folder was renamed after it was queued: the job looks for {submitted.parents[1]}; "
+                    f"rename it back before the job starts, or `parallelbench cancel {shlex.quote(str(sweep))}` and "
+                    "submit again"
+                )
+        return ""
+
+    def calibrate(self, prepared: Prepared, path: Path) -> None:
+        """In a short job on the run's nodes."""
+        calibration.calibrate(prepared, path)
+
+    def findings(self) -> Iterable[tuple[str, str]]:
+        """The cluster's partitions, limits and accounts."""
+        if scheduler.available():
+            return cluster.findings()
+        return [("Slurm", "no sbatch here: sweeps run with launcher=local")]
+
+    def site_findings(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
+        """Whether the cluster takes a job of one device, and one of all devices of the site's nodes."""
+        run = one_run(["launcher=slurm", *overrides], extension).run
+        for devices in dict.fromkeys((1, run.site.devices_per_node)):
+            whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
+            planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
+            yield f"site={run.site.name}, {count_of(devices, 'device')}", verdict(prepare_for_site(planned))
+
+    def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
+        """All-reduces between nodes, in a short job."""
+        two_nodes = ["launcher=slurm", "strategy=ddp", "nodes=2", "devices=2"]
+        return bandwidth.findings(one_run([*two_nodes, *overrides], extension).run)
+
+
+def _print(console: Console, text: str) -> None:
+    """A line as it is: paths may have brackets, which rich would take for markup, and commands are copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str, bool]:
+    """The jobs of sweeps; why not more is known, empty: nothing failed; and whether no Slurm is here."""
+    records, trouble = {}, ""
+    for sweep in sweeps:
+        try:
+            records[sweep] = record.submissions(sweep)
+        except ConfigError as error:
+            others = record.belongs_to_another(sweep)
+            trouble = f"{sweep} was submitted by another user: who knows its jobs" if others else str(error)
+    try:
+        return track(records, sweeps, held=True), trouble, False
+    except SchedulerError as error:
+        unanswered = {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
+        return unanswered, str(error), isinstance(error, NoSlurmError)
+
+
+def _hidden(status: RunStatus, why: str) -> RunStatus:
+    """A run whose job nobody can know on this machine."""
+    known = status.label != "unknown"
+    return status if known else replace(status, reason=f"it may be queued, but {why}", hidden=True)
+
+
+def _unseen(state: State) -> RunStatus:
+    """A run whose jobs can't be known: it may be queued, where its folder says no more."""
+    if state.state == "missing":
+        return RunStatus(state, "unknown", "it may be queued: its submission can't be read", hidden=True)
+    return RunStatus.of_folder(state)
+
+
+def _holding(jobs: Sequence[QueuedJob]) -> str:
+    if not jobs:
+        return ""
+    names = " ".join(job.job for job in jobs)
+    return f"{count_of(len(jobs), 'job')} of runs that are over did not end, and hold their devices: scancel {names}"
+
+
+def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:
+    """(used, to come at most) of each submitted run, and of each job that is in the queue."""
+    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool, bool]] = {}
+    for folder, status in statuses.items():
+        latest = tracker.of(folder.path.name)
+        if latest is None:
+            continue
+        (submission, task), attempts = latest, folder.attempts()
+        yield used([each for each, _ in tracker.jobs[folder.path.name]], attempts), Hours()
+        if status.live or status.label == "running":
+            queued = status.queued
+            running = queued.state not in WAITING if queued is not None else status.label == "running"
+            paused = queued is not None and queued.state in PAUSED
+            live.setdefault((submission.token, task), (submission, [], running, paused))[1].extend(attempts)
+    for submission, attempts, running, paused in live.values():
+        yield Hours(), left(submission, attempts, running=running, paused=paused)
+
+
+def _latest(sweep: Path, run: str) -> tuple[Submission, int] | None:
+    """The latest submission of a run, and its task."""
+    try:
+        return Tracker.unanswered(record.submissions(sweep)).of(run)
+    except ConfigError:
+        return None
+
+
+def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
+    """Print batch scripts, hours and the cluster's refusals; returns whether it takes all jobs."""
+    statuses = _statuses(prepared, states)
+    to_start = [item for item, status in zip(prepared, statuses, strict=True) if status.starts(frozenset())]
+    groups = job_groups(to_start)
+    cluster = known_limits(groups)
+    if rest := not_submitted(statuses, frozenset()):
+        console.print(f"\n{rest}", markup=False, highlight=False)
+    accepted = not scheduler.available() or cluster.kinds is not None
+    turns = in_turns(groups)
+    for shape, group in enumerate(groups):
+        lengths = _lengths([len(turn.group.tasks()) for turn in turns if turn.shape == shape], cluster.longest)
+        in_turn = ", in turn with the other shapes" if sum(turn.shape == shape for turn in turns) > 1 else ""
+        console.print(f"\n[bold]{_arrays(lengths)}[/]{in_turn}, each {group.shape}: at most {group.most_hours}")
+        for refusal in cluster.refusals(group):
+            accepted = False
+            console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
+        for warning in cluster.notes(group):
+            console.print(f"[yellow]note[/]: {escape(warning)}")
+        script = batch_script(group, lengths[0])
+        console.print(script, style="dim", markup=False, highlight=False, soft_wrap=True)
+    for warning in cluster.notes_on_all(groups):
+        console.print(f"[yellow]note[/]: {escape(warning)}")
+    most = sum((group.most_hours for group in groups), Hours())
+    console.print(f"\nat most {most} in all: time limits × launcher.attempts", highlight=False)
+    if cluster.unknown:
+        console.print(cluster.unknown, markup=False, highlight=False)
+    return accepted
+
+
+def verdict(prepared: Prepared) -> str:
+    """What a run's job asks for, and what the cluster says to that."""
+    (group,) = job_groups([prepared])
+    cluster = known_limits([group])
+    found = [*cluster.refusals(group), *cluster.notes(group), cluster.unknown]
+    return f"{group.shape}: {'; '.join(filter(None, found)) or 'the cluster takes it'}"
+
+
+def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[JobStatus]:
+    """The runs with their jobs, as far as Slurm answers."""
+    sweep = prepared[0].planned.run.sweep_folder
+    submissions = record.submissions(sweep)
+    try:
+        looks = {sweep: [(item.folder, state) for item, state in zip(prepared, states, strict=True)]}
+        tracker = track({sweep: submissions}, looks, writes=False)[sweep]
+    except SchedulerError:
+        tracker = Tracker.unanswered(submissions)
+    both = zip(prepared, states, strict=True)
+    return [tracker.status(item.folder, state, item.planned.run) for item, state in both]
+
+
+def _lengths(turns: Sequence[int], longest: int | None) -> list[int]:
+    """Sizes of the arrays for so many jobs in each turn; `longest`: most tasks of one array (None: unknown)."""
+    return [min(longest or jobs, jobs - done) for jobs in turns for done in range(0, jobs, longest or jobs)]
+
+
+def _arrays(lengths: Sequence[int]) -> str:
+    """How many jobs, in which arrays."""
+    if len(lengths) == 1:
+        return count_of(lengths[0], "job")
+    return f"{count_of(sum(lengths), 'job')} in arrays of {', '.join(map(str, lengths))} (the first is shown)"
+
+
+def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
+    """End all jobs of sweeps, whether they run or wait, with one query and one command to Slurm."""
+    with _locked_trackers(sweeps) as trackers:
+        jobs = [job for tracker in trackers.values() for job in tracker.in_queue()]
+        to_report = [job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
+        next_time = resumption(_live(trackers))
+        if jobs or to_report:
+            # A sweep is cancelled as a whole, so the ids of its arrays are enough.
+            scheduler.tell(["scancel", *sorted({job.whole for job in (*jobs, *to_report)}, key=int)])
+    jobless = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
+    also = " and the job that writes the report" if to_report else ""
+    console.print(f"{count_of(len(jobs), 'job')}{also} cancelled; submitting again starts the missing runs{next_time}")
+    if jobless:
+        console.print(
+            f"it is not known yet whether Slurm has {count_of(jobless, 'more array')}: cancel again in a minute",
+            highlight=False,
+        )
+
+
+def cancel_runs(folders: Sequence[RunFolder], console: Console) -> None:
+    """End the jobs of these runs only; raises `ConfigError` where a job works on other runs as well."""
+    sweeps: dict[Path, list[RunFolder]] = {}
+    for folder in folders:
+        sweeps.setdefault(folder.path.parent, []).append(folder)
+    with _locked_trackers(list(sweeps)) as trackers:
+        found = {folder: _jobs(trackers[sweep], folder) for sweep, members in sweeps.items() for folder in members}
+        next_time = resumption(folder for folder, jobs in found.items() if jobs)
+        jobs = [job for each in found.values() for job in each]
+        if jobs:
+            scheduler.tell(["scancel", *jobs])
+        unsure = {each for each in found if _jobless(trackers[each.path.parent], each)}
+    for folder in (each for each in found if not found[each]):
+        unclear = "it is not known yet whether Slurm has a job of {}: cancel again in a minute"
+        text = unclear if folder in unsure else "{} has no job in the queue"
+        console.print(text.format(folder.path.name), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{count_of(len(jobs), 'job')} cancelled; submitting again starts the missing runs{next_time}")
+
+
+def _jobless(tracker: Tracker, folder: RunFolder) -> bool:
+    """Whether the answer to a submission of the run was lost a moment ago."""
+    return any(submission.job is None for submission, _ in tracker.jobs.get(folder.path.name, []))
+
+
+def _jobs(tracker: Tracker, folder: RunFolder) -> list[str]:
+    """The jobs of a run that are in the queue."""
+    name, jobs = folder.path.name, []
+    for submission, task in tracker.jobs.get(name, []):
+        queued = tracker.queued(submission, task)
+        others = [other for other in submission.tasks[task] if other != name]
+        if queued is not None and others:
+            raise ConfigError(
+                f"the job {queued.job} of {name} works on {count_of(len(others), 'other run')} as well "
+                f"(launcher.pack=true): `parallelbench cancel {shlex.quote(str(folder.path.parent))}` ends it"
+            )
+        jobs += [queued.job] if queued is not None else []
+    return jobs
+
+
+@contextmanager
+def _locked_trackers(sweeps: Sequence[Path]) -> Iterator[Mapping[Path, Tracker]]:
+    """The jobs of sweeps, to which nobody submits meanwhile; where no lock can be written, that is not prevented."""
+    with ExitStack() as locks:
+        try:
+            for sweep in sweeps:
+                locks.enter_context(record.lock(sweep))
+            found = track(_records(sweeps), locked=True)
+        except StorageError:  # a full disk is a reason more to end the jobs that fill it
+            found = track(_records(sweeps), writes=False)
+        yield found
+
+
+def _records(sweeps: Iterable[Path]) -> dict[Path, list[record.Submission]]:
+    return {sweep: record.submissions(sweep) for sweep in sweeps}
+
+
+def _live(trackers: Mapping[Path, Tracker]) -> Iterator[RunFolder]:
+    """Runs that a job in the queue still works on."""
+    for sweep, tracker in trackers.items():
+        names = {name for name, each in tracker.jobs.items() if any(tracker.queued(*entry) for entry in each)}
+        folders = [RunFolder(sweep / name) for name in sorted(names)]
+        for folder, state in zip(folders, states_of(folders), strict=True):
+            if tracker.status(folder, state).live:
+                yield folder

@@ -1,1 +1,0 @@
-"""`tune=true`: short trials choose the settings that a sweep leaves open."""

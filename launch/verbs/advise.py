@@ -1,0 +1,660 @@
+"""The verb `advise`: which strategy, on how many devices, and what to measure next; `--loop` measures it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launch.launcher import launcher_of
+from launch.sweep import expand
+from launch.sweep.compose import group_choices, keeps_to_its_node, parse, values_of
+from launch.sweep.extension import extension as extension_of
+from launch.verbs.console import console, listing, say
+from parallelbench.config.build import build
+from parallelbench.config.plugin import package_path
+from parallelbench.config.sites import shipped
+from parallelbench.errors import ConfigError, choices, count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hydra.core.override_parser.types import Override
+
+    from analysis.advisor.advice import Impossible, Objective, Row
+    from analysis.advisor.knowledge import Knowledge
+    from analysis.advisor.machine_figures import MachineFigures
+    from launch.sweep.compose import Extension
+    from parallelbench.config.run import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """All rows, what can't be, and what the figures rest on."""
+
+    rows: list[Row]
+    impossible: list[Impossible]
+    figures: MachineFigures
+    notes: list[str]
+
+
+def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
+    """What is known of the machine, and what a reader must know of that; assumed where nothing is."""
+    from analysis.advisor.assumptions import assumed_figures, site_figures
+
+    if (found := site_figures(run.site)) is not None:
+        return found, [f"speeds are shares of data sheets (site={run.site.name}): nothing was calibrated there"]
+    from parallelbench.world.machine import this_machine
+
+    machine = this_machine()
+    here = run.site.name == "default"
+    kind = machine.device_type(run.device) if here else run.site.device if run.device == "auto" else run.device
+    own = len(machine.gpus) if kind == "cuda" else max(1, machine.usable_cores // run.cores_per_device)
+    count = max(1, own) if here else run.site.devices_per_node
+    figures = assumed_figures(
+        "cuda" if kind == "cuda" else "cpu",
+        devices_per_node=count,
+        memory_bytes=_host_bytes() / count if here and kind == "cpu" else None,
+    )
+    return figures, [
+        f"nothing was measured on site={run.site.name}, so its speeds are assumed: times may be wrong by a factor; run "
+        "`parallelbench calibrate` there first, or measure runs and add them with --from RESULTS"
+    ]
+
+
+def _host_bytes() -> float:
+    import os
+
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def answered(question: Question, known: Sequence[str] = ()) -> Answer:
+    """Predict every layout, from calibrations and finished runs where `known` names any."""
+    from analysis.advisor.knowledge import Knowledge, read_knowledge
+
+    run = question.bases[0]
+    knowledge = read_knowledge([Path(each).expanduser() for each in known]) if known else Knowledge()
+    figures, notes = figures_of_site(run)
+    if knowledge.figures is not None:
+        figures, notes = _measured(knowledge, run, figures)
+    if knowledge.learnt.rows and question.gpt is None:
+        notes.append(f"fitted to {knowledge.learnt.rows} measured configurations")
+    devices = question.devices or [2**power for power in range(figures.devices_per_node.bit_length())]
+    allowed, beyond = _within_site(devices, run, figures)
+    if question.gpt is not None:
+        rows, impossible = _gpt(question, allowed, figures, measured=knowledge.figures is not None)
+    else:
+        rows, impossible = _suite(question, allowed, figures, knowledge)
+    return Answer(rows=rows, impossible=beyond + impossible, figures=figures, notes=notes)
+
+
+def _measured(knowledge: Knowledge, run: RunConfig, otherwise: MachineFigures) -> tuple[MachineFigures, list[str]]:
+    """Measured figures in place of the site's, and what a reader must know; raises where the site contradicts them."""
+    from analysis.advisor.same_site import devices_of_node, require_site
+
+    measured = knowledge.figures
+    assert measured is not None, "asked for without figures"
+    require_site(measured, run.site, run.device, whole_nodes=knowledge.calibrated)
+    figures = _completed(measured, otherwise)
+    if run.site.name != "default":
+        figures = replace(figures, devices_per_node=devices_of_node(run.site))
+    where = f"speeds were measured on {measured.accelerator}, {count_of(measured.devices_per_node, 'device')} per node"
+    return figures, [where, *measured.notes]
+
+
+def _completed(measured: MachineFigures, otherwise: MachineFigures) -> MachineFigures:
+    """Measured figures, and of what was not measured those of the site; assumed where it has no such devices."""
+    from analysis.advisor.assumptions import assumed_figures
+
+    if measured.device_type != otherwise.device_type:
+        count = measured.devices_per_node
+        otherwise = assumed_figures(measured.device_type, devices_per_node=count, memory_bytes=None)
+    return replace(
+        measured,
+        memory_bytes=measured.memory_bytes or otherwise.memory_bytes,
+        overhead_bytes=measured.overhead_bytes or otherwise.overhead_bytes,
+        network=measured.network or otherwise.network,
+        peak_flops_per_s=measured.peak_flops_per_s or otherwise.peak_flops_per_s,
+    )
+
+
+def _within_site(devices: Sequence[int], run: RunConfig, figures: MachineFigures) -> tuple[list[int], list[Impossible]]:
+    """Numbers of devices that the site's nodes have, and those beyond."""
+    from analysis.advisor.advice import Impossible
+
+    nodes = run.site.max_nodes
+    most = None if nodes is None else nodes * figures.devices_per_node
+    beyond = [
+        Impossible(
+            strategy="all",
+            options=(),
+            devices=count,
+            why=f"devices={count} is beyond site={run.site.name}, where a job has {nodes} nodes of "
+            f"{figures.devices_per_node} devices: choose {most} or fewer",
+        )
+        for count in devices
+        if most is not None and count > most
+    ]
+    return [count for count in devices if most is None or count <= most], beyond
+
+
+def _suite(
+    question: Question, devices: Sequence[int], figures: MachineFigures, knowledge: Knowledge
+) -> tuple[list[Row], list[Impossible]]:
+    from analysis.advisor.model_layers import model_layers, model_memory
+    from analysis.advisor.suite_advice import KnownStep, SuiteQuestion, configuration_id, suite_rows
+    from analysis.advisor.suite_candidates import suite_candidates
+
+    run, plugin = question.bases[0], question.extension.plugin
+    run.model.check(**run.data.model_input)
+    candidates = suite_candidates(
+        question.bases,
+        devices,
+        given=question.given,
+        device_type=figures.device_type,
+        per_node=figures.devices_per_node,
+    )
+    asked_for = SuiteQuestion(
+        layers=model_layers(run, plugin=plugin),
+        memory=model_memory(run, plugin=plugin),
+        figures=figures,
+        learnt=knowledge.learnt,
+        measured={
+            configuration_id(step.run): KnownStep(step_s=step.step_s, energy_j=step.energy_j)
+            for step in (knowledge.evidence.steps if knowledge.evidence else ())
+        },
+    )
+    return suite_rows(candidates, asked_for)
+
+
+def _gpt(
+    question: Question, devices: Sequence[int], figures: MachineFigures, *, measured: bool
+) -> tuple[list[Row], list[Impossible]]:
+    from analysis.advisor.gpt_advice import GptQuestion, gpt_rows, machine_of
+    from analysis.advisor.gpt_layouts import KEPT, gpt_layouts
+    from analysis.advisor.gpt_shape import gpt_shape
+
+    run = question.bases[0]
+    shape = gpt_shape(question.gpt or {})
+    layouts, impossible = gpt_layouts(
+        shape,
+        devices,
+        batch_size=run.batch_size,
+        per_node=figures.devices_per_node,
+        recomputation=list(KEPT),
+    )
+    if layouts is None:
+        return [], impossible
+    machines = machine_of(figures, None if measured else run.site.hardware)
+    assumed = run.site.hardware is None and not measured
+    steps = (
+        None if question.gpt_tokens is None else _steps_per_epoch(question.gpt_tokens, run.batch_size, shape.sequence)
+    )
+    rows = gpt_rows(layouts, GptQuestion(machines=machines, figures=figures, steps_per_epoch=steps, assumed=assumed))
+    wanted = question.gpt_strategies
+    return (
+        [row for row in rows if wanted is None or row.strategy in wanted],
+        [each for each in impossible if wanted is None or each.strategy in wanted],
+    )
+
+
+def _steps_per_epoch(tokens: float, batch_size: int, sequence: int) -> int:
+    """Whole steps that a data set's tokens make; raises `ConfigError` where they make none."""
+    of_step = batch_size * sequence
+    if tokens < of_step:
+        raise ConfigError(
+            f"data.tokens={tokens:g} is less than one step of batch_size={batch_size} × model.sequence={sequence} = "
+            f"{of_step} tokens: give more tokens, or a smaller batch"
+        )
+    return int(tokens // of_step)
+
+
+def recommend(
+    overrides: Sequence[str],
+    extension: Extension,
+    *,
+    known: Sequence[str],
+    objective: str,
+    budget_h: float | None,
+    as_json: bool,
+) -> int:
+    """Print the ranked layouts, what to do, and what to measure next."""
+    from analysis.advisor.advice import ranked
+    from analysis.advisor.conclusion import sentence
+
+    wanted = objective_of(objective)
+    question = asked(overrides, extension)
+    answer = answered(question, known)
+    if wanted == "energy" and not any(row.power_w is not None for row in answer.rows):
+        raise ConfigError(
+            "--objective energy needs a measured power, and none was: choose --objective gpu_hours, or add runs that "
+            "sampled energy with --from RESULTS"
+        )
+    rows = ranked(answer.rows, wanted)
+    text = sentence(rows, wanted)
+    proposal = None if budget_h is None else proposal_of(question, rows, wanted, budget_h)
+    if as_json:
+        plain = {"rows": [row.as_dict() for row in rows], "impossible": [each.as_dict() for each in answer.impossible]}
+        said = {"advice": text, "notes": answer.notes, "objective": wanted, "next_runs": proposal}
+        print(json.dumps(plain | said | {"figures": asdict(answer.figures)}))
+    else:
+        print_answer(rows, answer.impossible, notes=answer.notes, advice=text, proposal=proposal)
+    return 0
+
+
+def objective_of(text: str) -> Objective:
+    """What is to be least; raises `ConfigError` for anything else."""
+    valid: tuple[Objective, ...] = ("time", "energy", "gpu_hours", "memory")
+    for each in valid:
+        if text == each:
+            return each
+    raise ConfigError(f"--objective {text} is none: {choices(text, valid)}")
+
+
+GPT = "gpt"
+"""The model that is predicted by formula."""
+TOKENS = "data.tokens"
+"""Its data set's size, which no data set of the suite has."""
+GPT_KEYS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("batch_size", "site", "results"), ()),
+    "scaling": ("strong",),
+    "precision": ("bf16", "fp16"),
+    "optimizer": ("adam", "adamw"),
+}
+"""What one may set for it besides, and to which values; (): to any."""
+GPT_STRATEGIES: Mapping[str, str] = {
+    **{name: name for name in ("single", "ddp", "zero1", "fsdp", "hsdp")},
+    "tensor_parallel": "tp",
+    "pipeline": "pp",
+    "dp_tp": "ddp×tp",
+    "dp_pp": "ddp×pp",
+    "dp_pp_tp": "ddp×tp×pp",
+}
+"""The suite's strategies that it has a formula for, and what its layouts call them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked, from overrides and options."""
+
+    bases: list[RunConfig]
+    """One run per strategy, on one device."""
+    devices: list[int] | None
+    """None: 1, 2, 4, … up to a node."""
+    given: frozenset[str]
+    """Keys that the command line sets."""
+    overrides: list[str]
+    """Those without strategy and devices."""
+    gpt: dict[str, Any] | None
+    """Options of a transformer that is predicted by formula; None: the model's layers are counted."""
+    gpt_tokens: float | None = None
+    """Tokens of its data set; None: not known, and so is the time of an epoch."""
+    gpt_strategies: frozenset[str] | None = None
+    """Which of its strategies are asked for, as its layouts name them; None: all."""
+    extension: Extension
+
+
+def asked(overrides: Sequence[str], extension: Extension) -> Question:
+    """Read the overrides; raises `ConfigError` for lists of anything but strategy and devices."""
+    rest, gpt = _without_gpt(overrides, extension)
+    tokens = None if gpt is None else gpt.pop(TOKENS, None)
+    parsed = parse(rest, extension.conf)
+    axes = {each.key_or_group: values_of(each) for each in parsed if each.key_or_group in ("devices", "strategy")}
+    others = [each for each in parsed if each.key_or_group not in axes]
+    for each in others:
+        if each.is_sweep_override() or each.key_or_group == "sweep":
+            raise ConfigError(
+                f"{each.input_line} asks for several runs: advise takes lists of devices and strategy only; choose one"
+            )
+    if gpt is not None:
+        _require_formula(others)
+    named = axes.get("strategy") or list(group_choices(extension.conf)["strategy"])
+    kept = [str(each.input_line) for each in others]
+    return Question(
+        bases=_bases(kept, ["single"] if gpt is not None else [str(name) for name in named], extension),
+        devices=_counts(axes["devices"]) if "devices" in axes else None,
+        given=frozenset(each.key_or_group for each in parsed),
+        overrides=kept,
+        gpt=gpt,
+        gpt_tokens=None if tokens is None else _tokens(tokens),
+        gpt_strategies=_gpt_strategies(axes["strategy"]) if gpt is not None and "strategy" in axes else None,
+        extension=extension,
+    )
+
+
+def _bases(overrides: Sequence[str], strategies: Sequence[str], extension: Extension) -> list[RunConfig]:
+    """A run of each strategy. Hydra composes one; the others differ in a file that sets its own node only."""
+    names = group_choices(extension.conf)["strategy"]
+    unknown = [name for name in strategies if name not in names]
+    if unknown:
+        raise ConfigError(f"strategy={unknown[0]} is no choice: {choices(unknown[0], names)}")
+    plain = extension.conf is None and all(keeps_to_its_node("strategy", name) for name in strategies)
+    if not plain or any(text.lstrip("+~").startswith("strategy.") for text in overrides):
+        runs = [planned.run for planned in expand([*overrides, f"strategy={','.join(strategies)}"], extension)]
+        return sorted(runs, key=lambda run: strategies.index(run.strategy.name))
+    (first,) = expand([*overrides, f"strategy={strategies[0]}"], extension)
+    built = [build(shipped("strategy", name), "strategy") for name in strategies]
+    return [msgspec.structs.replace(first.run, strategy=strategy) for strategy in built]
+
+
+def _require_formula(overrides: Sequence[Override]) -> None:
+    """Refuse for a transformer what its formula would not follow."""
+    for each in overrides:
+        key = each.key_or_group
+        valid = GPT_KEYS.get(key.partition(".")[0]) if key.startswith("site.") else GPT_KEYS.get(key)
+        if valid is None:
+            raise ConfigError(
+                f"{each.input_line} does not change what is predicted of model={GPT}: leave it out; it takes "
+                f"{', '.join(['model.…', TOKENS, 'strategy', 'devices', *GPT_KEYS])}"
+            )
+        if valid and str(each.value()) not in valid:
+            raise ConfigError(f"{each.input_line}: model={GPT} is predicted for {key}={' or '.join(valid)} only")
+
+
+def _gpt_strategies(values: Sequence[Any]) -> frozenset[str]:
+    for value in values:
+        if value not in GPT_STRATEGIES:
+            raise ConfigError(f"strategy={value} is none of model={GPT}: choose {', '.join(GPT_STRATEGIES)}")
+    return frozenset(GPT_STRATEGIES[value] for value in values)
+
+
+def _tokens(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < float("inf"):
+        raise ConfigError(f"{TOKENS}={value} is no number of tokens: give one from 1 on, e.g. {TOKENS}=300e9")
+    return float(value)
+
+
+def _counts(values: Sequence[Any]) -> list[int]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"devices={value} is no number of devices: choose whole numbers from 1 on")
+    return sorted(set(values))
+
+
+def _without_gpt(overrides: Sequence[str], extension: Extension) -> tuple[list[str], dict[str, Any] | None]:
+    """The overrides without those of a transformer, and its options with `TOKENS`; None: another model, or one's own
+    of that name.
+    """
+    own = extension.conf is not None and (extension.conf / "model" / f"{GPT}.yaml").is_file()
+    if f"model={GPT}" not in overrides or own:
+        return list(overrides), None
+    options: dict[str, Any] = {}
+    rest = []
+    for override in parse([text for text in overrides if text != f"model={GPT}"], extension.conf):
+        group, _, key = override.key_or_group.partition(".")
+        if (group == "model" and key) or override.key_or_group == TOKENS:
+            if override.is_sweep_override():
+                raise ConfigError(f"{override.input_line} asks for several values: choose one")
+            options[TOKENS if group == "data" else key] = override.value()
+        else:
+            rest.append(str(override.input_line))
+    return rest, options
+
+
+SHOWN = 30
+"""Rows that a terminal gets; --json has all."""
+REASONS = 12
+"""Reasons that are written out."""
+GIB = 2.0**30
+PHASES = {"compute": "compute_s", "comm.": "communication_s", "bubble": "bubble_s", "update": "optimizer_s"}
+"""Shares of a step that get a column."""
+
+
+def print_answer(
+    rows: Sequence[Row],
+    impossible: Sequence[Impossible],
+    *,
+    notes: Sequence[str],
+    advice: str,
+    proposal: Mapping[str, Any] | None,
+) -> None:
+    """Print all of it; the sentence stands last but for the next runs."""
+    for note in notes:
+        say(note)
+    best = _best(rows)
+    if best:
+        columns = ("strategy", "devices", "step", "90 %", "epoch", "samples/s", "MFU", "memory", *PHASES, "rests on")
+        console().print(listing(columns, [_cells(row) for row in best[:SHOWN]]), crop=False)
+    if len(rows) > min(SHOWN, len(best)):
+        say(
+            f"{len(rows)} layouts in all; the table has the best of each strategy and number of devices: --json has all"
+        )
+    for line in _impossible(impossible):
+        say(line)
+    say(advice)
+    if proposal is not None:
+        for line in _next(proposal):
+            say(line)
+
+
+def _best(rows: Sequence[Row]) -> list[Row]:
+    """The best row of each strategy on each number of devices, in the order of the rows."""
+    found: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        found.setdefault((row.strategy, row.devices), row)
+    return list(found.values())
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = " ".join((row.strategy, *(option.removeprefix("strategy.") for option in row.options)))
+    return (
+        name if row.trains_alike else f"{name} (trains otherwise)",
+        str(row.devices) if row.nodes == 1 else f"{row.devices} on {row.nodes} nodes",
+        _time(row.step_s),
+        f"{_time(row.low_s)} – {_time(row.high_s)}",
+        "–" if row.epoch_s is None else _time(row.epoch_s),
+        f"{row.samples_per_s:.3g}",
+        "–" if row.mfu is None else f"{100 * row.mfu:.0f} %",
+        _memory(row),
+        *(f"{100 * getattr(row.phases, name) / row.step_s:.0f} %" for name in PHASES.values()),
+        _basis(row),
+    )
+
+
+def _basis(row: Row) -> str:
+    """What a row rests on, in a word or two."""
+    if row.measured:
+        return "measured"
+    return f"extrapolates {', '.join(row.extrapolates)}" if row.extrapolates else "measured runs like it"
+
+
+def _memory(row: Row) -> str:
+    if row.memory_bytes is None:
+        return "–"
+    size = f"{row.memory_bytes / GIB:.3g} GiB"
+    from analysis.advisor.advice import Fit
+
+    if row.fit is Fit.UNKNOWN:
+        return f"{size}, capacity not known"
+    return f"{size}, {row.fit}" if row.fit in (Fit.TOO_CLOSE, Fit.TOO_LARGE) else size
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def _impossible(impossible: Sequence[Impossible]) -> Iterator[str]:
+    """Each reason once, with what it holds for."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for each in impossible:
+        found[each.why].append(f"{each.strategy} × {each.devices}")
+    for why, cases in list(found.items())[:REASONS]:
+        more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
+        yield f"impossible: {', '.join(cases[:3])}{more}: {why}"
+    if len(found) > REASONS:
+        yield f"impossible: {len(found) - REASONS} further reasons: --json has all"
+
+
+def _next(proposal: Mapping[str, Any]) -> Iterator[str]:
+    if not proposal["runs"]:
+        yield "Nothing is left to measure that could change the choice."
+        return
+    names = ", ".join(f"{run['strategy']} × {run['devices']}" for run in proposal["runs"])
+    yield f"Measure next ({proposal['device_hours']:.2g} device-hours): {names}"
+    if proposal["left_out"]:
+        yield f"The budget leaves out {proposal['left_out']} more."
+    yield proposal["command"]
+
+
+def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, budget_h: float) -> dict[str, Any]:
+    """Write the sweep file of the next runs; its path, the command that submits it, and its cost."""
+    from analysis.advisor.next_runs import proposed, sweep_of
+
+    if question.gpt is not None:
+        raise ConfigError(
+            "model=gpt is predicted by formula, so no runs can be proposed: leave out --budget, or choose "
+            "model=gpt_tiny, whose layers are counted"
+        )
+    run = question.bases[0]
+    found = proposed(rows, objective, budget_s=3600.0 * budget_h, most_devices=_most_devices(run))
+    common = [(text.partition("=")[0], text.partition("=")[2]) for text in question.overrides]
+    folder = Path(run.results).expanduser() / "advice"
+    place = folder / "sweep" / "next_runs.yaml"
+    if found.rows:
+        import yaml
+
+        _copy_conf(question.extension.conf, folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(yaml.safe_dump(sweep_of(found, _plain(common), name="next_runs"), sort_keys=False))
+    return {
+        "file": str(place) if found.rows else None,
+        "command": shlex.join(_submit(folder, question.extension.plugin)) if found.rows else None,
+        "runs": [
+            {"strategy": row.strategy, "options": list(row.options), "devices": row.devices} for row in found.rows
+        ],
+        "device_hours": found.device_s / 3600.0,
+        "left_out": found.left_out,
+    }
+
+
+def _copy_conf(conf: Path | None, folder: Path) -> None:
+    """Put a user's own configuration files beside the sweep's: `submit` takes one folder of them."""
+    for file in sorted(conf.glob("*/*.yaml")) if conf else ():
+        content, copy = file.read_bytes(), folder / file.parent.name / file.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(content)
+
+
+def _submit(folder: Path, plugin: str | None) -> list[str]:
+    """The command, which finds the user's package from any folder."""
+    own = ["--plugin", str(package_path(plugin))] if plugin else []
+    return ["parallelbench", "submit", "--conf", str(folder), *own, "sweep=next_runs"]
+
+
+def _plain(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, Any]]:
+    """Values as YAML reads them."""
+    import yaml
+
+    return [(key, yaml.safe_load(text)) for key, text in pairs]
+
+
+def _most_devices(run: RunConfig) -> int | None:
+    """Devices that runs can be measured on: this machine's, or a site's."""
+    if run.site.name != "default":
+        return None if run.site.max_nodes is None else run.site.max_nodes * run.site.devices_per_node
+    from parallelbench.world.machine import this_machine
+
+    machine = this_machine()
+    return len(machine.gpus) or max(1, machine.usable_cores // run.cores_per_device)
+
+
+Key = tuple[str, tuple[str, ...], int]
+DEFAULT_BUDGET_H = 1.0
+"""Device-hours of all rounds together, where no budget is given."""
+
+
+def loop(
+    overrides: Sequence[str],
+    extension: Extension,
+    *,
+    rounds: int,
+    known: Sequence[str],
+    objective: str,
+    budget_h: float | None,
+) -> int:
+    """Print of each round what was said of its runs and what they took, and in the end the advice."""
+    from analysis.advisor.advice import ranked
+
+    question, wanted = asked(overrides, extension), objective_of(objective)
+    if wanted == "memory":
+        raise ConfigError("--loop measures times: choose --objective time, gpu_hours or energy")
+    if not launcher_of(question.bases[0]).trains_here:
+        raise ConfigError(
+            f"--loop waits for its runs, and launcher={question.bases[0].launcher.name} queues them: submit what "
+            "--budget proposes, and ask again with --from RESULTS"
+        )
+    folder, given = Path(question.bases[0].results).expanduser() / "next_runs", list(known)
+    left_h = DEFAULT_BUDGET_H if budget_h is None else budget_h
+    rows = ranked(answered(question, given).rows, wanted)
+    for number in range(1, rounds + 1):
+        spent_h = _measured_round(question, rows, wanted, left_h, number=number)
+        if spent_h is None:
+            break
+        left_h -= spent_h
+        given = list(dict.fromkeys([*known, str(folder)]))
+        before, rows = rows, ranked(answered(question, given).rows, wanted)
+        console().print(listing(("measured", "said", "took", "error"), list(errors(before, rows))), crop=False)
+    return recommend(overrides, extension, known=given, objective=objective, budget_h=None, as_json=False)
+
+
+def _measured_round(
+    question: Question, rows: Sequence[Row], wanted: Objective, left_h: float, *, number: int
+) -> float | None:
+    """Device-hours that a round's runs were to take; None where nothing was, or need be, measured."""
+    from launch.verbs.run import submit
+
+    if is_known(rows, wanted):
+        say(f"round {number}: the best is known, nothing more is measured")
+        return None
+    try:
+        proposal = proposal_of(question, rows, wanted, left_h)
+    except ConfigError as error:
+        if number == 1:
+            raise
+        say(f"round {number}: the budget is spent ({error})")
+        return None
+    if proposal["file"] is None:
+        say(f"round {number}: nothing is left to measure here")
+        return None
+    configurations = count_of(len(proposal["runs"]), "configuration")
+    say(f"round {number}: {configurations}, {proposal['device_hours']:.3g} device-hours")
+    conf = Path(proposal["file"]).parents[1]
+    own = extension_of(str(conf), question.extension.plugin)
+    if submit(["sweep=next_runs", *question.overrides], own, retry=None, max_gpu_hours=None, then=None):
+        raise ConfigError(
+            f"round {number}: a run failed; `parallelbench status {shlex.quote(question.bases[0].results)}` says why"
+        )
+    return float(proposal["device_hours"])
+
+
+def key_of(row: Row) -> Key:
+    """What a layout is called."""
+    return row.strategy, row.options, row.devices
+
+
+def errors(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Of the rows that are measured now and were predicted before: what was said, what it took, and the error."""
+    said: dict[Key, Row] = {key_of(row): row for row in before if not row.measured}
+    for row in after:
+        if row.measured and (old := said.get(key_of(row))) is not None:
+            name = f"{' '.join([row.strategy, *row.options])} × {row.devices}"
+            yield name, f"{old.step_s:.3g} s", f"{row.step_s:.3g} s", f"{100 * (old.step_s / row.step_s - 1):+.1f} %"
+
+
+def is_known(rows: Sequence[Row], objective: Objective) -> bool:
+    """Whether the best was measured, and no other may be better: intervals hold 90 %, so each end errs in 5 %."""
+    from analysis.advisor.advice import Fit
+
+    alike = [row for row in rows if row.trains_alike and row.fit is not Fit.TOO_LARGE]
+    if not alike or not alike[0].measured:
+        return False
+    first, *others = alike
+    worst = first.cost(objective) * first.high_s / first.step_s
+    return all(row.cost(objective) * row.low_s / row.step_s > worst for row in others)

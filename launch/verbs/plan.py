@@ -1,0 +1,239 @@
+"""The verbs `show` and `plan`, which start nothing and write nothing; how long what is still to start will take."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from launch.launcher import check_writable, launcher_of, states_of
+from launch.sweep import one_run
+from launch.sweep.compose import group_choices
+from launch.sweep.expansion import varying
+from launch.verbs.console import WIDTH, console, listing, plan_row, print_plan, say
+from launch.verbs.help import explain
+from launch.verbs.run import notes_on_sources, planned_runs
+from parallelbench.config.build import whole_mapping
+from parallelbench.config.identity import run_id, slug
+from parallelbench.config.sites import expanded
+from parallelbench.errors import ConfigError, count_of, duration
+from parallelbench.results.attempt import Attempt
+from parallelbench.results.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from launch.launcher import Prepared
+    from launch.sweep import PlannedRun
+    from launch.sweep.compose import Extension
+    from parallelbench.config.run import RunConfig
+    from parallelbench.results.folder import State
+
+
+def show(overrides: Sequence[str], extension: Extension, *, help_keys: bool = False) -> int:
+    """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse.
+
+    `help_keys`: a line about each key instead.
+    """
+    if help_keys:
+        return explain([], extension)
+    import yaml
+
+    (planned,) = _as_tuned([one_run(overrides, extension, instead="use `parallelbench plan`")], console())
+    run = _on_its_device(planned)
+    print(yaml.safe_dump(whole_mapping(run), sort_keys=False), end="")
+    print(f"\nrun id      {run_id(run)}")
+    print(f"run folder  {RunFolder.of(run).path}\n")
+    print("choices:")
+    for group, names in group_choices(extension.conf).items():
+        print(f"  {group:11} {' '.join(names)}")
+    (checked,) = _checked([planned])
+    problem = checked if isinstance(checked, ConfigError) else _unwritable([checked])
+    if problem is not None:  # shown all the same, so that the user sees what to change
+        print(f"parallelbench: this run would be refused: {problem}", file=sys.stderr)
+    return 0
+
+
+def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> int:
+    """Every run of a sweep, its resources, and its state, and what the launcher adds to that. Writes nothing.
+
+    `as_json`: one object in place of the table, with what else would be printed as its notes.
+    """
+    told = io.StringIO()
+    shown = Console(file=told, width=WIDTH) if as_json else console()
+    tell = partial(shown.print, highlight=False, markup=False, soft_wrap=True)
+    runs = _as_tuned(planned_runs(overrides, extension, tell=tell), shown)
+    for line in notes_on_sources(runs, extension):
+        shown.print(line, highlight=False, markup=False, soft_wrap=True)
+    checked = _checked(runs)
+    prepared = [item for item in checked if not isinstance(item, ConfigError)]
+    states = states_of(item.folder for item in prepared)
+    if not as_json:
+        shown.print(_table(runs, checked, states), crop=False)
+    for line in _remarks(checked):
+        shown.print(line, highlight=False, soft_wrap=True)
+    accepted = not prepared or launcher_of(runs[0].run).show_plan(prepared, states, shown)
+    unwritable = _unwritable(item for item, state in zip(prepared, states, strict=True) if state.to_run)
+    if unwritable is not None:  # what is there can be looked at all the same
+        shown.print(f"[red]refused[/]: {escape(str(unwritable))}", highlight=False, soft_wrap=True)
+    known = estimate(prepared, states) if prepared else None
+    accepted = accepted and unwritable is None and len(prepared) == len(runs)
+    if as_json:
+        print_plan(list(_rows(runs, checked, states)), known, accepted=accepted, notes=told.getvalue().splitlines())
+    elif known:
+        say(known.in_words())
+    return 0 if accepted else 2
+
+
+def _rows(
+    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], known: Sequence[State]
+) -> Iterator[dict[str, Any]]:
+    """The plan's runs as `--json` prints them."""
+    states = iter(known)
+    for planned, item in zip(runs, checked, strict=True):
+        if isinstance(item, ConfigError):
+            run = _on_its_device(planned)
+            yield plan_row(run, slug(run), state="refused", reason=str(item), processes=None)
+        else:
+            run, state = item.planned.run, next(states)
+            reason = state.outcome.reason if state.outcome else ""
+            processes = run.strategy.processes(run, item.device_type)
+            yield plan_row(run, slug(run), state=state.label, reason=reason, processes=processes)
+
+
+def _unwritable(to_start: Iterable[Prepared]) -> ConfigError | None:
+    """Why the runs to start could not be written; None where they can."""
+    try:
+        for results in {item.planned.run.results for item in to_start}:
+            check_writable(expanded(results))
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _table(
+    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], known: Sequence[State]
+) -> RenderableType:
+    apart = varying([planned.overrides for planned in runs], besides=("nodes", "epochs"))
+    states, numbers = iter(known), {reason: number for number, reason in enumerate(_reasons(checked), start=1)}
+    rows = []
+    for planned, item, differs in zip(runs, checked, apart, strict=True):
+        if isinstance(item, ConfigError):
+            run, processes = _on_its_device(planned), "–"
+            state = f"[red]refused[/] ({numbers[str(item)]})"
+        else:
+            run = item.planned.run
+            processes, state = str(run.strategy.processes(run, item.device_type)), _describe(next(states))
+            state += " (oversubscribed)" if item.oversubscribed else ""
+        cells = (f"{run.devices} {run.device}", processes, str(run.nodes), str(run.epochs), state)
+        rows.append((RunFolder.of(run).path.name, *((escape(differs),) if any(apart) else ()), *cells))
+    columns = ("devices", "processes", "nodes", "epochs", "state")
+    return listing(("run", *(("varying",) if any(apart) else ()), *columns), rows)
+
+
+def _reasons(checked: Sequence[Prepared | ConfigError]) -> Counter[str]:
+    """Why runs are refused, and how many for each reason."""
+    return Counter(str(item) for item in checked if isinstance(item, ConfigError))
+
+
+def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
+    """Notes about several rows of the table."""
+    for number, (reason, count) in enumerate(_reasons(checked).items(), start=1):
+        yield f"({number}) [red]refused[/], {count_of(count, 'run')}: {escape(reason)}"
+    if any(not isinstance(item, ConfigError) and item.oversubscribed for item in checked):
+        yield "oversubscribed: more devices than cores; such runs are marked and enter no timing figure"
+
+
+def _on_its_device(planned: PlannedRun) -> RunConfig:
+    """The run with the device that it will have, also where it is refused."""
+    return msgspec.structs.replace(planned.run, device=launcher_of(planned.run).device_type(planned.run))
+
+
+def _as_tuned(plan: list[PlannedRun], shown: Console) -> list[PlannedRun]:
+    """The plan with the settings that are chosen already; prints for how many runs none are."""
+    tell = partial(shown.print, highlight=False, markup=False, soft_wrap=True)
+    if not any(planned.tune for planned in plan):
+        return plan
+    from launch.tuning import tuned, untried
+
+    if waiting := untried(plan):
+        here = launcher_of(plan[0].run).trains_here
+        who = "a trial at submission" if here else "`parallelbench tune` on the cluster"
+        tell(f"tune=true: {who} must choose settings for {waiting} of these runs, which are shown without them")
+    return tuned(plan, None, tell)
+
+
+def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:
+    """Each run, checked for where it will train, or why it is refused."""
+    launcher = launcher_of(runs[0].run)
+    checked: list[Prepared | ConfigError] = []
+    for planned in runs:
+        try:
+            checked.append(launcher.prepare(planned))
+        except ConfigError as error:
+            checked.append(error)
+    return checked
+
+
+def _describe(state: State) -> str:
+    from launch.verbs.status import styled
+
+    reason = f": {escape(state.outcome.reason)}" if state.outcome and state.outcome.outcome != "ok" else ""
+    again = ", will run again" if state.state == "failed" and state.to_run else ""
+    return f"{styled(state.label)}{reason}{again}"
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the runs of a plan."""
+
+    runs: int
+    to_start: int
+    """Runs that submitting starts."""
+    measured: int
+    """Runs that are done and whose time tells how long those to start take."""
+    seconds: float | None
+    """Sum over the runs to start, as if one ran after the other; null: none is done."""
+
+    def in_words(self) -> str:
+        """The line that ends a plan."""
+        what = f"{count_of(self.runs, 'run')}, {self.to_start} to start"
+        if not self.to_start:
+            return what
+        if self.seconds is None:
+            return f"{what}; none is done, so their time is not known yet: plan again after the first"
+        return f"{what}: about {duration(self.seconds)} one after another, as long as the {self.measured} done took"
+
+
+def estimate(prepared: Sequence[Prepared], states: Sequence[State]) -> Estimate:
+    """Each run takes the median of the done ones of its configuration; where none of that is done, of all."""
+    waiting = [item for item, state in zip(prepared, states, strict=True) if state.to_run]
+    if not waiting:  # the times of thousands of runs are not read for nothing
+        return Estimate(runs=len(prepared), to_start=0, measured=0, seconds=0.0)
+    took: dict[str, list[float]] = {}
+    for item, seconds in _taken(prepared, states):
+        took.setdefault(_configuration(item), []).append(seconds)
+    every = [seconds for times in took.values() for seconds in times]
+    total = sum(median(took.get(_configuration(item), every)) for item in waiting) if every else None
+    return Estimate(runs=len(prepared), to_start=len(waiting), measured=len(every), seconds=total)
+
+
+def _configuration(item: Prepared) -> str:
+    return run_id(msgspec.structs.replace(item.planned.run, repeat=0))
+
+
+def _taken(prepared: Sequence[Prepared], states: Sequence[State]) -> Iterator[tuple[Prepared, float]]:
+    """Runs that trained to their end in one attempt, and the seconds from its start."""
+    for item, state in zip(prepared, states, strict=True):
+        if state.state == "done" and state.outcome and state.attempt == 1:
+            info = Attempt(item.folder.path / "attempts" / "1").info()
+            if info is not None:
+                yield item, max(0.0, state.outcome.finished_at - info.launched_at)

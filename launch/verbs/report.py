@@ -1,0 +1,156 @@
+"""The verbs that read results: `report`, `claims` and `compare`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.verbs.console import console, existing, print_claims, print_comparison
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from analysis import Comparison, Runs
+    from launch.sweep.compose import Extension
+
+
+def report(
+    folders: Sequence[str],
+    extension: Extension,
+    *,
+    out: str | None,
+    target: float | None,
+    figure: str | None = None,
+    panel: str | None = None,
+    width: int | None = None,
+) -> int:
+    """Write figures, tables and the page; print the answers, the summary, and what limits them.
+
+    Or one figure for a paper, and print its sentence.
+    """
+    from analysis import format_exclusions, summary_table
+    from analysis.chosen_target import unreached
+    from analysis.comparison.baseline import refused
+    from analysis.merging import load_all, replications
+    from analysis.metrics import require_accuracy
+    from analysis.notes import answers
+    from analysis.report import write_report_of
+
+    require_accuracy(target)
+    for option, value in (("--panel", panel), ("--width", width)):
+        if figure is None and value is not None:
+            raise ConfigError(f"{option} {value} is of one figure: name it with --figure NAME")
+    if len(folders) > 1 and out is None:
+        raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
+    runs = replace(load_all([existing(folder) for folder in folders], plugin=extension.plugin), target=target)
+    if figure is not None:
+        return _paper(runs, figure, panel=panel, width_mm=width, out=out)
+    page = write_report_of(runs, out)
+    for line in answers(runs):
+        console().print(line, markup=False, highlight=False)
+    console().print()
+    console().print(summary_table(runs))
+    _remark([*replications(runs), *unreached(runs), *refused(runs), *format_exclusions(runs)])
+    print(page)
+    return 0
+
+
+def _paper(runs: Runs, name: str, *, panel: str | None, width_mm: int | None, out: str | None) -> int:
+    from analysis.comparison.require import require_finished
+    from analysis.paper import COLUMN_MM, write_figure
+
+    require_finished(runs)
+    to = Path(out).expanduser() if out else runs.root / "paper"
+    figure, files = write_figure(runs, name, panel=panel, width_mm=width_mm or COLUMN_MM, out=to)
+    _remark([figure.finding])
+    for file in files:
+        print(file)
+    return 0
+
+
+def claims(folder: str, extension: Extension, *, names: Sequence[str], file: str | None, as_json: bool) -> int:
+    """Claims of publications, compared with the runs below a folder: all in one table, or the named ones in full."""
+    from analysis import format_exclusions, load
+    from analysis.claims import Publication, judge_all, require_claims
+    from analysis.claims.table import details, judgements_table
+    from analysis.comparison.require import require_finished
+
+    root = existing(folder)
+    of = [Publication.read(Path(file))] if file else None
+    require_claims(names, of)
+    runs = load(root, plugin=extension.plugin)
+    require_finished(runs)
+    judgements = judge_all(runs, of, names=names)
+    if as_json:
+        print_claims(judgements, format_exclusions(runs))
+        return 0
+    for shown in map(details, judgements) if names else [judgements_table(judgements)]:
+        console().print(shown)
+    _remark(format_exclusions(runs))
+    return 0
+
+
+def compare(
+    folders: Sequence[str],
+    extension: Extension,
+    *,
+    by: str | None,
+    across: str,
+    fail_if_slower: str | None,
+    as_json: bool,
+) -> int:
+    """Print the comparison of the second side with the first; the exit code is 0, or the gate's with a margin."""
+    from analysis.comparison import gate
+
+    margin = None if fail_if_slower is None else gate.percentage(fail_if_slower)
+    roots = [str(existing(folder)) for folder in folders]
+    comparison = _comparison(roots, extension, by=by, across=tuple(filter(None, across.split(","))))
+    passed = None if margin is None else gate.gate(comparison, margin=margin)
+    if as_json:
+        print_comparison(comparison, gate.notes(comparison), passed)
+    else:
+        console().print(gate.table(comparison), crop=False)
+        _remark(gate.notes(comparison))
+        if passed:
+            print(passed.message)
+    return passed.code if passed else 0
+
+
+def _remark(lines: Iterable[str]) -> None:
+    for line in lines:
+        console().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _comparison(folders: Sequence[str], extension: Extension, *, by: str | None, across: Sequence[str]) -> Comparison:
+    import analysis
+
+    if by is not None:
+        (folder,) = folders if len(folders) == 1 else ("",)
+        if not folder:
+            raise ConfigError("--by compares runs of one folder: name one DIR, or leave out --by")
+        runs = analysis.load(folder, plugin=extension.plugin)
+        return analysis.by(runs, *_choice(by, runs), across=across)
+    if len(folders) != 2:
+        raise ConfigError("compare takes two folders, or one and --by KEY=A,B, e.g. --by strategy=ddp,fsdp")
+    one, other = (analysis.load(folder, plugin=extension.plugin) for folder in folders)
+    if one.root.resolve() == other.root.resolve():
+        raise ConfigError(f"{folders[0]} and {folders[1]} are the same folder: a comparison needs two")
+    return analysis.compare(one, other, across=across)
+
+
+def _choice(by: str, runs: Runs) -> tuple[str, str, str]:
+    """The key and its two values, e.g. of `strategy=ddp,fsdp`. Values may have commas, too."""
+    from analysis.comparison.by_key import as_recorded, run_ids_by
+
+    key, _, values = by.partition("=")
+    splits = [(values[:at], values[at + 1 :]) for at, letter in enumerate(values) if letter == ","]
+    if len(splits) > 1:
+        known = run_ids_by(runs, key)
+        splits = [split for split in splits if known.keys() >= {as_recorded(value, known) for value in split}]
+    one, other = splits[0] if len(splits) == 1 else ("", "")
+    if not (key and one and other) or one == other:
+        found = f"; values of {key} here: {', '.join(sorted(run_ids_by(runs, key)))}" if key else ""
+        raise ConfigError(f"--by {by}: expected a key and two values of it, e.g. --by strategy=ddp,fsdp{found}")
+    return key, one, other

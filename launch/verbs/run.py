@@ -1,0 +1,230 @@
+"""The verbs that start work: `run`, `submit`, `tune` and `prepare`; `strategy=auto`; changed sources of a plugin."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from launch.launcher import SubmitOptions, launcher_of, prepare_all
+from launch.sweep import expand, one_run
+from launch.sweep.expansion import recorded
+from launch.verbs.console import console, say
+from launch.verbs.report import report
+from parallelbench.config.plugin import training_plugin
+from parallelbench.errors import ConfigError, choices, count_of
+from parallelbench.results.attempt import OUTCOMES, PUBLISHED
+from parallelbench.results.folder import FORGOTTEN, RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from launch.launcher import Prepared
+    from launch.sweep import PlannedRun
+    from launch.sweep.compose import Extension
+    from launch.verbs.advise import Question
+    from parallelbench.config.run import RunConfig
+
+
+def run(overrides: Sequence[str], extension: Extension) -> int:
+    """Train one run on this machine, also if it failed before. The last line printed is the run folder."""
+    planned = planned_run(overrides, extension)
+    _tell_of_sources([planned], extension)
+    launcher = launcher_of(planned.run)
+    if not launcher.trains_here:
+        raise ConfigError(f"launcher={launcher.name} queues jobs, but `run` trains here: use `parallelbench submit`")
+    prepared = _prepared(_tuned([planned]))
+    folder = prepared[0].folder
+    if (state := folder.state()).state == "done":
+        again = f"repeat=1 measures it again, `parallelbench forget {shlex.quote(str(folder.path))}` in its place"
+        console().print(f"this run is done already ({state.label}); {again}")
+    code = launcher.submit(prepared, SubmitOptions(retry=frozenset(OUTCOMES) - {*PUBLISHED}), console())
+    verb = "report" if code == 0 else "logs"
+    say(f"next: parallelbench {verb} {shlex.quote(str(folder.path))}")
+    print(folder.path)
+    return code
+
+
+def submit(
+    overrides: Sequence[str],
+    extension: Extension,
+    *,
+    retry: str | None,
+    max_gpu_hours: float | None,
+    then: str | None,
+) -> int:
+    """Train the missing runs of a sweep with its launcher; `then`: what follows once all are over (`report`)."""
+    options = SubmitOptions(_outcomes(retry), max_gpu_hours)
+    plan = _tuned(planned_runs(overrides, extension, tell=say))
+    _tell_of_sources(plan, extension)
+    launcher = launcher_of(plan[0].run)
+    if then and not (launcher.trains_here or launcher.reports_afterwards):
+        raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
+    prepared = _prepared(plan)
+    folders = [item.folder for item in prepared] if options.retry & {*PUBLISHED} else []
+    measured = {folder: manifest for folder in folders if (manifest := folder.manifest())}
+    code = launcher.submit(prepared, options, console())
+    if moved := [folder for folder, manifest in measured.items() if folder.manifest() != manifest]:
+        say(f"{count_of(len(moved), 'earlier result')} moved to {moved[0].path.parent / FORGOTTEN}")
+    if then and launcher.trains_here and code in (0, 1):  # not interrupted
+        report([str(prepared[0].folder.path.parent)], extension, out=None, target=None)
+        return code
+    if then and not launcher.trains_here:
+        launcher.queue_report(prepared, console())
+    say(_next_command(prepared, code))
+    return code
+
+
+def _tell_of_sources(plan: Sequence[PlannedRun], extension: Extension) -> None:
+    for line in notes_on_sources(plan, extension):
+        say(line)
+
+
+def _next_command(prepared: Sequence[Prepared], code: int) -> str:
+    """What to do once a sweep was submitted: look at it while it waits, or where a run failed; else report."""
+    trains_here = launcher_of(prepared[0].planned.run).trains_here
+    verb = "report" if code == 0 and trains_here else "status"
+    line = f"next: parallelbench {verb} {shlex.quote(str(prepared[0].folder.path.parent))}"
+    folders = [item.folder for item in prepared] if code and trains_here else []
+    failed = next((folder for folder in folders if folder.state().state == "failed"), None)
+    return line if failed is None else f"{line}, or parallelbench logs {shlex.quote(str(failed.path))}"
+
+
+def tune(overrides: Sequence[str], extension: Extension) -> int:
+    """Try settings here, and keep the fastest for `submit … tune=true` of the same sweep; does no runs."""
+    from launch.tuning import try_out_here, tuned
+
+    plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
+    _prepared(plan)
+    tuned(plan, try_out_here, say, again=True)
+    runs = count_of(len(plan), "run")
+    say(f"`parallelbench submit` with the same overrides and tune=true uses these settings for {runs}")
+    return 0
+
+
+def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
+    """Download and convert a data set once."""
+    from parallelbench.data.prepare import prepare
+
+    planned = one_run(overrides, extension, instead="prepare one data set at a time").run
+    folder = planned.site.data_folder
+    for part in (partial(prepare, planned.data), partial(planned.loader.prepare, planned.data)):
+        part(folder, progress=lambda text: console().print(text, highlight=False))
+    return 0
+
+
+def _tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
+    """The plan with the settings that a trial chooses, where the plan asks for one."""
+    if not any(planned.tune for planned in plan):
+        return plan
+    from launch.tuning import known, try_out_here, tuned
+
+    if not launcher_of(plan[0].run).trains_here:
+        return known(plan)
+    _prepared(plan)  # nothing is tried for runs that are refused
+    return tuned(plan, try_out_here, say)
+
+
+def _prepared(plan: Sequence[PlannedRun]) -> list[Prepared]:
+    return prepare_all(plan, launcher_of(plan[0].run).prepare)
+
+
+def _outcomes(text: str | None) -> frozenset[str]:
+    """The outcomes that `--retry` names."""
+    names = text.split(",") if text else []
+    valid = [name for name in OUTCOMES if name != "ok"]
+    for name in names:
+        if name not in valid:
+            raise ConfigError(f"--retry {text}: {name} is no outcome to try again; {choices(name, valid)}")
+    return frozenset(names)
+
+
+AUTO = "strategy=auto"
+
+
+def planned_runs(
+    overrides: Sequence[str], extension: Extension, *, tell: Callable[[str], object] = str
+) -> list[PlannedRun]:
+    """All runs of a sweep, with the strategies that the advisor chooses under `strategy=auto`.
+
+    `tell` is called with a line for each configuration that is left out.
+    """
+    return _chosen(overrides, extension) if AUTO in overrides else expand(overrides, extension, tell=tell)
+
+
+def planned_run(overrides: Sequence[str], extension: Extension) -> PlannedRun:
+    """The single run that the overrides describe, likewise."""
+    if AUTO not in overrides:
+        return one_run(overrides, extension)
+    plan = _chosen(overrides, extension)
+    if len(plan) != 1:
+        raise ConfigError(f"these overrides ask for {len(plan)} runs: use `parallelbench submit`, or choose one value")
+    return plan[0]
+
+
+def asked_of(overrides: Sequence[str], extension: Extension) -> Question:
+    """What the advisor is asked in place of `strategy=auto`."""
+    from launch.verbs.advise import asked
+
+    question = asked([text for text in overrides if text != AUTO], extension)
+    if question.gpt is not None:
+        raise ConfigError(
+            "strategy=auto can't choose for model=gpt, which is predicted by formula: name a strategy, or choose "
+            "model=gpt_tiny, whose layers are counted"
+        )
+    return replace(question, devices=question.devices or [question.bases[0].devices])
+
+
+def _chosen(overrides: Sequence[str], extension: Extension) -> list[PlannedRun]:
+    """The fastest layout that fits, on each number of devices; the reason goes into the intent."""
+    from analysis.advisor.conclusion import chosen, sentence
+    from launch.verbs.advise import answered
+
+    question = asked_of(overrides, extension)
+    rows = answered(question).rows
+    plan: list[PlannedRun] = []
+    for count in question.devices or ():
+        of_count = [row for row in rows if row.devices == count]
+        choice, text = chosen(of_count, "time"), sentence(of_count, "time")
+        if choice is None:
+            raise ConfigError(f"{AUTO} finds no strategy on devices={count}: {text}")
+        placed = [] if "nodes" in question.given or question.bases[0].site.name == "default" else [choice.nodes]
+        nodes = [f"nodes={each}" for each in placed]
+        what = [f"devices={count}", f"strategy={choice.strategy}", *choice.options, *nodes]
+        runs = expand([*question.overrides, *what], extension)
+        plan += [replace(run, overrides=[*run.overrides, f"# {AUTO}: {text}"]) for run in runs]
+    return plan
+
+
+def notes_on_sources(plan: Sequence[PlannedRun], extension: Extension) -> Iterator[str]:
+    """Under which sources of a plugin runs are looked for, where the sweep has runs of others."""
+    own: dict[Path, list[RunConfig]] = {}
+    for planned in plan:
+        if training_plugin(planned.run) is not None:
+            own.setdefault(planned.run.sweep_folder, []).append(planned.run)
+    for sweep, runs in own.items():
+        yield from _of_sweep(sweep, runs, same=extension.same_plugin)
+
+
+def _of_sweep(sweep: Path, runs: Sequence[RunConfig], *, same: bool) -> Iterator[str]:
+    first = runs[0]
+    former, now = first.plugin_sources or _UNRECORDED, first.same_plugin
+    if now:
+        count = "counts as one" if len(runs) == 1 else "count as those"
+        yield f"--same-plugin: {count_of(len(runs), 'run')} {count} of {former}, though the sources are {now} now"
+    elif same:
+        yield f"--same-plugin changes nothing: the latest runs in {sweep} are of the same sources, or there are none"
+    elif missing := sum(not RunFolder.of(run).path.exists() for run in runs):
+        package = str(training_plugin(first))
+        other = recorded(sweep, package)
+        if other not in (None, former):
+            yield (
+                f"{count_of(missing, 'run')} {'is' if missing == 1 else 'are'} new, since {package} has changed: it is "
+                f"{former} now, and earlier runs in {sweep} are of {other or _UNRECORDED} (--same-plugin goes "
+                "on with those, if no number has changed)"
+            )
+
+
+_UNRECORDED = "sources that were not recorded"

@@ -1,0 +1,381 @@
+"""The verbs that look after runs that were started: `status`, `cancel`, `logs` and `forget`."""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from launch.launcher import RunStatus, all_launchers, glance, states_below
+from launch.sweep.expansion import overrides_of, varying
+from launch.verbs.console import console, existing, listing, print_status, say
+from parallelbench.errors import ConfigError, count_of, duration
+from parallelbench.results.folder import RunFolder, is_configuration_of_run, no_runs
+from parallelbench.results.journal import read_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from launch.launcher import Launcher, Look
+    from launch.sweep.compose import Extension
+    from parallelbench.results.folder import State
+
+
+def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_json: bool) -> int:
+    """The state of the runs below a folder; `watch`: repeated until all have ended; `every`: a row for each run."""
+    if as_json and watch:
+        raise ConfigError("--json answers once, and --watch goes on: leave one of them out")
+    root, launchers = existing(folder), all_launchers(extension.plugin)
+
+    def look() -> Overview:
+        return overview(_states(root), launchers)
+
+    if watch:
+        return watch_states(look, every=every)
+    if as_json:
+        print_status(look())
+    else:
+        console().print(rendered(look(), every=every), crop=False)
+    return 0
+
+
+def _states(root: Path) -> Look:
+    states = states_below(root)
+    if not states:
+        raise ConfigError(no_runs(root))
+    return states
+
+
+def cancel(folders: Sequence[str], extension: Extension) -> int:
+    """End the jobs of the sweeps below these folders, and of these runs."""
+    roots, launchers = [existing(folder) for folder in folders], all_launchers(extension.plugin)
+    runs = [RunFolder(root.absolute()) for root in roots if (root / "config.yaml").exists()]
+    sweeps: list[Path] = []
+    for root in (each for each in roots if RunFolder(each.absolute()) not in runs):
+        below = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
+        queued = [path for path in below if any(launcher.submitted(path) for launcher in launchers)]
+        if not queued:
+            raise ConfigError(
+                f"{root} holds no sweep with queued jobs: name a sweep's folder or one above it, or a run"
+            )
+        sweeps += queued
+    for run in runs:
+        if not any(launcher.submitted(run.path.parent) for launcher in launchers):
+            raise ConfigError(f"{run.path} was not queued: what trains here ends with Ctrl-C where it was started")
+    for launcher in launchers:
+        if mine := [path for path in dict.fromkeys(sweeps) if launcher.submitted(path)]:
+            launcher.cancel(mine, console())
+        if own := [run for run in dict.fromkeys(runs) if launcher.submitted(run.path.parent)]:
+            launcher.cancel_runs(own, console())
+    return 0
+
+
+def logs(folder: str, extension: Extension, *, follow: bool) -> int:
+    """Print the output of a run's latest attempt and of its job; `follow`: and what is added, until the run ends."""
+    path, launchers = existing(folder).absolute(), all_launchers(extension.plugin)
+    if not (path / "config.yaml").exists():
+        raise ConfigError(f"{folder} is no run's folder: `parallelbench status DIR` names those below DIR")
+    run = RunFolder(path)
+
+    def files() -> list[Path]:
+        attempts = run.attempts()
+        of_jobs = [file for launcher in launchers for file in launcher.logs(path.parent, path.name)]
+        return of_jobs + (sorted(attempts[-1].path.glob("log*.txt")) if attempts else [])
+
+    if follow:
+        return follow_output(run, files, launchers)
+    found = files()
+    for file in found:
+        print(f"==> {file} <==")
+        print(file.read_text(errors="replace"))
+    if not found:
+        why = filter(None, (launcher.silence(path.parent, path.name) for launcher in launchers))
+        say(f"nothing was printed yet because {next(why, 'the run has not begun')}")
+    return 0
+
+
+def forget(folders: Sequence[str], extension: Extension) -> int:
+    """Move runs out of their sweeps, so that submitting measures them anew; prints where they are then."""
+    runs = [RunFolder(existing(folder)) for folder in folders]
+    launchers = all_launchers(extension.plugin)
+    for run in runs:
+        if not (run.path / "config.yaml").exists():
+            raise ConfigError(f"{run.path} is no run's folder: `parallelbench status DIR` names those below DIR")
+        sweep = run.path.parent
+        look = {sweep: [(run, run.state())]}
+        for launcher in (each for each in launchers if each.submitted(sweep)):
+            known = launcher.status(look).runs.get(run)
+            if known and known.label in ("queued", "running", "unknown"):
+                ends = f"`parallelbench cancel {shlex.quote(str(sweep))}` ends the sweep's jobs"
+                raise ConfigError(f"{run.path} is {known.label}: {ends}")
+    for run in runs:
+        print(run.forget())
+    return 0
+
+
+_ORDER = ("unknown", "running", "queued", "missing", "ok")
+CALM = ("queued", "missing", "ok")
+ALIKE = 20
+"""More runs than this in one of these states share a row."""
+_STYLES = {"ok": "green", "running": "cyan", "queued": "blue", "unknown": "yellow", "missing": "dim"}
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All runs below a folder, at one moment."""
+
+    runs: Mapping[RunFolder, RunStatus]
+    notes: Sequence[str] = ()
+    """Lines of the launchers about all runs."""
+
+    @property
+    def live(self) -> bool:
+        """Whether any run will go on without another submission."""
+        return any(status.live for status in self.runs.values())
+
+
+def overview(runs: Look, launchers: Iterable[Launcher]) -> Overview:
+    """The runs as their folders and the launchers that they were submitted with describe them."""
+    statuses = {folder: RunStatus.of_folder(state) for folder, state in runs}
+    notes: list[str] = []
+    sweeps = _by_sweep(runs)
+    for launcher in launchers:
+        submitted = {sweep: members for sweep, members in sweeps.items() if launcher.submitted(sweep)}
+        if submitted:
+            report = launcher.status(submitted)
+            statuses |= report.runs
+            notes += report.notes
+    return Overview(statuses, notes)
+
+
+def _by_sweep(runs: Look) -> dict[Path, list[tuple[RunFolder, State]]]:
+    sweeps: dict[Path, list[tuple[RunFolder, State]]] = {}
+    for folder, state in runs:
+        sweeps.setdefault(folder.path.absolute().parent, []).append((folder, state))
+    return sweeps
+
+
+def rendered(view: Overview, *, every: bool = False) -> Group:
+    """Counts and notes, then the runs, those that failed first: a terminal cuts off the end.
+
+    More than `ALIKE` runs that are done, wait or have not begun share a row; `every`: each run has a row of its own.
+    """
+    counts = Counter(status.label for status in view.runs.values())
+    lines = [", ".join(f"{count} {label}" for label, count in sorted(counts.items())), *view.notes]
+    many = {label for label in CALM if counts[label] > ALIKE and not every}
+    shown = {folder: status for folder, status in view.runs.items() if status.label not in many}
+    with_jobs = any(status.job for status in view.runs.values())
+    apart = _apart(list(view.runs)) if shown else {}
+    columns = ("run", *(("varying",) if apart else ()), *(("job",) if with_jobs else ()), "attempt", "state", "reason")
+    several = len({folder.path.parent for folder in view.runs}) > 1
+    rows = [
+        (
+            _name(folder, several=several),
+            *((escape(apart[folder]),) if apart else ()),
+            *((status.job or "–",) if with_jobs else ()),
+            str(status.state.attempt or "–"),
+            styled(status.label),
+            escape(status.reason or progress(folder, status) or _foreign(folder, status)),
+        )
+        for folder, status in sorted(shown.items(), key=lambda item: _rank(item[1].label))
+    ]
+    for label in sorted(many, key=_rank):
+        reason = _most_common_reason(status for status in view.runs.values() if status.label == label)
+        blank = ("–",) * (1 + bool(apart) + with_jobs)
+        rows.append((count_of(counts[label], "run"), *blank, styled(label), escape(reason)))
+    if many:
+        lines.append("--all lists every run")
+    return Group(*(Text(line) for line in lines), listing(columns, rows))
+
+
+def _rank(label: str) -> int:
+    """The place of a state in the table: states that need attention come first."""
+    return _ORDER.index(label) if label in _ORDER else -1
+
+
+def _apart(folders: Sequence[RunFolder]) -> dict[RunFolder, str]:
+    """Run → the overrides in which it differs from the others, as far as its name doesn't show them; empty: none."""
+    overrides = varying([overrides_of(folder) for folder in folders])
+    return dict(zip(folders, overrides, strict=True)) if any(overrides) else {}
+
+
+def _name(folder: RunFolder, *, several: bool) -> str:
+    """The run's folder, as `logs` takes it: below its sweep's folder where there are several sweeps."""
+    path = folder.path
+    return escape(f"{path.parent.name}/{path.name}" if several else path.name)
+
+
+def _foreign(folder: RunFolder, status: RunStatus) -> str:
+    """Why a folder that has not begun never will: its configuration is not that of a run."""
+    foreign = (folder.path / "config.yaml").exists() and not is_configuration_of_run(folder.path)
+    return "its config.yaml is no run's" if status.label == "missing" and foreign else ""
+
+
+def _most_common_reason(statuses: Iterable[RunStatus]) -> str:
+    """Most common reason; runs that are done have none."""
+    reasons = Counter(status.reason for status in statuses if status.state.state != "done" and status.reason)
+    ((reason, count),) = reasons.most_common(1) or [("", 0)]
+    return f"{reason} ({count} of them)" if len(reasons) > 1 else reason
+
+
+def progress(folder: RunFolder, status: RunStatus) -> str:
+    """The epoch of a running run, and about how long it will take."""
+    if status.label != "running" or not (attempts := folder.attempts()):
+        return ""
+    total, began, rows = 0, 0.0, []
+    for line in read_entries(attempts[-1].path / "journal-rank0.jsonl"):
+        if line.get("event") == "phase" and "epochs" in line:
+            total, began = line["epochs"], began or line["time"]
+        elif line.get("table") == "epochs":
+            rows.append((line["row"]["epoch"], line["row"]["finished_at"]))
+    if not total:
+        return "starting"
+    # A resumed attempt's journal begins with the epochs of earlier ones, which say nothing of the time since it began.
+    own = [(epoch, finished_at) for epoch, finished_at in rows if finished_at > began]
+    if not own:
+        return f"epoch {rows[-1][0] + 1 if rows else 1}/{total}"
+    epoch, last = own[-1]
+    left_s = (last - began) / len(own) * (total - epoch) - (time.time() - last)
+    return f"epoch {epoch}/{total}, about {duration(max(0.0, left_s))} left"
+
+
+def styled(label: str) -> str:
+    """A state, coloured."""
+    return f"[{_STYLES.get(label, 'red')}]{label}[/]"
+
+
+PAUSE_S, MOST_PAUSE_S = 5.0, 60.0
+"""Between two updates of states, at first and at most: each one queries the scheduler."""
+POLL_S = 0.5
+"""Between two looks at the files that runs and jobs print to."""
+_CHUNK = 1 << 16
+_NOT_FAILED = {*CALM, "running"}
+
+
+def pauses() -> Iterator[float]:
+    """Growing pauses, s."""
+    pause_s = PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(1.5 * pause_s, MOST_PAUSE_S)
+
+
+def watch_states(look: Callable[[], Overview], *, every: bool) -> int:
+    """Show states until all runs have ended: a table on a terminal, else a line for each change, and the table last.
+
+    Returns 1 if runs have failed, or can't be known from here: those are not waited for.
+    """
+    view, shown = look(), console()
+    if not shown.is_terminal:
+        view = _stream(view, look)
+        shown.print(rendered(view, every=every), crop=False)
+        return _ended(view)
+    with Live(rendered(view, every=every), console=shown, auto_refresh=False) as live:
+        for pause_s in pauses():
+            if not view.live:
+                break
+            time.sleep(pause_s)
+            view = look()
+            live.update(rendered(view, every=every), refresh=True)
+    return _ended(view)
+
+
+def _stream(view: Overview, look: Callable[[], Overview]) -> Overview:
+    before: dict[RunFolder, str] = {}
+    for pause_s in pauses():
+        for line in _changes(before, view):
+            print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+        before = {folder: status.label for folder, status in view.runs.items()}
+        if not view.live:
+            break
+        time.sleep(pause_s)
+        view = look()
+    return view
+
+
+def _changes(before: dict[RunFolder, str], view: Overview) -> Iterator[str]:
+    """A line for each run whose state is another than before, then the counts; at first the counts alone."""
+    changed = [(folder, status) for folder, status in view.runs.items() if before.get(folder) != status.label]
+    for folder, status in changed if before else ():
+        reason = f": {status.reason}" if status.reason and status.label not in CALM else ""
+        yield f"{folder.path.name} {before.get(folder, 'new')} → {status.label}{reason}"
+    if changed:
+        counts = Counter(status.label for status in view.runs.values())
+        yield ", ".join(f"{count} {label}" for label, count in sorted(counts.items()))
+
+
+def _ended(view: Overview) -> int:
+    """Say what was not waited for; returns the exit code."""
+    if hidden := sum(status.hidden for status in view.runs.values()):
+        say(f"not waited for: {count_of(hidden, 'run')} that can't be known from here")
+    return int(any(map(_failed, view.runs.values())))
+
+
+def _failed(status: RunStatus) -> bool:
+    """Also where its job ended before the run began."""
+    return status.label not in _NOT_FAILED or (status.label == "missing" and bool(status.job))
+
+
+@dataclass
+class _Printed:
+    """Files that grow, and how much of each was printed."""
+
+    offsets: dict[Path, int] = field(default_factory=dict)
+    decoders: dict[Path, codecs.IncrementalDecoder] = field(default_factory=dict)
+    last: Path | None = None
+
+    def print_new(self, files: Sequence[Path]) -> None:
+        """Print what was added; a line names the file wherever it is another one than before."""
+        for file in files:
+            for text in self._added(file):
+                if file != self.last:
+                    print(f"==> {file} <==")
+                    self.last = file
+                print(text, end="", flush=True)
+
+    def _added(self, file: Path) -> Iterator[str]:
+        decoder = self.decoders.setdefault(file, codecs.getincrementaldecoder("utf-8")("replace"))
+        try:
+            with file.open("rb") as opened:
+                opened.seek(self.offsets.get(file, 0))
+                while chunk := opened.read(_CHUNK):
+                    self.offsets[file] = opened.tell()
+                    yield decoder.decode(chunk)
+        except FileNotFoundError:
+            return
+
+
+def follow_output(run: RunFolder, files: Callable[[], Sequence[Path]], launchers: Sequence[Launcher]) -> int:
+    """Print a run's output as it comes, until the run has ended; returns 1 if it has failed.
+
+    The files are looked at twice a second, the scheduler after growing pauses, and only while no attempt is going on.
+    """
+    printed, asking, ask_at, said = _Printed(), pauses(), 0.0, ""
+    while True:
+        files_before, state = files(), glance(run)
+        status = RunStatus.of_folder(state)
+        if state.state not in ("running", "done") and time.monotonic() >= ask_at:
+            status = overview([(run, state)], launchers).runs[run]
+            ask_at = time.monotonic() + next(asking)
+            if status.label in ("queued", "unknown") and status.reason != said:
+                said = status.reason
+                say(f"{status.label}: {status.reason}")
+            live = status.live
+        else:
+            live = state.state != "done"
+        # What was printed before its end was seen is in these files.
+        printed.print_new(list(dict.fromkeys([*files_before, *files()])))
+        if not live:
+            break
+        time.sleep(POLL_S)
+    say(f"{run.path.name}: {status.label}{f': {status.reason}' if status.reason else ''}")
+    return int(_failed(status))
