@@ -21,17 +21,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.comparison.by_key import by
+    from analysis.comparison.configurations import facts, summary
     from analysis.comparison.exclusions import excluded, format_exclusions
-    from analysis.comparison.groups import labels
-    from analysis.comparison.policy import UnlikeWork
-    from analysis.comparison.two_sides import Comparison, compare
-    from analysis.configurations import facts, summary
-    from analysis.loading import load
+    from analysis.comparison.issues import UnlikeWork
+    from analysis.comparison.sides import Comparison, by, compare
+    from analysis.comparison.work import labels
+    from analysis.folders import load
     from analysis.metrics import per_epoch, per_run
-    from analysis.reader import Runs
-    from analysis.same_run import Skipped
-    from analysis.terminal_table import summary_table
+    from analysis.report.tables import summary_table
+    from analysis.runs.reader import Runs, Skipped
 
 __all__ = [
     "Comparison",
@@ -53,17 +51,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "by": "comparison.by_key",
+    **dict.fromkeys(("by", "Comparison", "compare"), "comparison.sides"),
     **dict.fromkeys(("excluded", "format_exclusions"), "comparison.exclusions"),
-    "labels": "comparison.groups",
-    "UnlikeWork": "comparison.policy",
-    **dict.fromkeys(("Comparison", "compare"), "comparison.two_sides"),
-    **dict.fromkeys(("facts", "summary"), "configurations"),
+    "labels": "comparison.work",
+    "UnlikeWork": "comparison.issues",
+    **dict.fromkeys(("facts", "summary"), "comparison.configurations"),
     **dict.fromkeys(("per_epoch", "per_run"), "metrics"),
-    "load": "loading",
-    "Runs": "reader",
-    "Skipped": "same_run",
-    "summary_table": "terminal_table",
+    "load": "folders",
+    **dict.fromkeys(("Runs", "Skipped"), "runs.reader"),
+    "summary_table": "report.tables",
 }
 """Name → the module that has it. Each is loaded when it is first asked for: the advisor needs no tables."""
 
@@ -77,7 +73,7 @@ def __getattr__(name: str) -> Any:
 def write_report(
     path: Path | str, out: Path | str | None = None, *, plugin: str | None = None, target: float | None = None
 ) -> Path:
-    """See `analysis.report.write_report`, which loads what draws figures."""
-    from analysis.report import write_report
+    """See `analysis.report.page.write_report`, which loads what draws figures."""
+    from analysis.report.page import write_report
 
     return write_report(path, out, plugin=plugin, target=target)

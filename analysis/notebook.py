@@ -11,7 +11,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.results.folder import find_runs
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 RESULTS = "PARALLELBENCH_RESULTS"
 """Environment variable: the folder of sweeps; default `results` beside or above the working directory."""

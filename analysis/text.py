@@ -10,6 +10,7 @@ from parallelbench.errors import count_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+
 MISSING = "–"
 _THIN = "\u202f"
 MIB = 2**20
@@ -154,3 +155,7 @@ def listed(items: Sequence[str], *, most: int = 3, sep: str = ", ") -> str:
     shown = [*items[:most], f"{len(items) - most} more"] if len(items) > most else list(items)
     last = " and " if sep == ", " else f"{sep}and "
     return last.join([sep.join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+DISTURBED_MARK = "*"
+"""After the times of runs that others disturbed."""

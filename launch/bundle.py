@@ -26,7 +26,7 @@ import yaml
 from msgspec import structs
 
 from analysis.comparison.remedy import as_overrides
-from analysis.csv_file import without_tokens
+from analysis.runs.published import without_tokens
 from launch.launcher import SubmitOptions, launcher_of, prepare_all
 from launch.sweep import PlannedRun, one_run
 from parallelbench.config.identity import CONFIGURATION_VERSION, run_id
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig
 

@@ -12,8 +12,9 @@ import msgspec
 
 from analysis.advisor.advice import Objective
 from analysis.claims import publications
-from analysis.metrics.configuration_columns import PER_CONFIGURATION, PER_FACT
-from analysis.metrics.schema import (
+from analysis.metrics.columns import (
+    PER_CONFIGURATION,
+    PER_FACT,
     epoch_aggregates,
     per_epoch_columns,
     per_run_columns,

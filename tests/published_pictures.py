@@ -21,7 +21,7 @@ from tests.published_figures import FOLDER, TABLES, Picture, Tabled, pictures, t
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / FOLDER
@@ -66,8 +66,8 @@ def drawn(picture: Picture, results: Path) -> bytes:
     from PIL import Image
 
     from analysis.figures import draw, specification
-    from analysis.figures._panels import only
-    from analysis.paper import fitted
+    from analysis.figures._chart import only
+    from analysis.report.figure import fitted
 
     with only(picture.panel or None):
         (figure,) = draw(_runs(picture.sweep, picture.repeats, results), [picture.figure])
@@ -81,13 +81,15 @@ def drawn(picture: Picture, results: Path) -> bytes:
 
 def tabulated(table: Tabled, results: Path) -> str:
     """The table as Markdown, from made-up runs below `results`."""
-    from analysis.accuracy_table import accuracies, side_by_side
-    from analysis.experiment import experiment
+    from analysis.report.publication import accuracies, accuracies_side_by_side, experiment
 
     runs = _runs(table.sweep, table.repeats, results)
     if table.table == "experiment":
         return _markdown(("Experiment", "Values"), experiment(runs))
-    heads = [(each, ("Model", "Configuration", *map(_epochs, each.epochs))) for each in side_by_side(accuracies(runs))]
+    heads = [
+        (each, ("Model", "Configuration", *map(_epochs, each.epochs)))
+        for each in accuracies_side_by_side(accuracies(runs))
+    ]
     return "\n".join(
         f"{each.work}, test accuracy in per cent: mean ± standard deviation over the repeats (how many):\n\n"
         + _markdown(head, [(row.model, row.configuration, *row.cells) for row in each.rows])

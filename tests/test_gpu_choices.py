@@ -14,7 +14,7 @@ import torch.distributed as dist
 import yaml
 
 from analysis import load
-from analysis.comparison.by_key import by
+from analysis.comparison.sides import by
 from launch.attempt.processes import Rendezvous, environment
 from launch.attempt.supervisor import too_small
 from parallelbench.config.build import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping

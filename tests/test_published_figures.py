@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from analysis.paper import WIDTHS_MM
+from analysis.report.figure import WIDTHS_MM
 from tests import published_figures as published
 from tests import published_pictures as pictures
 

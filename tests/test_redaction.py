@@ -21,7 +21,7 @@ import polars as pl
 import pytest
 
 from analysis import load
-from analysis.export.exported_run import exported_runs
+from analysis.export import exported_runs
 from launch.attempt.processes import redacted_log
 from launch.bundle import unpack
 from launch.verbs.export import TRACKERS

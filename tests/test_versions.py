@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import load, published
+from analysis import load
+from analysis.runs import published
 from launch.launcher import glance
 from parallelbench.config import identity
 from parallelbench.config.identity import run_id

@@ -1,15 +1,20 @@
-"""What the advisor answers with: one row per layout, what is impossible and why, and one sentence."""
+"""What the advisor answers with: a row per layout, one sentence, and the next runs to measure under a budget."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from analysis.advisor.suite_step import Phases
+import yaml
+
+from analysis.advisor.step import Phases
+from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 Objective = Literal["time", "energy", "gpu_hours", "memory"]
 """What the best layout has least of: time per epoch, energy, devices × hours, or memory per device."""
@@ -144,21 +149,218 @@ def _with_ends(name: str, value: float | None, low: float, high: float) -> dict[
     return {name: value, f"{name}_low": ends[0], f"{name}_high": ends[1]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Impossible:
-    """A layout that can't be, and why."""
-
-    strategy: str
-    options: tuple[str, ...]
-    devices: int
-    why: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For programs."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-
 def ranked(rows: Sequence[Row], objective: Objective) -> list[Row]:
     """Best first; what fits goes before what may, what may before what doesn't; who trains otherwise stands last."""
     behind = {Fit.FITS: 0, Fit.TOO_CLOSE: 1, Fit.UNKNOWN: 2, Fit.TOO_LARGE: 3}
     return sorted(rows, key=lambda row: (not row.trains_alike, behind[row.fit], row.cost(objective)))
+
+
+PAYS = 0.7
+"""Least scaling efficiency that is worth devices."""
+WORDS = {
+    "compute_s": "computation",
+    "communication_s": "exposed communication",
+    "bubble_s": "the bubble",
+    "optimizer_s": "the update",
+    "data_s": "fetching data",
+    "other_s": "fixed costs",
+}
+"""What the phases are called."""
+CAVEATS = {
+    Fit.UNKNOWN: "whether it fits is not known, since the memory is not known",
+    Fit.TOO_CLOSE: "whether it fits is too close to call",
+}
+"""What must be said of a choice that may not fit."""
+GIB = 2.0**30
+
+
+def chosen(rows: Sequence[Row], objective: Objective) -> Row | None:
+    """The row to take: the best that fits, or may; of those that train like one device. None: there is none."""
+    usable = [row for row in rows if row.trains_alike and row.fit is not Fit.TOO_LARGE]
+    return ranked(usable, objective)[0] if usable else None
+
+
+def best_per_devices(rows: Sequence[Row], objective: Objective) -> dict[int, Row]:
+    """The best usable row of each number of devices."""
+    found: dict[int, Row] = {}
+    for row in ranked(rows, objective):
+        if row.trains_alike and row.fit is not Fit.TOO_LARGE:
+            found.setdefault(row.devices, row)
+    return dict(sorted(found.items()))
+
+
+def efficiency(rows: Sequence[Row]) -> dict[int, float]:
+    """Throughput per device ÷ that on the fewest devices, of the fastest row of each number."""
+    best = best_per_devices(rows, "time")
+    if not best:
+        return {}
+    first = next(iter(best.values()))
+    return {count: first.device_s / row.device_s for count, row in best.items()}
+
+
+def sentence(rows: Sequence[Row], objective: Objective) -> str:
+    """One sentence: the choice, its time, and what speaks against the others."""
+    choice = chosen(rows, objective)
+    if choice is None:
+        return _nothing(rows)
+    said = (CAVEATS.get(choice.fit), _rival(rows, choice, objective), _too_large(rows, choice), _knee(rows))
+    reasons = [text for text in said if text]
+    what = f"Train with {_named(choice)} on {choice.devices} device{'s' * (choice.devices > 1)}"
+    how = "measured" if choice.measured else f"90 %: {_time(choice.low_s)} to {_time(choice.high_s)}"
+    return f"{what}: {_time(choice.step_s)} per step ({how}); {'; '.join(reasons) or 'nothing else is possible'}."
+
+
+def _nothing(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "No layout is possible on these devices: the reasons are listed."
+    alike = [row for row in rows if row.trains_alike]
+    if not alike:
+        return "No layout trains like one device: choose other strategies."
+    # What trains alike and isn't chosen doesn't fit, so its memory is known.
+    least = min(alike, key=lambda row: row.memory_bytes or 0.0)
+    assert least.memory_bytes is not None
+    assert least.capacity_bytes is not None
+    return (
+        f"Nothing fits: even {_named(least)} on {least.devices} devices needs {least.memory_bytes / GIB:.3g} GiB of "
+        f"{least.capacity_bytes / GIB:.3g} on each: take more devices, a smaller batch, or recompute activations."
+    )
+
+
+def _named(row: Row) -> str:
+    return f"{row.strategy} ({', '.join(row.options)})" if row.options else row.strategy
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _rival(rows: Sequence[Row], choice: Row, objective: Objective) -> str:
+    """The best of another strategy on as many devices, and by what it loses: in a step, by which phase."""
+    others = [row for row in rows if row.devices == choice.devices and row.strategy != choice.strategy]
+    rival = chosen(others, objective)
+    if rival is None:
+        return ""
+    if objective in ("memory", "energy"):
+        ours_costs, theirs_costs = choice.cost(objective), rival.cost(objective)
+        known = math.isfinite(ours_costs + theirs_costs)
+        return f"{rival.strategy} takes {theirs_costs / ours_costs:.2f} times as much {objective}" if known else ""
+    if rival.low_s <= choice.high_s and not (choice.measured and rival.measured):
+        share = max(0.0, rival.step_s / choice.step_s - 1.0)
+        return f"{rival.strategy} should take {100 * share:.0f} % longer, but the intervals overlap: measure both"
+    ours, theirs = choice.phases, rival.phases
+    slower = {each.name: getattr(theirs, each.name) - getattr(ours, each.name) for each in fields(Phases)}
+    worst = max(slower, key=lambda name: slower[name])
+    return f"{rival.strategy} takes {rival.step_s / choice.step_s:.2f} times as long, most of it {WORDS[worst]}"
+
+
+def _too_large(rows: Sequence[Row], choice: Row) -> str:
+    """A strategy that does not fit on as many devices."""
+    large = [row for row in rows if row.devices == choice.devices and row.fit is Fit.TOO_LARGE]
+    apart = [row for row in large if row.strategy != choice.strategy]
+    least = min(apart, key=lambda row: row.memory_bytes or 0.0, default=None)
+    if least is None or least.memory_bytes is None or least.capacity_bytes is None:
+        return ""
+    return f"{least.strategy} needs {least.memory_bytes / GIB:.3g} GiB of {least.capacity_bytes / GIB:.3g}"
+
+
+def _knee(rows: Sequence[Row]) -> str:
+    """From how many devices on the efficiency stays under `PAYS`, and what it is lost to."""
+    found = efficiency(rows)
+    paying = [count for count, share in found.items() if share >= PAYS]
+    if not paying or max(paying) == max(found):
+        return ""
+    beyond = min(count for count in found if count > max(paying))
+    row = best_per_devices(rows, "time")[beyond]
+    lost = {each.name: getattr(row.phases, each.name) for each in fields(Phases) if each.name != "compute_s"}
+    worst = max(lost, key=lambda name: lost[name])
+    reason = WORDS[worst] if lost[worst] > 0.1 * row.step_s else "smaller pieces of work"
+    return f"beyond {max(paying)} devices the efficiency is under {100 * PAYS:.0f} %, because of {reason}"
+
+
+START_S = 60.0
+"""What a run takes besides its training, checks and evaluation included: an assumption."""
+EPOCHS, STEPS, REPEATS = 3, 200, 3
+"""Of a proposed run: short, since a step is what must be known."""
+MOST_RUNS = 12
+"""Configurations that are proposed at once."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Rows to measure, and what that costs."""
+
+    rows: list[Row]
+    device_s: float
+    """Devices × seconds of all runs together, repeats included."""
+    left_out: int
+    """Rows that the budget leaves out."""
+
+
+def cost_s(row: Row) -> float:
+    """Devices × seconds of measuring a row."""
+    steps = min(STEPS, row.steps_per_epoch or STEPS)
+    return REPEATS * row.devices * (START_S + EPOCHS * steps * row.high_s)
+
+
+def proposed(rows: Sequence[Row], objective: Objective, *, budget_s: float, most_devices: int | None) -> Proposal:
+    """Rows whose interval reaches below the best's upper end, best first; before them the cheapest run of one device.
+
+    One device is the baseline of every comparison. Raises `ConfigError` where the budget is under the cheapest run.
+    """
+    usable = [row for row in rows if row.fit is not Fit.TOO_LARGE and row.trains_alike]
+    usable = [row for row in usable if most_devices is None or row.devices <= most_devices]
+    open_rows = [row for row in usable if not row.measured and _may_be_best(row, usable, objective)]
+    base = min((row for row in usable if row.devices == 1 and not row.measured), key=cost_s, default=None)
+    order = ([base] if base else []) + [row for row in _one_each(ranked(open_rows, objective)) if row is not base]
+    if not order:
+        return Proposal([], 0.0, 0)
+    taken: list[Row] = []
+    spent = 0.0
+    for row in order[:MOST_RUNS]:
+        if spent + cost_s(row) <= budget_s:
+            taken.append(row)
+            spent += cost_s(row)
+    if not taken:
+        cheapest = min(map(cost_s, order))
+        raise ConfigError(
+            f"--budget {budget_s / 3600:.3g}h is under the cheapest run that would tell something: "
+            f"{cheapest / 3600:.3g} device-hours; give at least --budget {_up(cheapest / 3600):g}h"
+        )
+    return Proposal(taken, spent, len(order) - len(taken))
+
+
+def _up(hours: float) -> float:
+    """The number rounded up to one decimal, or to hundredths where it is small."""
+    digits = 1 if hours >= 0.1 else 3
+    return float(round(hours + 0.5 * 10.0**-digits, digits))
+
+
+def _may_be_best(row: Row, rows: Sequence[Row], objective: Objective) -> bool:
+    """Whether its interval reaches below the upper end of the best row's on as many devices."""
+    best = chosen([each for each in rows if each.devices == row.devices], objective)
+    return (
+        best is None or row.cost(objective) * row.low_s / row.step_s <= best.cost(objective) * best.high_s / best.step_s
+    )
+
+
+def _one_each(rows: Sequence[Row]) -> list[Row]:
+    """The best row of each strategy and number of devices."""
+    found: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        found.setdefault((row.strategy, row.devices), row)
+    return list(found.values())
+
+
+def sweep_of(proposal: Proposal, overrides: Sequence[tuple[str, Any]], *, name: str) -> dict[str, Any]:
+    """A sweep file's content: one block per row, with what was asked for."""
+    common = dict(overrides) | {"epochs": EPOCHS, "measure.attribution_steps": 20}
+    blocks = []
+    for row in proposal.rows:
+        grid: dict[str, Any] = common | {"strategy": row.strategy, "devices": row.devices, "nodes": row.nodes}
+        for option in row.options:
+            key, _, value = option.partition("=")
+            grid[key] = yaml.safe_load(value)
+        if (row.steps_per_epoch or STEPS) > STEPS:
+            grid["measure.steps_per_epoch"] = STEPS
+        blocks.append({"grid": {key: [value] for key, value in grid.items()}})
+    return {"name": name, "repeats": REPEATS, "order": "interleaved", "blocks": blocks}

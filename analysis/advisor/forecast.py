@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from analysis.advisor.assumptions import assumed_figures
-from analysis.advisor.intervals import FEWEST, half_width
-from analysis.advisor.suite_check import FEWEST_STEPS, SplitCheck, split_check
-from analysis.advisor.suite_fit import fitted, predictable
-from analysis.advisor.suite_parameters import ASSUMED_FACTOR
-from analysis.advisor.suite_splits import most_devices
+from analysis.advisor.check import FEWEST_STEPS, SplitCheck, most_devices, split_check
+from analysis.advisor.fit import ASSUMED_FACTOR, FEWEST_ERRORS, fitted, half_width, predictable
+from analysis.advisor.machine import assumed_figures
 from analysis.advisor.sweep_evidence import sweep_evidence
-from analysis.configurations import counted
+from analysis.comparison.configurations import counted
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from analysis.advisor.machine_figures import MachineFigures
-    from analysis.advisor.suite_fit import SuiteFit
+    from analysis.advisor.fit import SuiteFit
+    from analysis.advisor.machine import MachineFigures
     from analysis.advisor.sweep_evidence import MeasuredStep
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
     from parallelbench.config.run import RunConfig
 
 MOST_STEPS = 60
@@ -110,7 +107,7 @@ def _width_beyond(steps: Sequence[MeasuredStep], figures: MachineFigures) -> flo
     """Half of the interval on more devices than were measured, from a fit that lacked the most; assumed of few."""
     places = most_devices(steps)
     rest = [step for place, step in enumerate(steps) if place not in places]
-    if len(places) < FEWEST or len(rest) < FEWEST_STEPS:
+    if len(places) < FEWEST_ERRORS or len(rest) < FEWEST_STEPS:
         return float(np.log(ASSUMED_FACTOR))
     fit = fitted(rest, figures)
     width = half_width(np.log([steps[place].step_s / fit.phases(steps[place]).step_s for place in places]))

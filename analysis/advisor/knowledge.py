@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from analysis.advisor.suite_parameters import Learnt
+from analysis.advisor.fit import Learnt
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from analysis.advisor.machine_figures import MachineFigures
+    from analysis.advisor.machine import MachineFigures
     from analysis.advisor.sweep_evidence import SweepEvidence
 
 
@@ -36,8 +36,8 @@ def read_knowledge(paths: Sequence[Path], *, learn: bool = True) -> Knowledge:
     Raises `ConfigError` for several calibrations, for other files, and where the runs are of unlike machines.
     """
     from analysis.advisor.calibration import read_figures
+    from analysis.advisor.check import learnt_from
     from analysis.advisor.model_layers import model_layers
-    from analysis.advisor.suite_check import learnt_from
     from analysis.advisor.sweep_evidence import read_sweeps
 
     tables = [path for path in paths if path.suffix == ".parquet"]

@@ -94,7 +94,7 @@ def _sources() -> str:
     """A digest of the files that say what models are and how they are counted."""
     root = resources.files("parallelbench")
     digest = hashlib.sha256()
-    for folder in ("models", "rank"):
+    for folder in ("models", "measure"):
         for file in sorted((root / folder).iterdir(), key=lambda each: each.name):
             if file.name.endswith(".py"):
                 digest.update(file.read_bytes())

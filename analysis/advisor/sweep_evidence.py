@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from analysis.advisor.probed_figures import probed_figures
-from analysis.advisor.suite_parameters import model_key
-from analysis.comparison.compared_run import compared_runs
-from analysis.comparison.groups import component_labels
-from analysis.comparison.machine import unlike_probes
+from analysis.advisor.calibration import probed_figures
+from analysis.advisor.fit import model_key
+from analysis.comparison.configurations import counted
+from analysis.comparison.issues import format_differences, unlike_probes
 from analysis.comparison.pairing import Pairing, RepeatPair
-from analysis.comparison.policy import PROBED, format_differences
-from analysis.configurations import counted
-from analysis.loading import load
+from analysis.comparison.run import compared_runs
+from analysis.comparison.work import PROBED, component_labels
+from analysis.folders import load
 from analysis.metrics import phase_times
 from parallelbench.config.build import from_mapping
 from parallelbench.config.sites import with_new_options
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from analysis.advisor.machine_figures import MachineFigures
-    from analysis.comparison.compared_run import ComparedRun
+    from analysis.advisor.machine import MachineFigures
+    from analysis.comparison.run import ComparedRun
     from analysis.comparison.work import Differences
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
     from parallelbench.config.run import RunConfig
     from parallelbench.measure.counting import LayerCount
 

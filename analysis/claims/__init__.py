@@ -1,17 +1,17 @@
-"""Claims of publications, judged by runs: `judge_all(runs)`. Each publication is a YAML file; see `grammar`."""
+"""Claims of publications, judged by runs: `judge_all(runs)`. Each publication is a YAML file; see `claim`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.claims.grammar import Claim, Publication, publications
+from analysis.claims.claim import Claim, Publication, publications
 from analysis.claims.verdict import Case, Elsewhere, Judgement, judge, judge_together
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 __all__ = [
     "Case",

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis import text
-from analysis.claims.decision import VERDICTS
-from analysis.stats import ENOUGH_REPEATS
+from analysis.claims.verdict import VERDICTS
+from analysis.comparison.ratio import ENOUGH_REPEATS
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from analysis.claims.grammar import Claim
+    from analysis.claims.claim import Claim
     from analysis.claims.verdict import Case, Elsewhere, Judgement
 
 _COLOURS = {"reproduced": "green", "refuted": "red", "inconclusive": "yellow"}

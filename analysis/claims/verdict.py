@@ -3,24 +3,123 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 
-from analysis.claims.claimed_effect import ClaimedEffect
-from analysis.claims.contrasts import effects, labels
-from analysis.claims.decision import VERDICTS, Verdict
-from analysis.claims.grammar import EPOCH_COLUMNS, Claim
-from analysis.claims.lacking import missing
-from analysis.stats import ENOUGH_REPEATS, ERROR, error_of_each
+from analysis import text
+from analysis.claims.claim import EPOCH_COLUMNS, OF_SAMPLES, UNTIMED, Claim, written
+from analysis.claims.effects import effects, is_unreached, labels, unusable, usable
+from analysis.comparison.configurations import facts
+from analysis.comparison.issues import Blocker, Issue
+from analysis.comparison.pairing import Pairing, RepeatPair, in_one_sweep
+from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
+from analysis.comparison.run import ComparedRun, compared_runs
+from analysis.metrics import resting_on_disturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from analysis.claims.claim import Expect
     from analysis.claims.effects import Effect
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
+
+    Ids = Mapping[int, tuple[str, ...]]
+
+
+Verdict = Literal["reproduced", "refuted", "inconclusive"]
+VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")
+
+NOISE = 0.1
+"""The spread of an effect over its repeats, in parts of the largest, from which a quiet machine would help."""
+
+APART = "the sides were measured apart: measure both in one sweep"
+
+
+After = Callable[[int], tuple[float, float] | None]
+"""The interval after so many more repeats of each side, if the effects vary alike."""
+
+
+def verdict_on(independent: int, interval: tuple[float, float] | None, expect: Expect) -> Verdict:
+    """The verdict on an effect.
+
+    Reproduced: the interval lies in the region. Refuted: no part of it does, and it reaches the bound: the effect is
+    the opposite, or nil (equivalent to none by the claim's own margin). An effect in the claimed direction that is
+    measured to lie within the margin decides nothing. Fewer than `ENOUGH_REPEATS` independent values decide nothing,
+    and no interval neither: the sides were not interleaved.
+    """
+    if independent < ENOUGH_REPEATS or interval is None:
+        return "inconclusive"
+    (low, high), region, bound = interval, expect.region, expect.open
+    if region[0] < low and high < region[1]:
+        return "reproduced"
+    beyond = (high <= region[0] and low <= bound[0]) or (low >= region[1] and high >= bound[1])
+    return "refuted" if beyond else "inconclusive"
+
+
+def decide(
+    values: Sequence[float],
+    interval: tuple[float, float] | None,
+    expect: Expect,
+    *,
+    independent: int | None = None,
+    after: After | None = None,
+    highest_repeat: int | None = None,
+    timed: bool = False,
+) -> tuple[Verdict, str]:
+    """The verdict on an effect, and what would decide it where nothing does.
+
+    `independent`: how many of the values are, None for all. `after`: None where that is not known. `timed`: a quieter
+    machine would narrow the interval.
+    """
+    known = len(values) if independent is None else independent
+    verdict = verdict_on(known, interval, expect)
+    if verdict != "inconclusive":
+        return verdict, ""
+    if missing := max(ENOUGH_REPEATS - len(values), 0):
+        enough = f"{text.repeats(len(values))} of {ENOUGH_REPEATS}"
+        return verdict, f"{enough}: {text.to_add(missing, after=highest_repeat)}"
+    if interval is None:
+        return verdict, APART
+    if missing := max(ENOUGH_REPEATS - known, 0):
+        enough = f"{text.repeats(len(values))} that count as {known} of {ENOUGH_REPEATS}, as submits share them"
+        return verdict, f"{enough}: {text.to_add(missing, after=highest_repeat)}"
+    spread = (min(values), max(values)) if timed else None
+    return verdict, _undecided(known, interval, expect, after, spread=spread)
+
+
+def _undecided(
+    known: int,
+    interval: tuple[float, float],
+    expect: Expect,
+    after: After | None,
+    *,
+    spread: tuple[float, float] | None,
+) -> str:
+    bounds = sorted({*expect.region, *expect.open})
+    held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
+    if not held:  # it lies within the margin
+        return f"the effect is within the margin ({expect.by:g})"
+    holds = f"the interval holds {text.listed([f'{edge:g}' for edge in held])}"
+    if after is None:
+        return holds
+    needed = repeats_to_add(lambda more: verdict_on(known + more, after(more), expect) != "inconclusive")
+    first = _quiet(spread) if spread is not None and (needed is None or needed > known) else ""
+    if needed is None:
+        return f"{holds}, which is too near the effect for any feasible number of repeats{first and f': {first}'}"
+    return f"{holds}: {first}{first and '; then '}{text.to_add(needed)}, which decides if the effect stays"
+
+
+def _quiet(spread: tuple[float, float]) -> str:
+    """What to do about noise before repeats are added to outweigh it; empty where repeats are alike."""
+    low, high = spread
+    if high - low <= NOISE * max(abs(low), abs(high)):
+        return ""
+    return f"measure on a quiet machine first, as repeats lie between {low:.3g} and {high:.3g}"
 
 
 @dataclass(frozen=True)
@@ -219,3 +318,202 @@ def _together(cases: Sequence[Case], claim: Claim) -> list[Verdict]:
         whole = shown == {"reproduced"} and len({case.step for case in members}) == len(claim.contrasts)
         verdicts.append("refuted" if "refuted" in shown else "reproduced" if whole else "inconclusive")
     return verdicts
+
+
+@dataclass(frozen=True)
+class ClaimedEffect:
+    """An effect, and the runs behind it."""
+
+    effect: Effect
+    claim: Claim
+    behind: Behind
+    choice: Pairing
+    """Of the runs that the smallest value was chosen from: choosing compares, too."""
+
+    @classmethod
+    def all_of(cls, runs: Runs, claim: Claim) -> list[Self]:
+        """Every effect of the claim in these runs; on GPUs alone where processors can't measure it."""
+        found = effects(runs, claim)
+        if claim.gpus_only:
+            found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
+        return [cls(e, claim, behind(runs, e.runs), choice_of(runs, e.candidates)) for e in found]
+
+    @property
+    def pairing(self) -> Pairing:
+        """Of the runs behind it."""
+        return self.behind.pairing
+
+    @property
+    def of_times(self) -> bool:
+        """Whether it depends on the machine, and on when it was measured."""
+        return self.claim.metric not in UNTIMED
+
+    @cached_property
+    def forbidden(self) -> str:
+        """Why the effect decides nothing, whatever it is; empty where it may."""
+        kinds = {"of_times": self.of_times, "per_epoch": self.claim.metric in OF_SAMPLES}
+        issues = next(filter(None, (pairing.blockers(**kinds) for pairing in (self.pairing, self.choice))), ())
+        if missed := self.effect.missed:
+            repeats = len(missed | self.effect.values.keys())
+            issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)
+        return "; ".join(map(str, issues))
+
+    @property
+    def median(self) -> float:
+        """Of the effects."""
+        return ratio_median(self._values) if self._is_ratio(self._values) else median(self._values)
+
+    def _is_ratio(self, values: Sequence[float]) -> bool:
+        return self.claim.compare != "difference" and min(values) > 0
+
+    def interval(self, error: float, more: int = 0) -> Ends | None:
+        """From the lower end of the least possible effects to the upper end of the largest possible ones."""
+        least, most = self._spreads
+        if least is None or most is None:
+            return None
+        low, high = least.ends(error, more)
+        return low, high if least is most else most.ends(error, more)[1]
+
+    @cached_property
+    def _spreads(self) -> tuple[Spread | None, Spread | None]:
+        """Of the least possible effects, and of the largest possible ones; one object where nothing is uncertain."""
+        readings = self.effect.values.values()
+        if all(reading.least == reading.value == reading.most for reading in readings):
+            return self._exact, self._exact
+        least, most = [reading.least for reading in readings], [reading.most for reading in readings]
+        return self._spread(least), self._spread(most)
+
+    @cached_property
+    def _exact(self) -> Spread | None:
+        return self._spread(self._values)
+
+    def decided(self, error: float) -> tuple[Verdict, str]:
+        """The verdict, and what would decide it where nothing does."""
+        if self.forbidden:
+            return "inconclusive", self.forbidden
+        expect = self.claim.expect
+        verdict, lacks = decide(
+            self._values,
+            self.interval(error),
+            expect,
+            independent=self._independent,
+            after=partial(self.interval, error),
+            highest_repeat=self.pairing.highest_repeat,
+            timed=self.of_times,
+        )
+        exact = None if self._exact is None else self._exact.ends(error)
+        if verdict == "inconclusive" and verdict_on(self._independent, exact, expect) != "inconclusive":
+            lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
+        return verdict, lacks
+
+    def is_decided(self, error: float) -> bool:
+        """Whether there is a verdict."""
+        if self.forbidden:
+            return False
+        return verdict_on(self._independent, self.interval(error), self.claim.expect) != "inconclusive"
+
+    @cached_property
+    def _independent(self) -> int:
+        """How many of the effects are independent: those that share what differed between submits count once."""
+        return len(set(self.pairing.pools)) if self.of_times else len(self.effect.values)
+
+    @cached_property
+    def _values(self) -> list[float]:
+        return [reading.value for reading in self.effect.values.values()]
+
+    def _spread(self, values: Sequence[float]) -> Spread | None:
+        of = Spread.of_ratios if self._is_ratio(values) else Spread.of_differences
+        return of(values, self.pairing.pools if self.of_times else ())
+
+
+@dataclass(frozen=True, eq=False)
+class Behind:
+    """The runs behind effects. Many claims compare the same runs: what follows from these is found once."""
+
+    pairing: Pairing
+    slugs: tuple[str, ...]
+    """The names of their folders."""
+    warnings: tuple[str, ...]
+    """What they recorded themselves."""
+    sweeps: tuple[str, ...]
+
+
+def behind(runs: Runs, ids_of_repeats: Ids) -> Behind:
+    """The runs of every repeat; of equal ones the same object."""
+    known, key = _behind(runs), tuple(ids_of_repeats.items())
+    if key not in known:
+        told = _told(runs)
+        rows = [told[run_id] for run_id in dict.fromkeys(run_id for ids in ids_of_repeats.values() for run_id in ids)]
+        warnings = dict.fromkeys(warned for _, warned, _ in rows if warned)
+        sweeps = sorted({sweep for *_, sweep in rows})
+        slugs = tuple(slug for slug, *_ in rows)
+        known[key] = Behind(pairing_of(runs, ids_of_repeats), slugs, tuple(warnings), tuple(sweeps))
+    return known[key]
+
+
+@lru_cache(maxsize=8)
+def _behind(runs: Runs) -> dict[tuple[tuple[int, tuple[str, ...]], ...], Behind]:
+    return {}
+
+
+@lru_cache(maxsize=8)
+def _told(runs: Runs) -> dict[str, tuple[str, str | None, str]]:
+    """Run id → the name of its folder, its warnings, and its sweep."""
+    rows = runs.run.select("run_id", "slug", "warnings", "sweep").rows()
+    return {run_id: (slug, warned, sweep) for run_id, slug, warned, sweep in rows}
+
+
+def pairing_of(runs: Runs, ids_of_repeats: Ids) -> Pairing:
+    """The runs of every repeat, two and two as an effect compares them."""
+    known = compared_runs(runs)
+    of_repeats = ((repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items())
+    return Pairing(tuple(RepeatPair(repeat, _as_paired(of_repeat)) for repeat, of_repeat in of_repeats))
+
+
+def _as_paired(of_repeat: tuple[ComparedRun, ...]) -> tuple[ComparedRun, ...]:
+    """The runs as their values were taken: two and two of one sweep."""
+    couples = [of_repeat[at : at + 2] for at in range(0, len(of_repeat), 2)]
+    return tuple(run for couple in couples for run in in_one_sweep(couple))
+
+
+NO_CHOICE = Pairing(())
+
+
+def choice_of(runs: Runs, ids_of_repeats: Ids) -> Pairing:
+    """The candidates of every repeat that has all of them; those of the others stand alone."""
+    if not ids_of_repeats:
+        return NO_CHOICE
+    known = compared_runs(runs)
+    every = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items()]
+    kinds = {pair.repeat: [id(run.definition) for run in pair.runs] for pair in every}
+    most = max(kinds.values(), key=len, default=[])
+    whole = tuple(pair for pair in every if kinds[pair.repeat] == most)
+    return Pairing(whole, alone=tuple(run for pair in every if pair not in whole for run in pair.runs))
+
+
+def missing(runs: Runs, claim: Claim) -> str:
+    """Why there is nothing to compare, and which runs are needed."""
+    if claim.gpus_only and not (facts(runs)["device_type"] == "cuda").any():
+        return f"can't be decided on CPUs: {claim.gpus_only}; it needs {_sweeps(claim)} on GPUs"
+    if is_unreached(runs, claim):
+        return f"no repeat reaches {claim.target:g} on both sides: train more epochs, or choose another optimizer"
+    with_all = f" {written(every)}" if (every := claim.where | claim.scope) else ""
+    sides = "; or ".join(map(str, claim.contrasts)) + (f"; and with {claim.more}" if claim.more else "")
+    lacks = f"needs runs of the same work{with_all} with {sides}; {ENOUGH_REPEATS} repeats each: {_sweeps(claim)}"
+    return lacks + _excluded(runs, claim) + _disturbed(runs, claim)
+
+
+def _disturbed(runs: Runs, claim: Claim) -> str:
+    resting = resting_on_disturbed(runs).get(claim.metric, frozenset())
+    count = len(resting & set(usable(runs, claim.metric)["run_id"].to_list())) if resting else 0
+    return f"; others disturbed what {claim.metric} rests on in {text.number_of_runs(count)}" if count else ""
+
+
+def _sweeps(claim: Claim) -> str:
+    return " and ".join(f"sweep={name}" for name in claim.sweeps)
+
+
+def _excluded(runs: Runs, claim: Claim) -> str:
+    number, exclusions = (0, []) if claim.metric in UNTIMED else unusable(runs, claim.metric)
+    verb = "doesn't" if number == 1 else "don't"
+    return f" ({text.number_of_runs(number)} {verb} count: {text.listed(exclusions)})" if exclusions else ""

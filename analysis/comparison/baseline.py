@@ -9,13 +9,12 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from analysis import text
-from analysis.comparison.caveats import said_once
-from analysis.comparison.compared_run import ComparedRun, compared_runs
 from analysis.comparison.exclusions import excluded
-from analysis.comparison.groups import labels
+from analysis.comparison.issues import Blocker, Caveat, Issue, format_differences, said_once
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
-from analysis.comparison.policy import Blocker, Caveat, Issue, format_differences, is_baseline
-from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
+from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
+from analysis.comparison.run import ComparedRun, compared_runs
+from analysis.comparison.work import is_baseline, labels
 from analysis.metrics import efficiency
 from parallelbench.measure.environment_match import FRAMEWORK
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from analysis.reader import Runs
-    from analysis.stats import Ratio
+    from analysis.comparison.ratio import Ratio
+    from analysis.runs.reader import Runs
 
 Configuration = tuple[str, str]
 """Group and configuration."""

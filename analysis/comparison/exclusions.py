@@ -1,4 +1,4 @@
-"""Which runs don't count in comparisons of time and memory, and why."""
+"""Which runs don't count in comparisons of time and memory, and why; and what a folder must hold to be judged."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.comparison.compared_run import compared_runs
+from analysis import text
 from analysis.comparison.counterparts import held_against_one_device, unlike_one_device
-from analysis.comparison.groups import labels
-from analysis.comparison.machine import rests_on_disturbed, unlike_contents
-from analysis.comparison.policy import format_differences
+from analysis.comparison.issues import format_differences, rests_on_disturbed, unlike_contents
+from analysis.comparison.run import compared_runs
+from analysis.comparison.work import labels
 from analysis.metrics import miscounted, per_run, resting_on_disturbed
-from analysis.metrics.epoch_metrics import AS_TEXT, numbered_epochs
-from analysis.same_run import format_skipped
+from analysis.metrics.epochs import AS_TEXT, numbered_epochs
+from analysis.runs.reader import format_skipped
 from analysis.text import listed, number_of_runs
+from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import differences
+from parallelbench.results.folder import instead_of, no_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from analysis.comparison.compared_run import ComparedRun
-    from analysis.reader import Runs
+    from analysis.comparison.run import ComparedRun
+    from analysis.runs.reader import Runs
+
 
 MOST = 8
 """Lines of each kind that a terminal shows. The report's page shows all."""
@@ -268,3 +271,51 @@ def _excluded_lines(runs: Runs) -> list[str]:
             lines.append(f"{whose}: {counts.total()} of {number_of_runs(members.height)} {verb} not count ({why}).")
     more = len(lines) - MOST
     return [*lines[:MOST], f"Runs of {more} more configurations do not count."] if more > 0 else lines
+
+
+def require_finished(runs: Runs) -> None:
+    """Raise `ConfigError`, with the remedy, where no run of the folder trained to its end."""
+    root = runs.root
+    if "done" in runs.run["state"]:
+        return
+    if not runs.run.is_empty():
+        labels = Counter(runs.run.select(pl.coalesce("outcome", "state")).to_series())
+        counts = text.listed([f"{count} {label}" for label, count in sorted(labels.items())], most=len(labels))
+        raise ConfigError(
+            f"{root} holds no finished run ({counts}): `parallelbench status {shlex.quote(str(root))}` says why; "
+            f"{_advice(labels.keys())}"
+        )
+    unreadable = [skipped for skipped in runs.skipped if skipped.is_run]
+    if not unreadable:
+        raise ConfigError(no_runs(root))
+    first, *others = unreadable
+    more = f", and {len(others)} more" if others else ""
+    raise ConfigError(f"{root} holds no readable run ({first.path}: {first.reason}{more}): {instead_of(root)}")
+
+
+def _advice(labels: Iterable[str]) -> str:
+    """What to do where no run has finished: wait, begin, or try again."""
+    found = set(labels)
+    if "running" in found:
+        return "report once some are done"
+    return "none has begun: submit them, or wait for their jobs" if found == {"missing"} else "submit what failed again"
+
+
+def _most_common(known: Sequence[tuple[str, str | None]]) -> str:
+    """The exclusion of most runs, in the words of its first run; empty without any."""
+    if not known:
+        return ""
+    counts = Counter(exclusion for exclusion, _ in known)
+    most = max(sorted(counts), key=counts.__getitem__)
+    return describe(most, next(detail for exclusion, detail in known if exclusion == most))
+
+
+def require_counted(runs: Runs) -> None:
+    """Raise `ConfigError` where no run counts; the message has the most common reason."""
+    require_finished(runs.whole)
+    gone = excluded(runs)
+    if runs.run.height > gone.height:
+        return
+    why = f" ({reason})" if (reason := _most_common(gone.select("exclusion", "exclusion_detail").rows())) else ""
+    where = f"one side of {runs.root}" if runs.taken_from else runs.root
+    raise ConfigError(f"{where} holds no run that counts{why}: there is nothing to compare")

@@ -6,9 +6,8 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
-from analysis.comparison.speed import SpeedVerdict
-from analysis.comparison.two_sides import OVERALL, TIME
-from analysis.stats import ERROR, FEWEST_REPEATS, POWER, repeats_to_add
+from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, POWER, SpeedVerdict, repeats_to_add
+from analysis.comparison.sides import OVERALL, TIME
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from analysis.comparison.two_sides import Compared, Comparison
-    from analysis.stats import Ratio
+    from analysis.comparison.ratio import Ratio
+    from analysis.comparison.sides import Compared, Comparison
 
 PASSED, SLOWER, UNDECIDED = 0, 1, 2
 """Exit codes of the gate."""

@@ -1,15 +1,24 @@
-"""The pairing of runs: repeat by repeat, with what blocks the comparison, what limits it, and its ratios."""
+"""The pairing of runs: repeat by repeat, with what blocks the comparison, what limits it, and its ratios.
+
+Pairs whose ratios have something in common are a pool, whose mean counts once. A run that several sweeps have measured
+counts in every one, beside the runs that it was measured with.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from analysis.comparison.groups import highest_repeats
-from analysis.comparison.machine import (
+from analysis.comparison.exclusions import excluded
+from analysis.comparison.issues import (
+    Blocker,
+    Caveat,
+    Issue,
+    Remedies,
     beyond_cores,
     beyond_peak,
     disturbances,
@@ -18,24 +27,22 @@ from analysis.comparison.machine import (
     unlike_probes,
     unrecorded,
 )
-from analysis.comparison.order import one_after_the_other
-from analysis.comparison.policy import Blocker, Caveat, Issue, Remedies
-from analysis.comparison.pools import pools
+from analysis.comparison.ratio import is_apart, ratio_of_pairs
 from analysis.comparison.remedy import OneRun, remedies
-from analysis.comparison.repeats import in_both, paired_ratio
-from analysis.comparison.speed_up import PER_EPOCH, WITH_STARTUP, scaling
-from analysis.comparison.sweeps import in_one_sweep
-from analysis.comparison.work import is_below
-from analysis.stats import is_apart
+from analysis.comparison.run import ComparedRun, compared_runs
+from analysis.comparison.work import COMPARED, highest_repeats, is_below, without
 from parallelbench.measure import environment_match
+from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
-    from analysis.comparison.compared_run import ComparedRun
-    from analysis.comparison.speed_up import Scaling
+    from analysis.comparison.ratio import Ratio
+    from analysis.comparison.run import Span
     from analysis.comparison.work import Differences
-    from analysis.stats import Ratio
+    from analysis.runs.reader import Runs
+
 
 _ROUNDING = 1e-9
 """Relative: twice as fast on two devices is no more than that."""
@@ -285,3 +292,191 @@ def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: 
 def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
     low, high = sorted(run.epoch_samples or 0 for run in couple)
     return {"train_samples": (low, high)}
+
+
+ABOVE_IDEAL = 1.05
+"""Times the number of devices: a speed-up whose whole interval lies above is not believed."""
+
+
+def faster(one: ComparedRun, other: ComparedRun, *, time: str, rate: str) -> tuple[float | None, float | None]:
+    """Numerator and denominator of a speed-up: by time, or per sample where epochs hold unequally many."""
+    if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
+        return one.value(time), other.value(time)
+    return other.value(rate), one.value(rate)
+
+
+PER_EPOCH = partial(faster, time="steady_epoch_time_s", rate="throughput_samples_per_s")
+WITH_STARTUP = partial(faster, time="total_time_s", rate="throughput_with_startup_samples_per_s")
+
+
+class Scaling(NamedTuple):
+    """Two runs of the same work, the second on more devices: how much faster that may make it."""
+
+    fewer: int
+    more: int
+    """Devices of the one, and of the other."""
+    ideal: float
+    """Times as fast as the further devices explain."""
+    most: float
+    """Times as fast as nothing explains. One strategy may be slow on few devices, say for stages of unequal length, so
+    that more devices help by more than their number; but it is rarely slower on them than one device is.
+    """
+
+
+def scaling(one: ComparedRun, other: ComparedRun) -> Scaling | None:
+    """How much faster the second run may be for its devices; None unless it has more, and nothing else differs.
+
+    Another framework may be faster by any factor, and so may another way to train on one device: the first run is on
+    one device, or of the same strategy.
+    """
+    fewer, more = one.definition["devices"], other.definition["devices"]
+    if one.environment.get(FRAMEWORK, "torch") != other.environment.get(FRAMEWORK, "torch"):
+        return None
+    if fewer >= more or without(one.definition, COMPARED) != without(other.definition, COMPARED):
+        return None
+    if one.is_baseline:
+        return Scaling(fewer, more, ideal=more, most=ABOVE_IDEAL * more)
+    if without(one.definition, ("devices", "nodes")) != without(other.definition, ("devices", "nodes")):
+        return None
+    servers = one.definition.get("strategy.servers", 0)
+    return Scaling(fewer, more, ideal=(more - servers) / (fewer - servers), most=ABOVE_IDEAL * more)
+
+
+One = TypeVar("One")
+Other = TypeVar("Other")
+
+
+def in_both(one: Mapping[int, One], other: Mapping[int, Other]) -> list[tuple[int, One, Other]]:
+    """(repeat, value, value) of every repeat that both sides have, in order."""
+    return [(repeat, one[repeat], other[repeat]) for repeat in sorted(one.keys() & other.keys())]
+
+
+def paired_ratio(
+    numerator: Mapping[int, float | None],
+    denominator: Mapping[int, float | None],
+    *,
+    pools: Mapping[int, int] | None = None,
+) -> Ratio | None:
+    """Median of numerator ÷ denominator over the repeats that both have measured; None where there is none.
+
+    Both map repeat → value. A repeat has the same seed and the same round of the sweep on both sides, so what a round
+    has in common (a warm machine, a busy neighbour) cancels out. Where a side is 0, there is no ratio. `pools`: those
+    of `Pairing`; without them every repeat is a pool of its own.
+    """
+    pairs = [(repeat, above / below) for repeat, above, below in in_both(numerator, denominator) if above and below]
+    return ratio_of_pairs(pairs, pools)
+
+
+def pools(pairs: Sequence[Sequence[ComparedRun]]) -> tuple[int, ...]:
+    """Of each pair of runs the number of its pool. Pools are independent of each other; the pairs of one need not be.
+
+    A pair that was measured in turn with the others of its session is a pool of its own: what changes slowly was the
+    same for both sides. Pairs across sessions are in one pool, directly or through others, where
+
+    - they share a session: what differed between these sessions is in all their ratios;
+    - the time between the starts of one pair's runs overlaps with another pair's: what changed meanwhile is in both
+      ratios. So sides that were measured one after the other are one pool, however many submits each side has.
+    """
+    sessions = [{run.session for run in pair} for pair in pairs]
+    within: dict[Hashable, list[int]] = defaultdict(list)
+    for number, found in enumerate(sessions):
+        if len(found) == 1:
+            within[next(iter(found))].append(number)
+    alone = {n for numbers in within.values() if _in_turn([pairs[n] for n in numbers]) for n in numbers}
+    across = [number for number in range(len(pairs)) if number not in alone]
+    stretch = dict(zip(across, overlapping([_between_starts(pairs[number]) for number in across]), strict=True))
+    return joined(
+        [
+            {("alone", number)} if number in alone else {*found, ("stretch", stretch[number])}
+            for number, found in enumerate(sessions)
+        ]
+    )
+
+
+def _in_turn(pairs: Sequence[Sequence[ComparedRun]]) -> bool:
+    return not one_after_the_other([[run.span[0] for run in side] for side in zip(*pairs, strict=True)])
+
+
+def _between_starts(pair: Sequence[ComparedRun]) -> Span:
+    """From the start of the first run of a pair to that of its last; without end where one is unknown."""
+    starts = [run.span[0] for run in pair]
+    return min(starts), float("inf") if float("-inf") in starts else max(starts)
+
+
+def overlapping(stretches: Sequence[Span]) -> tuple[int, ...]:
+    """Number stretches of time so that those that overlap, directly or through others, have one number."""
+    numbers = [0] * len(stretches)
+    number, until = 0, float("-inf")
+    for place in sorted(range(len(stretches)), key=lambda place: stretches[place]):
+        first, last = stretches[place]
+        number += first > until
+        until = max(until, last)
+        numbers[place] = number
+    return tuple(numbers)
+
+
+def joined(groups: Sequence[Collection[Hashable]]) -> tuple[int, ...]:
+    """Number groups so that those with a common member, directly or through others, have one number."""
+    number_of: dict[Hashable, int] = {}
+    numbers: list[int] = []
+    for number, group in enumerate(groups):
+        joined = {number_of[member] for member in group if member in number_of}
+        if joined:
+            numbers = [number if old in joined else old for old in numbers]
+            number_of = {member: number if old in joined else old for member, old in number_of.items()}
+        numbers.append(number)
+        number_of |= dict.fromkeys(group, number)
+    return tuple(numbers)
+
+
+ONE_SIDED = 0.75
+"""Share of pairs of runs, one of each side, in which the same side comes first, from which sides are apart.
+
+Of sides in turn, in rounds with an order of their own, it is at most 0.5 + 0.5 ÷ repeats: 0.75 for two repeats. Of two
+sides in turn only by one early run, it is 1 − 1 ÷ repeats.
+"""
+
+
+def one_after_the_other(sides: Sequence[Sequence[float]]) -> bool:
+    """Whether the runs of any side mostly began before those of another: what changes with time is in their ratio.
+
+    `sides`: of each the Unix times at which its runs began, at least two. The measure is that of Mann and Whitney
+    (1947), the probability that a run of one side comes before one of the other. Runs of unknown times don't count.
+    """
+    known = [[time for time in side if abs(time) != float("inf")] for side in sides]
+    return any(_is_one_sided(one, other) for one, other in combinations(known, 2) if min(len(one), len(other)) > 1)
+
+
+def _is_one_sided(one: Sequence[float], other: Sequence[float]) -> bool:
+    later = sorted(other)
+    earlier = sum(len(later) - (bisect_left(later, first) + bisect_right(later, first)) / 2 for first in one)
+    share = earlier / (len(one) * len(other))
+    return max(share, 1 - share) > ONE_SIDED
+
+
+def measured_in(run: ComparedRun, sweep: Path) -> ComparedRun | None:
+    """The same run as this sweep has measured it; None where it has not, or where its measurement doesn't count."""
+    there = run.runs.sweeps.get(sweep)
+    if there is None:
+        return run if sweep == run.sweep else None
+    # A run that was read from this sweep is taken from it, too: sessions are told among all runs of a sweep.
+    if run.run_id in _gone(there):
+        return None
+    return compared_runs(there).get(run.run_id)
+
+
+@lru_cache(maxsize=8)
+def _gone(runs: Runs) -> frozenset[str]:
+    """The ids of the runs that don't count."""
+    return frozenset(excluded(runs)["run_id"].to_list())
+
+
+def in_one_sweep(runs: Sequence[ComparedRun]) -> tuple[ComparedRun, ...]:
+    """These runs as one sweep has measured them, in turn; as they are where no sweep has measured all of them."""
+    if not any(run.runs.sweeps for run in runs):
+        return tuple(runs)  # each was measured once
+    for sweep in dict.fromkeys(run.sweep for run in runs):
+        there = [measured_in(run, sweep) for run in runs]
+        if len(found := tuple(run for run in there if run)) == len(runs):
+            return found
+    return tuple(runs)

@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis.comparison.exclusions import excluded
-from analysis.comparison.groups import definitions, labels
-from analysis.comparison.matching import are_comparable
-from analysis.comparison.policy import COMPARED, WAYS, Remedies
-from analysis.comparison.work import is_below, plain, work_differences
-from analysis.stats import ENOUGH_REPEATS
+from analysis.comparison.issues import Remedies
+from analysis.comparison.ratio import ENOUGH_REPEATS
+from analysis.comparison.work import (
+    COMPARED,
+    WAYS,
+    are_comparable,
+    definitions,
+    is_below,
+    labels,
+    plain,
+    work_differences,
+)
 from parallelbench.config.build import COMPONENTS, completed
 from parallelbench.config.sites import shipped
 
 if TYPE_CHECKING:
     from analysis.comparison.work import Work
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 _PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[A-Za-z_]\w*", re.IGNORECASE | re.ASCII)
 """Text that Hydra takes as it is."""

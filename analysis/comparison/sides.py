@@ -1,29 +1,325 @@
-"""The two sides of `compare`: which configuration of one belongs to which of the other, or what keeps them apart."""
+"""Is B faster than A? It compares configurations before and after a change, on two machines, or with two strategies.
+
+A ratio is B ÷ A of one repeat. The verdict is about time. Runs are paired where all that defines them is equal, except
+for the keys that are compared.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from analysis.comparison.caveats import said_once
-from analysis.comparison.compared_run import ComparedRun, compared_runs
-from analysis.comparison.environments import environments_of
-from analysis.comparison.exclusions import excluded
-from analysis.comparison.groups import labels
-from analysis.comparison.matching import differences_within, nearest, unlike_works
-from analysis.comparison.pairing import Pairing, paired
-from analysis.comparison.policy import PROBED, WAYS, Caveat, Issue, format_differences
-from analysis.comparison.work import canonical, is_below, without
+import polars as pl
+
+from analysis import text
+from analysis.comparison.exclusions import excluded, format_exclusions, require_counted
+from analysis.comparison.issues import (
+    Blocker,
+    Caveat,
+    Issue,
+    Remedies,
+    UnlikeWork,
+    command_line,
+    format_differences,
+    said_once,
+)
+from analysis.comparison.pairing import Pairing, joined, paired
+from analysis.comparison.ratio import Ratio, SpeedVerdict, of_several, of_time, ratio_of_pairs
+from analysis.comparison.run import ComparedRun, compared_runs, environments_of
+from analysis.comparison.work import (
+    PROBED,
+    WAYS,
+    canonical,
+    differences_within,
+    is_below,
+    labels,
+    nearest,
+    plain,
+    unlike_works,
+    without,
+    work_differences,
+    works,
+)
 from analysis.text import listed
-from parallelbench.errors import ConfigError
-from parallelbench.measure.environment_match import VERSION
+from parallelbench.config.build import completed
+from parallelbench.errors import ConfigError, choices
+from parallelbench.measure.environment_match import VERSION, flatten
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from analysis.comparison.issues import Command
+    from analysis.comparison.pairing import RepeatPair
     from analysis.comparison.work import Differences, Work
-    from analysis.reader import Runs
-    from analysis.stats import Ratio
+    from analysis.runs.reader import Runs
+
+
+TIME, RATE = "steady_epoch_time_s", "throughput_samples_per_s"
+MEASURED = (TIME, RATE, "gpu_energy_per_sample_j", "peak_memory_sum_bytes")
+"""The metrics of `per_run` that are compared."""
+OVERALL, CONFIGURATION = "all configurations", "configuration"
+"""The row for all; the key of `by` whose values are the report's configurations."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One configuration on both sides."""
+
+    group: str
+    configuration: str
+    a: Mapping[str, float | None]
+    b: Mapping[str, float | None]
+    """Metric → median over the paired repeats."""
+    ratios: Mapping[str, Ratio | None]
+    """Metric → B ÷ A; None where not both sides have measured it in one repeat."""
+    untimed: tuple[str, ...] = ()
+    """The sides (A, B) that have pairs of repeats, but a time in none of them."""
+    single_epoch: bool = False
+    """Whether all runs of these sides trained one epoch only."""
+    blocked: bool = False
+    """Whether something blocks the comparison; the notes say what."""
+
+    @property
+    def time(self) -> Ratio | None:
+        """B ÷ A of the time per epoch."""
+        return self.ratios[TIME]
+
+    @property
+    def verdict(self) -> SpeedVerdict:
+        """How B compares with A."""
+        known = SpeedVerdict.NOT_COMPARABLE if self.blocked else of_time(self.time)
+        return SpeedVerdict.NO_STEADY_EPOCH if self.untimed else known
+
+    @property
+    def shown_verdict(self) -> str:
+        """The verdict, with what is missing for another one."""
+        if not self.untimed:
+            return shown_verdict(self.verdict, self.time)
+        why = "epochs=1, at least 2 are needed" if self.single_epoch else "all are the first of their attempt"
+        return f"{self.verdict} on side {' and '.join(self.untimed)}: {why}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`."""
+
+    rows: tuple[Compared, ...]
+    overall: Ratio | None
+    """B ÷ A of the time, in each repeat the geometric mean over all configurations; None where no repeat has all."""
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    """Configurations that one side lacks, or has no counted run of."""
+    lost: tuple[str, ...]
+    """Configurations of which B lacks repeats that A counts, with how many."""
+    gained: tuple[str, ...]
+    """Configurations of which A lacks repeats that B counts, likewise."""
+    notes: tuple[str, ...]
+    """What a reader must know about the ratios, and which runs don't count."""
+    groups_only_a: tuple[str, ...] = ()
+    """The groups of which B has nothing that A has."""
+    single_only_a: tuple[str, ...] = ()
+    """The configurations of `only_a` in other groups."""
+
+    @property
+    def verdict(self) -> SpeedVerdict:
+        """How B compares with A over all configurations together."""
+        return of_time(self.overall) if all(row.time for row in self.rows) else SpeedVerdict.INCOMPLETE
+
+    @property
+    def shown_verdict(self) -> str:
+        """The verdict, with the number of pairs where these are too few."""
+        return shown_verdict(self.verdict, self.overall)
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """One row per configuration and metric, and one for all: `a` and `b` are medians, `ratio` is B ÷ A."""
+        rows = [_row_of_frame(row, name) for row in self.rows for name in MEASURED]
+        rows.append([None, OVERALL, TIME, None, None, *_figures(self.overall), self.verdict.value])
+        names, numbers = ("group", "configuration", "metric"), ("a", "b", "ratio", "low", "high")
+        schema = dict.fromkeys(names, pl.String) | dict.fromkeys(numbers, pl.Float64)
+        return pl.DataFrame(rows, schema=schema | {"pairs": pl.Int32, "verdict": pl.String}, orient="row")
+
+
+def _row_of_frame(row: Compared, name: str) -> list[Any]:
+    verdict = row.verdict.value if name == TIME else None
+    return [row.group, row.configuration, name, row.a[name], row.b[name], *_figures(row.ratios[name]), verdict]
+
+
+def _figures(ratio: Ratio | None) -> list[Any]:
+    return [ratio.median, ratio.low, ratio.high, ratio.n] if ratio else [None, None, None, 0]
+
+
+def shown_verdict(verdict: SpeedVerdict, time: Ratio | None) -> str:
+    """A verdict, with the number of pairs where these are too few."""
+    return f"{verdict}: n={time.n}" if time and verdict is SpeedVerdict.TOO_FEW else verdict.value
+
+
+def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = ()) -> Comparison:
+    """Compare the runs of `b` with those of `a`, configuration by configuration, repeat by repeat.
+
+    Only runs count that the report counts. Raises `UnlikeWork` where work or environment of the sides differ in what
+    must match, unless `across` names the keys (a component such as "strategy" with all its options); `ConfigError`
+    where there is nothing to compare. `command` is what asked for this, if it wasn't `compare` of the two folders.
+    """
+    across = tuple(across)
+    command = command or ("compare", str(a.root), str(b.root))
+    for runs in (a, b):
+        require_counted(runs)
+    _require_known(across, a, b)
+    one, other = Side(a, across), Side(b, across)
+    matched = match(one, other)
+    if not isinstance(matched, Matched):
+        raise _refusal(a, b, across, matched, command=command)
+    _require_two_measurements(matched.rows)
+    _require_believable(matched.rows)
+    rows, overall = together(tuple(map(_compared, matched.rows)))
+    excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
+    # Differences of environments were refused above; what else blocks a row leaves it without a ratio.
+    lost, gained = (tuple(_lacking(*sides)) for sides in ((one, other), (other, one)))
+    return Comparison(
+        rows,
+        overall,
+        only_a=matched.only_a,
+        only_b=matched.only_b,
+        lost=lost,
+        gained=gained,
+        notes=(*matched.notes, *matched.notes_on_all(OVERALL, overall), *excluded_lines),
+        groups_only_a=matched.groups_only_a,
+        single_only_a=matched.single_only_a,
+    )
+
+
+def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | None]:
+    """The rows, and all together: of each metric intervals for as many ratios as there are."""
+    overall = _overall(rows)
+    errors = {name: of_several(row.ratios.get(name) for row in rows) for name in MEASURED}
+    # A rate is a time the other way round: its interval is, too.
+    errors[TIME] = errors[RATE] = of_several([*(row.time for row in rows), *([overall] if len(rows) > 1 else [])])
+    widened = ({name: ratio and ratio.at(errors[name]) for name, ratio in row.ratios.items()} for row in rows)
+    whole = overall and overall.at(errors[TIME])
+    return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, widened, strict=True)), whole
+
+
+_UNBELIEVABLE = (Blocker.SUPERLINEAR, Blocker.ABOVE_PEAK, Blocker.CORES)
+
+
+def _require_believable(rows: Sequence[ComparedRow]) -> None:
+    """Refuse where several devices are faster than one by more than their number, or one does more than it can."""
+    for row in rows:
+        for issue in row.pairing.blockers():
+            if issue.kind in _UNBELIEVABLE:
+                raise ConfigError(f"{row.configuration} ({row.group}) is not compared: {issue}")
+
+
+def _lacking(one: Side, other: Side) -> Iterator[str]:
+    """The configurations of which the other side lacks repeats, with how many, and of how many."""
+    for key in (key for key in one.members if key in other.members):
+        repeats, others = ({run.repeat for run in side.members[key]} for side in (one, other))
+        if gone := repeats - others:
+            yield f"{len(gone)} of {text.repeats(len(repeats))} of {one.name(key)}"
+
+
+def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
+    known = Side(a, ()).names | Side(b, ()).names
+    if "scaling" in across:
+        raise ConfigError(
+            "strong and weak scaling are not compared: one fixes the global batch, the other the batch per device, so "
+            "their steps hold unequally many samples; compare within each of them"
+        )
+    for name in across:
+        if name not in known:
+            raise ConfigError(f"--across {name} is no key of these runs; {choices(name, known)}")
+
+
+def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences, *, command: Command) -> UnlikeWork:
+    """Name everything that differs at once, so that naming it in --across is enough."""
+    matched: Differences | Matched = unlike
+    while not isinstance(matched, Matched):
+        unlike = unlike | matched
+        try:
+            matched = match(Side(a, (*across, *unlike)), Side(b, (*across, *unlike)))
+        except ConfigError:
+            break
+    rows = matched.rows if isinstance(matched, Matched) else ()
+    remedies = rows[0].pairing.remedies() if len(rows) == 1 else Remedies()
+    keys = (*across, *unlike)
+    if not {*keys} <= {*across} and _is_compared(a, b, keys):
+        return UnlikeWork(unlike, remedies=remedies._replace(compare=command), across=across)
+    # Naming the keys is not enough: a side has several values of them.
+    found = _by_configuration(a, b, keys)
+    return UnlikeWork(unlike, remedies=found._replace(submit=remedies.submit or found.submit), is_whole=True)
+
+
+def _by_configuration(a: Runs, b: Runs, across: tuple[str, ...]) -> Remedies:
+    """The command that compares the two configurations of a folder's sides that are most alike, if there is one."""
+    whole = a.whole
+    if whole is not b.whole or whole is a or {*WAYS} <= {*across}:
+        return Remedies()
+    first, second = (Side(runs, ()) for runs in (a, b))
+    couples = ((key, other) for key in first.members for other in second.members)
+    key, other = min(couples, key=lambda couple: len(work_differences(first.work(couple[0]), second.work(couple[1]))))
+    names = dict(labels(whole).select("run_id", "configuration").rows())
+    sides = [names[side.members[of][0].run_id] for side, of in ((first, key), (second, other))]
+    rest = tuple(name for name in across if not is_below(name, WAYS))
+    runs_of = [whole.only([run_id for run_id, name in names.items() if name == side]) for side in sides]
+    found = Remedies(("compare", str(whole.root), "--by", f"{CONFIGURATION}={','.join(sides)}"))
+    try:
+        compare(*runs_of, across=(*rest, *WAYS), command=found.compare)
+    except UnlikeWork as refused:
+        return refused.remedies
+    except ConfigError:
+        return Remedies()
+    return found.across(rest) if rest else found
+
+
+def _is_compared(a: Runs, b: Runs, across: tuple[str, ...]) -> bool:
+    """Whether a comparison across these keys is not refused."""
+    try:
+        compare(a, b, across=across)
+    except ConfigError:
+        return False
+    return True
+
+
+def _require_two_measurements(rows: Iterable[ComparedRow]) -> None:
+    """Refuse a copied folder: it holds the same measurements, so it would always be as fast."""
+    for row in rows:
+        for repeat, (one, other) in row.pairing.pairs:
+            if one.run_id == other.run_id and one.span == other.span and math.isfinite(one.span[0]):
+                what = f"{row.configuration}, repeat {repeat}: both sides hold the same run"
+                raise ConfigError(f"{what} (equal times of day): compare folders that were measured separately")
+
+
+def _compared(row: ComparedRow) -> Compared:
+    pairs = row.pairing.pairs
+    # The time of B ÷ that of A is how many times as fast A is.
+    ratios = {name: row.pairing.ratio(name) for name in MEASURED} | {TIME: row.pairing.exchanged().speed_up()}
+    a, b = ({name: _median(pairs, side, name) for name in MEASURED} for side in (0, 1))
+    untimed = [side for side in (0, 1) if pairs and not any(pair.runs[side].value(TIME) for pair in pairs)]
+    single_epoch = all(pair.runs[side].definition["epochs"] == 1 for pair in pairs for side in untimed)
+    state = (tuple("AB"[side] for side in untimed), single_epoch, bool(row.pairing.blockers()))
+    return Compared(row.group, row.configuration, a, b, ratios, *state)
+
+
+def _median(pairs: Iterable[RepeatPair], side: int, metric: str) -> float | None:
+    median = pl.Series([pair.runs[side].value(metric) for pair in pairs], dtype=pl.Float64).median()
+    return None if median is None else float(median)  # type: ignore[arg-type]
+
+
+def _overall(rows: Sequence[Compared]) -> Ratio | None:
+    times = [dict(row.time.pairs) for row in rows if row.time]
+    if len(times) < len(rows) or not times:
+        return None
+    repeats = sorted(set.intersection(*(set(time) for time in times)))
+    means = [(r, math.exp(sum(math.log(time[r]) for time in times) / len(times))) for r in repeats]
+    # Repeats that share a pool in any row share one in all rows together.
+    of_row = [dict(zip((r for r, _ in row.time.pairs), row.time.pools, strict=True)) for row in rows if row.time]
+    groups = [{(place, pools[r]) for place, pools in enumerate(of_row)} for r in repeats]
+    return ratio_of_pairs(means, dict(zip(repeats, joined(groups), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -152,3 +448,91 @@ def _require_one_meaning(side: Side, name: str) -> None:
                 f"{listed(names)}: {name} side has runs that differ ({format_differences(within)}): choose folders, or "
                 "--by, so that each side has one of them"
             )
+
+
+def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()) -> Comparison:
+    """Compare the runs with `key=other` with those with `key=one`, e.g. `by(runs, "strategy", "ddp", "fsdp")`.
+
+    `key` may be "configuration", whose values are those of the report, e.g. "single × 1" and "ddp × 2": then strategy,
+    devices and nodes may differ.
+    """
+    run_ids = run_ids_by(runs, key)
+    one, other = (as_recorded(plain(value), run_ids) for value in (one, other))
+    if one == other:
+        raise ConfigError(f"--by {key}: both sides are {key}={one}; {choices(one, set(run_ids) - {one})}")
+    for value in (one, other):
+        if value not in run_ids:
+            skipped = _skipped_having(runs, key, value)
+            raise ConfigError(
+                f"--by {key}: no run in {runs.root} has {key}={value}{skipped}; {choices(value, run_ids)}"
+            )
+    # Folders that can't be read belong to neither side: they are reported once.
+    readable = replace(runs, skipped=())
+    command = ("compare", str(runs.root), "--by", f"{key}={one},{other}")
+    between = WAYS if key == CONFIGURATION else (key,)
+    sides = (readable.only(run_ids[one]), readable.only(run_ids[other]))
+    try:
+        compared = compare(*sides, across=(*across, *between), command=command)
+    except UnlikeWork:
+        # More runs with these values, which another sweep measured, may be what the other side belongs to.
+        if skipped := _skipped_having(runs, key, one) or _skipped_having(runs, key, other):
+            raise ConfigError(f"--by {key}: the runs in {runs.root} can't be compared{skipped}") from None
+        raise
+    unread = format_exclusions(replace(runs.only([]), skipped=runs.skipped))
+    return replace(compared, notes=(*compared.notes, *unread))
+
+
+def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
+    """Value of a key, as people write it → the runs that have it; `ConfigError` where no run has the key."""
+    require_counted(runs)
+    if key == CONFIGURATION:
+        values = dict(labels(runs).select("run_id", "configuration").rows())
+    else:
+        values = {run_id: _value(runs, run_id, key, config) for run_id, config in _configs(runs, key)}
+    run_ids: dict[str, list[str]] = {}
+    for run_id, value in values.items():
+        run_ids.setdefault(plain(value), []).append(run_id)
+    return run_ids
+
+
+def as_recorded(value: str, known: Iterable[str]) -> str:
+    """The one of these values that is equal to what was typed: 1e6 is 1000000.0, True is true; else what was typed."""
+    known = list(known)
+    return value if value in known else next((each for each in known if _read(each) == _read(value)), value)
+
+
+def _read(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value.lower() if value.lower() in ("true", "false", "null") else value
+
+
+def _skipped_having(runs: Runs, key: str, value: str) -> str:
+    """Where a sweep whose measurements were skipped has runs with this value: the folders, and the command."""
+    for sweep, there in sorted(runs.sweeps.items()):
+        if value in {plain(_value(there, run_id, key, config)) for run_id, config in _configs_of(there)}:
+            twins = (each.twin for each in runs.skipped if each.path.parent == sweep and each.twin)
+            if read_in := next(twins, None):
+                command = command_line(("compare", str(read_in.parent), str(sweep), "--across", key))
+                return (
+                    f", but runs in {sweep}, which were skipped for those in {read_in.parent}: compare the two "
+                    f"folders, `{command}`"
+                )
+    return ""
+
+
+def _configs_of(runs: Runs) -> list[tuple[str, str]]:
+    return runs.run.select("run_id", "config_json").rows()
+
+
+def _configs(runs: Runs, key: str) -> list[tuple[str, str]]:
+    names = Side(runs, ()).names | {CONFIGURATION}
+    if key not in names:
+        raise ConfigError(f"--by {key}: no run has this key; {choices(key, names)}")
+    return _configs_of(runs)
+
+
+def _value(runs: Runs, run_id: str, key: str, config_json: str) -> Any:
+    values = flatten(completed(json.loads(config_json))) | works(runs)[run_id] | environments_of(runs)[run_id]
+    return values.get(f"{key}.name", values.get(key))

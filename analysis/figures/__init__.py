@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,20 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import LIMITS
-from analysis.comparison.caveats import said_once
-from analysis.comparison.compared_run import compared_runs
-from analysis.comparison.groups import groups_across, natural
+from analysis.comparison.configurations import displayed
+from analysis.comparison.issues import said_once
 from analysis.comparison.pairing import Pairing, paired
-from analysis.comparison.speed import of_several, of_speed
-from analysis.comparison.two_sides import RATE
-from analysis.configurations import displayed
-from analysis.figures._chart import lines
-from analysis.figures._sentences import per_group
+from analysis.comparison.ratio import of_several, of_speed
+from analysis.comparison.run import compared_runs
+from analysis.comparison.sides import RATE
+from analysis.comparison.work import groups_across, natural
+from analysis.figures._chart import lines, per_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.reader import Runs
-    from analysis.stats import Ratio
+    from analysis.comparison.ratio import Ratio
+    from analysis.runs.reader import Runs
 
 
 class Across(NamedTuple):

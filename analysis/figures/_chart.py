@@ -1,21 +1,35 @@
-"""What the figures have in common: colours, and the two kinds of chart."""
+"""What the figures have in common: colours, kinds of chart, panels, marks, and the sentences below them.
+
+Panels are wrapped facets, so that the report can give them as many columns as there is room for.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import textwrap
+from contextvars import ContextVar
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import polars as pl
+import polars.selectors as cs
+from altair.utils.schemapi import debug_mode
 
-from analysis.comparison.groups import natural
-from analysis.configurations import displayed
-from analysis.figures._marks import HOLLOW, mark, pale, shapes
-from analysis.figures._panels import INK, PANEL_WIDTH, panel, panels, records, shown
+from analysis import text
+from analysis.comparison.baseline import unlike_groups
+from analysis.comparison.configurations import displayed
+from analysis.comparison.work import IS_BASELINE, natural
+from analysis.text import DISTURBED_MARK
+from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
+
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])
 # Okabe and Ito's colours, distinct with any kind of colour blindness; their yellow is too pale for lines. Nobody
@@ -244,3 +258,344 @@ def timed(runs: Runs, labels: Mapping[str, str | pl.Expr], **also: pl.Expr) -> p
         panel(rows.select(*names, *of_some, name, **also).drop_nulls(name), label) for name, label in labels.items()
     ]
     return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True)
+
+
+def stacked_bars(
+    data: pl.DataFrame, colours: Mapping[str, str], *, part: str, title: str, axis: str, unit: str
+) -> alt.FacetChart:
+    """`data` has a row per bar: group, panel, configuration, `total`, `label`, and a column per part (null: none).
+
+    `colours` are those of the parts, from left to right; `part` is what a part is called.
+    """
+    data = _stacked(data, list(colours), part)
+    y = names_axis(data)
+    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 30})
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    bar = base.mark_bar(height={"band": 0.68}, opacity=0.9).encode(
+        x=alt.X("from:Q", title=axis, axis=alt.Axis(tickCount=5)),
+        x2="to:Q",
+        y=y,
+        color=alt.Color(f"{part}:N", scale=scale, legend=alt.Legend(title=None)),
+        tooltip=["configuration:N", f"{part}:N", alt.Tooltip("value:Q", title=unit, format=".4~g")],
+    )
+    return panels(alt.layer(bar, *label_marks(base, y, at="total")), data, title=title, own_axes=True)
+
+
+def _stacked(data: pl.DataFrame, parts: list[str], part: str) -> pl.DataFrame:
+    """One row per bar and part: where the part begins and ends, and which row draws the label."""
+    data = data.with_row_index("bar").with_columns(room=pl.col("total").max().over("panel") * 1.25)
+    rows = data.unpivot(parts, index=pl.selectors.exclude(parts), variable_name=part, value_name="value")
+    end = pl.col("value").cum_sum()
+    return (
+        rows.drop_nulls("value")
+        .sort("bar", maintain_order=True)
+        .with_columns(
+            end.over("bar").alias("to"),
+            end.shift(fill_value=0.0).over("bar").alias("from"),
+            first=pl.int_range(pl.len()).over("bar") == 0,
+        )
+        .drop("bar")
+    )
+
+
+_LINEAR_UP_TO = 8
+"""Most devices with a linear axis; with more, it is logarithmic."""
+_ROOM_BESIDE, _ROOM_FOR_WORDS = 0.1, 0.5
+"""Room beside the lines, as a share of their width: for points, and for the words where lines begin."""
+
+
+def lines_over_devices(
+    data: pl.DataFrame, column: str, *, by: str, title: str, unit: str, widths: Mapping[str, float] | None = None
+) -> alt.FacetChart:
+    """A line of medians per variant and value of the column `by`, every repeat as a point; each panel has its own axes.
+
+    `data` has the columns group, panel, configuration, variant, strategy, devices, framework, repeat, disturbed, `by`
+    and `column`. `widths`: of the lines, by the values of `by`; None: those values are written where lines begin.
+    """
+    colours = variants(data)
+    devices = sorted(set(data["devices"]) | {1})
+    data = with_medians(drawn(data, [column]), ("panel", by, "variant", "devices"))
+    data = _with_origins(data, by)
+    scale = _across(devices, room=_ROOM_BESIDE if widths else _ROOM_FOR_WORDS)
+    x = alt.X("devices:Q", title="Devices", scale=scale, axis=alt.Axis(values=devices, format="d", grid=False))
+    y = alt.Y("median:Q", title=unit, scale=alt.Scale(domainMin=0), axis=alt.Axis(titleColor=INK, tickCount=6))
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    colour = alt.Color("variant:N", scale=scale, legend=LEGEND)
+    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
+    line = base.transform_filter("datum.first").mark_line()
+    line = line.encode(x=x, y=y, color=colour, **_told_apart(by, widths))
+    tooltip = [*(f"{name}:N" for name in ("configuration", by, "repeat")), alt.Tooltip("value:Q", format=".4~g")]
+    dots = base.transform_filter("datum.repeat != null").mark_point(filled=True, size=30, strokeWidth=0.8)
+    dots = dots.encode(x=x, y="value:Q", color=colour, fillOpacity=HOLLOW, tooltip=tooltip)
+    marks = [line, dots] if widths else [line, dots, _beginnings(base, x)]
+    return panels(alt.layer(*marks), data, title=title, own_axes=True)
+
+
+def _told_apart(by: str, widths: Mapping[str, float] | None) -> dict[str, Any]:
+    if widths is None:
+        return {"detail": f"{by}:N", "strokeWidth": alt.value(2.2)}
+    scale = alt.Scale(domain=list(widths), range=list(widths.values()))
+    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=500, symbolStrokeColor=INK)
+    return {"strokeWidth": alt.StrokeWidth(f"{by}:O", scale=scale, legend=legend)}
+
+
+def _beginnings(base: alt.Chart, x: alt.X) -> alt.Chart:
+    """The column `label` to the left of where lines begin."""
+    named = base.transform_filter("datum.label != null")
+    words: alt.Chart = named.mark_text(align="right", dx=-8, fontSize=12, color=INK)
+    placed: alt.Chart = words.encode(x=x, y="median:Q", text="label:N")
+    return placed
+
+
+def _with_origins(data: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Add the starts of lines without a run on one device: the median of their framework's baseline in that work.
+
+    These rows are of no configuration and no repeat. A `label` is on the row in which the highest line of each value of
+    `by` begins.
+    """
+    keys = ["panel", "framework", by]
+    beginning = data.filter(IS_BASELINE & pl.col("first")).select(*keys, "median")
+    ways = data.filter(pl.col("devices") > 1).select(*keys, "group", "variant").unique(maintain_order=True)
+    without = ways.join(data.filter(pl.col("devices") == 1), on=[*keys, "variant"], how="anti", maintain_order="left")
+    origins = without.join(beginning, on=keys, maintain_order="left").with_columns(
+        devices=pl.lit(1, pl.Int32), first=pl.lit(True), disturbed=pl.lit(False)
+    )
+    data = pl.concat([data, origins], how="diagonal")
+    starts = pl.col("devices") == pl.col("devices").min().over("panel", by)
+    highest = pl.col("median") == pl.col("median").filter(starts).max().over("panel", by)
+    once = (starts & highest & pl.col("first")).cum_sum().over("panel", by) == 1
+    label = pl.col(by).map_elements(lambda value: f"{value:,}" if isinstance(value, int) else value, pl.String)
+    return data.with_columns(label=pl.when(starts & highest & pl.col("first") & once).then(label))
+
+
+def _across(devices: list[int], *, room: float) -> alt.Scale:
+    """With room to the left of one device, a share of what lies between the fewest devices and the most."""
+    top = devices[-1]
+    if top <= _LINEAR_UP_TO:
+        between = top - 1
+        return alt.Scale(domain=[1 - room * between, top + _ROOM_BESIDE * between], nice=False)
+    return alt.Scale(type="log", base=2, domain=[top**-room, top ** (1 + _ROOM_BESIDE)], nice=False)
+
+
+INK = "#333333"
+PANEL_WIDTH = 330
+COLUMNS = 2
+MOST_PANELS = 24
+"""Most panels of a figure that are drawn."""
+BETWEEN = " — "
+"""Stands between the kind of work and what a panel shows of it."""
+_WORDS: ContextVar[str | None] = ContextVar("words of the panels that are drawn", default=None)
+_MOST_NAMED = 6
+"""Panels that an error names, the nearest first."""
+_HEADING_LETTERS = 42
+"""Letters of a panel's heading that are no wider than the narrowest panel."""
+
+
+def panels(
+    chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False
+) -> alt.FacetChart:
+    """Lay out one panel per value of the column `panel`, with its own axes under `own_axes`, and style it.
+
+    Where not all are drawn, a subtitle says which are not, and how to get them; so it does what marks disturbed runs.
+    """
+    order = drawn_panels(data)
+    header = alt.Header(
+        title=None,
+        labelFontSize=13,
+        labelFontWeight="bold",
+        labelAnchor="start",
+        labelColor=INK,
+        labelLimit=600,
+        labelExpr=f"({json.dumps({name: _heading(name) for name in order})})[datum.label]",
+    )
+    axis: dict[str, Any] = dict.fromkeys(("labelColor", "titleColor"), INK)
+    axis |= dict.fromkeys(("labelFontSize", "titleFontSize"), 12)
+    axis |= dict.fromkeys(("domainColor", "tickColor"), "#999999")
+    facet = alt.Facet("panel:N", sort=order, header=header)
+    laid_out: alt.FacetChart = (
+        chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
+        .properties(title=_title(title, data, disturbed=bool(disturbed(data).any())), spacing=28)
+        .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
+        .configure_axis(
+            **axis,
+            titleFontWeight="normal",
+            gridColor="#e6e6e6",
+            labelLimit=260,
+            labelOverlap="greedy",
+            labelSeparation=6,
+        )
+        .configure_legend(labelFontSize=12, orient="top", columns=4, labelLimit=370, labelColor=INK)
+        .configure_view(stroke=None)
+    )
+    laid_out.usermeta = _omitted(data, order)
+    if own_axes:
+        laid_out.resolve = alt.Resolve(scale={"x": "independent", "y": "independent"})
+    return laid_out
+
+
+def _omitted(data: pl.DataFrame, order: Sequence[str]) -> Any:
+    """How many panels are not drawn, by which the page's script tells why a filter leaves nothing."""
+    omitted = data["panel"].n_unique() - len(order) if _WORDS.get() is None else 0
+    return {"omitted": omitted} if omitted else alt.Undefined
+
+
+def _heading(panel: str | None) -> list[str]:
+    """The lines of a panel's heading: none is wider than the panel, which would make the whole figure smaller.
+
+    Rows of results that are older than the panel's column have none.
+    """
+    spaced = (panel or "").replace(" ", "\u00a0").replace("\u00a0·\u00a0", "\u00a0· ")  # lines end where a term does
+    lines: list[str] = []
+    for part in spaced.split(BETWEEN.replace(" ", "\u00a0")):
+        for terms in textwrap.wrap(part, _HEADING_LETTERS, break_on_hyphens=False, break_long_words=False) or [part]:
+            plain = terms.replace("\u00a0", " ")  # of a term that is longer than a line, lines end where a word does
+            lines += textwrap.wrap(plain, _HEADING_LETTERS, break_on_hyphens=False) or [plain]
+    return lines
+
+
+def _title(title: str, data: pl.DataFrame, *, disturbed: bool) -> alt.Title:
+    words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
+    known, drawn = data["panel"].unique(maintain_order=True).to_list(), drawn_panels(data)
+    left = text.listed([name.replace(BETWEEN, ", ") for name in known if name not in drawn])
+    told = (
+        f"{len(drawn)} of {len(known)} panels are drawn, not {left}; the tables are whole. "
+        "report --figure NAME --panel WORDS draws any."
+    )
+    lines = [told] * (bool(left) and _WORDS.get() is None)
+    if lines := [*lines, *[DISTURBED] * disturbed]:
+        words.subtitle = " ".join(lines)
+    return words
+
+
+def drawn_panels(data: pl.DataFrame) -> list[str]:
+    """The panels that are drawn, in the data's order: all; of more than `MOST_PANELS`, those of works that lie evenly
+    among all works; inside `only`, those that its words name.
+    """
+    names: list[str] = data["panel"].unique(maintain_order=True).to_list()
+    if (words := _WORDS.get()) is not None:
+        return named(words, names)
+    if len(names) <= MOST_PANELS:
+        return names
+    works = list(dict.fromkeys(name.partition(BETWEEN)[0] for name in names))
+    each = -(-len(names) // len(works))
+    kept = max(1, MOST_PANELS // each)
+    chosen = {works[round(place * (len(works) - 1) / max(1, kept - 1))] for place in range(kept)}
+    return [name for name in names if name.partition(BETWEEN)[0] in chosen][:MOST_PANELS]
+
+
+def named(words: str, names: Sequence[str]) -> list[str]:
+    """The panel of exactly this heading, else those whose headings hold each of these words; raises `ConfigError`."""
+    wanted = _letters(words)
+    exact = [name for name in names if _letters(name) == wanted]
+    found = exact or [name for name in names if wanted and set(wanted) <= set(_letters(name))]
+    if not found:
+        near = sorted(names, key=lambda name: -len(set(wanted) & set(_letters(name))))
+        told = "; ".join(name.replace(BETWEEN, ", ") for name in near[:_MOST_NAMED])
+        more = f"; and {len(near) - _MOST_NAMED} more" if len(near) > _MOST_NAMED else ""
+        asked = words if wanted else repr(words)
+        raise ConfigError(f"no panel's heading holds {asked}: choose words of one of these: {told}{more}")
+    return found
+
+
+def _letters(heading: str) -> list[str]:
+    return re.sub(r"[·—,]", " ", heading).lower().split()
+
+
+@contextlib.contextmanager
+def only(words: str | None) -> Iterator[None]:
+    """Figures that are made inside draw the panels that these words name; None: as ever."""
+    token = _WORDS.set(words)
+    try:
+        yield
+    finally:
+        _WORDS.reset(token)
+
+
+def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:
+    """Add the column `panel`: the label, below the group where there are several."""
+    label = pl.lit(label) if isinstance(label, str) else label
+    return data.with_columns(panel=pl.format("{} — {}", "group", label) if data["group"].n_unique() > 1 else label)
+
+
+def shown(data: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the panels that are drawn. Very many would take minutes to draw."""
+    return data.filter(pl.col("panel").is_in(pl.Series(drawn_panels(data)).implode()))
+
+
+def records(data: pl.DataFrame) -> alt.Data:
+    """The rows of the panels that are drawn, inlined. What has no place on an axis, and none in JSON, is null."""
+    data = data.with_columns(pl.when(cs.float().is_finite()).then(cs.float()))
+    with debug_mode(False):  # else every value is checked against the schema of Vega-Lite, which takes most of the time
+        # Altair copies lists, with all that is in them, for each part of a chart; a tuple it takes as it is.
+        return alt.InlineData(values=tuple(shown(data).to_dicts()))
+
+
+DISTURBED = f"Paler, hollow or marked {DISTURBED_MARK}: others disturbed these runs. They are compared with nothing."
+HOLLOW: Any = alt.condition("datum.disturbed", alt.value(0.0), alt.value(0.45))
+"""How filled a point of lines is: disturbed runs have none."""
+
+
+def disturbed(data: pl.DataFrame) -> pl.Series:
+    """Of each row, whether others disturbed its run; rows of no run were not."""
+    known = data["disturbed"] if "disturbed" in data.columns else pl.repeat(False, data.height, eager=True)
+    return known.fill_null(False)
+
+
+def pale(value: float) -> Any:
+    """An opacity, or less of it for disturbed runs."""
+    return alt.condition("datum.disturbed", alt.value(value / 2), alt.value(value))
+
+
+def mark(data: pl.DataFrame) -> pl.Series:
+    """What stands behind the label of each row."""
+    return disturbed(data).replace_strict({True: DISTURBED_MARK, False: ""}, return_dtype=pl.String)
+
+
+SHAPES = ("circle", "triangle-up", "square", "diamond", "cross", "triangle-down")
+"""By number of devices, the fewest first."""
+
+
+def shapes(data: pl.DataFrame, legend: alt.Legend) -> alt.Shape:
+    """A shape for each number of devices."""
+    of = dict(data.select("configuration", "devices").unique(maintain_order=True).rows())
+    levels = sorted(set(of.values()))
+    shapes = [SHAPES[levels.index(devices) % len(SHAPES)] for devices in of.values()]
+    return alt.Shape("configuration:N", scale=alt.Scale(domain=list(of), range=shapes), legend=legend)
+
+
+def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group") -> str:
+    """`per_group` of sentences that rank configurations. Those of which others disturbed runs are told of behind the
+    others, so that they are neither first nor last; each sentence says why it ranks nothing.
+    """
+    unlike, marked = unlike_groups(runs), pl.col("disturbed").fill_null(False)
+
+    def with_refusal(members: pl.DataFrame) -> str:
+        issue = next((unlike[group] for group in members["group"] if group in unlike), None)
+        parts = [part for part in (members.filter(~marked), members.filter(marked)) if part.height]
+        told = "; apart from these, ".join(filter(None, map(sentence, parts)))
+        disturbed = members.filter(marked)["configuration"].to_list()
+        why = issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}")
+        return told + (f"; this does not rank them, since {why}" if told and why else "")
+
+    return per_group(rows, with_refusal, by=by, every=True)
+
+
+MOST_SENTENCES = 4
+"""Groups that have a sentence of their own."""
+
+
+def per_group(
+    rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group", every: bool = False
+) -> str:
+    """The sentence about the rows of each group, but for empty ones; of several groups each gets a line with its name.
+
+    Empty where there is no sentence. `every`: no group's sentence is empty, so those that are not shown are not made.
+    """
+    groups = rows[by].n_unique() if rows.height else 0
+    of_groups = ((str(group), sentence(members)) for (group,), members in rows.group_by(by, maintain_order=True))
+    sentences = [(group, words) for group, words in islice(of_groups, MOST_SENTENCES if every else None) if words]
+    if len(sentences) == 1:
+        return sentences[0][1][:1].upper() + sentences[0][1][1:] + "."
+    more = (groups if every else len(sentences)) - MOST_SENTENCES
+    lines = [f"{group}: {words}." for group, words in sentences[:MOST_SENTENCES]]
+    return "\n".join(lines + ([f"The others: see the table ({more})."] if more > 0 else []))

@@ -8,13 +8,11 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.configurations import learned, learning
-from analysis.figures._chart import EPOCHS, SIDE, lines
-from analysis.figures._panels import panel
-from analysis.figures._sentences import per_group
+from analysis.comparison.configurations import learned, learning
+from analysis.figures._chart import EPOCHS, SIDE, lines, panel, per_group
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 4
 TITLE = "Accuracy against epoch"

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.cells import DISTURBED_MARK
-from analysis.configurations import displayed
-from analysis.figures._panels import panel
-from analysis.figures._sentences import per_group
-from analysis.figures._stacked import stacked_bars
+from analysis.comparison.configurations import displayed
+from analysis.figures._chart import panel, per_group, stacked_bars
 from analysis.metrics import PHASES, phase_times
+from analysis.text import DISTURBED_MARK
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 10
 TITLE = "What a step is spent on"

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import altair as alt
 import polars as pl
 
-from analysis.comparison.groups import groups_across
-from analysis.configurations import facts
-from analysis.figures._chart import LEGEND
-from analysis.figures._panels import INK, PANEL_WIDTH, panels, records
-from analysis.figures._sentences import per_group
+from analysis.comparison.configurations import facts
+from analysis.comparison.work import groups_across
+from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, panels, per_group, records
 from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 13
 TITLE = "Steps to accuracy against batch size"

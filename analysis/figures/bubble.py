@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.groups import natural
-from analysis.configurations import displayed, gains, summary
-from analysis.figures._chart import bars
-from analysis.figures._panels import panel
-from analysis.figures._sentences import per_group
+from analysis.comparison.configurations import displayed, gains, summary
+from analysis.comparison.work import natural
+from analysis.figures._chart import bars, panel, per_group
 from analysis.metrics import measured_bubbles
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 8
 TITLE = "Shortfall from ideal speed-up and the schedule's theoretical bubble"

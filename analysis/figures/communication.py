@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.groups import natural
-from analysis.configurations import summary
-from analysis.figures._panels import panel
-from analysis.figures._sentences import per_group
-from analysis.figures._stacked import stacked_bars
+from analysis.comparison.configurations import summary
+from analysis.comparison.work import natural
+from analysis.figures._chart import panel, per_group, stacked_bars
 from analysis.metrics import KINDS_SENT
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 7
 TITLE = "Bytes sent per step by kind"

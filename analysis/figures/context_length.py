@@ -9,11 +9,10 @@ import polars as pl
 
 from analysis import text
 from analysis.figures import _across
-from analysis.figures._chart import lines
-from analysis.figures._panels import BETWEEN
+from analysis.figures._chart import BETWEEN, lines
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 14
 TITLE = "Time per token and memory against the length of the context"

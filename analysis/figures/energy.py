@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.speed import SpeedVerdict
-from analysis.configurations import summary
-from analysis.figures._chart import bars, timed
-from analysis.figures._sentences import ranked
+from analysis.comparison.configurations import summary
+from analysis.comparison.ratio import SpeedVerdict
+from analysis.figures._chart import bars, ranked, timed
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 10
 TITLE = "Energy by strategy and device count"

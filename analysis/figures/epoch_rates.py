@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.groups import natural
-from analysis.configurations import displayed
-from analysis.figures._devices import lines_over_devices
-from analysis.figures._sentences import ranked
-from analysis.metrics.epoch_metrics import AS_TEXT, numbered_epochs
+from analysis.comparison.configurations import displayed
+from analysis.comparison.work import natural
+from analysis.figures._chart import lines_over_devices, ranked
+from analysis.metrics.epochs import AS_TEXT, numbered_epochs
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 3
 TITLE = "Samples per second of the first and the second epoch"

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.groups import groups_across, natural
-from analysis.configurations import displayed
-from analysis.figures._devices import lines_over_devices
-from analysis.figures._sentences import ranked
+from analysis.comparison.configurations import displayed
+from analysis.comparison.work import groups_across, natural
+from analysis.figures._chart import lines_over_devices, ranked
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 12
 TITLE = "Second epoch by devices and size of the training set"

@@ -9,17 +9,15 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.configurations import learned, learning
-from analysis.figures._chart import EPOCHS, SIDE, lines
-from analysis.figures._panels import panel
-from analysis.figures._sentences import per_group
+from analysis.comparison.configurations import learned, learning
+from analysis.figures._chart import EPOCHS, SIDE, lines, panel, per_group
 from parallelbench.config.build import LATER_COMPONENTS
 from parallelbench.config.identity import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 5
 TITLE = "Loss against epoch"

@@ -10,17 +10,13 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import against_one_device, error_of_intervals, limited, refused
-from analysis.comparison.groups import component_labels, groups_across, natural
-from analysis.comparison.policy import BASELINE_LABELS
-from analysis.configurations import displayed
-from analysis.figures._chart import drawn, series, with_medians
-from analysis.figures._marks import HOLLOW
-from analysis.figures._panels import PANEL_WIDTH, panels, records
-from analysis.figures._sentences import per_group
+from analysis.comparison.configurations import displayed
+from analysis.comparison.work import BASELINE_LABELS, component_labels, groups_across, natural
+from analysis.figures._chart import HOLLOW, PANEL_WIDTH, drawn, panels, per_group, records, series, with_medians
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
-    from analysis.stats import Ratio
+    from analysis.comparison.ratio import Ratio
+    from analysis.runs.reader import Runs
 
 ORDER = 11
 TITLE = "Training time and memory by model"

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.configurations import summary
-from analysis.figures._chart import bars, timed
-from analysis.figures._sentences import ranked
+from analysis.comparison.configurations import summary
+from analysis.figures._chart import bars, ranked, timed
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 10
 TITLE = "Power by strategy and device count"

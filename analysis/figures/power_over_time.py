@@ -11,18 +11,15 @@ import numpy as np
 import polars as pl
 
 from analysis import text
-from analysis.configurations import displayed
-from analysis.figures._chart import series
-from analysis.figures._marks import pale
-from analysis.figures._panels import PANEL_WIDTH, drawn_panels, panels, records
-from analysis.figures._sentences import ranked
-from analysis.reader import read_samples
+from analysis.comparison.configurations import displayed
+from analysis.figures._chart import PANEL_WIDTH, drawn_panels, pale, panels, ranked, records, series
+from analysis.runs.reader import read_samples
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
     Values = npt.NDArray[np.float64]
 

@@ -13,16 +13,15 @@ import polars as pl
 
 from analysis import text
 from analysis.advisor.forecast import forecast
-from analysis.comparison.groups import natural
-from analysis.figures._chart import LEGEND, variants
-from analysis.figures._panels import PANEL_WIDTH, panel, panels, records
+from analysis.comparison.work import natural
+from analysis.figures._chart import LEGEND, PANEL_WIDTH, panel, panels, records, variants
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from analysis.advisor.forecast import Forecast, Further
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 18
 TITLE = "Predictions by the advisor beside what was measured"

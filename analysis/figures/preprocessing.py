@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.groups import groups_across, natural
-from analysis.configurations import prepared
-from analysis.figures._stacked import stacked_bars
+from analysis.comparison.configurations import prepared
+from analysis.comparison.work import groups_across, natural
+from analysis.figures._chart import stacked_bars
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 19
 TITLE = "What preprocessing costs"

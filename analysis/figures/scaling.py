@@ -11,15 +11,13 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import limited, refused
-from analysis.comparison.speed import SpeedVerdict
-from analysis.configurations import gains, summary
-from analysis.figures._chart import LEGEND, bars, variants
-from analysis.figures._panels import INK, PANEL_WIDTH, panel, panels, records
-from analysis.figures._sentences import per_group
+from analysis.comparison.configurations import gains, summary
+from analysis.comparison.ratio import SpeedVerdict
+from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, per_group, records, variants
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 2
 TITLE = "Real against theoretical scaling"

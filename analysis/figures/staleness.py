@@ -8,14 +8,12 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.configurations import displayed, summary
-from analysis.figures._chart import bar_colour
-from analysis.figures._panels import PANEL_WIDTH, panel, panels, records
-from analysis.figures._sentences import per_group
+from analysis.comparison.configurations import displayed, summary
+from analysis.figures._chart import PANEL_WIDTH, bar_colour, panel, panels, per_group, records
 from analysis.metrics import staleness_histogram
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 9
 TITLE = "Staleness of the pushes to parameter servers"

@@ -9,7 +9,7 @@ from analysis.figures import _across
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 11
 TITLE = "Throughput against batch size"

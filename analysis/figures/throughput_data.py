@@ -11,7 +11,7 @@ from analysis.figures import _across
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 12
 TITLE = "Throughput against the size of the training set"

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.chosen_target import unreached
-from analysis.configurations import displayed, summary
-from analysis.figures._chart import bars, timed
-from analysis.figures._sentences import ranked
+from analysis.comparison.configurations import displayed, summary, unreached
+from analysis.figures._chart import bars, ranked, timed
 from analysis.metrics import disturbed_to_accuracy
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 6
 TITLE = "Time to accuracy"

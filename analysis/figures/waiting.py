@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.configurations import displayed
-from analysis.figures._chart import bars
-from analysis.figures._panels import panel
-from analysis.figures._sentences import per_group
+from analysis.comparison.configurations import displayed
+from analysis.figures._chart import bars, panel, per_group
 from analysis.metrics import ring_times
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 ORDER = 10
 TITLE = "Exposed communication against the ring's formula"

@@ -6,17 +6,26 @@ A metric that was not measured, or that needs more epochs than there are, is nul
 
 from __future__ import annotations
 
-from analysis.metrics.cores import beyond_own_cores
-from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed, undisturbed_epochs
-from analysis.metrics.epoch_metrics import miscounted, per_epoch
-from analysis.metrics.phases import PHASES, measured_bubbles, phase_times, ring_times
-from analysis.metrics.run_metrics import KINDS_SENT, per_run, staleness_histogram
-from analysis.metrics.schema import per_epoch_columns, per_run_columns, summary_columns
-from analysis.metrics.targets import (
+from analysis.metrics.columns import per_epoch_columns, per_run_columns, summary_columns
+from analysis.metrics.disturbance import (
+    beyond_own_cores,
+    disturbed_to_accuracy,
+    resting_on_disturbed,
+    undisturbed_epochs,
+)
+from analysis.metrics.epochs import miscounted, per_epoch
+from analysis.metrics.runs import (
     ACCURACY_LADDER,
+    KINDS_SENT,
+    PHASES,
     accuracy_target,
     energy_to_accuracy,
+    measured_bubbles,
+    per_run,
+    phase_times,
     require_accuracy,
+    ring_times,
+    staleness_histogram,
     step_to_accuracy,
     steps_to_accuracy,
     time_to_accuracy,

@@ -14,8 +14,7 @@ from parallelbench.errors import ConfigError, choices, count_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from analysis.advisor.evidence import Evidence
-    from analysis.advisor.measurements import Measured
+    from analysis.advisor.measurements import Evidence, Measured
     from launch.sweep.compose import Extension
     from parallelbench.config.sites import Hardware
 
@@ -36,9 +35,8 @@ def advise(
     """
     if Path(check).expanduser().is_dir():
         return check_sweeps([check, *overrides], known, fit_up_to=fit_up_to, as_json=as_json)
-    from analysis.advisor.evidence import joined_evidence, shipped_files
-    from analysis.advisor.measurements import read_measured
-    from analysis.advisor.prediction_errors import judged
+    from analysis.advisor.check import judged
+    from analysis.advisor.measurements import joined_evidence, read_measured, shipped_files
 
     for override in parse(overrides, extension.conf):
         if override.key_or_group.partition(".")[0] != "site":
@@ -61,8 +59,8 @@ def measured_steps(measured: Measured, overrides: Sequence[str], extension: Exte
     """Measured steps with the machines that the overrides name, or else the file."""
     import msgspec
 
-    from analysis.advisor.evidence import Evidence
-    from analysis.advisor.machines import machines_of
+    from analysis.advisor.machine import machines_of
+    from analysis.advisor.measurements import Evidence
 
     pairs = list(zip(measured.accelerators, measured.network_gbit_per_s, strict=True))
     found: dict[tuple[str | None, float | None], Hardware] = {}
@@ -136,8 +134,8 @@ def check_sweeps(words: Sequence[str], known: Sequence[str], *, fit_up_to: int |
 
     Raises `ConfigError` for overrides: what was run is known.
     """
+    from analysis.advisor.check import checked
     from analysis.advisor.knowledge import read_knowledge
-    from analysis.advisor.suite_check import checked
 
     if overrides := [text for text in words if "=" in text]:
         raise ConfigError(f"{overrides[0]} says nothing about finished runs: leave it out")

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from hydra.core.override_parser.types import Override
 
-    from analysis.advisor.advice import Impossible, Objective, Row
+    from analysis.advisor.advice import Objective, Row
     from analysis.advisor.knowledge import Knowledge
-    from analysis.advisor.machine_figures import MachineFigures
+    from analysis.advisor.layouts import Impossible
+    from analysis.advisor.machine import MachineFigures
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig
 
@@ -45,7 +46,7 @@ class Answer:
 
 def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
     """What is known of the machine, and what a reader must know of that; assumed where nothing is."""
-    from analysis.advisor.assumptions import assumed_figures, site_figures
+    from analysis.advisor.machine import assumed_figures, site_figures
 
     if (found := site_figures(run.site)) is not None:
         return found, [f"speeds are shares of data sheets (site={run.site.name}): nothing was calibrated there"]
@@ -95,7 +96,7 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
 
 def _measured(knowledge: Knowledge, run: RunConfig, otherwise: MachineFigures) -> tuple[MachineFigures, list[str]]:
     """Measured figures in place of the site's, and what a reader must know; raises where the site contradicts them."""
-    from analysis.advisor.same_site import devices_of_node, require_site
+    from analysis.advisor.machine import devices_of_node, require_site
 
     measured = knowledge.figures
     assert measured is not None, "asked for without figures"
@@ -109,7 +110,7 @@ def _measured(knowledge: Knowledge, run: RunConfig, otherwise: MachineFigures) -
 
 def _completed(measured: MachineFigures, otherwise: MachineFigures) -> MachineFigures:
     """Measured figures, and of what was not measured those of the site; assumed where it has no such devices."""
-    from analysis.advisor.assumptions import assumed_figures
+    from analysis.advisor.machine import assumed_figures
 
     if measured.device_type != otherwise.device_type:
         count = measured.devices_per_node
@@ -125,7 +126,7 @@ def _completed(measured: MachineFigures, otherwise: MachineFigures) -> MachineFi
 
 def _within_site(devices: Sequence[int], run: RunConfig, figures: MachineFigures) -> tuple[list[int], list[Impossible]]:
     """Numbers of devices that the site's nodes have, and those beyond."""
-    from analysis.advisor.advice import Impossible
+    from analysis.advisor.layouts import Impossible
 
     nodes = run.site.max_nodes
     most = None if nodes is None else nodes * figures.devices_per_node
@@ -146,9 +147,9 @@ def _within_site(devices: Sequence[int], run: RunConfig, figures: MachineFigures
 def _suite(
     question: Question, devices: Sequence[int], figures: MachineFigures, knowledge: Knowledge
 ) -> tuple[list[Row], list[Impossible]]:
+    from analysis.advisor.layouts import suite_candidates
     from analysis.advisor.model_layers import model_layers, model_memory
-    from analysis.advisor.suite_advice import KnownStep, SuiteQuestion, configuration_id, suite_rows
-    from analysis.advisor.suite_candidates import suite_candidates
+    from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, suite_rows
 
     run, plugin = question.bases[0], question.extension.plugin
     run.model.check(**run.data.model_input)
@@ -175,9 +176,9 @@ def _suite(
 def _gpt(
     question: Question, devices: Sequence[int], figures: MachineFigures, *, measured: bool
 ) -> tuple[list[Row], list[Impossible]]:
-    from analysis.advisor.gpt_advice import GptQuestion, gpt_rows, machine_of
-    from analysis.advisor.gpt_layouts import KEPT, gpt_layouts
-    from analysis.advisor.gpt_shape import gpt_shape
+    from analysis.advisor.layouts import KEPT, gpt_layouts
+    from analysis.advisor.rows import GptQuestion, gpt_rows, machine_of
+    from analysis.advisor.transformer import gpt_shape
 
     run = question.bases[0]
     shape = gpt_shape(question.gpt or {})
@@ -224,8 +225,7 @@ def recommend(
     as_json: bool,
 ) -> int:
     """Print the ranked layouts, what to do, and what to measure next."""
-    from analysis.advisor.advice import ranked
-    from analysis.advisor.conclusion import sentence
+    from analysis.advisor.advice import ranked, sentence
 
     wanted = objective_of(objective)
     question = asked(overrides, extension)
@@ -505,7 +505,7 @@ def _next(proposal: Mapping[str, Any]) -> Iterator[str]:
 
 def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, budget_h: float) -> dict[str, Any]:
     """Write the sweep file of the next runs; its path, the command that submits it, and its cost."""
-    from analysis.advisor.next_runs import proposed, sweep_of
+    from analysis.advisor.advice import proposed, sweep_of
 
     if question.gpt is not None:
         raise ConfigError(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from analysis.agreement import Agreement
+    from analysis.comparison.counterparts import Agreement
     from launch.sweep.compose import Extension
 
 
@@ -25,8 +25,8 @@ def bundle(
 ) -> int:
     """Write one archive of all runs below a folder; the last line printed is its path."""
     from analysis import load
-    from analysis.comparison.require import require_finished
-    from analysis.report import write_report_of
+    from analysis.comparison.exclusions import require_finished
+    from analysis.report.page import write_report_of
     from launch.bundle import SUFFIX, contents, left_out, usual_author, without_secrets, write
 
     runs = load(existing(folder), plugin=extension.plugin)
@@ -64,7 +64,7 @@ def _require_new(path: Path, suffix: str) -> None:
 def rerun(archive: str, extension: Extension, *, overrides: Sequence[str], out: str | None) -> int:
     """Train the runs of a bundle again, and print what agrees; 1 where something does not."""
     from analysis import load
-    from analysis.agreement import agreements
+    from analysis.comparison.counterparts import agreements
     from launch.bundle import (
         INTERRUPTED,
         RESULTS,

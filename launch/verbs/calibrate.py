@@ -18,7 +18,7 @@ from parallelbench.world.machine import this_machine
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from analysis.advisor.machine_figures import MachineFigures
+    from analysis.advisor.machine import MachineFigures
     from launch.launcher import Launcher
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig

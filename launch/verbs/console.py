@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from analysis.claims.verdict import Case, Elsewhere, Judgement
     from analysis.comparison.gate import Gate
-    from analysis.comparison.two_sides import Compared, Comparison
-    from analysis.stats import Ratio
+    from analysis.comparison.ratio import Ratio
+    from analysis.comparison.sides import Compared, Comparison
     from launch.verbs.plan import Estimate
     from launch.verbs.status import Overview
     from parallelbench.config.run import RunConfig
@@ -165,7 +165,7 @@ def print_comparison(comparison: Comparison, notes: Sequence[str], gate: Gate | 
 
 
 def _compared(row: Compared) -> dict[str, Any]:
-    from analysis.comparison.two_sides import TIME
+    from analysis.comparison.sides import TIME
 
     medians = {"a_epoch_time_s": row.a[TIME], "b_epoch_time_s": row.b[TIME]}
     named = {"group": row.group, "configuration": row.configuration}

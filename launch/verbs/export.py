@@ -37,8 +37,8 @@ TRACKERS = {
 def export(folder: str, extension: Extension, *, to: str, out: str | None) -> int:
     """Write the finished runs below a folder to a new folder, and print what shows it."""
     from analysis import format_exclusions, load
-    from analysis.comparison.require import require_finished
-    from analysis.export.exported_run import exported_runs
+    from analysis.comparison.exclusions import require_finished
+    from analysis.export import exported_runs
 
     tracker = TRACKERS[to]
     root = existing(folder)
@@ -48,7 +48,7 @@ def export(folder: str, extension: Extension, *, to: str, out: str | None) -> in
     final = Path(out).expanduser() if out else runs.root / "exports" / to
     _require_free(final)
     exported = exported_runs(runs)
-    write = getattr(importlib.import_module(f"analysis.export.{to}_folder"), f"write_{to}")
+    write = getattr(importlib.import_module("analysis.export"), f"write_{to}")
     with storage_errors(final, option="--out DIR"):
         final.mkdir(parents=True, exist_ok=True)
         try:

@@ -31,12 +31,12 @@ def report(
     Or one figure for a paper, and print its sentence.
     """
     from analysis import format_exclusions, summary_table
-    from analysis.chosen_target import unreached
     from analysis.comparison.baseline import refused
-    from analysis.merging import load_all, replications
+    from analysis.comparison.configurations import unreached
+    from analysis.folders import load_all, replications
     from analysis.metrics import require_accuracy
-    from analysis.notes import answers
-    from analysis.report import write_report_of
+    from analysis.report.notes import answers
+    from analysis.report.page import write_report_of
 
     require_accuracy(target)
     for option, value in (("--panel", panel), ("--width", width)):
@@ -58,8 +58,8 @@ def report(
 
 
 def _paper(runs: Runs, name: str, *, panel: str | None, width_mm: int | None, out: str | None) -> int:
-    from analysis.comparison.require import require_finished
-    from analysis.paper import COLUMN_MM, write_figure
+    from analysis.comparison.exclusions import require_finished
+    from analysis.report.figure import COLUMN_MM, write_figure
 
     require_finished(runs)
     to = Path(out).expanduser() if out else runs.root / "paper"
@@ -75,7 +75,7 @@ def claims(folder: str, extension: Extension, *, names: Sequence[str], file: str
     from analysis import format_exclusions, load
     from analysis.claims import Publication, judge_all, require_claims
     from analysis.claims.table import details, judgements_table
-    from analysis.comparison.require import require_finished
+    from analysis.comparison.exclusions import require_finished
 
     root = existing(folder)
     of = [Publication.read(Path(file))] if file else None
@@ -142,7 +142,7 @@ def _comparison(folders: Sequence[str], extension: Extension, *, by: str | None,
 
 def _choice(by: str, runs: Runs) -> tuple[str, str, str]:
     """The key and its two values, e.g. of `strategy=ddp,fsdp`. Values may have commas, too."""
-    from analysis.comparison.by_key import as_recorded, run_ids_by
+    from analysis.comparison.sides import as_recorded, run_ids_by
 
     key, _, values = by.partition("=")
     splits = [(values[:at], values[at + 1 :]) for at, letter in enumerate(values) if letter == ","]

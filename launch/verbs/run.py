@@ -179,7 +179,7 @@ def asked_of(overrides: Sequence[str], extension: Extension) -> Question:
 
 def _chosen(overrides: Sequence[str], extension: Extension) -> list[PlannedRun]:
     """The fastest layout that fits, on each number of devices; the reason goes into the intent."""
-    from analysis.advisor.conclusion import chosen, sentence
+    from analysis.advisor.advice import chosen, sentence
     from launch.verbs.advise import answered
 
     question = asked_of(overrides, extension)

@@ -110,9 +110,8 @@ def _parameters(question: Question) -> float:
 
         layers = model_layers(question.bases[0], plugin=question.extension.plugin)
         return float(sum(layer.parameters for layer in layers))
-    from analysis.advisor.gpt_layouts import KEPT, gpt_layouts
-    from analysis.advisor.gpt_shape import gpt_shape
-    from analysis.advisor.transformer import parameters
+    from analysis.advisor.layouts import KEPT, gpt_layouts
+    from analysis.advisor.transformer import gpt_shape, parameters
 
     layouts, _ = gpt_layouts(gpt_shape(question.gpt), [1], batch_size=1, per_node=1, recomputation=list(KEPT))
     assert layouts is not None, "every transformer has a layout on one device"

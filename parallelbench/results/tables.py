@@ -40,7 +40,7 @@ class Over(StrEnum):
 
 
 class Show(StrEnum):
-    """How a value is written in a table; `analysis.cells` has the function of each."""
+    """How a value is written in a table; `analysis.report.tables` has the function of each."""
 
     PLAIN = "plain"
     NUMBER = "number"

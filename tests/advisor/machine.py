@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis.advisor.machine_figures import Known, MachineFigures, RateCurve, TierFigures
-from analysis.advisor.suite_parameters import SUITE_PARAMETERS
+from analysis.advisor.fit import SUITE_PARAMETERS
+from analysis.advisor.machine import Known, MachineFigures, RateCurve, TierFigures
 from parallelbench.measure.counting import LayerCount
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from analysis.advisor.evidence import joined_evidence, shipped_files
-from analysis.advisor.measurements import read_measured
-from analysis.advisor.published_fit import PublishedFit, fitted_to, place
+from analysis.advisor.fit import PublishedFit, fitted_to, place
+from analysis.advisor.measurements import joined_evidence, read_measured, shipped_files
 from launch.sweep.compose import NOTHING
 from launch.verbs.advice_errors import measured_steps
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.advisor.advice import ranked
-from analysis.advisor.conclusion import sentence
-from analysis.advisor.gpt_layouts import gpt_layouts
-from analysis.advisor.gpt_shape import gpt_shape
-from analysis.advisor.published_fit import published_fit
+from analysis.advisor.advice import ranked, sentence
+from analysis.advisor.fit import Seen, published_fit
+from analysis.advisor.layouts import gpt_layouts
 from analysis.advisor.simulation import daly_stretch
-from analysis.advisor.suite_parameters import Seen
+from analysis.advisor.transformer import gpt_shape
 from launch.sweep import one_run
 from parallelbench.cli import main
 from parallelbench.results.calibration import write_calibration

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.advisor.advice import Row, ranked
-from analysis.advisor.conclusion import efficiency, sentence
-from analysis.advisor.machine_figures import RateCurve, figures_of
+from analysis.advisor.advice import Row, efficiency, ranked, sentence
+from analysis.advisor.fit import Learnt, Seen
+from analysis.advisor.layouts import suite_candidates
+from analysis.advisor.machine import RateCurve, figures_of
 from analysis.advisor.model_layers import counted_by
-from analysis.advisor.suite_advice import KnownStep, SuiteQuestion, configuration_id, suite_rows
-from analysis.advisor.suite_candidates import suite_candidates
-from analysis.advisor.suite_parameters import Learnt, Seen
-from analysis.advisor.suite_step import Phases
+from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, suite_rows
+from analysis.advisor.step import Phases
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
 from launch.verbs.advise import asked

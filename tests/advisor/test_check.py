@@ -13,18 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.advisor.baselines import amdahl_s, perfect_scaling_s
-from analysis.advisor.evidence import Evidence, joined_evidence, shipped_files
-from analysis.advisor.fitting import fit
-from analysis.advisor.intervals import half_width
+from analysis.advisor.check import amdahl_s, judged, perfect_scaling_s, regrets
+from analysis.advisor.fit import fit, half_width, priors
 from analysis.advisor.layouts import layouts_of
-from analysis.advisor.machines import machines_of
-from analysis.advisor.measurements import read_measured
-from analysis.advisor.parameters import priors
-from analysis.advisor.prediction_errors import judged, regrets
-from analysis.advisor.splits import FOLDS, LARGEST_FITTED, folds
-from analysis.advisor.step_model import step_time
-from analysis.advisor.unseen import predicted
+from analysis.advisor.machine import machines_of
+from analysis.advisor.measurements import Evidence, joined_evidence, read_measured, shipped_files
+from analysis.advisor.predictor import FOLDS, LARGEST_FITTED, folds, predicted
+from analysis.advisor.step import step_time
 from launch.sweep import one_run
 from parallelbench import cli
 from parallelbench.config.sites import Hardware

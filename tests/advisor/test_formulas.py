@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from analysis.advisor import links, transformer
-from analysis.advisor.evidence import shipped_files
+from analysis.advisor.fit import priors
 from analysis.advisor.layouts import Layouts, layouts_of
-from analysis.advisor.machines import machines_of
-from analysis.advisor.measurements import read_measured
-from analysis.advisor.parameters import priors
-from analysis.advisor.step_model import overlapped, step_time
+from analysis.advisor.machine import machines_of
+from analysis.advisor.measurements import read_measured, shipped_files
+from analysis.advisor.step import overlapped, step_time
 from parallelbench.config.sites import Hardware
 
 SMALL = {

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from analysis.advisor.layouts import layouts_of
-from analysis.advisor.suite_memory import suite_peak_bytes
-from analysis.advisor.suite_step import SuiteJob
-from analysis.advisor.transformer_memory import memory_parts
+from analysis.advisor.memory import memory_parts, suite_peak_bytes
+from analysis.advisor.step import SuiteJob
 from launch.sweep import one_run
 from tests.advisor.machine import PLAIN, layer, machine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.advisor.published_fit import published_fit
+from analysis.advisor.fit import published_fit
 from tests.advisor.refit import refitted
 
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from analysis.advisor.replay import pipeline_s
+from analysis.advisor.schedules import pipeline_s
 from analysis.advisor.simulation import (
     ASSUMED,
     Assumptions,

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from analysis.advisor.fit import priors
 from analysis.advisor.links import all_reduce_s, chain_crossing, gather_s, group_of
-from analysis.advisor.machines import machines_of
-from analysis.advisor.parameters import priors
-from analysis.advisor.step_model import StepTime, links_of, step_time
+from analysis.advisor.machine import machines_of
+from analysis.advisor.memory import memory_parts
+from analysis.advisor.step import StepTime, links_of, step_time
 from analysis.advisor.transformer import (
     attention_flops,
     device_parameters,
@@ -21,7 +22,6 @@ from analysis.advisor.transformer import (
     routed_bytes,
     score_bytes,
 )
-from analysis.advisor.transformer_memory import memory_parts
 from launch.sweep import one_run
 from tests.advisor.test_formulas import one
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from analysis.advisor import suite_check
-from analysis.advisor.machine_figures import Known
-from analysis.advisor.suite_check import checked, learnt_from
-from analysis.advisor.suite_fit import SuiteFit, fitted, powers
-from analysis.advisor.suite_parameters import assumed_scales
-from analysis.advisor.suite_splits import left_out
-from analysis.advisor.suite_step import SuiteJob
-from analysis.advisor.suite_strategies import suite_phases
+from analysis.advisor import check
+from analysis.advisor.check import checked, learnt_from, left_out
+from analysis.advisor.fit import SuiteFit, assumed_scales, fitted, powers
+from analysis.advisor.machine import Known
+from analysis.advisor.step import SuiteJob
+from analysis.advisor.strategies import suite_phases
 from analysis.advisor.sweep_evidence import MeasuredStep, SweepEvidence
 from tests.advisor.machine import layer, machine
 from tests.helpers import configured
@@ -91,10 +89,10 @@ def test_no_fit_sees_what_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append({(step.model, step.strategy) for step in rest})
         return known
 
-    monkeypatch.setattr(suite_check, "fitted", watched)
+    monkeypatch.setattr(check, "fitted", watched)
     for split in ("leave_one_strategy_out", "leave_one_model_out"):
         seen.clear()
-        suite_check.split_check(steps, FIGURES, split)
+        check.split_check(steps, FIGURES, split)
         for rest, places in zip(seen, left_out(steps, split).values(), strict=True):
             assert not rest & {(steps[place].model, steps[place].strategy) for place in places}
 
@@ -102,7 +100,7 @@ def test_no_fit_sees_what_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_measured_time_changes_no_prediction_of_itself() -> None:
     steps = made(TRUTH)
     slower = [dataclasses.replace(s, step_s=3 * s.step_s) if s.strategy == "fsdp" else s for s in steps]
-    splits = [suite_check.split_check(each, FIGURES, "leave_one_strategy_out") for each in (steps, slower)]
+    splits = [check.split_check(each, FIGURES, "leave_one_strategy_out") for each in (steps, slower)]
     of_fsdp = [
         [each.step_s for step, each in zip(split.steps, split.predicted, strict=True) if step.strategy == "fsdp"]
         for split in splits

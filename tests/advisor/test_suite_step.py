@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.advisor.machine_figures import Sharding
-from analysis.advisor.suite_step import Phases, SuiteJob
-from analysis.advisor.suite_strategies import suite_phases
+from analysis.advisor.machine import Sharding
+from analysis.advisor.step import Phases, SuiteJob
+from analysis.advisor.strategies import suite_phases
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.advisor.calibration import probed_figures
 from analysis.advisor.knowledge import read_knowledge
 from analysis.advisor.links import Group, Links, all_reduce_s
-from analysis.advisor.probed_figures import probed_figures
 from analysis.advisor.sweep_evidence import SweepEvidence, read_sweeps
 from launch.verbs.advice_errors import TITLES, rows_of_sweeps
 from parallelbench.cli import main

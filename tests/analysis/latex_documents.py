@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
-from analysis.latex import CLEAR, HEAD, MOST_FLOATS
+from analysis.report.latex import CLEAR, HEAD, MOST_FLOATS
 from tests.surroundings import machine_path
 
 if TYPE_CHECKING:

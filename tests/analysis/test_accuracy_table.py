@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from analysis import load, write_report
-from analysis.accuracy_table import accuracies, as_latex, side_by_side
+from analysis.report.publication import accuracies, accuracies_as_latex, accuracies_side_by_side
 from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_one_run_answers_for_all_lengths_up_to_its_own(one_length: Path) -> None
 
 
 def test_the_lengths_stand_beside_each_other_on_the_page_and_in_latex(one_length: Path) -> None:
-    (table,) = side_by_side(accuracies(load(one_length)))
+    (table,) = accuracies_side_by_side(accuracies(load(one_length)))
     assert (table.work, table.epochs) == ("digits", [10, 30, 31])
     shown = ["11.33 ± 1.53 (3)", "31.33 ± 1.53 (3)", "32.33 ± 1.53 (3)"]
     assert [(row.configuration, row.cells) for row in table.rows] == [("single × 1", shown), ("ddp × 2", shown)]
@@ -75,7 +75,7 @@ def test_runs_of_several_lengths_are_one_row_and_a_repeat_counts_once(tmp_path: 
                 parameters = 10**6 if model == "cnn_large" else 10**5
                 fake = Fake(test_accuracy=lambda epoch, of=epochs: epoch / 1000 + of / 1000, parameters=parameters)  # type: ignore[misc]
                 published(config(tmp_path, data="mnist", model=model, epochs=epochs, repeat=repeat), fake)
-    (table,) = side_by_side(accuracies(load(tmp_path)))
+    (table,) = accuracies_side_by_side(accuracies(load(tmp_path)))
     assert table.epochs == [10, 30, 50, 100]
     assert [row.model for row in table.rows] == ["cnn_small", "cnn_large"], "the smallest first"
     for row in table.rows:
@@ -87,7 +87,7 @@ def test_a_rate_that_falls_to_the_end_makes_each_length_a_training_of_its_own(tm
     cosine = component("lr_schedule", "cosine")
     for epochs in (10, 30):
         published(config(tmp_path, epochs=epochs, lr_schedule=cosine), reaching(epochs / 100))
-    tables = side_by_side(accuracies(load(tmp_path)))
+    tables = accuracies_side_by_side(accuracies(load(tmp_path)))
     assert [(table.work, table.epochs, table.rows[0].cells) for table in tables] == [
         ("digits · epochs 10", [10], ["20.00 (1)"]),
         ("digits · epochs 30", [10, 30], ["40.00 (1)", "60.00 (1)"]),
@@ -105,7 +105,7 @@ def test_a_page_of_one_length_has_it_in_its_results_alone(tmp_path: Path) -> Non
 def test_more_lengths_than_fit_beside_each_other_are_several_tables(tmp_path: Path) -> None:
     for epochs in (1, 2, 3, 4, 5, 6):
         published(config(tmp_path, epochs=epochs), reaching(0.5))
-    written = as_latex(accuracies(load(tmp_path)))
+    written = accuracies_as_latex(accuracies(load(tmp_path)))
     heads = re.findall(r"Model & Configuration & (.*) \\\\", written)
     assert heads == ["1 epoch & 2 epochs & 3 epochs & 4 epochs", "5 epochs & 6 epochs"]
     assert "(2 of 2)" in written

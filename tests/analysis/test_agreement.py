@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis import load
-from analysis.agreement import Agreement, RerunFinding, agreements
+from analysis.comparison.counterparts import Agreement, RerunFinding, agreements
 from parallelbench.config.identity import run_id
 from parallelbench.results.journal import Journal
 from parallelbench.results.publish import publish

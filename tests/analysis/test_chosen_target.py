@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from analysis import load, summary, write_report
-from analysis.chosen_target import unreached
+from analysis.comparison.configurations import unreached
 from analysis.figures import energy, time_to_accuracy
 from parallelbench import cli
 from parallelbench.errors import ConfigError

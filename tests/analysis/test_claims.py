@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from analysis import load
 from analysis.claims import Publication, judge, judge_all, publications, require_claims
-from analysis.claims.decision import decide
-from analysis.claims.grammar import Claim, Expect
+from analysis.claims.claim import Claim, Expect
+from analysis.claims.verdict import decide
 from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.config.structure import structure
@@ -22,7 +22,7 @@ from tests.analysis.factory import MIB, Fake, config, failed, published
 
 if TYPE_CHECKING:
     from analysis.claims import Judgement
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from analysis.claims import judge_all
 from tests.analysis.factory import Fake, config, published
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

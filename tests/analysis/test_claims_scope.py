@@ -12,7 +12,7 @@ from msgspec import structs
 import analysis.claims
 from analysis import load
 from analysis.claims import judge, judge_all, publications
-from analysis.claims.decision import decide
+from analysis.claims.verdict import decide
 from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from tests.analysis.factory import MIB, Fake, config, published

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from analysis import load
-from analysis.claims import contrasts
+from analysis.claims import effects
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import claim
 
@@ -20,7 +20,7 @@ def test_only_a_target_can_be_missed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     published(config(tmp_path), Fake())
     runs, looked_at = load(tmp_path), []
     levels = SimpleNamespace(of=lambda claim: looked_at.append(claim.name) or [])
-    monkeypatch.setattr(contrasts, "levels_of", lambda runs: levels)
-    assert not contrasts.is_unreached(runs, claim(name="without"))
-    assert not contrasts.is_unreached(runs, claim(name="to_half", metric="steps_to_accuracy", target=0.5))
+    monkeypatch.setattr(effects, "levels_of", lambda runs: levels)
+    assert not effects.is_unreached(runs, claim(name="without"))
+    assert not effects.is_unreached(runs, claim(name="to_half", metric="steps_to_accuracy", target=0.5))
     assert looked_at == ["to_half"]

@@ -10,8 +10,8 @@ import pytest
 
 from analysis import load
 from analysis.claims import judge, judge_all
-from analysis.claims.decision import APART, decide
 from analysis.claims.table import expected
+from analysis.claims.verdict import APART, decide
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady, two_devices
 

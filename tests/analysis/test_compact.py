@@ -18,9 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis import compact, load, reader
-from analysis.compact import NAME
-from analysis.published import LOADED, read_published
+from analysis import load
+from analysis.runs import published as published_module
+from analysis.runs import reader
+from analysis.runs.published import LOADED, NAME, read_published
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
@@ -36,15 +37,15 @@ OLD = 1_600_000_000.0
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of the smallest sweeps, written at the smallest change, of results however young."""
-    monkeypatch.setattr(compact, "FEWEST_RUNS", 1)
-    monkeypatch.setattr(compact, "WORTH_RUNS", 1)
-    monkeypatch.setattr(compact, "SETTLED_S", -3600.0)
+    monkeypatch.setattr(published_module, "FEWEST_RUNS", 1)
+    monkeypatch.setattr(published_module, "WORTH_RUNS", 1)
+    monkeypatch.setattr(published_module, "SETTLED_S", -3600.0)
 
 
 def scan(path: Path) -> Runs:
     """The same without any copy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compact, "FEWEST_RUNS", 10**9)
+        patch.setattr(published_module, "FEWEST_RUNS", 10**9)
         return load(path)
 
 
@@ -220,7 +221,7 @@ def test_a_damaged_copy_is_made_anew(tmp_path: Path, how: str) -> None:
         copy.mkdir()
     elif how == "other layout":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compact, "layout", lambda: {"run": {}})
+            patch.setattr(published_module, "layout", lambda: {"run": {}})
             copy.unlink()
             load(tmp_path)
     else:
@@ -249,11 +250,11 @@ def test_where_nothing_can_be_written_everything_is_read(tmp_path: Path, monkeyp
         raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(compact.zipfile, "ZipFile", refuse)
+        patch.setattr(published_module.zipfile, "ZipFile", refuse)
         assert_same(tmp_path)
         assert not (tmp_path / "demo" / NAME).exists()
     with monkeypatch.context() as patch:
-        patch.setattr(compact.os, "replace", refuse)
+        patch.setattr(published_module.os, "replace", refuse)
         assert_same(tmp_path)
     assert [path.name for path in (tmp_path / "demo").iterdir() if path.name.startswith(".")] == []
 
@@ -271,7 +272,7 @@ def test_a_copy_is_used_where_the_folder_has_become_read_only(tmp_path: Path, mo
 
 
 def test_a_result_that_is_just_being_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "SETTLED_S", 3600.0)
+    monkeypatch.setattr(published_module, "SETTLED_S", 3600.0)
     folder = finished(tmp_path, 0)
     assert_same(tmp_path)
     assert not (tmp_path / "demo" / NAME).exists()
@@ -281,7 +282,7 @@ def test_a_result_that_is_just_being_written_is_not_kept(tmp_path: Path, monkeyp
 
 
 def test_a_small_sweep_keeps_its_folder_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "FEWEST_RUNS", 3)
+    monkeypatch.setattr(published_module, "FEWEST_RUNS", 3)
     for repeat in range(2):
         finished(tmp_path, repeat)
     load(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from analysis import by, compare, format_exclusions, load
+from analysis.comparison.configurations import summary
 from analysis.comparison.counterparts import (
     COARSE_SATURATED,
     GROWTH_PER_STEP,
@@ -25,10 +26,9 @@ from analysis.comparison.counterparts import (
     mean_loss,
 )
 from analysis.comparison.exclusions import Exclusion, excluded
-from analysis.comparison.speed import SpeedVerdict
-from analysis.configurations import summary
-from analysis.notes import warnings
-from analysis.published import LOADED
+from analysis.comparison.ratio import SpeedVerdict
+from analysis.report.notes import warnings
+from analysis.runs.published import LOADED
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.likeness import UNIT_ROUNDOFF
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
     from parallelbench.config.run import RunConfig
 
 pytestmark = pytest.mark.slow

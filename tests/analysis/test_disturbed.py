@@ -11,21 +11,22 @@ import pytest
 from rich.console import Console
 
 from analysis import load, summary_table
-from analysis.cells import DISTURBED_MARK, cells
+from analysis.comparison.configurations import displayed, summary
 from analysis.comparison.exclusions import disturbed_lines, excluded, format_exclusions
-from analysis.configurations import displayed, summary
 from analysis.figures import draw
-from analysis.figures._marks import DISTURBED
-from analysis.metrics.schema import page_columns
-from analysis.notes import headline
-from analysis.report import render
+from analysis.figures._chart import DISTURBED
+from analysis.metrics.columns import page_columns
+from analysis.report.notes import headline
+from analysis.report.page import render
+from analysis.report.tables import cells
+from analysis.text import DISTURBED_MARK
 from parallelbench.cli import main
 from tests.analysis.factory import config, published
 from tests.analysis.test_compare import steady
 from tests.analysis.test_machine import DDP, lost, sides
 
 if TYPE_CHECKING:
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 BUSY = {"others_time_s": lost(0.48, {2, 3})}
 

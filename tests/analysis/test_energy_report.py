@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis import load, notes, write_report
+from analysis import load, write_report
 from analysis.figures import draw
 from analysis.metrics import per_run
+from analysis.report import notes
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_metrics import powered
 

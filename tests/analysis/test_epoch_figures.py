@@ -10,7 +10,7 @@ import pytest
 
 from analysis import load
 from analysis.figures import draw, epoch_rates, epoch_time_data, specification, svg
-from analysis.paper import fitted
+from analysis.report.figure import fitted
 from tests.analysis.factory import Fake, config, published
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from analysis import by, compare, format_exclusions, load
 from analysis.comparison import gate as gates
-from analysis.configurations import facts, learning, summary
+from analysis.comparison.configurations import facts, learning, summary
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published
@@ -18,7 +18,7 @@ from tests.faults import fault
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 MOST = 8
 """Lines of each kind."""

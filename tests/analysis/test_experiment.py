@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from analysis import load, write_report
-from analysis.experiment import experiment
+from analysis.report.publication import experiment
 from tests.analysis.factory import Fake, config, published
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from analysis import facts, load, per_epoch
-from analysis.export.exported_run import exported_runs
+from analysis.export import exported_runs
 from launch.verbs.export import TRACKERS
 from parallelbench import cli
 from tests.analysis.factory import Fake, config, failed, published

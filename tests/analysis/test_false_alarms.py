@@ -7,7 +7,7 @@ import math
 import pytest
 
 from analysis import text
-from analysis.comparison.pools import pools
+from analysis.comparison.pairing import pools
 from tests.bench.false_alarms import DESIGNS, FIRST, ROOMS, Start, false_alarms
 
 TRIALS = 60

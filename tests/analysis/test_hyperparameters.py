@@ -8,8 +8,9 @@ import polars as pl
 import pytest
 
 from analysis import load, write_report
-from analysis.hyperparameters import Hyperparameters, hyperparameters, table, tabulars
-from analysis.latex import MOST_COLUMNS
+from analysis.report.latex import MOST_COLUMNS
+from analysis.report.publication import Hyperparameters, hyperparameters, hyperparameters_as_latex
+from analysis.report.publication import hyperparameters_as_rows as table
 from tests.analysis.factory import Fake, component, config, published
 from tests.analysis.latex_documents import tables_in
 
@@ -104,7 +105,7 @@ def test_latex_shares_many_strategies_out_and_is_whole(tmp_path: Path) -> None:
     for name in names:
         published(config(tmp_path, strategy=name, devices=1 if name == "single" else 4), Fake())
     tables = of(tmp_path)
-    text = tabulars(tables)
+    text = hyperparameters_as_latex(tables)
     parts = tables_in(text)
     assert len(parts) == 1 + -(-len(names) // MOST_COLUMNS)
     assert all(set(part.rows) == {part.columns} for part in parts)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis import facts, load
-from analysis.comparison.by_key import run_ids_by
-from analysis.comparison.groups import labels, works
-from analysis.export.exported_run import exported_runs
-from analysis.hyperparameters import hyperparameters
+from analysis.comparison.sides import run_ids_by
+from analysis.comparison.work import labels, works
+from analysis.export import exported_runs
+from analysis.report.publication import hyperparameters
 from parallelbench import cli
 from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed, to_mapping, whole_mapping
 from parallelbench.measure.environment_match import flatten

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import load, write_report
-from analysis.latex import MOST_COLUMNS, escape
+from analysis.report.latex import MOST_COLUMNS, escape
 from tests.analysis.factory import Fake, config, published
 
 if TYPE_CHECKING:

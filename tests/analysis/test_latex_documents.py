@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import write_report
-from analysis.cells import Cell, Shown
 from analysis.claims import judge
-from analysis.claims.page import tabular
-from analysis.hyperparameters import Hyperparameters, tabulars
-from analysis.latex import HEAD, MOST_COLUMNS, MOST_ROWS, Rows, escape, floats, tables
-from analysis.metrics.schema import page_columns
+from analysis.metrics.columns import page_columns
+from analysis.report.claims import tabular
+from analysis.report.latex import HEAD, MOST_COLUMNS, MOST_ROWS, Rows, escape, floats, tables
+from analysis.report.publication import Hyperparameters
+from analysis.report.publication import hyperparameters_as_latex as tabulars
+from analysis.report.tables import Cell, Shown
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.full_sweeps import made_up
 from tests.analysis.latex_documents import Table, compiled, compiler, tables_in

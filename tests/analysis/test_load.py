@@ -16,7 +16,7 @@ import pytest
 
 import analysis
 from analysis import load, per_run, summary
-from analysis.reader import table_schema
+from analysis.runs.published import table_schema
 from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
@@ -243,7 +243,7 @@ def test_pandas_frames_hold_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_analysis_never_loads_torch_and_importing_it_loads_nothing_that_draws_or_tests() -> None:
     code = (
-        "import sys, analysis; early = set(sys.modules); import analysis.report\n"
+        "import sys, analysis; early = set(sys.modules); import analysis.report.page\n"
         "from analysis.figures import runtime\n"
         "assert 'torch' not in sys.modules, 'torch'\n"
         "assert not early & {'altair', 'scipy', 'jinja2', 'vl_convert', 'pandas'}, early"

@@ -12,12 +12,12 @@ import pytest
 from analysis import UnlikeWork, by, compare, excluded, load
 from analysis.claims import judge
 from analysis.comparison.baseline import against_one_device
+from analysis.comparison.configurations import summary
 from analysis.comparison.exclusions import format_exclusions
-from analysis.comparison.order import one_after_the_other
-from analysis.configurations import summary
+from analysis.comparison.pairing import one_after_the_other
 from analysis.figures import time_to_accuracy
 from analysis.metrics import per_epoch, per_run
-from analysis.notes import warnings
+from analysis.report.notes import warnings
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import ADDED, differences, entries
 from tests.analysis.factory import Fake, config, published
@@ -27,7 +27,7 @@ from tests.analysis.test_compare import steady
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

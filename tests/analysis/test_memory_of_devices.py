@@ -9,9 +9,9 @@ import pytest
 
 from analysis import load
 from analysis.claims import judge
-from analysis.claims.page import table
 from analysis.claims.table import effect_of
 from analysis.figures import draw
+from analysis.report.claims import table
 from tests.analysis.factory import MIB, Fake, config, published
 from tests.analysis.test_claims import REPEATS, claim
 from tests.analysis.test_compact import rewrite

@@ -15,9 +15,9 @@ import pytest
 
 from analysis import facts, load, summary
 from analysis.comparison.baseline import against_one_device, refused
-from analysis.comparison.compared_run import compared_runs
 from analysis.comparison.exclusions import excluded
-from analysis.merging import load_all, replications
+from analysis.comparison.run import compared_runs
+from analysis.folders import load_all, replications
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published

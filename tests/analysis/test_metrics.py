@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from analysis import load, per_epoch, per_run, summary
-from analysis.cells import cells
+from analysis.comparison.ratio import interval
 from analysis.figures import memory
 from analysis.metrics import (
     accuracy_target,
@@ -19,8 +19,8 @@ from analysis.metrics import (
     staleness_histogram,
     time_to_accuracy,
 )
-from analysis.metrics.schema import page_columns
-from analysis.stats import interval
+from analysis.metrics.columns import page_columns
+from analysis.report.tables import cells
 from analysis.text import MISSING
 from tests.analysis.factory import MIB, Fake, config, failed, published
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import load, per_epoch, per_run, published, report, summary, summary_table, write_report
+from analysis import load, per_epoch, per_run, summary, summary_table, write_report
+from analysis.metrics import columns as columns_module
 from analysis.metrics import per_epoch_columns, per_run_columns, summary_columns
-from analysis.metrics import schema as schema_module
-from analysis.metrics.configuration_columns import PER_FACT
-from analysis.metrics.schema import facts_columns
+from analysis.metrics.columns import FIRST, PER_FACT, facts_columns
+from analysis.report import page as page_module
+from analysis.runs import published
 from parallelbench.results import folder
 from parallelbench.results import tables as tables_module
 from parallelbench.results.tables import TABLES, TABLES_VERSION, Column, Over, schema
@@ -62,7 +63,7 @@ WAITED = Column(
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three repeats of two ranks and three epochs, in whose journals there is a column more."""
     monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], WAITED))
-    monkeypatch.setattr(report, "draw", lambda runs: [])
+    monkeypatch.setattr(page_module, "draw", lambda runs: [])
     row = factory._rank
     for repeat in range(3):
 
@@ -138,8 +139,8 @@ def test_no_words_decide_what_is_computed(results: Path, monkeypatch: pytest.Mon
     for table in TABLES:
         monkeypatch.setitem(TABLES, table, tuple(map(reworded, TABLES[table])))
     for name in ("PER_EPOCH", "PER_RUN", "PER_FACT", "PER_CONFIGURATION"):
-        columns = getattr(schema_module, name)
-        monkeypatch.setattr(schema_module, name, tuple(map(reworded, columns)))
+        columns = getattr(columns_module, name)
+        monkeypatch.setattr(columns_module, name, tuple(map(reworded, columns)))
     after = load(results)
     assert per_run(after).equals(metrics)
     assert summary(after).equals(configurations)
@@ -178,11 +179,11 @@ def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
     """`git grep` of a metric's name finds its one declaration and, where that is a formula, the formula."""
     root = docs.DOCS.parent
     declarations = [
-        *(root / "parallelbench" / "store").glob("*.py"),
-        *(root / "analysis" / "metrics").glob("*_columns.py"),
+        *(root / "parallelbench" / "results").glob("*.py"),
+        root / "analysis" / "metrics" / "columns.py",
     ]
     written = "\n".join(path.read_text(encoding="utf-8") for path in declarations)
-    computed = (root / "analysis" / "metrics" / "run_metrics.py").read_text(encoding="utf-8")
+    computed = (root / "analysis" / "metrics" / "runs.py").read_text(encoding="utf-8")
     for column in per_run_columns():
         assert len(re.findall(rf'(Column|_kind)\(\s*"{column.name}"', written)) == 1, column.name
         is_formula = column.over is None and not column.name.startswith(
@@ -192,7 +193,7 @@ def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
 
 
 def test_the_first_columns_of_the_pages_tables_exist() -> None:
-    for table, names in schema_module.FIRST.items():
+    for table, names in FIRST.items():
         known = facts_columns() if table == "runs" else summary_columns()
         assert set(names) <= {column.name for column in known}
 

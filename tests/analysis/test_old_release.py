@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis import load, per_run, summary
-from analysis.configurations import gains
+from analysis.comparison.configurations import gains
 from analysis.figures import draw
-from analysis.report import Drawn, render
+from analysis.report.page import Drawn, render
 from launch.launcher import glance
 from parallelbench.config.identity import run_id
 from parallelbench.results.folder import find_runs
@@ -27,7 +27,7 @@ from tests.analysis.factory import config, published
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 OLD = Path(__file__).parent / "old"
 RENAMED = {

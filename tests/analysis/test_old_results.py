@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analysis import load, notes, per_run, summary
+from analysis import load, per_run, summary
 from analysis.claims import judge_all
 from analysis.figures import draw
-from analysis.published import INDISPENSABLE, LOADED
-from analysis.report import Drawn, render
+from analysis.report import notes
+from analysis.report.page import Drawn, render
+from analysis.runs.published import INDISPENSABLE, LOADED
 from parallelbench.results.folder import find_runs
 from parallelbench.results.tables import TABLES, TABLES_VERSION
 from tests.analysis.factory import Fake, config, published

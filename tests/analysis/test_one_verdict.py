@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import UnlikeWork, by, load, notebook, notes, summary
+from analysis import UnlikeWork, by, load, notebook, summary
 from analysis.claims import Publication, judge, judge_all
 from analysis.comparison.baseline import against_one_device
 from analysis.comparison.baseline import refused as refused_beside_one_device
-from analysis.comparison.compared_run import compared_runs
+from analysis.comparison.configurations import gains, learned
 from analysis.comparison.exclusions import excluded
+from analysis.comparison.issues import Blocker, Caveat
 from analysis.comparison.pairing import paired
-from analysis.comparison.policy import Blocker, Caveat
-from analysis.comparison.speed import SpeedVerdict
-from analysis.configurations import gains, learned
+from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.run import compared_runs
 from analysis.figures import draw
-from analysis.published import LOADED
+from analysis.report import notes
+from analysis.runs.published import LOADED
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import MUST_MATCH, REPORTED, SET_BY_LAUNCHER
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

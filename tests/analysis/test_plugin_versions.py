@@ -10,8 +10,8 @@ from msgspec import structs
 
 from analysis import UnlikeWork, by, compare, load
 from analysis.comparison.baseline import limited
-from analysis.comparison.groups import labels
-from analysis.comparison.policy import Caveat
+from analysis.comparison.issues import Caveat
+from analysis.comparison.work import labels
 from parallelbench.models.cnn import CnnSmall
 from tests.analysis.factory import Fake, config, foreign, published
 from tests.analysis.test_compare import steady

@@ -10,8 +10,8 @@ import pytest
 from analysis.advisor import forecast as forecasts
 from analysis.advisor.forecast import forecast
 from analysis.figures import predictions
-from analysis.loading import load
-from analysis.reader import Runs
+from analysis.folders import load
+from analysis.runs.reader import Runs
 from parallelbench.measure.counting import encode_counts
 from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
 from tests.analysis.factory import Fake, config, published
@@ -76,13 +76,12 @@ def test_predictions_stand_at_the_devices_that_they_have(tmp_path: Path) -> None
 
 
 def test_no_prediction_has_seen_its_own_measurement(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    from analysis.advisor import suite_check
+    from analysis.advisor import check
+    from analysis.advisor.fit import fitted
 
     seen: list[set[int]] = []
-    fit = suite_check.fitted
-    monkeypatch.setattr(
-        suite_check, "fitted", lambda steps, figures: seen.append(set(map(id, steps))) or fit(steps, figures)
-    )
+    fit = fitted
+    monkeypatch.setattr(check, "fitted", lambda steps, figures: seen.append(set(map(id, steps))) or fit(steps, figures))
     found = forecast.__wrapped__(runs)
     groups = list(dict.fromkeys(found.check.groups))
     for group, rest in zip(groups, seen, strict=True):

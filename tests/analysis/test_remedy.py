@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis import UnlikeWork, by, load, notes, summary
-from analysis.claims.contrasts import effects
-from analysis.claims.pairs import pairing_of
+from analysis import UnlikeWork, by, load, summary
+from analysis.claims.effects import effects
+from analysis.claims.verdict import pairing_of
 from analysis.comparison.baseline import against_one_device, refusals
-from analysis.comparison.compared_run import compared_runs
+from analysis.comparison.issues import command_line
 from analysis.comparison.pairing import paired
-from analysis.comparison.policy import command_line
-from analysis.stats import ENOUGH_REPEATS
+from analysis.comparison.ratio import ENOUGH_REPEATS
+from analysis.comparison.run import compared_runs
+from analysis.report import notes
 from launch.sweep.expansion import expand
 from parallelbench.cli import main
 from parallelbench.config.identity import run_id
@@ -27,8 +28,8 @@ from tests.analysis.test_one_verdict import SHORTER, environment
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.comparison.policy import Command, Remedies
-    from analysis.reader import Runs
+    from analysis.comparison.issues import Command, Remedies
+    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

@@ -19,15 +19,16 @@ import polars as pl
 import pytest
 from msgspec import structs
 
-from analysis import configurations as configurations_module
 from analysis import figures as figures_module
-from analysis import load, notes, summary, write_report
-from analysis import report as report_module
-from analysis.configurations import learning
-from analysis.figures import _chart, _panels, draw
+from analysis import load, summary, write_report
+from analysis.comparison import configurations
+from analysis.comparison.configurations import learning
+from analysis.figures import _chart, draw
 from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
 from analysis.metrics import per_epoch
-from analysis.metrics.schema import page_columns
+from analysis.metrics.columns import page_columns
+from analysis.report import notes
+from analysis.report import page as page_module
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
 from tests.analysis.test_compare import pair, steady
@@ -151,10 +152,10 @@ def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
 def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
     """A sweep for which a few points, panels and epochs are very many."""
     monkeypatch.setattr(_chart, "MOST_POINTS", 3)
-    monkeypatch.setattr(_panels, "MOST_PANELS", 1)
-    monkeypatch.setattr(configurations_module, "MOST_POINTS", 6)
-    monkeypatch.setattr(configurations_module, "FEWEST_EPOCHS", 1)
-    monkeypatch.setattr(report_module, "MOST_EPOCHS", 3)
+    monkeypatch.setattr(_chart, "MOST_PANELS", 1)
+    monkeypatch.setattr(configurations, "MOST_POINTS", 6)
+    monkeypatch.setattr(configurations, "FEWEST_EPOCHS", 1)
+    monkeypatch.setattr(page_module, "MOST_EPOCHS", 3)
     return load(sweep)
 
 
@@ -214,7 +215,7 @@ def test_one_sentence_says_why_oversubscribed_runs_have_no_efficiency(tmp_path: 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures: drawing takes seconds."""
-    monkeypatch.setattr(report_module, "draw", lambda runs: [])
+    monkeypatch.setattr(page_module, "draw", lambda runs: [])
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -245,7 +246,7 @@ def test_a_report_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pyt
     def fail(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report_module, "render", fail)
+    monkeypatch.setattr(page_module, "render", fail)
     with pytest.raises(StorageError, match="the disk is full"):
         write_report(tmp_path / "demo")
     assert page.read_bytes() == before

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from analysis import load, notes, text, write_report
-from analysis import report as report_module
+from analysis import load, text, write_report
 from analysis.claims import judge
-from analysis.claims.page import MOST_ROWS, shown, summed_up, table, tabular
 from analysis.claims.table import effect_of
+from analysis.comparison.configurations import facts
 from analysis.comparison.exclusions import disturbed_lines
-from analysis.comparison.groups import work_label
-from analysis.configurations import facts
+from analysis.comparison.work import work_label
 from analysis.figures import draw, loss, models
-from analysis.matrix import matrix
-from analysis.metrics.phases import computation_per_communication
+from analysis.metrics.runs import computation_per_communication
+from analysis.report import notes
+from analysis.report import page as page_module
+from analysis.report.claims import MOST_ROWS, shown, summed_up, table, tabular
+from analysis.report.page import matrix
 from parallelbench.cli import main
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
@@ -204,7 +205,7 @@ def test_the_page_has_claims_a_line_for_what_is_not_drawn_and_no_empty_heading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 6.0})
-    monkeypatch.setattr(report_module, "draw", lambda runs: draw(runs, ["staleness", "energy", "loss"]))
+    monkeypatch.setattr(page_module, "draw", lambda runs: draw(runs, ["staleness", "energy", "loss"]))
     page = write_report(tmp_path / "demo").read_text(encoding="utf-8")
     assert page.count('<figure id="figure-') == 1
     assert 'id="figure-loss"' in page

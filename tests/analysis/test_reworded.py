@@ -8,7 +8,7 @@ import pytest
 
 from analysis import by, load, summary
 from analysis.claims import judge
-from analysis.comparison import policy
+from analysis.comparison import issues
 from analysis.comparison.exclusions import Exclusion
 from tests.analysis.factory import Fake, config, failed, published
 from tests.analysis.test_claims import claim
@@ -42,7 +42,7 @@ def test_reworded_reasons_change_no_number(tmp_path: Path, monkeypatch: pytest.M
     assert len(numbers) == 2
     for exclusion in Exclusion:
         monkeypatch.setattr(exclusion, "words", "reworded")
-    monkeypatch.setattr(policy, "_words", lambda issue: "reworded")
+    monkeypatch.setattr(issues, "_words", lambda issue: "reworded")
     again, frame_again, numbers_again = answers(tmp_path)
     assert again.equals(table)
     assert frame_again.equals(frame)

@@ -9,9 +9,8 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import ttest_1samp
 
-from analysis.comparison.repeats import paired_ratio
-from analysis.comparison.speed import of_speed, of_time
-from analysis.stats import (
+from analysis.comparison.pairing import paired_ratio
+from analysis.comparison.ratio import (
     ERROR,
     FEWEST_REPEATS,
     at_one_look,
@@ -19,6 +18,8 @@ from analysis.stats import (
     error_of_each,
     half_width,
     interval,
+    of_speed,
+    of_time,
     ratio_of_pairs,
     repeats_to_add,
 )

@@ -14,10 +14,11 @@ import polars as pl
 import polars.selectors as cs
 import pytest
 
-from analysis import load, per_epoch, per_run, report, summary, text, write_report
+from analysis import figures, load, per_epoch, per_run, summary, text, write_report
 from analysis.figures import token_rates
-from analysis.metrics.token_columns import OF_TOKENS
-from analysis.terminal_table import summary_table
+from analysis.metrics.columns import OF_TOKENS
+from analysis.report import page as page_module
+from analysis.report.tables import summary_table
 from parallelbench import cli
 from parallelbench.measure.counting import LayerCount, encode_counts
 from parallelbench.results.tables import TABLES_VERSION
@@ -93,7 +94,7 @@ def test_numbers_that_are_not_finite_end_no_report(tmp_path: Path, capsys: pytes
         assert all(column.is_finite().all() for column in frame.select(cs.float()))
     assert columns_of(tmp_path)["final_perplexity"] is None
     page = write_report(tmp_path, tmp_path / "report")
-    for drawn in report.draw(runs):
+    for drawn in figures.draw(runs):
         json.dumps(drawn.chart and drawn.chart.to_dict(), allow_nan=False)
     assert not re.search(r"\b(inf|nan)\b", "".join(path.read_text() for path in page.parent.rglob("*.[ct][se][vx]")))
     summary_table(runs)
@@ -205,7 +206,7 @@ def test_results_of_before_have_none(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_shows_them_where_there_are_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "draw", lambda runs: [])
+    monkeypatch.setattr(page_module, "draw", lambda runs: [])
     heads = [f">{column.title}</th>" for column in OF_TOKENS]
     for repeat in range(2):
         published(config(tmp_path / "images", repeat=repeat))

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis import by, load, summary
-from analysis.comparison.speed import SpeedVerdict
+from analysis.comparison.ratio import SpeedVerdict
 from analysis.figures import models
-from analysis.notes import warnings
+from analysis.report.notes import warnings
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compare import steady
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 TIMES_S = {"single": 10.0, "ddp": 5.0, "tf_single": 30.0, "tf_multi_worker": 16.0}
 

@@ -25,7 +25,7 @@ from tests.analysis.test_compare import steady
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

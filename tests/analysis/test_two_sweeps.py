@@ -10,8 +10,8 @@ import pytest
 from analysis import by, compare, load, summary
 from analysis.claims import judge
 from analysis.comparison.baseline import against_one_device, unlike_groups
-from analysis.comparison.policy import Caveat
-from analysis.comparison.speed import SpeedVerdict
+from analysis.comparison.issues import Caveat
+from analysis.comparison.ratio import SpeedVerdict
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, claim
 from tests.analysis.test_compare import steady
@@ -19,7 +19,7 @@ from tests.analysis.test_compare import steady
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.reader import Runs
+    from analysis.runs.reader import Runs
 
 LARGE: dict[str, Any] = {"strategy": "ddp", "devices": 2}
 SMALL: dict[str, Any] = {"strategy": "zero1", "devices": 2}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import vl_convert
 
-from analysis.vega_bundle import packed, packed_vega
+from analysis.report.page import packed, packed_vega
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,14 +14,24 @@ from functools import cached_property
 import numpy as np
 from scipy.special import stdtrit
 
-from analysis.claims.decision import decide
-from analysis.claims.grammar import Expect
+from analysis.claims.claim import Expect
+from analysis.claims.verdict import decide
 from analysis.comparison.gate import SLOWER, gate
-from analysis.comparison.pools import pools
-from analysis.comparison.sessions import Span
-from analysis.comparison.speed import SpeedVerdict, of_several, of_speed
-from analysis.comparison.two_sides import TIME, Compared, Comparison, together
-from analysis.stats import ERROR, FEWEST_REPEATS, Ratio, critical, error_of_each, interval, ratio_of_pairs
+from analysis.comparison.pairing import pools
+from analysis.comparison.ratio import (
+    ERROR,
+    FEWEST_REPEATS,
+    Ratio,
+    SpeedVerdict,
+    critical,
+    error_of_each,
+    interval,
+    of_several,
+    of_speed,
+    ratio_of_pairs,
+)
+from analysis.comparison.run import Span
+from analysis.comparison.sides import TIME, Compared, Comparison, together
 
 Shape = tuple[int, ...]
 Noise = Callable[[np.random.Generator, Shape], np.ndarray]

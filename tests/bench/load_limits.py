@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 import torch
 
-from analysis.comparison.machine import rests_on_disturbed, unlike_probes
-from analysis.comparison.policy import PROBED
-from analysis.metrics import load
+from analysis.comparison.issues import rests_on_disturbed, unlike_probes
+from analysis.comparison.work import PROBED
+from analysis.metrics.epochs import GPU_PROCESSES, disturbed, judged_in_pools, lost_share, lost_time_s
 from parallelbench.measure.machine import probe
 from parallelbench.world.world import World
 
@@ -59,11 +59,11 @@ def set_aside(rng: np.random.Generator, length_s: float, *, quiet: float, plante
         run_delay_s=pl.lit(None, pl.Float64),
         loader_cpu_time_s=pl.lit(None, pl.Float64),
     )
-    frame = ranks.group_by("run_id", "epoch", maintain_order=True).agg(load.lost_time_s()).with_columns(
+    frame = ranks.group_by("run_id", "epoch", maintain_order=True).agg(lost_time_s()).with_columns(
         attempt=1, warm_up=False, slowest_epoch_time_s=pl.lit(length_s), cores_per_device=1,
-        **{load.GPU_PROCESSES: pl.lit(None, pl.Int32)},
+        **{GPU_PROCESSES: pl.lit(None, pl.Int32)},
     )  # fmt: skip
-    judged = load.judged_in_pools(frame.with_columns(load.disturbed(), load.lost_share()), lambda: ranks)
+    judged = judged_in_pools(frame.with_columns(disturbed(), lost_share()), lambda: ranks)
     found = judged.group_by("run_id").agg(pl.col("disturbed").sum())["disturbed"]
     return float(np.mean([rests_on_disturbed(count, epochs) for count in found]))
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.stats import interval
+from analysis.comparison.ratio import interval
 from launch.sweep import one_run
 from parallelbench.errors import count_of
 from parallelbench.results.journal import Journal

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import analysis.metrics.load
+import analysis.metrics.epochs
 from analysis import by, load, summary
 from analysis.claims import judge
-from analysis.comparison import policy
+from analysis.comparison import issues
 from analysis.comparison.baseline import against_one_device, refusals
-from analysis.comparison.speed import SpeedVerdict
+from analysis.comparison.ratio import SpeedVerdict
 from parallelbench.cli import main
 from tests.analysis.test_claims import claim
 from tests.launch.programs import completed
@@ -29,8 +29,8 @@ def test_one_sweep_has_one_speed_up_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that must match differs between one process and two of the same sweep."""
-    monkeypatch.setattr(analysis.metrics.load, "SHARE", math.inf)  # other tests may use the same cores
-    monkeypatch.setattr(policy, "PROBE_TOLERANCE", math.inf)
+    monkeypatch.setattr(analysis.metrics.epochs, "SHARE", math.inf)  # other tests may use the same cores
+    monkeypatch.setattr(issues, "PROBE_TOLERANCE", math.inf)
     sweep = ("data=digits", "model=logistic_regression", "strategy=ddp", "devices=1,2", "sweep.repeats=2", "epochs=2")
     code, text = completed("submit", *sweep, results=tmp_path)
     assert code == 0, text

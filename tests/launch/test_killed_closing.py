@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis import load, summary
-from analysis.notes import warnings
+from analysis.report.notes import warnings
 from parallelbench.results.publish import NO_CLOSING
 from parallelbench.results.tables import CLOSING
 from tests.launch.test_plugin import OWN, program

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import excluded, load
+from analysis.comparison.configurations import summary
 from analysis.comparison.exclusions import Exclusion
-from analysis.configurations import summary
-from analysis.notes import warnings
+from analysis.report.notes import warnings
 from launch.attempt import processes
 from launch.attempt.processes import Training, WarmWorkers, _Parent, environment
 from launch.slurm.arrays import job_groups

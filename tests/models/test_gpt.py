@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 import analysis.advisor
 import conf
-from analysis.advisor.gpt_shape import GptShape, gpt_shape
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.measurements import SHAPES
-from analysis.advisor.transformer import model_flops
+from analysis.advisor.transformer import GptShape, gpt_shape, model_flops
 from analysis.advisor.transformer import parameters as formula
 from parallelbench.config.build import build
 from parallelbench.config.run import RunConfig

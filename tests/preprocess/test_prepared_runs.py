@@ -11,7 +11,7 @@ import pytest
 
 from analysis import load
 from analysis.claims import judge, publications
-from analysis.configurations import facts, prepared, summary
+from analysis.comparison.configurations import facts, prepared, summary
 from analysis.figures import draw
 from analysis.figures import preprocessing as figure
 from parallelbench.cli import main

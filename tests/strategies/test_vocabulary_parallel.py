@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from analysis.advisor.suite_strategies import suite_phases
+from analysis.advisor.strategies import suite_phases
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig

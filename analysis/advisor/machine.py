@@ -1,0 +1,326 @@
+"""What devices and links can do, each figure with what it rests on: calibration's output and ranking's input.
+
+A figure was measured on the machine, stands in a site file, or is assumed: round numbers that err on neither side.
+Nothing is predicted of a site by figures that can't be its own. Sizes and rates are in SI units. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from parallelbench.errors import ConfigError, count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from analysis.advisor.layouts import Values
+    from parallelbench.config.sites import Hardware, Site
+
+
+Origin = Literal["measured", "site", "assumed"]
+"""measured: on this machine. site: stands in a site file, from public sources. assumed: nobody knows."""
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
+"""The suite's names."""
+TierName = Literal["link", "network"]
+"""link: between the devices of a node. network: between nodes."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """One figure, and what it rests on."""
+
+    value: float
+    origin: Origin
+    source: str
+    """The file, the data sheet, or why it is assumed."""
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """Rates that depend on the size of a piece of work, such as FLOP/s of products by their FLOPs."""
+
+    sizes: tuple[float, ...]
+    """Ascending."""
+    rates: tuple[float, ...]
+    """Per second, one per size."""
+    origin: Origin
+    source: str
+
+    def __post_init__(self) -> None:
+        """Hold sizes and rates against each other."""
+        assert len(self.sizes) == len(self.rates) > 0, f"{len(self.sizes)} sizes for {len(self.rates)} rates"
+        assert all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), "sizes are not ascending"
+
+    def at(self, sizes: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Rates at any sizes, straight between logarithms; beyond the ends, those of the ends."""
+        logs = np.interp(np.log(np.maximum(sizes, 1e-30)), np.log(self.sizes), np.log(self.rates))
+        result: NDArray[np.float64] = np.exp(logs)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierFigures:
+    """α–β of one tier of links, by what collectives reach: T = turns · α + bytes ÷ β."""
+
+    name: TierName
+    latency_s: Known
+    """α: one turn of a collective."""
+    bytes_per_s: Known
+    """β: what one device sends within a node; what one node sends to others, divided by the oversubscription."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What a layer's forward and backward pass take longer where devices of a node share its parameters."""
+
+    sizes_bytes: tuple[float, ...]
+    """Of the layer's parameters; ascending."""
+    times_s: tuple[float, ...]
+    ranks: int
+    """Devices that shared them."""
+    origin: Origin
+    source: str
+
+    def layers_s(self, sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """For layers of any sizes, straight between logarithms; below the smallest its time, beyond the largest ∝."""
+        logs = np.interp(np.log(np.maximum(sizes_bytes, 1.0)), np.log(self.sizes_bytes), np.log(self.times_s))
+        result: NDArray[np.float64] = np.exp(logs) * np.maximum(sizes_bytes / self.sizes_bytes[-1], 1.0)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFigures:
+    """One kind of device in nodes of one kind."""
+
+    accelerator: str
+    """What it is called, e.g. a100_40gb, or the processor's name."""
+    device_type: Literal["cpu", "cuda"]
+    devices_per_node: int
+    peak_flops_per_s: Mapping[Precision, Known]
+    """Dense matrix products by the data sheet, of one device: what MFU refers to. Precisions not given are unknown."""
+    matmul_flops_per_s: Mapping[Precision, RateCurve]
+    """What products reach, by FLOPs of one product, while all devices of a node compute."""
+    memory_bytes_per_s: Known
+    """What elementwise work reaches of one device's memory, bytes read and written, while all devices work."""
+    memory_bytes: Known | None
+    """Memory of one device; None: not known."""
+    launch_s: Known
+    """Host time of one operation, forward; decides where operations are small."""
+    link: TierFigures
+    network: TierFigures | None
+    """None: there is one node."""
+    sharding: Sharding | None = None
+    """None: never measured; copies and messages are then all that sharding is taken to cost."""
+    power_w: Known | None = None
+    """One device's power while it computes, its share of the host's not counted; None: never measured."""
+    idle_power_w: Known | None = None
+    """One device's power while it waits; None: never measured."""
+    overhead_bytes: Known | None = None
+    """Memory of a device that libraries take (context, communication buffers); None: not known."""
+    notes: tuple[str, ...] = field(default=())
+    """What a reader must know of all figures together."""
+
+    def matmul(self, precision: Precision) -> RateCurve | None:
+        """Products in a precision; where it is not known, in the next wider one that is."""
+        for each in _WIDER[precision]:
+            if each in self.matmul_flops_per_s:
+                return self.matmul_flops_per_s[each]
+        return None
+
+    @property
+    def tiers(self) -> tuple[TierFigures, ...]:
+        """Those that there are."""
+        return (self.link,) if self.network is None else (self.link, self.network)
+
+
+_WIDER: Mapping[Precision, tuple[Precision, ...]] = {
+    "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "tf32": ("tf32", "fp32"),
+    "fp32": ("fp32", "fp64"),
+    "fp64": ("fp64",),
+}
+"""Kinds of arithmetic that are no faster, the likest first."""
+REACHED = {"matmul": 0.7, "memory": 0.7, "link": 0.7, "network": 0.7}
+"""Share of a data sheet's figure that work reaches, where nothing was measured: an assumption."""
+LATENCY_S: Mapping[TierName, float] = {"link": 3.4e-6, "network": 9.6e-6}
+"""One turn of a ring of GPUs where nothing was measured: NCCL's own assumption (src/graph/tuning.cc)."""
+LAUNCH_S = 1e-5
+"""Host time of one operation where nothing was measured: an assumption."""
+
+
+def figures_of(hardware: Hardware) -> MachineFigures:
+    """The figures of a site file: data sheets, of which `REACHED` says how much is reached."""
+
+    def known(value: float) -> Known:
+        return Known(value, "site", hardware.source)
+
+    def reached(kind: str, value: float) -> Known:
+        share = REACHED[kind]
+        return Known(share * value, "assumed", f"{share:g} of the site file's {value:.3g} ({hardware.source})")
+
+    def tier(name: TierName, bytes_per_s: float) -> TierFigures:
+        latency = Known(LATENCY_S[name], "assumed", "no latency was measured")
+        return TierFigures(name=name, latency_s=latency, bytes_per_s=reached(name, bytes_per_s))
+
+    products = reached("matmul", 1e12 * hardware.matmul_tflops)
+    curve = RateCurve((1.0,), (products.value,), products.origin, products.source)
+    peaks: dict[Precision, float] = dict.fromkeys(("fp16", "bf16"), hardware.half_tflops)
+    rates: dict[Precision, RateCurve] = dict.fromkeys(("fp16", "bf16"), curve)
+    others: dict[Precision, float | None] = {"tf32": hardware.tf32_tflops, "fp32": hardware.single_tflops}
+    for precision, tflops in others.items():
+        if tflops is not None:
+            once = reached("matmul", 1e12 * tflops)
+            peaks[precision] = tflops
+            rates[precision] = RateCurve((1.0,), (once.value,), once.origin, once.source)
+    return MachineFigures(
+        accelerator=hardware.accelerator,
+        device_type="cuda",
+        devices_per_node=hardware.devices_per_node,
+        peak_flops_per_s={precision: known(1e12 * tflops) for precision, tflops in peaks.items()},
+        matmul_flops_per_s=rates,
+        memory_bytes_per_s=reached("memory", 1e9 * hardware.memory_gb_per_s),
+        memory_bytes=known(2.0**30 * hardware.memory_gib),
+        launch_s=Known(LAUNCH_S, "assumed", "no launches were measured"),
+        link=tier("link", 1e9 * hardware.link_gb_per_s),
+        network=tier("network", 1e9 / 8 * hardware.network_gbit_per_s / hardware.oversubscription),
+    )
+
+
+WHY = "nothing was measured here, and no site file describes it"
+CORE_FLOPS_PER_S, CORE_BYTES_PER_S, CORE_LAUNCH_S = 3e10, 5e9, 1e-5
+"""One processor core: products in fp32, memory, one operation of torch."""
+GPU_FLOPS_PER_S, GPU_BYTES_PER_S, GPU_LAUNCH_S = 1e13, 1e12, 1e-5
+"""One GPU, in fp32."""
+CORE_RATES: Mapping[Precision, float] = {"fp64": 0.5, "fp32": 1.0, "bf16": 1.0, "fp16": 1.0}
+GPU_RATES: Mapping[Precision, float] = {"fp64": 0.5, "fp32": 1.0, "tf32": 4.0, "bf16": 8.0, "fp16": 8.0}
+"""Rates of products in a precision ÷ in fp32."""
+LINK: dict[Literal["cpu", "cuda"], tuple[float, float]] = {"cpu": (5e-5, 1e9), "cuda": (5.7e-6, 2e10)}
+"""α in seconds and β in bytes/s within a node; a GPU's are PCI Express', its α NCCL's (src/graph/tuning.cc)."""
+NETWORK = (5e-5, 1e9)
+"""The same between nodes: 10 Gb/s Ethernet, about."""
+LIBRARIES_BYTES: dict[Literal["cpu", "cuda"], float] = {"cpu": 0.5 * 2**30, "cuda": 1.5 * 2**30}
+"""Memory of a device that torch and the libraries of communication take."""
+
+
+def assumed_figures(
+    device_type: Literal["cpu", "cuda"], *, devices_per_node: int, memory_bytes: float | None
+) -> MachineFigures:
+    """A machine of which only the kind, the number of its devices and their memory are known."""
+    cpu = device_type == "cpu"
+
+    def known(value: float) -> Known:
+        return Known(value, "assumed", WHY)
+
+    def tier(name: TierName, figures: tuple[float, float]) -> TierFigures:
+        return TierFigures(name=name, latency_s=known(figures[0]), bytes_per_s=known(figures[1]))
+
+    rate = CORE_FLOPS_PER_S if cpu else GPU_FLOPS_PER_S
+    faster = CORE_RATES if cpu else GPU_RATES
+    return MachineFigures(
+        accelerator="a processor core" if cpu else "a GPU",
+        device_type=device_type,
+        devices_per_node=devices_per_node,
+        peak_flops_per_s={},
+        matmul_flops_per_s={name: RateCurve((1.0,), (rate * by,), "assumed", WHY) for name, by in faster.items()},
+        memory_bytes_per_s=known(CORE_BYTES_PER_S if cpu else GPU_BYTES_PER_S),
+        memory_bytes=None if memory_bytes is None else Known(memory_bytes, "measured", "what the system reports"),
+        launch_s=known(CORE_LAUNCH_S if cpu else GPU_LAUNCH_S),
+        link=tier("link", LINK[device_type]),
+        network=tier("network", NETWORK),
+        overhead_bytes=known(LIBRARIES_BYTES[device_type]),
+    )
+
+
+def site_figures(site: Site) -> MachineFigures | None:
+    """The figures of a site file, with what libraries take assumed; None where it has none."""
+    if site.hardware is None:
+        return None
+    found = figures_of(site.hardware)
+    taken = Known(LIBRARIES_BYTES[found.device_type], "assumed", "usual for torch with its libraries")
+    return replace(found, overhead_bytes=taken)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """One element per candidate, from public sources."""
+
+    peak_flops_per_s: Values
+    """Dense half-precision matrix products of one device by the data sheet: what MFU refers to."""
+    flops_per_s: Values
+    """The most that was measured of them."""
+    memory_bytes_per_s: Values
+    """One device's memory."""
+    memory_bytes: Values
+    """One device's memory."""
+    link_bytes_per_s: Values
+    """Sent by one device to others of its node."""
+    network_bytes_per_s: Values
+    """Sent by one node to others, divided by the oversubscription."""
+    devices_per_node: Values
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Machines:
+        """Only these rows."""
+        return Machines(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+def machines_of(hardware: Sequence[Hardware]) -> Machines:
+    """One row per element."""
+    columns = {
+        "peak_flops_per_s": [1e12 * each.half_tflops for each in hardware],
+        "flops_per_s": [1e12 * each.matmul_tflops for each in hardware],
+        "memory_bytes_per_s": [1e9 * each.memory_gb_per_s for each in hardware],
+        "memory_bytes": [2.0**30 * each.memory_gib for each in hardware],
+        "link_bytes_per_s": [1e9 * each.link_gb_per_s for each in hardware],
+        "network_bytes_per_s": [1e9 / 8 * each.network_gbit_per_s / each.oversubscription for each in hardware],
+        "devices_per_node": [float(each.devices_per_node) for each in hardware],
+    }
+    return Machines(**{name: np.array(values, dtype=np.float64) for name, values in columns.items()})
+
+
+UNLIKE_MEMORY = 0.15
+"""Share by which a device's memory may differ from the site file's: drivers take some."""
+
+
+def require_site(figures: MachineFigures, site: Site, device: str, *, whole_nodes: bool) -> None:
+    """Raise `ConfigError` where device type, name, memory or devices per node contradict the site.
+
+    `device` is the run's. `whole_nodes`: all devices of a node were measured; runs may have taken fewer. The site
+    "default" is whatever machine was measured.
+    """
+    if site.name == "default":
+        return
+    for why in _contradictions(figures, site, device, whole_nodes=whole_nodes):
+        raise ConfigError(
+            f"--from was measured on {figures.accelerator} ({figures.device_type}), but site={site.name} {why}: "
+            "calibrate that site, or leave --from or site=… out"
+        )
+
+
+def devices_of_node(site: Site) -> int:
+    """By the hardware where it is described."""
+    return site.devices_per_node if site.hardware is None else site.hardware.devices_per_node
+
+
+def _contradictions(figures: MachineFigures, site: Site, device: str, *, whole_nodes: bool) -> Iterator[str]:
+    kind = "cuda" if site.hardware is not None else site.device if device == "auto" else device
+    if figures.device_type != kind:
+        yield f"has {kind} devices"
+    named = (site.gpu_type or "") if site.hardware is None else site.hardware.accelerator
+    family = re.search(r"[a-z]+\d+", re.sub(r"[^a-z0-9]", " ", named.lower()))
+    if kind == "cuda" and family is not None and family[0] not in re.sub(r"[^a-z0-9]", "", figures.accelerator.lower()):
+        yield f"has {named}"
+    if site.hardware is not None and figures.memory_bytes is not None:
+        expected, found = site.hardware.memory_gib, figures.memory_bytes.value / 2**30
+        if abs(found / expected - 1.0) > UNLIKE_MEMORY:
+            yield f"has {expected:g} GiB on each device, not {found:.3g}"
+    node = devices_of_node(site)
+    if figures.devices_per_node > node or (whole_nodes and figures.devices_per_node != node):
+        yield f"has {count_of(node, 'device')} per node, not {figures.devices_per_node}"

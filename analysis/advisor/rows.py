@@ -1,0 +1,321 @@
+"""The rows of the advisor's answer, of the suite's own models and of transformers by formula.
+
+Of the suite's own models every candidate is predicted, or measured where a finished run is the same; of transformers
+all layouts at once as columns, in the formulas' own fit to published steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.advisor.advice import Row
+from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, published_fit
+from analysis.advisor.layouts import Impossible, options_of, strategy_name
+from analysis.advisor.machine import Machines
+from analysis.advisor.memory import memory_parts, suite_peak_bytes
+from analysis.advisor.step import Phases, SuiteJob, step_time
+from analysis.advisor.strategies import suite_phases
+from analysis.advisor.transformer import model_flops
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
+from parallelbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from analysis.advisor.fit import Learnt
+    from analysis.advisor.layouts import Layouts, SuiteCandidate, Values
+    from analysis.advisor.machine import MachineFigures
+    from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Hardware
+    from parallelbench.measure.counting import LayerCount, ModelMemory
+
+
+MEASURED_WIDTH = 1.05
+"""By which factor a measured step may differ when it is measured again: an assumption."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownStep:
+    """What finished runs of a configuration say of a step, medians over its repeats."""
+
+    step_s: float
+    energy_j: float | None
+    """Of all devices; None: never measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteQuestion:
+    """What rows are made from."""
+
+    layers: Sequence[LayerCount]
+    memory: ModelMemory | None
+    figures: MachineFigures
+    learnt: Learnt
+    measured: Mapping[str, KnownStep]
+    """Configuration (`configuration_id`) → what was measured of it."""
+
+
+def configuration_id(run: RunConfig) -> str:
+    """Equal for runs whose steps are the same, wherever, how long and with which seeds they train."""
+    plain = to_mapping(run)
+    kept = {key: plain[key] for key in _OF_A_STEP if key in plain}
+    return canonical_json(kept | {"batch": run.global_batch_size, "sample": run.data.shape})
+
+
+_OF_A_STEP = (
+    *("model", "strategy", "optimizer", "loader", "devices", "nodes", "precision", "channels_last", "compile"),
+    *("cores_per_device", "clip_norm", "loss"),
+)
+"""What of a configuration decides how long a step takes."""
+
+
+def suite_rows(candidates: Sequence[SuiteCandidate], question: SuiteQuestion) -> tuple[list[Row], list[Impossible]]:
+    """A row for each candidate that can be, and the reason for each that can't."""
+    rows: list[Row] = []
+    impossible: list[Impossible] = []
+    for each in candidates:
+        why = each.why_not
+        if why is None:
+            try:
+                rows.append(_suite_row(each, question))
+            except ConfigError as error:
+                why = str(error)
+        if why is not None:
+            refused = Impossible(
+                strategy=each.run.strategy.name, options=each.options, devices=each.run.devices, why=why
+            )
+            impossible.append(refused)
+    return rows, impossible
+
+
+def _suite_row(candidate: SuiteCandidate, question: SuiteQuestion) -> Row:
+    run, learnt, figures = candidate.run, question.learnt, question.figures
+    job = SuiteJob(run=run, layers=question.layers, figures=figures, scales=learnt.scales)
+    phases = suite_phases(job).stretched(learnt.stretch(run))
+    outside = _extrapolates(run, learnt)
+    width = float(np.exp(learnt.far_half_width if outside else learnt.half_width))
+    row = Row(
+        strategy=run.strategy.name,
+        options=candidate.options,
+        devices=run.devices,
+        nodes=run.nodes,
+        phases=phases,
+        low_s=phases.step_s / width,
+        high_s=phases.step_s * width,
+        samples_per_step=run.global_batch_size,
+        steps_per_epoch=run.steps_per_epoch,
+        memory_bytes=None if question.memory is None else suite_peak_bytes(job, question.memory),
+        capacity_bytes=capacity_bytes(figures),
+        mfu=_mfu(job, phases.step_s),
+        power_w=_power_w(learnt, phases),
+        measured=False,
+        extrapolates=outside,
+        trains_alike=run.strategy.equals_one_device(run),
+    )
+    found = question.measured.get(configuration_id(run))
+    return row if found is None else _as_measured(row, found)
+
+
+def _as_measured(row: Row, found: KnownStep) -> Row:
+    """The row with the measured time; its phases keep their shares."""
+    return replace(
+        row,
+        phases=row.phases.stretched(found.step_s / row.step_s),
+        low_s=found.step_s / MEASURED_WIDTH,
+        high_s=found.step_s * MEASURED_WIDTH,
+        power_w=row.power_w if found.energy_j is None else found.energy_j / found.step_s / row.devices,
+        measured=True,
+        extrapolates=(),
+    )
+
+
+def _extrapolates(run: RunConfig, learnt: Learnt) -> tuple[str, ...]:
+    """In which respects nothing that was measured is like a run."""
+    return learnt.seen.outside(run) if learnt.rows else ("everything",)
+
+
+def _power_w(learnt: Learnt, phases: Phases) -> float | None:
+    """Mean power of one device in a step, from its power while it computes and while it waits."""
+    if learnt.busy_power_w is None or learnt.waiting_power_w is None:
+        return None
+    waiting = (phases.communication_s + phases.bubble_s) / phases.step_s
+    return learnt.busy_power_w * (1.0 - waiting) + learnt.waiting_power_w * waiting
+
+
+def capacity_bytes(figures: MachineFigures) -> float | None:
+    """Memory of a device, less what libraries take."""
+    if figures.memory_bytes is None:
+        return None
+    return figures.memory_bytes.value - (0.0 if figures.overhead_bytes is None else figures.overhead_bytes.value)
+
+
+def _mfu(job: SuiteJob, step_s: float) -> float | None:
+    """FLOPs of products and convolutions, forward and twice that backward, ÷ what all devices could do."""
+    peak = job.figures.peak_flops_per_s.get(job.run.precision)
+    if peak is None:
+        return None
+    names = ("product_flop", "convolution_flop", "grouped_flop")
+    flop = 3.0 * job.run.global_batch_size * sum(float(job.columns[name].sum()) for name in names)
+    return flop / (step_s * job.run.devices * peak.value)
+
+
+MEASURED_DEVICES = 256
+"""Most devices that any published step was measured on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptQuestion:
+    """What rows are made from."""
+
+    machines: Machines
+    """One row."""
+    figures: MachineFigures
+    steps_per_epoch: int | None
+    assumed: bool
+    """Nobody measured or described the machine: its speeds are guesses."""
+
+
+def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
+    """One machine as the formulas take it: a data sheet, of which their fit says what is reached.
+
+    Of calibrated figures, which are what is reached, the data sheet is inferred.
+    """
+    from analysis.advisor.machine import machines_of
+
+    if hardware is not None:
+        return machines_of([hardware])
+    shares = published_fit().parameters
+    products = figures.matmul("bf16")
+    assert products is not None, "every machine multiplies in fp32"
+    network = figures.link if figures.network is None else figures.network
+    peak = figures.peak_flops_per_s.get("bf16")
+    columns = {
+        "peak_flops_per_s": max(products.rates) / shares["matrix_share"] if peak is None else peak.value,
+        "flops_per_s": max(products.rates) / shares["matrix_share"],
+        "memory_bytes_per_s": figures.memory_bytes_per_s.value / shares["memory_share"],
+        "memory_bytes": 0.0 if figures.memory_bytes is None else figures.memory_bytes.value,
+        "link_bytes_per_s": figures.link.bytes_per_s.value / shares["link_share"],
+        "network_bytes_per_s": network.bytes_per_s.value / shares["network_share"],
+        "devices_per_node": float(figures.devices_per_node),
+    }
+    return Machines(**{name: np.array([value]) for name, value in columns.items()})
+
+
+def measured_latencies(figures: MachineFigures) -> dict[str, float]:
+    """Turns of collectives that were measured on the machine, in place of the fit's."""
+    measured = {tier.name: tier.latency_s for tier in figures.tiers if tier.latency_s.origin == "measured"}
+    return {f"{name}_latency_s": latency.value for name, latency in measured.items()}
+
+
+def unpublished(layouts: Layouts) -> NDArray[np.bool_]:
+    """Layouts of a kind that no published step has: the formulas know them, and nothing checks them."""
+    inner = (layouts.tensor > 1) | (layouts.pipeline > 1)
+    result: NDArray[np.bool_] = (
+        (layouts.owners > 0)
+        | (layouts.copies > 1)
+        | (layouts.context > 1)
+        | (layouts.chunks > 1)
+        | (layouts.sequence_parallel > 0)
+        | (layouts.selective > 0)
+        | (layouts.experts > 1)
+        | ((layouts.sharded > 0) & inner)
+    )
+    return result
+
+
+def half_widths(layouts: Layouts, question: GptQuestion) -> Values:
+    """Half of each row's 90 % interval of log time: errors on several nodes are others than on one."""
+    fitted, figures = published_fit(), question.figures
+    several = layouts.devices > figures.devices_per_node
+    width = np.where(several, max(fitted.half_width, fitted.across_half_width), fitted.half_width)
+    width = width * np.where(unpublished(layouts), UNTRIED, 1.0)
+    width = width * np.where(layouts.devices > MEASURED_DEVICES, UNTRIED, 1.0)
+    width = width * (1.0 if figures.accelerator in fitted.accelerators else OTHER_ACCELERATOR)
+    least = OTHER_ACCELERATOR * np.log(ASSUMED_FACTOR) if question.assumed else 0.0
+    result: Values = np.maximum(width, least)
+    return result
+
+
+def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
+    """A row for each layout."""
+    fitted = published_fit()
+    machines = question.machines.take(np.zeros(len(layouts), dtype=np.int64))
+    time = step_time(layouts, machines, fitted.parameters | measured_latencies(question.figures))
+    known = question.figures.accelerator in fitted.accelerators
+    columns = {
+        "compute_s": time.compute_s,
+        "communication_s": time.tensor_s + time.gather_s + time.reduce_s,
+        "bubble_s": np.maximum(time.bubble_s, 0.0),
+        "optimizer_s": time.update_s,
+        "data_s": np.zeros(len(layouts)),
+        "other_s": time.fixed_s,
+    }
+    phases = np.stack(list(columns.values()), axis=1).tolist()
+    memory = memory_parts(layouts).peak.tolist()
+    peak = "bf16" in question.figures.peak_flops_per_s
+    flops = (model_flops(layouts) / (layouts.devices * machines.peak_flops_per_s)).tolist()
+    unlike, width = unpublished(layouts).tolist(), np.exp(half_widths(layouts, question)).tolist()
+    capacity, power = capacity_bytes(question.figures), question.figures.power_w
+    return [
+        _gpt_row(
+            layouts,
+            place,
+            phases=dict(zip(columns, phases[place], strict=True)),
+            width=width[place],
+            memory_bytes=memory[place],
+            capacity=capacity,
+            ideal_s=flops[place] if peak else None,
+            power_w=None if power is None else power.value,
+            question=question,
+            known=known,
+            unlike=unlike[place],
+        )
+        for place in range(len(layouts))
+    ]
+
+
+def _gpt_row(
+    layouts: Layouts,
+    place: int,
+    *,
+    phases: Mapping[str, float],
+    width: float,
+    memory_bytes: float,
+    capacity: float | None,
+    ideal_s: float | None,
+    power_w: float | None,
+    question: GptQuestion,
+    known: bool,
+    unlike: bool,
+) -> Row:
+    parts = Phases(**phases)
+    step_s, devices = parts.step_s, round(float(layouts.devices[place]))
+    outside = {
+        "model": True,
+        "strategy": unlike,
+        "machine": not known,
+        "devices": devices > MEASURED_DEVICES,
+    }
+    return Row(
+        strategy=strategy_name(layouts, place),
+        options=options_of(layouts, place),
+        devices=devices,
+        nodes=-(-devices // question.figures.devices_per_node),
+        phases=parts,
+        low_s=step_s / width,
+        high_s=step_s * width,
+        samples_per_step=round(float(layouts.global_batch[place])),
+        steps_per_epoch=question.steps_per_epoch,
+        memory_bytes=memory_bytes,
+        capacity_bytes=capacity,
+        mfu=None if ideal_s is None else ideal_s / step_s,
+        power_w=power_w,
+        measured=False,
+        extrapolates=tuple(name for name, applies in outside.items() if applies),
+    )

@@ -1,0 +1,258 @@
+"""One row per configuration: medians over its repeats, and what it gains over one device."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import text
+from analysis.comparison.baseline import against_one_device, gain
+from analysis.comparison.exclusions import Exclusion, excluded
+from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels, natural
+from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
+from analysis.metrics.columns import aggregate, repeated_columns
+from analysis.runs.published import TYPES
+from parallelbench.results.tables import Over
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from analysis.runs.reader import Runs
+    from parallelbench.results.tables import Column
+
+
+MOST_POINTS, FEWEST_EPOCHS = 6_000, 10
+"""Most points of all curves over epochs on each side; fewest points of one curve."""
+
+
+@lru_cache(maxsize=8)
+def facts(runs: Runs) -> pl.DataFrame:
+    """One row per run: the run table, its group and configuration, its metrics, and its `exclusion` or null."""
+    joined = (
+        runs.run.join(labels(runs), on="run_id")
+        .join(per_run(runs), on="run_id")
+        .join(excluded(runs), on="run_id", how="left")
+        .with_columns(displayed=_is_displayed())
+    )
+    order = (natural("group"), ~IS_BASELINE, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
+    return _with_targets(runs, joined).sort(*order, maintain_order=True)
+
+
+def _is_displayed() -> pl.Expr:
+    """Whether a configuration's numbers are computed from a run: others may have disturbed it, where none counts."""
+    counts: pl.Expr = pl.col("exclusion").is_null()
+    disturbed: pl.Expr = (pl.col("exclusion") == Exclusion.DISTURBED.value).fill_null(False)
+    alone: pl.Expr = disturbed & ~counts.any().over("group", "configuration")
+    return counts | alone
+
+
+def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the accuracy target of each run's group, and the run's time and energy to it."""
+    usable = rows.filter("displayed")
+    best: dict[str, list[list[float | None]]] = defaultdict(list)
+    for group, accuracies in (
+        usable.group_by("group", "configuration").agg("best_test_accuracy").drop("configuration").rows()
+    ):
+        best[group].append(accuracies)
+    targets = {group: runs.target or accuracy_target(accuracies) for group, accuracies in best.items()}
+    rows = rows.with_columns(
+        accuracy_target=pl.col("group").replace_strict(targets, default=None, return_dtype=pl.Float64)
+    )
+    of_run = dict(rows.select("run_id", "accuracy_target").rows())
+    # A median over those that arrive would leave out the slowest: where one repeat does not, none has a time.
+    arrives = (pl.col("best_test_accuracy") >= pl.col("accuracy_target")) | ~pl.col("displayed")
+    all_arrive = arrives.fill_null(False).all().over("group", "configuration")
+    for how_much in (time_to_accuracy(runs, of_run), energy_to_accuracy(runs, of_run)):
+        (name,) = set(how_much.columns) - {"run_id"}
+        rows = rows.join(how_much, on="run_id", how="left", maintain_order="left")
+        rows = rows.with_columns(pl.when(all_arrive).then(name))
+    return rows
+
+
+@lru_cache(maxsize=8)
+def counted(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` that may enter comparisons of time and memory."""
+    return facts(runs).filter(pl.col("exclusion").is_null())
+
+
+def prepared(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose preprocessing counts: an engine's process starts anew in packed runs, too."""
+    allowed = pl.col("exclusion").is_null() | (pl.col("exclusion") == Exclusion.PACKED.value)
+    return facts(runs).filter(allowed, pl.col("preprocess_cold_time_s").is_not_null())
+
+
+def attempted(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose engine has prepared, or failed to: a failed run counts here, and nowhere else."""
+    again = (pl.col("exclusion") == Exclusion.DUPLICATE.value).fill_null(False)
+    return facts(runs).filter(pl.col("preprocess_failed").is_not_null(), ~again)
+
+
+@lru_cache(maxsize=8)
+def displayed(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose times are shown, with `disturbed`: such a run is compared with nothing."""
+    return facts(runs).filter("displayed").with_columns(disturbed=pl.col("exclusion").is_not_null())
+
+
+def learned(runs: Runs) -> pl.DataFrame:
+    """The rows of `facts` whose losses, accuracies and bytes count: also those of which the times alone are invalid."""
+    timing_only = [exclusion.value for exclusion in Exclusion if exclusion.timing_only]
+    trained = (pl.col("outcome") == "ok") & (pl.col("state") == "done")
+    allowed = pl.col("exclusion").is_null() | (trained & pl.col("exclusion").is_in(timing_only))
+    return facts(runs).filter(allowed)
+
+
+@lru_cache(maxsize=8)
+def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
+    """One row per run that trained to its end, epoch and side (test, training), for lines over epochs.
+
+    Columns: group, configuration, variant, strategy, repeat, side, x (the epoch), value. Of very many points, every
+    second or so is left out, but never a run's first and last.
+    """
+    columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
+    trained = learned(runs).select(columns)
+    epochs = runs.select("epochs", "run_id", "epoch", test, training)
+    every = -(-epochs.height // MOST_POINTS)
+    if every > 1:
+        epoch, last = pl.col("epoch"), pl.col("epoch").max().over("run_id")
+        step = pl.min_horizontal(pl.lit(every), (last // FEWEST_EPOCHS).clip(1))
+        epochs = epochs.filter(((epoch - 1) % step == 0) | (epoch == last))
+    epochs = trained.join(epochs, on="run_id", maintain_order="left_right")
+    sides = [
+        epochs.select(*columns, side=pl.lit(side), x="epoch", value=name)
+        for side, name in (("test", test), ("training", training))
+    ]
+    return pl.concat(sides).sort(natural("group"), maintain_order=True).drop_nulls("value")
+
+
+def gains(runs: Runs) -> pl.DataFrame:
+    """Paired speed-ups over one device, one row per pair of repeats, steady and with start-up.
+
+    Columns: group, configuration, variant, strategy, devices, kind (steady, with_startup), repeat, value.
+    """
+    rows = []
+    pairings = against_one_device(runs)
+    for configuration in _members(runs):
+        if pairing := pairings.get((configuration["group"], configuration["configuration"])):
+            row = [configuration[name] for name in ("group", "configuration", "variant", "strategy", "devices")]
+            for kind, with_startup in (("steady", False), ("with_startup", True)):
+                ratio = pairing.speed_up(with_startup=with_startup)
+                rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
+    names = ("group", "configuration", "variant", "strategy", "devices", "kind", "repeat", "value")
+    kinds = (*[pl.String] * 4, pl.Int32, pl.String, pl.Int32, pl.Float64)
+    table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
+    return table.sort(natural("group"), pl.col("kind") != "steady", maintain_order=True)
+
+
+@lru_cache(maxsize=8)
+def summary(runs: Runs) -> pl.DataFrame:
+    """One row per configuration, baseline first; the columns are those of `summary_columns`."""
+    rows = [configuration | _row(runs, configuration) for configuration in _members(runs)]
+    return pl.DataFrame(rows, schema={column.name: TYPES[column.type] for column in summary_columns()}, orient="row")
+
+
+@lru_cache(maxsize=8)
+def _members(runs: Runs) -> list[dict[str, Any]]:
+    """Of each configuration what follows from its runs alone, as in `summary`, and besides: `labels`, `reasons`, and
+    how many passed the parity check or were not checked.
+    """
+    usable, taken, passed = pl.col("exclusion").is_null(), pl.col("displayed"), pl.col("parity_passed")
+    known = facts(runs)
+    keys = ("group", "configuration")
+    rows = known.group_by(keys, maintain_order=True).agg(
+        *(_over_repeats(column, taken) for column in repeated_columns() if column.name not in keys),
+        pl.len().alias("runs"),
+        usable.sum().alias("repeats"),
+        (taken & ~usable).any().alias("disturbed"),
+        pl.coalesce("outcome", "state").alias("labels"),
+        pl.col("exclusion").drop_nulls().alias("reasons"),
+        passed.sum().alias("passed"),
+        passed.count().alias("checked"),
+        pl.col("parity_reference").drop_nulls().unique(maintain_order=True).alias("references"),
+        # A run that ended before its check says nothing either way.
+        ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
+        (~pl.col("closed")).sum().alias("unclosed"),
+    )
+    return rows.to_dicts()
+
+
+def _over_repeats(column: Column, taken: pl.Expr) -> pl.Expr:
+    every = column.excluded_too or column.repeats is Over.SAME
+    return aggregate(pl.col(column.name) if every else pl.col(column.name).filter(taken), column.repeats)
+
+
+def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
+    outcomes, exclusions = _counts(configuration["labels"]), _counts(configuration["reasons"]) or None
+    pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
+    devices = configuration["devices"]
+    own = is_baseline(configuration["strategy"], devices)
+    disturbed = configuration["disturbed"] or configuration["group"] in _disturbed_baselines(runs)
+    compared = gain(runs, pairing, devices=devices, baseline=own, disturbed=disturbed)
+    return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(configuration), **compared}
+
+
+@lru_cache(maxsize=8)
+def _disturbed_baselines(runs: Runs) -> set[str]:
+    """The groups whose runs on one device have all been disturbed."""
+    return {row["group"] for row in _members(runs) if row["disturbed"] and is_baseline(row["strategy"], row["devices"])}
+
+
+def _counts(names: list[str]) -> str:
+    return ", ".join(
+        f"{count} {name}" for name, count in sorted(Counter(names).items(), key=lambda c: (c[0] != "ok", c[0]))
+    )
+
+
+def _parity(configuration: Mapping[str, Any]) -> str:
+    checked, unchecked, unclosed = (configuration[name] for name in ("checked", "unchecked", "unclosed"))
+    if checked:
+        words = f"{configuration['passed']} of {checked}" + (f", {unchecked} not checked" if unchecked else "")
+        words += ", by the author's own reference" if configuration["references"] else ""
+    else:
+        words = "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
+    return words + (f", {unclosed} not checked after training" if unclosed else "")
+
+
+MOST_NAMED = 8
+"""Configurations that a sentence names."""
+
+
+def unreached(runs: Runs) -> list[str]:
+    """The configurations of which not every run reaches the chosen accuracy, with the best that they reach; one line
+    where nobody does. Empty where none was chosen.
+    """
+    rows = facts(runs).filter("displayed")
+    if runs.target is None or rows.is_empty():
+        return []
+    several = rows["group"].n_unique() > 1
+    best = rows.group_by("group", "configuration", maintain_order=True).agg(
+        best=pl.col("best_test_accuracy").max(),
+        reached=(pl.col("best_test_accuracy") >= runs.target).fill_null(value=False).sum(),
+        of=pl.len(),
+    )
+    best = best.with_columns(name=pl.format("{} ({})", "configuration", "group") if several else "configuration")
+    target = text.accuracy(runs.target)
+    if best["reached"].sum() == 0:
+        return [f"No run reaches {target} test accuracy, which was chosen; {_best_of_all(best)}."]
+    missed = best.filter(pl.col("reached") < pl.col("of")).rows(named=True)
+    shown = [f"{row['name']} ({row['reached']} of {row['of']} runs, best {_exactly(row['best'])})" for row in missed]
+    never = "so they have no time to it"
+    return (
+        [f"Not every run reaches {target} test accuracy, {never}: {text.listed(shown, most=MOST_NAMED)}."]
+        if shown
+        else []
+    )
+
+
+def _best_of_all(best: pl.DataFrame) -> str:
+    known = best.drop_nulls("best").sort("best", descending=True, maintain_order=True)
+    if known.is_empty():
+        return "none was tested"
+    return f"the best is {_exactly(known['best'][0])}, of {known['name'][0]}"
+
+
+def _exactly(share: float | None) -> str:
+    """To four digits of the share: what was reached must not be rounded up to a target that was not."""
+    return text.MISSING if share is None else f"{int(share * 10_000 + 1e-9) / 100:.2f}\u202f%"

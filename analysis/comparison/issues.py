@@ -1,0 +1,396 @@
+"""What blocks a comparison and what limits it, in words; and what the compared runs' machines did."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import combinations
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from analysis import text
+from analysis.comparison.ratio import FEWEST_REPEATS
+from analysis.comparison.work import PROBED, Differences, plain
+from analysis.metrics import beyond_own_cores
+from analysis.metrics.disturbance import partly_unmeasured
+from parallelbench.errors import ConfigError, count_of
+from parallelbench.measure import environment_match
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from analysis.comparison.run import ComparedRun
+
+
+PROBE_TOLERANCE = 0.25
+"""Relative difference from which two probes of a device are unlike: chosen well below the factor of two that the probe
+is to tell, not derived from runs of equal devices.
+"""
+
+Command = tuple[str, ...]
+"""The words of a command line after `parallelbench`; empty where there is none."""
+
+
+class Remedies(NamedTuple):
+    """What makes a refused comparison possible."""
+
+    compare: Command = ()
+    """Compares the sides in spite of what differs."""
+    submit: Command = ()
+    """Measures both sides in one environment, elsewhere."""
+
+    def across(self, keys: Iterable[str]) -> Remedies:
+        """The same, where `compare` lets these keys differ."""
+        return self._replace(compare=(*self.compare, "--across", ",".join(keys))) if self.compare else self
+
+
+_SAME_SUBMIT = "the same `parallelbench submit` with another results=DIR"
+
+
+class UnlikeWork(ConfigError):  # noqa: N818
+    """Runs that must not be compared; the message names what differs, and the remedy."""
+
+    def __init__(
+        self, differences: Differences, *, remedies: Remedies, across: Iterable[str] = (), is_whole: bool = False
+    ) -> None:
+        """`across` are the keys that the caller already allows to differ; `is_whole`: the commands name all keys."""
+        self.remedies = remedies if is_whole else remedies.across((*across, *differences))
+        """The commands that the message names."""
+        super().__init__(refusal(differences, self.remedies))
+
+
+class Blocker(Enum):
+    """Why runs are not compared."""
+
+    ENVIRONMENT = "environment"
+    """Entries of the environment that must match differ."""
+    SAMPLES = "samples"
+    """Epochs hold unequally many samples, and the metric is one of a whole epoch."""
+    DATA = "data"
+    """The data set of one name and options has unequally many samples: it is another one."""
+    UNREACHED = "unreached"
+    """Some of the runs never reach the target accuracy."""
+    SUPERLINEAR = "superlinear"
+    """More devices are faster than fewer by more than they can be."""
+    ABOVE_PEAK = "above peak"
+    """A device computes more than it can."""
+    CORES = "cores"
+    """A rank used more cores than its devices have."""
+
+
+class Caveat(Enum):
+    """What a reader must know about runs that are compared."""
+
+    ENVIRONMENT = "environment"
+    """Entries of the environment differ that may."""
+    ORDER = "order"
+    """Most runs of one side began before those of the other."""
+    APART = "apart"
+    """The sides were measured in other sessions than each other, and nothing shows what that has made of the ratio."""
+    SAMPLES = "samples"
+    """Epochs hold unequally many samples, and ratios are per sample."""
+    UNRECORDED = "unrecorded"
+    """Not all runs recorded what must match."""
+    DISTURBED = "disturbed"
+    """Others disturbed some epochs, but fewer than half of any run's."""
+    ABOVE_IDEAL = "above ideal"
+    """More devices seem faster than fewer by more than their number explains, but may not be."""
+    DRIFT = "drift"
+    """A machine changed its speed between the start and the end of a run."""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A blocker or caveat, with the values that its words need."""
+
+    kind: Blocker | Caveat
+    differences: Differences
+    """What differs; for `UNREACHED` and `SAMPLES` one entry with both numbers."""
+    elsewhere: tuple[str, ...] = ()
+    """Keys that differ in other groups, which `compare` takes together with this one."""
+    find_remedies: Callable[[], Remedies] = field(default=Remedies, repr=False, compare=False)
+    """How the commands for these sides are found, without what may differ."""
+
+    @property
+    def remedies(self) -> Remedies:
+        """The commands that the words of a blocker name."""
+        return self.find_remedies().across({**self.differences, **dict.fromkeys(self.elsewhere)})
+
+    def __str__(self) -> str:
+        return _words(self)
+
+
+def _words(issue: Issue) -> str:
+    return _words_of_blocker(issue) if isinstance(issue.kind, Blocker) else _words_of_caveat(issue)
+
+
+def _numbers(issue: Issue) -> list[str]:
+    return [f"{value:,}" for pair in issue.differences.values() for value in pair if isinstance(value, int)]
+
+
+def _of_unequal_epochs(issue: Issue) -> str:
+    return f"epochs hold {' and '.join(_numbers(issue))} samples"
+
+
+def _words_of_blocker(issue: Issue) -> str:
+    numbers = _numbers(issue)
+    match issue.kind:
+        case Blocker.ENVIRONMENT:
+            return refusal(issue.differences, issue.remedies)
+        case Blocker.SAMPLES:
+            return f"{_of_unequal_epochs(issue)}: compare samples per second"
+        case Blocker.DATA if "data_sha256" in issue.differences:
+            contents = " and ".join(str(value)[:12] for value in issue.differences["data_sha256"])
+            return (
+                f"the data sets have the same name and options, but other contents (sha256 {contents} …): measure both "
+                "on one data set"
+            )
+        case Blocker.DATA:
+            return (
+                f"{_of_unequal_epochs(issue)}, though the data sets have the same name and options: "
+                "these are two data sets; measure both sides on one"
+            )
+        case Blocker.UNREACHED:
+            ((target, _),) = issue.differences.items()
+            return f"{' of '.join(numbers)} repeats never reach {target}"
+        case Blocker.SUPERLINEAR:
+            speed_up, most, fewer, more = _scaling(issue)
+            return (
+                f"{more} seem {speed_up:.3g} times as fast as {fewer}, and more than {most:.3g} times is not "
+                f"believed: {_CAUSES}"
+            )
+        case Blocker.ABOVE_PEAK:
+            ((_, (rate, peak)),) = issue.differences.items()
+            return (
+                f"a device would have to compute {rate:.3g} flop/s at least, but a matrix product on it reaches "
+                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a window "
+                "that does not wait for the device), or other programs slowed the probe (measure again, alone)"
+            )
+        case Blocker.CORES:
+            ((_, (used, own)),) = issue.differences.items()
+            return f"a rank used more cores than its devices: {used:.2f} cores of {own:g}; {_OTHER_CORES}"
+    raise AssertionError(issue.kind)
+
+
+def _words_of_caveat(issue: Issue) -> str:
+    shown, numbers = format_differences(issue.differences), _numbers(issue)
+    match issue.kind:
+        case Caveat.ENVIRONMENT:
+            return f"the compared runs differ in {shown}"
+        case Caveat.SAMPLES:
+            return f"{_of_unequal_epochs(issue)}: ratios of times and energies are per sample"
+        case Caveat.APART:
+            command = issue.remedies.submit
+            anew = f"`{command_line(command)}`" if command else "the same sweep"
+            return (
+                "the two sides were measured apart, so the ratios include any change of the machine in between and "
+                f"have neither interval nor verdict: measure both in turn ({anew}), or submit each side "
+                f"{FEWEST_REPEATS} times or more, in alternation"
+            )
+        case Caveat.ORDER:
+            return (
+                "the compared runs were measured one after the other: the ratios include any change of the "
+                f"machine in between; {_in_turn(issue.remedies)}"
+            )
+        case Caveat.UNRECORDED:
+            names = ", ".join(issue.differences)
+            return f"not all of the compared runs recorded {names}: whether they match is not known"
+        case Caveat.DISTURBED:
+            return (
+                f"others disturbed {' of '.join(numbers)} steady epochs of the compared runs, fewer than half of any "
+                "run's: medians over steady epochs lie within the others"
+            )
+        case Caveat.ABOVE_IDEAL:
+            speed_up, ideal, fewer, more = _scaling(issue)
+            return (
+                f"{more} are {speed_up:.3g} times as fast as {fewer}, more than the ideal {ideal:.3g} times: by "
+                f"chance, or {_CAUSES}"
+            )
+        case Caveat.DRIFT:
+            return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}"
+    raise AssertionError(issue.kind)
+
+
+_CAUSES = (
+    "other programs slowed the runs on fewer devices (measure both again, on an idle machine), work was left out (read "
+    "the checks of these runs), or fewer devices alone lack cache or memory (scaling=weak gives every device the same "
+    "share)"
+)
+"""Why more devices may be faster by more than their number."""
+
+
+_OTHER_CORES = (
+    "its threads or workers left those that it was pinned to, so its times are those of more devices (let nothing "
+    "change the affinity, and measure again)"
+)
+
+
+def _scaling(issue: Issue) -> tuple[float, float, str, str]:
+    """The speed-up, its limit, and the fewer and the more devices in words."""
+    devices = [count_of(number, "device") for number in issue.differences["devices"]]
+    return (*issue.differences["speed-up"], devices[0], devices[1])
+
+
+def _in_turn(remedies: Remedies) -> str:
+    """How the sides of a comparison are measured in turn."""
+    if remedies.submit:
+        return f"`{command_line(remedies.submit)}` interleaves them"
+    return "start one repeat of each side in turn: `parallelbench run … repeat=0`, then `repeat=1`"
+
+
+def refusal(differences: Differences, remedies: Remedies) -> str:
+    """Why two sides are not compared, and the remedies: to measure anew, or to let these keys differ."""
+    ways = []
+    if any(key in PROBED or environment_match.must_match(key) for key in differences):
+        command = f"`{command_line(remedies.submit)}`" if remedies.submit else _SAME_SUBMIT
+        ways.append(f"measure both in one environment ({command})")
+    if remedies.compare:
+        ways.append(f"compare across exactly that: `{command_line(remedies.compare)}`")
+    if not ways:
+        ways.append("choose folders, or --by, so that each side has one of these")
+    return f"the sides differ in {format_differences(differences)}; {', or '.join(ways)}"
+
+
+def command_line(command: Command) -> str:
+    """A command as it is typed in a shell."""
+    return shlex.join(("parallelbench", *command))
+
+
+def format_differences(differences: Differences) -> str:
+    """ "precision: fp32 and bf16, packages.torch: 2.11 and 2.12"."""
+    return ", ".join(f"{key}: {plain(one)} and {plain(other)}" for key, (one, other) in differences.items())
+
+
+def said_once(issues: Iterable[tuple[str, Issue]], *, of: int | None = None) -> list[str]:
+    """Issues of named comparisons in sentences, equal ones together.
+
+    Each begins with the names that it is true of, unless it is true of all. `of`: how many comparisons there are; None:
+    always with names.
+    """
+    named: dict[tuple[object, str], dict[str, Issue]] = {}
+    for name, issue in issues:
+        # Commands differ between comparisons: one is enough.
+        named.setdefault((issue.kind, format_differences(issue.differences)), {})[name] = issue
+    sentences = []
+    for found in named.values():
+        words = text.sentence(str(next(iter(found.values()))))
+        sentences.append(words if len(found) == of else f"{text.listed(list(found))}: {words}")
+    return sentences
+
+
+_DEVICE = ("device_type", "device_name", "cores_per_device")
+"""What a probe depends on by design. Where runs differ in these, their probes say nothing about their machines."""
+
+
+def unlike_probes(sides: Sequence[Sequence[ComparedRun]]) -> Differences:
+    """What was probed and differs by more than the tolerance between the medians of two sides.
+
+    Of a run the faster of its two probes counts: the slower one may have been disturbed.
+    """
+    unlike: Differences = {}
+    for key in PROBED:
+        for one, other in combinations(sides, 2):
+            speeds = [_speed(side, key) for side in (one, other)]
+            if None not in speeds and _device(one) == _device(other) and _is_unlike(*filter(None, speeds)):
+                unlike[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
+    return unlike
+
+
+ABOVE_PEAK = 1.25
+"""Times what a matrix product reaches: a run that needs more floating-point operations per second is not believed. The
+product is a small one, and probes of equal devices differ by up to as much."""
+_EXACT = ("fp32", "fp64")
+"""Precisions whose products the probe of a CPU is a bound for; on GPUs it is in fp16, the fastest."""
+
+
+def beyond_peak(runs: Sequence[ComparedRun]) -> Differences:
+    """Least and largest flop/s of a device, of the first run that would have to compute more than it can."""
+    for run in runs:
+        rate, peaks = run.value("least_flop_per_s"), run.probes("probed_matmul_flop_per_s")
+        bounded = run.definition.get("device_type") == "cuda" or run.definition.get("precision") in _EXACT
+        if rate and peaks and bounded and rate > ABOVE_PEAK * max(peaks):
+            return {"flop/s": (rate, max(peaks))}
+    return {}
+
+
+def beyond_cores(runs: Sequence[ComparedRun]) -> Differences:
+    """Cores that a rank used, and those of its devices, of the first run that used more."""
+    found = (beyond_own_cores(run.runs).get(run.run_id) for run in runs)
+    return next(({"cores": (each.used, each.own)} for each in found if each), {})
+
+
+def _is_unlike(one: float, other: float) -> bool:
+    """Whether two probes of a device say that it is another one, or has changed."""
+    return max(one, other) > (1 + PROBE_TOLERANCE) * min(one, other)
+
+
+def _speed(side: Sequence[ComparedRun], key: str) -> float | None:
+    known = [max(speeds) for run in side if (speeds := run.probes(key))]
+    return median(known) if known else None
+
+
+def _device(side: Sequence[ComparedRun]) -> set[tuple[object, ...]]:
+    return {tuple(run.definition.get(key) for key in _DEVICE) for run in side}
+
+
+def rests_on_disturbed(disturbed: int | None, steady: int | None) -> bool:
+    """Whether a median over steady epochs may rest on disturbed ones.
+
+    While fewer than half of the epochs are disturbed, their median lies between the undisturbed ones, however slow the
+    others were.
+    """
+    return bool(disturbed and steady and 2 * disturbed >= steady)
+
+
+def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:
+    """Caveats about epochs that others disturbed, and about machines that changed their speed during a run.
+
+    Runs of which half of the steady epochs were disturbed do not count, see `analysis.comparison.exclusions`.
+    """
+    issues = []
+    counts = [(run.value("disturbed_epochs"), run.value("steady_epochs")) for run in runs]
+    if disturbed := sum(int(count or 0) for count, _ in counts):
+        issues.append(
+            Issue(Caveat.DISTURBED, {"disturbed": (disturbed, sum(int(steady or 0) for _, steady in counts))})
+        )
+    changed: Differences = {}
+    for key in PROBED:
+        for run in runs:
+            speeds = run.probes(key)
+            if key not in changed and len(speeds) > 1 and _is_unlike(*speeds):
+                changed[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
+    if changed:
+        issues.append(Issue(Caveat.DRIFT, changed))
+    return issues
+
+
+def unlike_contents(couples: Sequence[tuple[ComparedRun, ComparedRun]]) -> Differences:
+    """The unlike contents of a data set of one name and options, of the first two runs that differ so."""
+    for one, other in couples:
+        contents = one.data_sha256, other.data_sha256
+        if None not in contents and contents[0] != contents[1] and has_same_data(one, other):
+            return {"data_sha256": contents}
+    return {}
+
+
+def has_same_data(one: ComparedRun, other: ComparedRun) -> bool:
+    """Whether two runs were asked to train on the same data set."""
+    if one.definition is other.definition:
+        return True
+    data = [
+        {key: value for key, value in run.definition.items() if key.startswith("data.") or key == "preprocess.recipe"}
+        for run in (one, other)
+    ]
+    return data[0] == data[1]
+
+
+def unrecorded(runs: Sequence[ComparedRun], *, of_times: bool) -> tuple[str, ...]:
+    """What must match between runs, but not all of them recorded: results of older releases lack it."""
+    missing: tuple[str, ...] = ()
+    if of_times:
+        environments = {id(run.environment): run.environment for run in runs}
+        missing = next(filter(None, map(environment_match.unrecorded, environments.values())), ())
+        unmeasured = any(run.run_id in partly_unmeasured(run.runs) for run in runs)
+        missing += ("the load during the run",) if unmeasured else ()
+    return missing + (("the data's contents",) if any(run.data_sha256 is None for run in runs) else ())

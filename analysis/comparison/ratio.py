@@ -1,0 +1,293 @@
+"""Ratios that come with their uncertainty, and verdicts on speed.
+
+The interval is Student's t on the logarithms of the paired ratios (Student, "The probable error of a mean", Biometrika
+1908), wide enough that it may be looked at after every further repeat: a group-sequential boundary (Pocock, Biometrika
+1977; Lan and DeMets, Biometrika 1983) for t statistics (docs/comparisons.md has its simulated coverage, and what other
+intervals would reach).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+CONFIDENCE = 0.95
+ERROR = 1 - CONFIDENCE
+"""How often an interval may leave out the true ratio, however often it is looked at while repeats are added."""
+FEWEST_REPEATS = 3
+"""Fewest independent pairs for an interval and a verdict: fewer don't show how much they vary."""
+ENOUGH_REPEATS = 6
+"""Fewest repeats for a verdict on a claim: with fewer, an interval depends on the shape of the noise."""
+FEW_REPEATS = 4
+"""Fewest pairs for a narrow interval: with 3 it reaches four times as far to each side as the pairs vary."""
+
+Ends = tuple[float, float]
+"""Lower and upper end of an interval."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The ratios of paired repeats, their median, and its interval (None where there are too few)."""
+
+    pairs: tuple[tuple[int, float], ...]
+    """(repeat, ratio) of every repeat that both sides have, in order."""
+    pools: tuple[int, ...]
+    """Of each pair its pool: pairs of one pool share what differed between the sides' submits."""
+    error: float = ERROR
+    """How often the interval may leave out the true ratio."""
+
+    @property
+    def n(self) -> int:
+        """Number of pairs."""
+        return len(self.pairs)
+
+    @cached_property
+    def logarithms(self) -> tuple[float, ...]:
+        """Of each pool, the mean logarithm of its ratios: what the interval rests on."""
+        return of_pools([math.log(value) for _, value in self.pairs], self.pools)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the pairs share what was another between the sides' submits, so that no interval holds it."""
+        return is_apart(self.n, len(self.logarithms))
+
+    @cached_property
+    def median(self) -> float:
+        """The median, in logarithms: with an even number, the geometric mean of the two in the middle."""
+        return ratio_median([value for _, value in self.pairs])
+
+    @cached_property
+    def _ends(self) -> Ends | None:
+        return self.after(0)
+
+    def after(self, more: int) -> Ends | None:
+        """The interval after so many more repeats of each side, measured in turn, if the ratios vary alike."""
+        ends = _interval(self.logarithms, self.error, more)
+        return ends and (min(_exp(ends[0]), self.median), max(_exp(ends[1]), self.median))
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of the interval."""
+        return self._ends[0] if self._ends else None
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of the interval."""
+        return self._ends[1] if self._ends else None
+
+    def at(self, error: float) -> Ratio:
+        """The same with an interval that leaves out the true ratio so often at most."""
+        return replace(self, error=error)
+
+    def differs_from_1(self, error: float) -> bool:
+        """Whether the interval with this error leaves out 1."""
+        ends = self.at(error)._ends
+        return ends is not None and not ends[0] <= 1 <= ends[1]
+
+    def smallest_seen(self, margin: float) -> float | None:
+        """The ratio that would leave the lower end above `margin` in `POWER` of all cases, with as many pools that
+        vary as these; None where there is no interval.
+        """
+        from scipy.special import nctdtrinc
+
+        n = len(self.logarithms)
+        if n < FEWEST_REPEATS:
+            return None
+        further = nctdtrinc(n - 1, 1 - POWER, critical(n, self.error)) / math.sqrt(n)
+        return margin * _exp(float(further) * statistics.stdev(self.logarithms))
+
+
+POWER = 0.8
+"""How often a gate fails on the slow-down that it says it would have seen."""
+
+
+def ratio_of_pairs(pairs: Sequence[tuple[int, float]], pools: Mapping[int, int] | None = None) -> Ratio | None:
+    """The ratio of these (repeat, ratio); None where there are none. `pools`: repeat → its pool; None: all differ."""
+    if not pairs:
+        return None
+    return Ratio(
+        tuple(pairs), tuple(place if pools is None else pools[repeat] for place, (repeat, _) in enumerate(pairs))
+    )
+
+
+def ratio_median(ratios: Sequence[float]) -> float:
+    """The median of positive ratios in logarithms: that of their inverses is its inverse, also of an even number."""
+    return math.exp(statistics.median(map(math.log, ratios)))
+
+
+def is_apart(pairs: int, pools: int) -> bool:
+    """Whether enough pairs were measured, of which too few are independent: more pairs like them change nothing."""
+    return pools < min(pairs, FEWEST_REPEATS)
+
+
+def of_pools(values: Sequence[float], pools: Sequence[int]) -> tuple[float, ...]:
+    """The mean of each pool's values; the values themselves where there are no pools."""
+    if not pools or len(set(pools)) == len(pools):
+        return tuple(values)
+    members: dict[int, list[float]] = defaultdict(list)
+    for value, pool in zip(values, pools, strict=True):
+        members[pool].append(value)
+    return tuple(map(statistics.fmean, members.values()))
+
+
+def interval(ratios: Sequence[float], pools: Sequence[int] = (), *, error: float = ERROR) -> Ends | None:
+    """Interval of positive ratios, see `Spread`; None below `FEWEST_REPEATS`."""
+    spread = Spread.of_ratios(ratios, pools)
+    return None if spread is None else spread.ends(error)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What every interval of the same values rests on: of paired differences, m ± t·s/√n, or of positive ratios,
+    exp(m ± t·s/√n), m and s of their logarithms.
+
+    Both sides of a ratio vary alike, so the logarithms vary symmetrically: their mean, which the interval is about, and
+    their median, which is shown as less depends on one bad repeat, estimate the same. With 9 lopsided repeats or more
+    the median can lie outside; it is taken in.
+    """
+
+    n: int
+    """Of independent values: pools."""
+    mean: float
+    deviation: float
+    median: float
+    """Of all values."""
+    of_logarithms: bool
+
+    @classmethod
+    def of_ratios(cls, ratios: Sequence[float], pools: Sequence[int] = ()) -> Spread | None:
+        """Of positive ratios; None below `FEWEST_REPEATS`."""
+        spread = cls.of_differences([math.log(ratio) for ratio in ratios], pools)
+        return None if spread is None else replace(spread, of_logarithms=True)
+
+    @classmethod
+    def of_differences(cls, values: Sequence[float], pools: Sequence[int] = ()) -> Spread | None:
+        """Of paired differences, likewise."""
+        independent = of_pools(values, pools)
+        if len(independent) < FEWEST_REPEATS:
+            return None
+        return cls(len(independent), *_spread(independent), statistics.median(values), of_logarithms=False)
+
+    def ends(self, error: float, more: int = 0) -> Ends:
+        """The interval with this error, after so many more repeats of each side, if these vary alike."""
+        reach = half_width(self.n + more, error) * self.deviation
+        low, high = min(self.mean - reach, self.median), max(self.mean + reach, self.median)
+        return (_exp(low), _exp(high)) if self.of_logarithms else (low, high)
+
+
+def _interval(values: tuple[float, ...], error: float, more: int) -> Ends | None:
+    if len(values) < FEWEST_REPEATS:
+        return None
+    mean, deviation = _spread(values)
+    reach = half_width(len(values) + more, error) * deviation
+    return mean - reach, mean + reach
+
+
+def _exp(power: float) -> float:
+    """Infinity where nothing larger can be held: such an interval says nothing."""
+    return math.exp(power) if power < _LARGEST_POWER else math.inf
+
+
+_LARGEST_POWER = math.log(sys.float_info.max)
+
+
+@lru_cache(maxsize=4096)
+def _spread(values: tuple[float, ...]) -> tuple[float, float]:
+    return statistics.fmean(values), statistics.stdev(values)
+
+
+def half_width(n: int, error: float = ERROR) -> float:
+    """How far the interval of n values reaches to each side, in standard deviations: t ÷ √n."""
+    return critical(n, error) / math.sqrt(n)
+
+
+@lru_cache(maxsize=4096)
+def critical(n: int, error: float = ERROR) -> float:
+    """The t statistic of n values that equal ones exceed with a probability of `at_one_look(n, error)`."""
+    from scipy.special import stdtrit  # a twentieth of a second to import
+
+    return float(stdtrit(n - 1, 1 - at_one_look(n, error) / 2))
+
+
+def at_one_look(n: int, error: float) -> float:
+    """What a look at n values may err, so that all looks, after each value from the third on, err `error` together.
+
+    The shape makes the interval about 1.7 times as wide as one that is looked at once, whatever n. The factor and the
+    exponent of `error` are simulated: `tests/bench/false_alarms.py`.
+    """
+    return 3.2 * math.pow(error, 1.125) * math.pow(n, -1.5)
+
+
+def repeats_to_add(decides: Callable[[int], bool], *, most: int = 100) -> int | None:
+    """How many more repeats of each side decide; None for more than `most`. `decides`: whether so many do.
+
+    Intervals shrink about their middle, so what decides goes on deciding.
+    """
+    return bisect_left(range(1, most + 1), True, key=decides) + 1 if decides(most) else None
+
+
+def error_of_each(decided: Sequence[Callable[[float], bool]]) -> float:
+    """The error of each of several intervals, so that on average 5 % of the verdicts are wrong at most.
+
+    `decided`: of each comparison, whether its interval with a given error decides it. Where nothing differs, none of
+    all verdicts is wrong in 95 % of cases. (Benjamini and Hochberg, J. R. Stat. Soc. B 1995; intervals: Benjamini and
+    Yekutieli, J. Am. Stat. Assoc. 2005.)
+    """
+    found = len(decided)
+    while found > 1:
+        still = sum(decides(ERROR * found / len(decided)) for decides in decided)
+        if still == found:
+            break
+        found = still
+    return ERROR * max(found, 1) / max(len(decided), 1)
+
+
+class SpeedVerdict(StrEnum):
+    """How the speed of one side compares with that of the other."""
+
+    BASELINE = "baseline"
+    FASTER = "faster"
+    SLOWER = "slower"
+    INDISTINGUISHABLE = "indistinguishable"
+    TOO_FEW = "too few repeats"
+    NO_PAIR = "no repeat in common"
+    NOT_INTERLEAVED = "not interleaved"
+    NOT_COMPARABLE = "not comparable"
+    DISTURBED = "disturbed"
+    NO_STEADY_EPOCH = "no steady epoch"
+    INCOMPLETE = "not all have a time"
+
+
+def of_speed(ratio: Ratio | None) -> SpeedVerdict:
+    """The verdict on a ratio of speeds: indistinguishable where its interval holds 1. None: no repeat was paired."""
+    if ratio is None:
+        return SpeedVerdict.NO_PAIR
+    if ratio.low is None or ratio.high is None:
+        return SpeedVerdict.NOT_INTERLEAVED if ratio.is_apart else SpeedVerdict.TOO_FEW
+    if ratio.low <= 1 <= ratio.high:
+        return SpeedVerdict.INDISTINGUISHABLE
+    return SpeedVerdict.FASTER if ratio.low > 1 else SpeedVerdict.SLOWER
+
+
+def of_several(ratios: Iterable[Ratio | None]) -> float:
+    """The error of each interval where several are looked at together (`analysis.comparison.ratio.error_of_each`)."""
+    known = [ratio for ratio in ratios if ratio is not None and ratio.low is not None]
+    return error_of_each([ratio.differs_from_1 for ratio in known])
+
+
+def of_time(ratio: Ratio | None) -> SpeedVerdict:
+    """The verdict on a ratio of times, which is above 1 where a side is slower."""
+    opposite = {SpeedVerdict.FASTER: SpeedVerdict.SLOWER, SpeedVerdict.SLOWER: SpeedVerdict.FASTER}
+    verdict = of_speed(ratio)
+    return opposite.get(verdict, verdict)

@@ -1,0 +1,208 @@
+"""A run as comparisons see it: its values, its environment, and the session that it was measured in.
+
+Of environments there is what must match, and what is reported. Runs of a session were measured together, so that what
+changes slowly on a machine was the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from analysis.comparison.work import PROBED, definitions, is_baseline
+from analysis.metrics import per_run, resting_on_disturbed
+from analysis.metrics.epochs import AS_TEXT, numbered
+from parallelbench.measure import environment_match
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from analysis.comparison.work import Work
+    from analysis.runs.reader import Runs
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ComparedRun:
+    """The data of a run that a comparison needs."""
+
+    runs: Runs
+    run_id: str
+    repeat: int
+    definition: Work
+    """Its definition, without its repeat."""
+    environment: Work
+    """The entries of its environment that must match, or are reported."""
+    data_samples: int | None
+    """Samples of its training set; None where an old result doesn't say."""
+    epoch_samples: int | None
+    """Samples that it trains on in an epoch; likewise."""
+    data_sha256: str | None
+    """What its data set holds; likewise."""
+
+    def value(self, metric: str) -> float | None:
+        """A metric of `per_run`, or a number of the run table; None where it was not measured, or rests on epochs that
+        others disturbed.
+        """
+        return _values(self.runs, metric)[self.run_id]
+
+    def probes(self, key: str) -> tuple[float, ...]:
+        """What was measured of the machine by this name, at the run's start and at its end; without what is unknown."""
+        return _probed(self.runs, key)[self.run_id]
+
+    @property
+    def span(self) -> Span:
+        """Unix times of the start of its first and the end of its last epoch; infinite where unknown."""
+        return spans(self.runs).get(self.run_id, UNKNOWN)
+
+    @property
+    def session(self) -> Hashable:
+        """What it was measured in, together with others."""
+        return sessions_of(self.runs)[self.run_id]
+
+    @property
+    def sweep(self) -> Path:
+        """The folder of the sweep that it was measured in."""
+        return _sweeps(self.runs)[self.run_id]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether others are compared with it."""
+        return is_baseline(self.definition["strategy.name"], self.definition["devices"])
+
+
+@lru_cache(maxsize=32)
+def _probed(runs: Runs, key: str) -> dict[str, tuple[float, ...]]:
+    rows = runs.run.select("run_id", *PROBED[key]).rows()
+    return {run_id: tuple(speed for speed in speeds if speed is not None) for run_id, *speeds in rows}
+
+
+@lru_cache(maxsize=8)
+def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
+    """Run id → the data of the run that a comparison needs."""
+    environments, defined = circumstances_of(runs), definitions(runs)
+    columns = ("run_id", "repeat", "train_samples", "dropped_samples", "data_sha256")
+    return {
+        run_id: ComparedRun(
+            runs=runs,
+            run_id=run_id,
+            repeat=repeat,
+            definition=defined[run_id],
+            environment=environments[run_id],
+            data_samples=samples,
+            epoch_samples=None if samples is None or dropped is None else samples - dropped,
+            data_sha256=content,
+        )
+        for run_id, repeat, samples, dropped, content in runs.run.select(columns).rows()
+    }
+
+
+@lru_cache(maxsize=8)
+def _sweeps(runs: Runs) -> dict[str, Path]:
+    return {run_id: Path(folder).parent for run_id, folder in runs.run.select("run_id", "folder").rows()}
+
+
+@lru_cache(maxsize=64)
+def _values(runs: Runs, metric: str) -> dict[str, float | None]:
+    known = runs.run if metric in runs.run.columns else per_run(runs)
+    values = dict(zip(runs.run["run_id"].to_list(), known[metric].to_list(), strict=True))
+    return values | dict.fromkeys(resting_on_disturbed(runs).get(metric, ()))
+
+
+PARITY = "measure.parity"
+"""Reported beside the environment where it differs."""
+
+
+@lru_cache(maxsize=8)
+def environments_of(runs: Runs) -> dict[str, Work]:
+    """Run id → the entries of its environment that must match or are reported. Equal ones share one object."""
+    read: dict[Any, Work] = {}
+    of_runs = {}
+    for run_id, text in runs.run.select("run_id", "environment_json").rows():
+        if text not in read:
+            parts = msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
+            # Nearly all runs have a load average of their own. What else they have in common is read once.
+            same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in environment_match.VOLATILE)
+            if same not in read:
+                read[same] = _relevant(msgspec.json.decode(text or "{}"))
+            read[text] = read[same]
+        of_runs[run_id] = read[text]
+    return of_runs
+
+
+def circumstances_of(runs: Runs) -> dict[str, Work]:
+    """Run id → its environment, and whether parity was checked: the check warms up the devices and their libraries.
+
+    Equal ones share one object.
+    """
+    checked = pl.col("config_json").str.json_path_match(f"$.{PARITY}") == "true"
+    shared: dict[tuple[int, bool | None], Work] = {}
+    of_runs = {}
+    for run_id, parity in runs.run.select("run_id", checked).rows():
+        environment = environments_of(runs)[run_id]
+        of_runs[run_id] = shared.setdefault((id(environment), parity), environment | {PARITY: parity})
+    return of_runs
+
+
+def _relevant(environment: Mapping[str, Any]) -> Work:
+    entries = environment_match.entries(environment)
+    kept = (
+        environment_match.must_match,
+        environment_match.is_reported,
+        (environment_match.VERSION, environment_match.FRAMEWORK).__contains__,
+    )
+    return {key: value for key, value in entries.items() if any(keeps(key) for keeps in kept)}
+
+
+GAP_S = 600.0
+"""Pause after which the next run belongs to another session."""
+
+Span = tuple[float, float]
+"""Unix times; infinite where unknown."""
+UNKNOWN: Span = (float("-inf"), float("inf"))
+
+
+@lru_cache(maxsize=8)
+def spans(runs: Runs) -> dict[str, Span]:
+    """Run id → Unix times of the start of its first epoch and of the end of its last one.
+
+    Of a run that asked for no epoch: of its start, twice.
+    """
+    began = numbered(runs, "ranks", "training_started_at").group_by("run_id").agg(
+        first=pl.col("training_started_at").min()
+    )  # fmt: skip
+    ended = numbered(runs, "epochs", "finished_at").group_by("run_id").agg(last=pl.col("finished_at").max())
+    rows = began.join(ended, on="run_id", how="full", coalesce=True).with_columns(AS_TEXT)
+    untrained = runs.run.filter(pl.col("epochs") == 0).select("run_id", first="launched_at", last="launched_at")
+    rows = pl.concat([rows, untrained])
+    first, last = pl.col("first").fill_null(UNKNOWN[0]), pl.col("last").fill_null(UNKNOWN[1])
+    return {run_id: (begin, end) for run_id, begin, end in rows.select("run_id", first, last).iter_rows()}
+
+
+@lru_cache(maxsize=8)
+def sessions_of(runs: Runs) -> dict[str, Hashable]:
+    """Run id → its session: the `submit` that started it. Where none was recorded: the sweep's folder, and a stretch of
+    time without a pause of `GAP_S`.
+
+    All runs that were loaded together are looked at, also where `runs` are some of them.
+    """
+    whole = runs.whole
+    submits = dict(whole.run.select("run_id", "submit").rows())
+    of_folder: dict[Path, list[tuple[Span, str]]] = defaultdict(list)
+    for run_id, folder in whole.run.select("run_id", "folder").rows():
+        of_folder[Path(folder).parent].append((spans(whole).get(run_id, UNKNOWN), run_id))
+    sessions: dict[str, Hashable] = {}
+    for sweep, members in of_folder.items():
+        number, until = 0, UNKNOWN[0]
+        for (first, last), run_id in sorted(members):
+            known = (first, last) != UNKNOWN
+            if known:
+                number += first > until + GAP_S
+                until = max(last, until)
+            sessions[run_id] = submits.get(run_id) or (sweep, number if known else None)
+    return sessions

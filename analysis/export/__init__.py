@@ -1,1 +1,0 @@
-"""Finished runs in the formats of experiment trackers. Reads what is stored; nothing of this runs beside a training."""

@@ -1,0 +1,676 @@
+"""All derived columns by the table that they are in: those that take a formula, and aggregates as polars expressions.
+
+Plain aggregates are declared beside their raw column (`parallelbench.results.tables`); only here it is said what
+`Over` computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from parallelbench.results.tables import TABLES, Column, Over, Place, Show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+_OTHERWISE = "the data are not tokens, or an older release measured it"
+_NO_NATS = f"{_OTHERWISE}, or `loss` is not cross entropy with whole labels"
+PERPLEXITY = Column(
+    "perplexity",
+    "float64",
+    "exponential of test_loss, which is in nats per token",
+    null=_NO_NATS,
+)
+"""Of an epoch."""
+OF_TOKENS = (
+    Column(
+        "tokens_per_s",
+        "float64",
+        "tokens trained on per second: tokens_per_sample × throughput_samples_per_s",
+        "tokens/s",
+        null=f"{_OTHERWISE}, or no epoch but each attempt's first one",
+        repeats=Over.MEDIAN,
+        heading="Token throughput",
+        where_known=True,
+    ),
+    Column(
+        "model_flop_per_token",
+        "float64",
+        "floating-point operations of training on a token, without what is computed twice: 6·N + 12·L·H·Q·T, as in "
+        "appendix B of PaLM (arXiv 2204.02311), with the parameters of matrices as N; from the counted layers",
+        null=f"{_OTHERWISE}, or the model was not counted",
+        repeats=Over.MEDIAN,
+        heading="Operations per token",
+        tables=("configurations",),
+        where_known=True,
+    ),
+    Column(
+        "peak_flop_per_s",
+        "float64",
+        "what mfu rests on: a device's fastest matrix product as probed at the run's start or end, CPUs in fp32, GPUs "
+        "in fp16",
+        "flop/s",
+        null="the data are not tokens, not probed (`measure.probe`), or the run's arithmetic is another (GPUs: bf16 "
+        "has fp16's peak)",
+        repeats=Over.MEDIAN,
+        heading="Measured peak of a device",
+        tables=("configurations",),
+        where_known=True,
+    ),
+    Column(
+        "mfu",
+        "float64",
+        "model FLOP utilisation: model_flop_per_token × tokens_per_s ÷ (devices × peak_flop_per_s)",
+        "share",
+        null="one of these is null",
+        repeats=Over.MEDIAN,
+        heading="MFU of the measured peak",
+        where_known=True,
+    ),
+    Column(
+        "final_loss_per_token",
+        "float64",
+        "test_loss after the last epoch, in nats per token",
+        null=f"the run did not finish, {_NO_NATS}",
+        repeats=Over.MEDIAN,
+        heading="Final test loss, nats per token",
+        where_known=True,
+    ),
+    Column(
+        "final_perplexity",
+        "float64",
+        "exponential of final_loss_per_token",
+        null=f"the run did not finish, {_NO_NATS}",
+        repeats=Over.MEDIAN,
+        heading="Final perplexity",
+        where_known=True,
+    ),
+)
+"""Of a run."""
+
+
+PER_EPOCH = (
+    Column(
+        "training_time_s",
+        "float64",
+        "sum of slowest_epoch_time_s up to and with this epoch",
+        "s",
+        null="the run was resumed, so it has warmed up more than once",
+    ),
+    Column(
+        "epoch_throughput_samples_per_s",
+        "float64",
+        "samples trained on over all data shards ÷ slowest_epoch_time_s",
+        "samples/s",
+    ),
+    Column("warm_up", "bool", "whether it is the first epoch of an attempt"),
+    Column(
+        "lost_share",
+        "float64",
+        "time that others kept a rank off a core ÷ slowest_epoch_time_s, of the rank that lost most; above 1 if it "
+        "lost several cores; where short epochs were disturbed together, of these together",
+        null="no rank measured it",
+    ),
+    Column(
+        "disturbed",
+        "bool",
+        "whether others took more of it, or of short epochs together, than the limit of docs/measurement.md, or "
+        "computed on one of its GPUs",
+        null="not measured",
+    ),
+    PERPLEXITY,
+)
+"""What is computed of each epoch, besides plain aggregates."""
+
+_SENT = "sent to other ranks while training, library collectives by the textbook algorithm with the fewest bytes"
+_BUSIEST = "of the one rank that sends most over all finished epochs"
+_UNFINISHED = "the run did not finish"
+_SEVERAL = "the run did not finish, or in several attempts, each of which started up anew"
+_NOT_COUNTED = "not counted on every rank"
+
+
+def _kind(name: str, what: str) -> Column:
+    return Column(
+        name, "float64", f"{what} among {name.partition('_')[2]}", "bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN
+    )
+
+
+PER_RUN = (
+    Column("epochs_finished", "int32", "epochs that every rank finished", heading="Epochs finished", tables=("runs",)),
+    Column(
+        "first_epoch_time_s",
+        "float64",
+        "training window of epoch 1, warm-up included, on its slowest rank",
+        "s",
+        null="no epoch finished",
+        repeats=Over.MEDIAN,
+        heading="First epoch",
+    ),
+    Column(
+        "second_epoch_time_s",
+        "float64",
+        "training window of epoch 2 on its slowest rank",
+        "s",
+        null="not trained, or an attempt began with it",
+        repeats=Over.MEDIAN,
+        heading="Second epoch",
+        tables=("runs",),
+    ),
+    Column(
+        "steady_step_time_s",
+        "float64",
+        "slowest_epoch_time_s ÷ the epoch's optimizer steps: median over the epochs without each attempt's first one",
+        "s",
+        null="no epoch but each attempt's first one, or no step in it",
+        repeats=Over.MEDIAN,
+        heading="Step",
+        tables=("runs",),
+        show=Show.MILLISECONDS,
+    ),
+    Column("steady_epochs", "int32", "epochs that every rank finished, without each attempt's first one", null="none"),
+    Column(
+        "disturbed_epochs",
+        "int32",
+        "those of them that were disturbed, as far as it was measured",
+        null="not measured in any of them",
+        heading="Disturbed epochs",
+        tables=("runs",),
+    ),
+    Column(
+        "largest_lost_share",
+        "float64",
+        "largest lost_share of any epoch without each attempt's first one",
+        null="not measured",
+    ),
+    Column(
+        "startup_without_parity_s",
+        "float64",
+        "launch to the end of the first step, without the parity check, which only this suite runs",
+        "s",
+        null="not reached",
+        repeats=Over.MEDIAN,
+        heading="Start-up",
+        tables=("configurations",),
+    ),
+    Column(
+        "total_training_time_s",
+        "float64",
+        "sum over all epochs of the slowest rank's training window, warm-up included",
+        "s",
+        null=_SEVERAL,
+        repeats=Over.MEDIAN,
+        heading="Training",
+        tables=("runs",),
+    ),
+    Column(
+        "total_time_s",
+        "float64",
+        "startup_without_parity_s + total_training_time_s − startup_first_step_s (step 1 belongs to epoch 1)",
+        "s",
+        null=_SEVERAL,
+        repeats=Over.MEDIAN,
+    ),
+    Column(
+        "end_to_end_time_s",
+        "float64",
+        "preprocess_time_s, without executions after the first, + total_time_s: from the stored training set to the "
+        "end of the training",
+        "s",
+        null=f"nothing was preprocessed or trained, {_SEVERAL}",
+        repeats=Over.MEDIAN,
+        heading="Preprocessing and training",
+    ),
+    Column(
+        "throughput_samples_per_s",
+        "float64",
+        "samples trained on per epoch over all data shards ÷ steady_epoch_time_s",
+        "samples/s",
+        null="no epoch but each attempt's first one",
+        repeats=Over.MEDIAN,
+        heading="Throughput",
+    ),
+    Column(
+        "least_flop_per_s",
+        "float64",
+        "floating-point operations per second and device that this throughput takes at least: least_flop_per_sample × "
+        "throughput_samples_per_s ÷ devices",
+        "flop/s",
+        null="no throughput, or the model was not counted",
+    ),
+    *OF_TOKENS,
+    Column(
+        "throughput_with_startup_samples_per_s",
+        "float64",
+        "samples trained on in all epochs ÷ total_time_s",
+        "samples/s",
+        null=_SEVERAL,
+    ),
+    Column(
+        "memory_kind",
+        "string",
+        "device: allocated by tensors on GPUs; host: resident set of the processes, on CPUs",
+        null="the device is unknown",
+        repeats=Over.FIRST,
+    ),
+    Column(
+        "peak_memory_max_bytes",
+        "int64",
+        "each rank's peak over all epochs, the largest of them; memory_kind says of which memory",
+        "bytes",
+        null="not measured on every rank",
+        repeats=Over.MEDIAN,
+        heading="Memory, largest process",
+    ),
+    Column(
+        "peak_memory_device_bytes",
+        "int64",
+        "each device's peak over all epochs, the largest of them; where each process has one device, the same as "
+        "peak_memory_max_bytes",
+        "bytes",
+        null="not measured on every rank, or one process drives several devices that share its memory (CPUs), or did "
+        "so under a release that measured their sum alone (tables before version 9)",
+        repeats=Over.MEDIAN,
+        heading="Memory, largest device",
+    ),
+    Column(
+        "peak_memory_sum_bytes",
+        "int64",
+        "each rank's peak over all epochs, their sum",
+        "bytes",
+        null="not measured on every rank",
+        repeats=Over.MEDIAN,
+        heading="Memory, all processes",
+        brief="mem.\nMiB",
+    ),
+    Column(
+        "bytes_sent_per_step_sum",
+        "float64",
+        f"{_SENT}: sum over all finished epochs and all ranks ÷ optimizer steps",
+        "bytes",
+        null=_NOT_COUNTED,
+        repeats=Over.MEDIAN,
+        heading="Sent per step by textbook, all processes",
+        show=Show.SENT,
+        brief="sent\nMiB",
+    ),
+    _kind("gradient_bytes_sent_per_step_sum", "gradients"),
+    _kind("activation_bytes_sent_per_step_sum", "activations and their gradients"),
+    _kind("parameter_bytes_sent_per_step_sum", "parameters and buffers"),
+    Column(
+        "bytes_sent_per_step_busiest",
+        "float64",
+        f"{_SENT} per step, {_BUSIEST}",
+        "bytes",
+        null=_NOT_COUNTED,
+        repeats=Over.MEDIAN,
+        heading="Sent per step by textbook, busiest process",
+        tables=("runs",),
+        show=Show.SENT,
+    ),
+    _kind("gradient_bytes_sent_per_step_busiest", "gradients"),
+    _kind("activation_bytes_sent_per_step_busiest", "activations and their gradients"),
+    _kind("parameter_bytes_sent_per_step_busiest", "parameters and buffers"),
+    Column(
+        "gpu_energy_per_sample_j",
+        "float64",
+        "GPU energy of an epoch ÷ the samples trained on: median over the epochs without each attempt's first one",
+        "J",
+        null="no GPU, or no telemetry of all of them",
+        repeats=Over.MEDIAN,
+        heading="GPU energy per sample",
+        tables=("energy",),
+    ),
+    Column(
+        "gpu_hours",
+        "float64",
+        "devices × total_time_s ÷ 3600: start-up and training, without parity check and evaluation",
+        "h",
+        null=f"no GPU, or {_SEVERAL}",
+        repeats=Over.MEDIAN,
+        heading="GPU-hours of a run",
+        tables=("energy",),
+    ),
+    Column(
+        "final_test_accuracy",
+        "float64",
+        "test accuracy after the last epoch",
+        "share",
+        null=_UNFINISHED,
+        repeats=Over.MEDIAN,
+        heading="Final test accuracy",
+        brief="test\nacc.",
+    ),
+    Column(
+        "parity_difference",
+        "float64",
+        "largest of the parity check's loss, gradient, parameter and evaluation differences",
+        null="not checked",
+        repeats=Over.MAX,
+        excluded_too=True,
+        heading="Parity difference",
+        tables=("runs",),
+        show=Show.SCIENTIFIC,
+    ),
+    Column(
+        "closed",
+        "bool",
+        "whether the closing check, which follows the last epoch, ended",
+        null="not asked for, or the run has no result",
+    ),
+    Column(
+        "checks_made",
+        "string",
+        "what was checked during and after training, and failed or passed; and what was not compared",
+        null="no such check was made",
+        heading="Checks of what was trained",
+        tables=("runs",),
+    ),
+)
+"""What is computed of each run, besides plain aggregates."""
+
+
+PER_FACT = (
+    Column("group", "string", "runs of the same work: only within it are runs compared", repeats=Over.SAME),
+    Column(
+        "configuration",
+        "string",
+        "strategy × devices",
+        repeats=Over.SAME,
+        heading="Configuration",
+        tables=("configurations", "energy"),
+        show=Show.CONFIGURATION,
+        brief="configuration",
+    ),
+    Column(
+        "variant",
+        "string",
+        "strategy, and the options in which it differs from others of its name",
+        repeats=Over.SAME,
+    ),
+    Column(
+        "exclusion",
+        "string",
+        "why the run doesn't count in comparisons of time and memory",
+        null="it counts",
+        heading="Excluded from comparisons",
+        tables=("runs",),
+        show=Show.EXCLUSION,
+        beside=("exclusion_detail",),
+    ),
+    Column("exclusion_detail", "string", "the run's own reason for its exclusion", null="it has none"),
+    Column(
+        "displayed",
+        "bool",
+        "whether the numbers of its configuration are computed from it: it counts, or others disturbed it and none of "
+        "its configuration counts",
+    ),
+    Column(
+        "accuracy_target",
+        "float64",
+        "the accuracy of `report --target`; without it, the highest step of a fixed ladder of accuracies that more "
+        "than half of each configuration's runs reach, found after training",
+        "share",
+        null="one configuration reaches no step of the ladder",
+        repeats=Over.SAME,
+        heading="Target",
+        tables=("energy",),
+    ),
+    Column(
+        "time_to_accuracy_s",
+        "float64",
+        "training time to accuracy_target",
+        "s",
+        null="no target, a repeat of the configuration never reaches it, or the run was resumed",
+        repeats=Over.MEDIAN,
+    ),
+    Column(
+        "energy_to_accuracy_j",
+        "float64",
+        "the GPUs' energy while training to accuracy_target",
+        "J",
+        null="no target, a repeat of the configuration never reaches it, or an epoch without energy",
+        repeats=Over.MEDIAN,
+        heading="GPU energy to the target accuracy",
+        tables=("energy",),
+    ),
+)
+"""What `facts` adds to the table `run` and to `per_run`."""
+
+_INTERVAL = "end of the interval (95 %, or more where several verdicts are given) of"
+_TOO_FEW = "too few pairs, or one device itself"
+_NO_PAIR = "no pair of repeats"
+PER_CONFIGURATION = (
+    Column("outcomes", "string", "how the runs of this configuration ended"),
+    Column("runs", "int32", "runs of this configuration"),
+    Column("exclusions", "string", "how many runs don't count, by the reason", null="all count"),
+    Column(
+        "repeats",
+        "int32",
+        "runs that count: the numbers of this row are computed from them, or from disturbed ones where none counts",
+        heading="Runs counted",
+        show=Show.COUNTED,
+        beside=("runs", "exclusions"),
+        brief="runs",
+    ),
+    Column(
+        "disturbed",
+        "bool",
+        "whether the numbers of this row are those of runs that others disturbed: they are shown, and compared with "
+        "nothing",
+    ),
+    Column(
+        "speed_up",
+        "float64",
+        "over one device, steady state: median over paired repeats of t_1 ÷ t_n (strong scaling) or of the ratio of "
+        "throughputs (weak scaling); not the ratio of the medians",
+        null=_NO_PAIR,
+        heading="Speed-up and interval",
+        show=Show.INTERVAL,
+        beside=("speed_up_low", "speed_up_high"),
+        brief="speed-up",
+    ),
+    Column("speed_up_low", "float64", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
+    Column("speed_up_high", "float64", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
+    Column("speed_up_pairs", "int32", "repeats that were paired"),
+    Column(
+        "verdict",
+        "string",
+        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats for one; "
+        "not interleaved where the sides were measured apart; no repeat in common; "
+        "disturbed where others took cores or GPUs of all runs of a side; "
+        "not comparable where the environments differ in what must match",
+        null=_NO_PAIR,
+        heading="Against one device",
+        show=Show.VERDICT,
+        beside=("speed_up_pairs",),
+    ),
+    Column(
+        "efficiency",
+        "float64",
+        "speed_up ÷ devices, 1 = ideal",
+        "share",
+        null=_NO_PAIR,
+        heading="Efficiency, steady",
+        brief="effi-\nciency",
+    ),
+    Column(
+        "efficiency_with_startup",
+        "float64",
+        "the same with start-up: from total_time_s, under weak scaling from throughput_with_startup_samples_per_s",
+        "share",
+        null=_NO_PAIR,
+        heading="Efficiency with start-up",
+    ),
+    Column(
+        "energy_ratio",
+        "float64",
+        "energy per sample ÷ that of one device: median over paired repeats; below 1 takes less",
+        null=_NO_PAIR,
+        heading="Per sample, against one device, and interval",
+        tables=("energy",),
+        show=Show.INTERVAL,
+        beside=("energy_ratio_low", "energy_ratio_high"),
+    ),
+    Column("energy_ratio_low", "float64", f"lower {_INTERVAL} energy_ratio", null=_TOO_FEW),
+    Column("energy_ratio_high", "float64", f"upper {_INTERVAL} energy_ratio", null=_TOO_FEW),
+    Column(
+        "parity",
+        "string",
+        "runs that passed the parity check of those that were checked, how many were not, and of how many the closing "
+        "check after training did not end",
+        heading="Parity passed",
+    ),
+)
+"""What is computed of each configuration, besides what aggregates its runs (`Column.repeats`)."""
+
+
+_ROWS_OF_RUNS = ("pushes", "steps", "parity", "phases", "preprocess")
+"""Tables whose rows are aggregated at once into a run's value."""
+
+
+def epoch_aggregates() -> list[tuple[Column, Column]]:
+    """Columns of `ranks`, each with a column of `per_epoch` that aggregates it over the ranks of an epoch."""
+    return [pair for column in TABLES["ranks"] for pair in column.derived()]
+
+
+def run_aggregates() -> list[tuple[Column, Column]]:
+    """Columns of each epoch, each with a column of `per_run` that aggregates it over the epochs of a run."""
+    of_ranks = (pair for column in TABLES["ranks"] for pair in column.derived(2))
+    return [*of_ranks, *(pair for column in TABLES["epochs"] for pair in column.derived())]
+
+
+def row_aggregates() -> dict[str, list[tuple[Column, Column]]]:
+    """Table → its columns, each with a column of `per_run` that aggregates it over all the run's rows."""
+    pairs = {table: [pair for column in TABLES[table] for pair in column.derived()] for table in _ROWS_OF_RUNS}
+    return {table: of_table for table, of_table in pairs.items() if of_table}
+
+
+def per_epoch_columns() -> tuple[Column, ...]:
+    """What `per_epoch` adds to the table `epochs`."""
+    return (*(column for _, column in epoch_aggregates()), *PER_EPOCH)
+
+
+def per_run_columns() -> tuple[Column, ...]:
+    """The columns of `per_run` besides `run_id`."""
+    plain = [*run_aggregates(), *(pair for pairs in row_aggregates().values() for pair in pairs)]
+    return (*PER_RUN, *(column for _, column in plain))
+
+
+def facts_columns() -> tuple[Column, ...]:
+    """The columns of `facts` but for `state` and `folder`."""
+    return (*TABLES["run"], *PER_FACT, *per_run_columns())
+
+
+def repeated_columns() -> tuple[Column, ...]:
+    """The columns of `facts` that aggregate over the runs of a configuration."""
+    return tuple(column for column in facts_columns() if column.repeats)
+
+
+def summary_columns() -> tuple[Column, ...]:
+    """The columns of `summary`; a median's meaning says that it is one."""
+    repeated = [_over_repeats(column) for column in repeated_columns()]
+    return _ordered((*repeated, *PER_CONFIGURATION), _SUMMARY_FIRST)
+
+
+def _over_repeats(column: Column) -> Column:
+    if column.repeats in (Over.SAME, Over.FIRST):
+        return column
+    fractional = column.repeats in (Over.MEDIAN, Over.MEAN)
+    meaning = f"{column.meaning}; {column.repeats} over repeats"
+    return replace(column, meaning=meaning, type="float64" if fractional else column.type)
+
+
+_SUMMARY_FIRST = (
+    *("group", "configuration", "variant", "strategy", "devices", "nodes", "scaling"),
+    *("outcomes", "runs", "repeats", "steady_epoch_time_s", "speed_up", "speed_up_low", "speed_up_high"),
+    *("speed_up_pairs", "verdict", "efficiency", "efficiency_with_startup"),
+)
+"""The first columns of `summary`."""
+FIRST: dict[Place, tuple[str, ...]] = {
+    "configurations": (*_SUMMARY_FIRST, "first_epoch_time_s", "startup_without_parity_s", "throughput_samples_per_s"),
+    "energy": (
+        *("configuration", "gpu_energy_per_epoch_j", "gpu_energy_per_sample_j", "energy_ratio"),
+        *("steady_gpu_power_mean_w", "steady_gpu_power_max_w", "energy_to_accuracy_j", "accuracy_target"),
+    ),
+    "runs": (
+        *("slug", "outcome", "reason", "exclusion", "repeat", "attempt", "epochs_finished"),
+        *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "steady_step_time_s"),
+        "total_training_time_s",
+    ),
+}
+"""The first columns of the page's tables; the others follow as they are declared."""
+
+
+def _ordered(columns: Iterable[Column], first: tuple[str, ...]) -> tuple[Column, ...]:
+    return tuple(sorted(columns, key=lambda c: first.index(c.name) if c.name in first else len(first)))
+
+
+def tables_columns() -> dict[str, tuple[Column, ...]]:
+    """The columns of the report's files, by table."""
+    epochs = (*TABLES["epochs"], *per_epoch_columns())
+    return {"configurations": summary_columns(), "runs": facts_columns(), "epochs": epochs}
+
+
+def page_columns(table: Place) -> tuple[Column, ...]:
+    """The columns of a table of the report's page."""
+    columns = facts_columns() if table == "runs" else summary_columns()
+    return tuple(c for c in _ordered(columns, FIRST[table]) if c.heading and table in c.tables)
+
+
+def explained_columns() -> tuple[Column, ...]:
+    """Each column once that the page explains, as of a run where it is in both tables."""
+    columns = (*summary_columns(), *per_run_columns(), *page_columns("runs"))
+    return tuple({column.name: column for column in columns}.values())
+
+
+def brief_columns() -> tuple[Column, ...]:
+    """The columns of the terminal's summary."""
+    return tuple(column for column in summary_columns() if column.brief)
+
+
+def aggregates(pairs: Iterable[tuple[Column, Column]], *, steady: pl.Expr | None = None) -> list[pl.Expr]:
+    """Each pair's second column out of the first one, for a `group_by`; `steady` keeps the rows of steady columns."""
+
+    def values(source: Column, column: Column) -> pl.Expr:
+        every = pl.col(source.name)
+        return every.filter(steady) if column.steady and steady is not None else every
+
+    return [aggregate(values(source, column), column.over).alias(column.name) for source, column in pairs]
+
+
+def aggregate(values: pl.Expr | str, over: Over | None) -> pl.Expr:
+    """One value out of several."""
+    assert over is not None
+    return _EXPRESSIONS[over](pl.col(values) if isinstance(values, str) else values)
+
+
+def _whole(values: pl.Expr, result: pl.Expr) -> pl.Expr:
+    return pl.when(values.null_count() == 0, values.len() > 0).then(result)
+
+
+def _bits(values: pl.Expr) -> pl.Expr:
+    return pl.when(values.count() > 0).then(values.drop_nulls().bitwise_or())
+
+
+def _flags(values: pl.Expr) -> pl.Expr:
+    # Unique texts first: there are few of them, and many rows.
+    flags = values.drop_nulls().unique().str.split(" ").explode().unique().sort()
+    return pl.when(values.count() > 0).then(flags.str.join(" "))
+
+
+_EXPRESSIONS: dict[Over, Callable[[pl.Expr], pl.Expr]] = {
+    Over.SUM: lambda values: _whole(values, values.sum()),
+    Over.MEAN: lambda values: _whole(values, values.mean()),
+    Over.MEDIAN: pl.Expr.median,
+    Over.MAX: pl.Expr.max,
+    Over.MIN: pl.Expr.min,
+    Over.LAST: lambda values: values.drop_nulls().last(),
+    Over.BITS: _bits,
+    Over.FLAGS: _flags,
+    Over.FIRST: lambda values: values.drop_nulls().first(),
+    Over.SAME: pl.Expr.first,
+}

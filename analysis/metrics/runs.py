@@ -1,0 +1,403 @@
+"""The derived columns of each run; the phases of its steps; and what it took to reach an accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis.metrics.columns import aggregate, aggregates, per_run_columns, row_aggregates, run_aggregates
+from analysis.metrics.epochs import (
+    AS_TEXT,
+    in_nats,
+    measured,
+    model_flop_per_token,
+    numbered,
+    peak_flop_per_s,
+    perplexity,
+    run_and,
+)
+from analysis.runs.published import TYPES, finite
+from parallelbench.errors import ConfigError
+from parallelbench.results.tables import CLOSING, Over
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from analysis.runs.reader import Runs
+    from parallelbench.results.tables import Column
+
+
+SECONDS_PER_HOUR = 3600
+KINDS_SENT = ("gradient", "activation", "parameter")
+"""What the bytes are that ranks send: see `parallelbench.measure.traffic.Kind`."""
+
+
+@lru_cache(maxsize=8)
+def per_run(runs: Runs) -> pl.DataFrame:
+    """One row per run, in the order of `runs.run`: `run_id` and the columns that `per_run_columns` declares."""
+    steady = ~pl.col("warm_up")
+    slowest_s = pl.col("slowest_epoch_time_s")
+    epochs = measured(runs).group_by("run_id").agg(
+        *aggregates(run_aggregates(), steady=steady),
+        pl.len().cast(pl.Int32).alias("epochs_finished"),
+        slowest_s.filter(pl.col("epoch") == 1, pl.col("warm_up")).first().alias("first_epoch_time_s"),
+        slowest_s.filter(pl.col("epoch") == 2, steady).first().alias("second_epoch_time_s"),
+        (slowest_s / pl.col("steps")).filter(steady, pl.col("steps") > 0).median().alias("steady_step_time_s"),
+        aggregate("slowest_epoch_time_s", Over.SUM).alias("total_training_time_s"),
+        (pl.col("gpu_energy_j") / pl.col("train_samples")).filter(steady).median().alias("gpu_energy_per_sample_j"),
+        pl.col("train_samples").filter(steady).median().alias("_samples"),
+        pl.col("train_samples").sum().alias("_all_samples"),
+        pl.col("test_accuracy").last().alias("final_test_accuracy"),
+        pl.col("test_loss").last().alias("final_loss_per_token"),
+        steady.sum().cast(pl.Int32).alias("steady_epochs"),
+        _count_known(pl.col("disturbed").filter(steady)).alias("disturbed_epochs"),
+        pl.col("lost_share").filter(steady).max().alias("largest_lost_share"),
+    )  # fmt: skip
+    joined = numbered(runs, "run", *(name for name in runs.run.columns if name != "run_id"))
+    of_rows = [_over_rows(runs, table, pairs) for table, pairs in row_aggregates().items()]
+    for part in (
+        epochs,
+        _prepared_again(runs),
+        _memory(runs),
+        _communication(runs),
+        _parity(runs),
+        _checks(runs),
+        *of_rows,
+    ):
+        joined = joined.join(part, on="run_id", how="left", maintain_order="left")
+    typed = (pl.col(column.name).cast(TYPES[column.type]) for column in per_run_columns())
+    return finite(_derive(finite(joined)).select(AS_TEXT, *typed))
+
+
+def _count_known(flags: pl.Expr) -> pl.Expr:
+    """How many of these are true, as far as is known; null where nothing is."""
+    return pl.when(flags.is_not_null().any()).then(flags.sum().cast(pl.Int32))
+
+
+def _over_rows(runs: Runs, table: str, pairs: list[tuple[Column, Column]]) -> pl.DataFrame:
+    """The plain aggregates over all of a run's rows."""
+    sources = dict.fromkeys(source.name for source, _ in pairs)
+    return numbered(runs, table, *sources).group_by("run_id").agg(aggregates(pairs))
+
+
+def _derive(joined: pl.DataFrame) -> pl.DataFrame:
+    """The columns that follow from one row."""
+    complete = pl.col("epochs_finished") == pl.col("epochs")
+    whole = ("total_training_time_s", "final_test_accuracy", "final_loss_per_token")
+    derived = (
+        joined.with_columns(pl.col("epochs_finished").fill_null(0))
+        .with_columns(
+            *(pl.when(complete).then(pl.col(name)).alias(name) for name in whole),
+        )
+        .with_columns(
+            total_training_time_s=pl.when(pl.col("resumed_after").is_null()).then(pl.col("total_training_time_s")),
+            throughput_samples_per_s=pl.col("_samples") / pl.col("steady_epoch_time_s"),
+            # Null: there was no parity check, so nothing is subtracted.
+            closed=pl.when("_unclosed")
+            .then(pl.lit(False))
+            .when(pl.col("closing_check_s").is_not_null())
+            .then(pl.lit(True)),
+            startup_without_parity_s=pl.col("startup_s") - pl.col("startup_parity_s").fill_null(0),
+        )
+        .with_columns(
+            total_time_s=pl.when(pl.col("resumed_after").is_null()).then(
+                pl.col("startup_without_parity_s") + pl.col("total_training_time_s") - pl.col("startup_first_step_s")
+            )
+        )
+        .with_columns(
+            end_to_end_time_s=pl.col("preprocess_time_s") - pl.col("_again_s").fill_null(0) + pl.col("total_time_s"),
+            least_flop_per_s=pl.col("least_flop_per_sample") * pl.col("throughput_samples_per_s") / pl.col("devices"),
+            throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"),
+            gpu_hours=pl.when(pl.col("device_type") == "cuda").then(
+                pl.col("devices") * pl.col("total_time_s") / SECONDS_PER_HOUR
+            ),
+        )
+    )
+    return _of_tokens(derived)
+
+
+def _of_tokens(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns of language models."""
+    return rows.with_columns(
+        tokens_per_s=pl.col("tokens_per_sample") * pl.col("throughput_samples_per_s"),
+        model_flop_per_token=model_flop_per_token(),
+        peak_flop_per_s=peak_flop_per_s(),
+        final_loss_per_token=pl.when(in_nats()).then("final_loss_per_token"),
+    ).with_columns(
+        mfu=pl.col("model_flop_per_token") * pl.col("tokens_per_s") / (pl.col("devices") * pl.col("peak_flop_per_s")),
+        final_perplexity=perplexity("final_loss_per_token"),
+    )
+
+
+def _prepared_again(runs: Runs) -> pl.DataFrame:
+    """What a run's executions after the first took: training needs one."""
+    again = numbered(runs, "preprocess", "execution", "execution_time_s", "write_s").filter(pl.col("execution") > 1)
+    took_s = pl.col("execution_time_s") + pl.col("write_s").fill_null(0)
+    return again.group_by("run_id").agg(took_s.sum().alias("_again_s"))
+
+
+@lru_cache(maxsize=8)
+def _per_rank(runs: Runs) -> pl.DataFrame:
+    """One row per run and rank: its peaks over all epochs, and what it sent in them; null where one epoch's is."""
+    peaks = ("peak_allocated_bytes", "host_peak_rss_bytes")
+    kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
+
+    def known(column: str, whole: pl.Expr) -> pl.Expr:
+        return pl.when(pl.col(column).null_count() == 0).then(whole).alias(column)
+
+    return (
+        numbered(runs, "ranks", "rank", *peaks, *kinds)
+        .lazy()
+        .group_by(run_and("rank"))
+        .agg(
+            pl.col("run_id", "rank").first(),
+            *(known(peak, pl.col(peak).max()) for peak in peaks),
+            *(known(kind, pl.col(kind).sum()) for kind in kinds),
+        )
+        .collect(engine="streaming")
+        .sort("_both")
+        .with_columns(bytes_sent=pl.sum_horizontal(kinds, ignore_nulls=False))
+    )
+
+
+def _memory(runs: Runs) -> pl.DataFrame:
+    """Peak memory per run: device memory of CUDA runs, host memory of CPU runs. Of devices see `_by_device`."""
+    kind = pl.col("device_type").replace_strict({"cuda": "device", "cpu": "host"}, default=None)
+    peak = pl.when(pl.col("memory_kind") == "device").then("peak_allocated_bytes").otherwise("host_peak_rss_bytes")
+    known = pl.col("peak").null_count() == 0
+    kinds = numbered(runs, "run", "device_type", "devices", "processes").select(
+        "run_id", kind.alias("memory_kind"), shared=pl.col("processes") < pl.col("devices")
+    )
+    return (
+        _per_rank(runs)
+        .join(kinds, on="run_id")
+        .with_columns(peak=peak)
+        .group_by("run_id", "memory_kind", "shared")
+        .agg(
+            pl.when(known).then(pl.col("peak").max()).alias("peak_memory_max_bytes"),
+            pl.when(known).then(pl.col("peak").sum()).alias("peak_memory_sum_bytes"),
+        )
+        .join(_by_device(runs), on="run_id", how="left", maintain_order="left")
+        .with_columns(
+            peak_memory_device_bytes=pl.when("shared").then("_on_device").otherwise("peak_memory_max_bytes"),
+        )
+        .drop("shared", "_on_device")
+    )
+
+
+def _by_device(runs: Runs) -> pl.DataFrame:
+    """`run_id` and `_on_device`, the largest peak on any one device, of runs whose processes drive several.
+
+    Null where any rank and epoch lacks it. Few runs are of this kind, so few texts are read.
+    """
+    shared = numbered(runs, "run", "devices", "processes").filter(pl.col("processes") < pl.col("devices"))
+    name = "peak_allocated_bytes_by_device"
+    each = pl.col(name).str.split(",").list.eval(pl.element().cast(pl.Int64)).list.max()
+    rows = numbered(runs, "ranks", name) if shared.height else pl.DataFrame(schema=shared.schema | {name: pl.String})
+    return (
+        rows.join(shared, on="run_id", how="semi")
+        .group_by("run_id")
+        .agg(_on_device=pl.when(pl.col(name).null_count() == 0).then(each.max()))
+    )
+
+
+def _communication(runs: Runs) -> pl.DataFrame:
+    """Bytes sent per optimizer step and run: by all ranks, and by the busiest; kinds add up in both."""
+    steps = measured(runs).group_by("run_id").agg(pl.col("steps").sum())
+    sent = pl.col("bytes_sent", *(f"{kind}_bytes_sent" for kind in KINDS_SENT))
+    return (
+        _per_rank(runs)
+        .filter(pl.col("bytes_sent").is_not_null().all().over("run_id"))
+        .group_by("run_id")
+        .agg(
+            sent.sum().name.suffix("_per_step_sum"),
+            # Of several that send equally much, the first: its kinds, not each kind's largest, make the total.
+            sent.get(pl.col("bytes_sent").arg_max()).name.suffix("_per_step_busiest"),
+        )
+        .join(steps, on="run_id")
+        .select("run_id", pl.col("^.*_per_step_.*$") / pl.col("steps"))
+    )
+
+
+def _parity(runs: Runs) -> pl.DataFrame:
+    differences = ("loss_difference", "gradient_difference", "parameter_difference", "evaluation_difference")
+    parity = numbered(runs, "parity", *differences).group_by("run_id")
+    return parity.agg(pl.max_horizontal(differences).max().alias("parity_difference"))
+
+
+def _checks(runs: Runs) -> pl.DataFrame:
+    """Names of the checks by what came of them."""
+    rows = numbered(runs, "checks", "check", "passed", "detail")
+    passed, failed = pl.col("passed").all().over("run_id", "check"), ~pl.col("passed").fill_null(True)
+    names = rows.filter(pl.col("passed").is_not_null()).group_by("run_id", maintain_order=True).agg(
+        failed=pl.col("check").filter(failed).unique(maintain_order=True),
+        passed=pl.col("check").filter(passed).unique(maintain_order=True),
+    )  # fmt: skip
+    unknown = rows.filter(pl.col("passed").is_null()).group_by("run_id", maintain_order=True).agg(
+        unknown=pl.format("{} ({})", "check", "detail").unique(maintain_order=True)
+    )  # fmt: skip
+    both = names.join(unknown, on="run_id", how="full", coalesce=True)
+    parts: list[pl.Expr] = [
+        pl.when(pl.col(name).list.len() > 0).then(pl.format(f"{name}: {{}}", pl.col(name).list.join(", ")))
+        for name in ("failed", "passed")
+    ]
+    parts.append(pl.format("not compared: {}", pl.col("unknown").list.join(", ")))
+    return both.select("run_id", checks_made=pl.concat_str(parts, separator="; ", ignore_nulls=True)).join(
+        rows.group_by("run_id").agg(_unclosed=(pl.col("check") == CLOSING).any()), on="run_id", how="left"
+    )
+
+
+def staleness_histogram(runs: Runs) -> pl.DataFrame:
+    """One row per run and staleness that occurred: `run_id`, `staleness`, `pushes` (how many had it), `share` of them.
+
+    Over all workers and finished epochs; runs without pushes have no row.
+    """
+    counts = runs.pushes.group_by("run_id", "staleness").agg(pl.len().alias("pushes"))
+    share = pl.col("pushes") / pl.col("pushes").sum().over("run_id")
+    return counts.with_columns(share=share).sort("run_id", "staleness")
+
+
+PHASES = ("data_wait", "host_to_device", "forward", "backward", "communication", "bubble", "optimizer", "other")
+"""What a step's time is spent on: columns of `phases`, in the order of a step."""
+
+
+def phase_times(runs: Runs) -> pl.DataFrame:
+    """One row per run that was attributed: `run_id`, `step_time_s` and each phase's time, s per step.
+
+    Means over all ranks and attributed steps; they sum to `step_time_s`. A rank that has no such phase spends no time
+    on it; null where no rank has it. A run without rows of some rank has no row: the other ranks would pass for all.
+    """
+    columns = [f"{phase}_s" for phase in PHASES]
+    known = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum() / pl.len()).alias(name) for name in columns]
+    whole = pl.col("rank").n_unique().over("run_id") == pl.col("processes")
+    rows = runs.phases.join(runs.run.select("run_id", "processes"), on="run_id", maintain_order="left").filter(whole)
+    return rows.group_by("run_id", maintain_order=True).agg(pl.col("step_time_s").mean(), *known)
+
+
+def measured_bubbles(runs: Runs) -> pl.DataFrame:
+    """`run_id` and `measured_bubble` of runs whose ranks idle by a schedule: bubble ÷ (forward + backward + bubble).
+
+    Over all ranks and attributed steps; optimizer and loader do not count, as in a schedule's formula.
+    """
+    at_work = pl.sum_horizontal("forward_s", "backward_s")
+    return (
+        phase_times(runs)
+        .drop_nulls("bubble_s")
+        .select("run_id", measured_bubble=pl.col("bubble_s") / (at_work + pl.col("bubble_s")))
+    )
+
+
+def computation_per_communication(runs: Runs) -> pl.DataFrame:
+    """`run_id` and `computation_per_communication` of attributed runs: forward and backward ÷ communication.
+
+    Over all ranks and attributed steps. Communication is what a rank waits for: what backward hides is in backward.
+    """
+    ratio = pl.sum_horizontal("forward_s", "backward_s") / pl.col("communication_s")
+    return (
+        phase_times(runs)
+        .drop_nulls(["forward_s", "backward_s", "communication_s"])
+        .filter(pl.col("communication_s") > 0)
+        .select("run_id", computation_per_communication=ratio)
+    )
+
+
+def ring_times(runs: Runs) -> pl.DataFrame:
+    """`run_id`, `exposed_s` and `ring_s` of runs that all-reduce their gradients: per step, measured and by formula.
+
+    A ring of n ranks takes 2(n−1)·latency + bytes that a rank sends ÷ bandwidth (Patarasuk and Yuan 2009), both probed
+    on the same ranks after the last epoch. What is exposed may be less, as backward hides some, or more, where ranks
+    wait for slower ones, or gradients travel in several messages.
+    """
+    formula = 2 * (pl.col("processes") - 1) * pl.col("probed_latency_s") + (
+        pl.col("bytes_sent_per_step_busiest") / pl.col("probed_bandwidth_bytes_per_s")
+    )
+    return (
+        runs.run.filter(pl.col("strategy").is_in(["ddp", "ring_ddp"]))
+        .join(per_run(runs), on="run_id")
+        .join(phase_times(runs).drop_nulls("communication_s"), on="run_id")
+        .select("run_id", exposed_s="communication_s", ring_s=formula)
+        .drop_nulls()
+    )
+
+
+ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
+"""Candidates for the target of `time_to_accuracy_s`."""
+
+
+def accuracy_target(best_test_accuracies: Iterable[Sequence[float | None]]) -> float | None:
+    """The highest step of `ACCURACY_LADDER` that more than half of each configuration's runs reach; None where there is
+    none.
+
+    `best_test_accuracies`: of each configuration, those of its runs. A run that has none reaches no step.
+    """
+    reached = [median_low([accuracy or 0.0 for accuracy in runs]) for runs in best_test_accuracies if runs]
+    return max((step for step in ACCURACY_LADDER if reached and step <= min(reached)), default=None)
+
+
+def require_accuracy(target: float | None) -> None:
+    """Raise `ConfigError` for a target that is no test accuracy; None is no target."""
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"--target {target:g}: expected a test accuracy above 0 and up to 1, e.g. 0.95 for 95 %")
+
+
+_THERE = pl.col("test_accuracy") >= pl.col("_target")
+Target = float | Mapping[str, float | None]
+"""A test accuracy to reach, 0 to 1: of all runs, or by run id (None, or no entry: it has none to reach)."""
+
+
+def _beside(runs: Runs, target: Target) -> pl.DataFrame:
+    """The epochs, with their run's target in the column `_target`."""
+    epochs = measured(runs)
+    if isinstance(target, (int, float)):
+        return epochs.with_columns(_target=target)
+    of_run = pl.Series([target.get(run_id) for run_id in runs.run["run_id"]], dtype=pl.Float64)
+    return epochs.with_columns(_target=of_run.gather(epochs["run_id"].to_physical()))
+
+
+def time_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id` and `time_to_accuracy_s`: training time up to and with the first epoch whose test accuracy is
+    `target`.
+
+    Training windows of the slowest ranks, without start-up and evaluation; runs that never reach it, and
+    resumed ones, have no row.
+    """
+    reached = _beside(runs, target).filter(_THERE, pl.col("training_time_s").is_not_null())
+    return reached.group_by("run_id").agg(time_to_accuracy_s=pl.col("training_time_s").min()).with_columns(AS_TEXT)
+
+
+def steps_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id` and `steps_to_accuracy`: optimizer steps up to and with the first epoch whose test accuracy is `target`.
+
+    As fine as the epochs are (`measure.steps_per_epoch` shortens them). Runs that never reach it have no row.
+    """
+    epochs = _beside(runs, target).with_columns(total=pl.col("steps").cum_sum().over("run_id"))
+    reached = epochs.filter(_THERE)
+    return reached.group_by("run_id").agg(steps_to_accuracy=pl.col("total").min()).with_columns(AS_TEXT)
+
+
+def step_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id`, and of the first epoch whose test accuracy is `target` its `epoch`, `steps` and the mean `step_time_s`:
+    what `steps_to_accuracy` and `time_to_accuracy` are made of, and how fine they are.
+    """
+    reached = _beside(runs, target).filter(_THERE)
+    first = reached.group_by("run_id").agg(pl.col("epoch", "steps", "slowest_epoch_time_s").sort_by("epoch").first())
+    return first.select(AS_TEXT, "epoch", "steps", step_time_s=pl.col("slowest_epoch_time_s") / pl.col("steps"))
+
+
+def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id` and `energy_to_accuracy_j`: energy of all GPUs in the training windows up to and with the first epoch
+    whose test accuracy is `target`.
+
+    Null where one of these epochs has none (`telemetry_flags` says why). Runs that never reach it have no row.
+    """
+    epochs = _beside(runs, target)
+    there = _THERE.fill_null(False)
+    # Epochs are in order: those before the first that is there, and that one.
+    needed = epochs.filter(there.any().over("run_id"), there.cum_sum().over("run_id") - there.cast(pl.UInt32) == 0)
+    known = pl.col("gpu_energy_j").is_not_null().all()
+    sums = needed.group_by("run_id").agg(energy_to_accuracy_j=pl.when(known).then(pl.col("gpu_energy_j").sum()))
+    return sums.with_columns(AS_TEXT)

@@ -1,0 +1,1 @@
+"""What a report shows: its page, and tables and figures for a publication."""

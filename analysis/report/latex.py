@@ -1,0 +1,163 @@
+"""The page's tables for a paper: LaTeX, with booktabs."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import TYPE_CHECKING, NamedTuple
+
+from analysis import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from analysis.report.tables import Shown
+    from parallelbench.results.tables import Column
+
+
+_APART = "\u2063"
+"""Stands between two characters that T1 fonts would make one of."""
+_LETTERS = "ĂăĄąĆćČčĎďĐđĘęĚěĞğİıĹĺĽľŁłŃńŇňŐőŒœŔŕŘřŚśŞşŠšŢţŤťŮůŰűŸŹźŻżŽž“”‘’…"
+"""What T1 fonts have beyond Latin-1."""
+
+
+class _Characters(dict[int, str]):
+    """Code of a character → the same in LaTeX, for `str.translate`; what fonts lack is written as its code: U+4E2D."""
+
+    def __missing__(self, code: int) -> str:
+        """Of all that no command stands for."""
+        character = chr(code)
+        if character.isspace():
+            return " "
+        known = character.isprintable() and (code < 256 or character in _LETTERS)  # ASCII and Latin-1
+        return character if known else f"U+{code:04X}"
+
+
+_SPECIAL = _Characters(
+    {
+        ord(character): shown
+        for character, shown in {
+            **{character: f"\\{character}" for character in "&%$#_{}"},
+            "\\": r"\textbackslash{}",
+            "~": r"\textasciitilde{}",
+            "^": r"\textasciicircum{}",
+            "`": r"\textasciigrave{}",
+            "<": r"\textless{}",
+            ">": r"\textgreater{}",
+            "|": r"\textbar{}",
+            '"': r"\textquotedbl{}",
+            "×": r"\texttimes{}",
+            "–": "--",
+            "—": "---",
+            "−": r"\textminus{}",
+            "±": r"\textpm{}",
+            "≥": r"\ensuremath{\geq}",
+            "≤": r"\ensuremath{\leq}",
+            "→": r"\ensuremath{\rightarrow}",
+            "\u00a0": "~",
+            "\u202f": r"\,",
+            "\u00ad": r"\-",
+            "\u2060": "",
+            _APART: "{}",
+        }.items()
+    }
+)
+MOST_COLUMNS, LONG_HEADING = 6, 12
+"""Of a tabular, besides the first: with headings in two lines they fit on a page, in footnotesize."""
+MOST_ROWS = 50
+"""Of a tabular with one line per row: so many fit on a page, in footnotesize. LaTeX breaks none."""
+MOST_FLOATS = 16
+"""Tables that any LaTeX can hold back while it looks for a place. Nothing but tables stands here, so it may have to."""
+CLEAR = "\\clearpage\n"
+HEAD = (
+    "% Needs \\usepackage{booktabs} and \\usepackage{array}; with pdfLaTeX also \\usepackage[T1]{fontenc} and "
+    "\\usepackage{textcomp}.\n"
+)
+
+
+def broken(share: float) -> str:
+    """A column of so much of the page's width, in which lines break between words and are not stretched."""
+    return rf">{{\raggedright\arraybackslash}}p{{{share:.3f}\linewidth}}"
+
+
+class Rows(NamedTuple):
+    """A tabular; its cells are LaTeX already."""
+
+    shape: str
+    """The alignment of its columns."""
+    head: Sequence[str]
+    body: Sequence[Sequence[str]]
+
+
+def tables(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Column], *, name: str) -> str:
+    """One table per group of like work, or several where it would be wider than a page, each with the first column.
+
+    Columns without any value are omitted.
+    """
+    captioned = ((f"{group}: medians over the runs that count", _across(rows, columns)) for group, rows in groups)
+    return floats(captioned, name=name)
+
+
+def floats(captioned: Iterable[tuple[str, Iterable[Rows]]], *, name: str, most: int = MOST_ROWS) -> str:
+    """A table of its own, which LaTeX places, numbers and refers to, for each tabular; several where one has more than
+    `most` rows. Captions say which of how many; labels are tab:NAME-1, tab:NAME-2, and so on.
+    """
+    shown = [part for caption, tabulars in captioned for part in _numbered(caption, tabulars, most=most)]
+    written = (
+        (CLEAR if number > 1 and number % MOST_FLOATS == 1 else "") + _float(*part, label=f"{name}-{number}")
+        for number, part in enumerate(shown, 1)
+    )
+    return HEAD + "\n".join(written)
+
+
+def _numbered(caption: str, tabulars: Iterable[Rows], *, most: int) -> Iterator[tuple[str, Rows]]:
+    pages = [
+        rows._replace(body=rows.body[start : start + most])
+        for rows in tabulars
+        for start in range(0, len(rows.body), most)
+    ]
+    for number, page in enumerate(pages, 1):
+        yield caption + (f" ({number} of {len(pages)})" if len(pages) > 1 else ""), page
+
+
+def _float(caption: str, rows: Rows, *, label: str) -> str:
+    above = [
+        rf"\begin{{table}}[htbp]\caption{{{escape(caption)}}}\label{{tab:{label}}}",
+        r"\centering\footnotesize\smallskip",
+    ]
+    head, *body = [" & ".join(line) + r" \\" for line in (rows.head, *rows.body)]
+    begin = [rf"\begin{{tabular}}{{@{{}}{rows.shape}@{{}}}}", r"\toprule"]
+    end = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    return "\n".join([*above, *begin, head, r"\midrule", *body, *end])
+
+
+def _across(rows: Sequence[Shown], columns: Sequence[Column]) -> list[Rows]:
+    """Tabulars of as many columns as fit beside the first."""
+    name, *kept = [i for i in range(len(columns)) if any(row.cells[i].shown != text.MISSING for row in rows)]
+    count = max(1, -(-len(kept) // MOST_COLUMNS))
+    each = max(1, -(-len(kept) // count))
+    parts = [[name, *kept[start : start + each]] for start in range(0, len(kept), each)] or [[name]]
+    return [_of_columns(rows, columns, part) for part in parts]
+
+
+def _of_columns(rows: Sequence[Shown], columns: Sequence[Column], kept: list[int]) -> Rows:
+    shape = "".join("r" if columns[i].numeric else "l" for i in kept)
+    head = [_heading(columns[i].title, "r" if columns[i].numeric else "l") for i in kept]
+    return Rows(shape, head, [[escape(row.cells[i].shown) for i in kept] for row in rows])
+
+
+def _heading(title: str, side: str) -> str:
+    """In two lines where it is long; the upper line is as short as possible."""
+    places = [at for at, character in enumerate(title) if character == " "]
+    if len(title) <= LONG_HEADING or not places:
+        return escape(title)
+    middle = min(places, key=lambda at: max(at, len(title) - at - 1))
+    return rf"\shortstack[{side}]{{{escape(title[:middle])}\\{escape(title[middle + 1 :])}}}"
+
+
+def escape(plain: str) -> str:
+    """The same in LaTeX, for a cell or a caption. Letters that T1 fonts lack become their code, as U+4E2D."""
+    apart = re.sub(r"([-',])(?=\1)", rf"\1{_APART}", unicodedata.normalize("NFC", plain))
+    shown = apart.translate(_SPECIAL)
+    # A row ends with \\, which would take these for its own options.
+    return f"{{}}{shown}" if re.match(r"\s*[\[*]", shown) else shown

@@ -1,0 +1,367 @@
+"""The headline of a report, its environments, and its warnings: which runs don't count, and what limits the numbers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import text
+from analysis.comparison.baseline import (
+    against_one_device,
+    beside_others,
+    error_of_intervals,
+    limited,
+    refused,
+    speed_ups_and_repeats,
+    told_of_pairs,
+)
+from analysis.comparison.configurations import counted, facts, summary, unreached
+from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
+from analysis.comparison.issues import Caveat
+from analysis.comparison.ratio import (
+    ENOUGH_REPEATS,
+    FEW_REPEATS,
+    FEWEST_REPEATS,
+    SpeedVerdict,
+    half_width,
+    repeats_to_add,
+)
+from analysis.comparison.run import environments_of
+from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
+from analysis.folders import replications
+from analysis.runs.reader import format_skipped
+from parallelbench.errors import count_of
+from parallelbench.measure.environment_match import flatten, is_volatile
+
+if TYPE_CHECKING:
+    from analysis.comparison.pairing import Pairing
+    from analysis.runs.reader import Runs
+
+
+_FLAGS = {
+    "short": "epochs under 2 s are too short for the GPUs' counters, which are refreshed ten times a second",
+    "sparse": "samples more than 1 s apart",
+    "from_power": "summed up from sampled power, since the GPU has no energy counter",
+    "reset": "a counter restarted in some epochs, which have no energy",
+    "incomplete": "no sample before or after some epochs, which have no energy",
+}
+"""Values of `telemetry_flags`, in words."""
+_SLOWED = {
+    0x4: "their power limit",
+    0x8: "the hardware, for heat or power",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "the power supply",
+}
+"""Bits of `gpu_throttle_reasons` (nvml.h) that slow down some runs on a GPU and not others → their cause."""
+_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value, Exclusion.DISTURBED.value)
+"""Exclusions with one line for all runs of a kind."""
+
+
+def headline(runs: Runs, *, most: int = 4) -> list[str]:
+    """The answers, then the configurations that are not compared, and runs that others disturbed."""
+    not_compared, disturbed = refused(runs)[:most], disturbed_lines(runs)
+    if _compared(runs).is_empty() and (not_compared or disturbed):
+        return [*not_compared, *disturbed]
+    return [*answers(runs, most=most), *not_compared, *disturbed]
+
+
+def answers(runs: Runs, *, most: int = 4) -> list[str]:
+    """The speed-ups over one device in sentences, the largest first."""
+    compared = _compared(runs)
+    if compared.is_empty():
+        return ["No configuration can be compared with one device: see the warnings."]
+    several = compared["group"].n_unique() > 1
+    ordered = compared.sort("speed_up", descending=True)
+    # Of several groups of like work, the fastest of each; of a single one, all.
+    rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
+    more = compared.height - len(rows)
+    if several and more:
+        return [_counted(compared), *(_gain(runs, row, named=True) for row in _extremes(ordered))]
+    return [_gain(runs, row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
+
+
+def _counted(compared: pl.DataFrame) -> str:
+    """How many configurations have which verdict beside one device."""
+    counts = Counter(compared["verdict"])
+    words = [f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict]]
+    works = count_of(compared["group"].n_unique(), "kind of work", "kinds of work")
+    return f"Beside one device, over {works} and {count_of(compared.height, 'configuration')}: {', '.join(words)}."
+
+
+def _extremes(ordered: pl.DataFrame) -> list[dict[str, Any]]:
+    """The fastest and the slowest configuration."""
+    return [ordered.row(0, named=True), ordered.row(-1, named=True)]
+
+
+def _compared(runs: Runs) -> pl.DataFrame:
+    """The rows of `summary` that have a speed-up over other runs."""
+    return summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
+
+
+def _gain(runs: Runs, row: dict[str, Any], *, named: bool) -> str:
+    what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
+    does = "trains an epoch" if row["scaling"] == "strong" else "trains"
+    steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
+    share = f"{steady} of theoretical scaling, {whole}"
+    rest = f"{share} including start-up" if row["devices"] > 1 else f"{text.repeats(row['speed_up_pairs'])}"
+    if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
+        rest += " (more than the ideal: by chance, or an error of the measurement)"
+    if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
+        apart = f"{text.repeats(row['speed_up_pairs'])}, but measured apart from it: no interval"
+        return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({apart}): {rest}."
+    few = text.repeats(row["speed_up_pairs"])
+    if row["verdict"] == SpeedVerdict.TOO_FEW:
+        speed = f"{row['speed_up']:.2f} times as fast as one device"
+        return f"{what} {does} {speed} in {few}, too few for an interval: {rest}."
+    low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
+    span = f"{text.interval_of_95(low, high)}, {text.repeats(pairs)}"
+    if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
+        decides = _would_decide(runs, against_one_device(runs)[row["group"], row["configuration"]])
+        speed = f"{row['speed_up']:.2f} times as fast as one device"
+        return f"{what}: no difference was shown: {speed} ({span}); {decides}."
+    return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."
+
+
+def _would_decide(runs: Runs, pairing: Pairing) -> str:
+    """How many repeats would show a difference, if the ratio and what it varies by stay as they are."""
+    ratio = pairing.speed_up()
+    assert ratio is not None
+    ratio = ratio.at(error_of_intervals(runs))
+    needed = repeats_to_add(lambda more: (ends := ratio.after(more)) is not None and not ends[0] <= 1 <= ends[1])
+    if needed is None:
+        return "more than 100 further repeats would be needed to show one"
+    repeats = pairing.highest_repeat + 1 + needed
+    return f"if it stays so, {text.repeats(repeats)} would decide (sweep.repeats={repeats})"
+
+
+def warnings(runs: Runs, *, most: int = 25) -> list[str]:
+    """Everything that limits the numbers, in one line each."""
+    return [
+        *replications(runs),
+        *unreached(runs),
+        *refused(runs),
+        *_excluded(runs, most=most),
+        *disturbed_lines(runs),
+        *disturbed_times(runs),
+        *_oversubscribed(runs),
+        *_packed(runs),
+        *format_skipped(runs.skipped, root=runs.root),
+        *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
+        *_repeats(runs),
+        *_by_chance(runs),
+        *_baselines(runs),
+        *_samples(runs),
+        *_single_epoch(runs),
+        *_resumed(runs),
+        *_energies(runs),
+        *_throttled(runs),
+        *_parity_off(runs),
+        *unchecked(runs),
+        *_recorded(runs),
+        *environment_warnings(runs),
+    ]
+
+
+def _excluded(runs: Runs, *, most: int) -> list[str]:
+    gone = facts(runs).drop_nulls("exclusion").filter(~pl.col("exclusion").is_in(_REPORTED_TOGETHER))
+    alike = gone.group_by("exclusion", "exclusion_detail", maintain_order=True).agg("slug").rows()
+    lines = [f"Excluded from all comparisons: {text.listed(slugs)}: {describe(*why)}." for *why, slugs in alike[:most]]
+    more = sum(len(slugs) for *_, slugs in alike[most:])
+    return lines + ([f"{more} more runs are excluded: see the table of all runs."] if more > 0 else [])
+
+
+def _oversubscribed(runs: Runs) -> list[str]:
+    """Why some configurations have results, but neither times nor an efficiency."""
+    rows = facts(runs).filter(exclusion=Exclusion.OVERSUBSCRIBED.value)
+    if rows.is_empty():
+        return []
+    names = list(rows["configuration"].unique(maintain_order=True))
+    return [
+        f"No time, speed-up or efficiency for {text.listed(names, most=len(names))}: there were more devices than "
+        "cores. Devices took turns on a core, so the times are not those of the strategy."
+    ]
+
+
+def _packed(runs: Runs) -> list[str]:
+    """Why many short runs have results, but no times."""
+    rows = facts(runs).filter(pl.col("epochs") > 0, exclusion=Exclusion.PACKED.value)
+    if rows.is_empty():
+        return []
+    return [
+        f"No time, speed-up or efficiency from {count_of(rows.height, 'packed run')} "
+        "(launcher.pack=true): warm processes started them one after the other, unlike a training job. "
+        "Losses and accuracies equal those of separate runs."
+    ]
+
+
+def _repeats(runs: Runs) -> list[str]:
+    """How many repeats would narrow the intervals; sides that were measured apart are told of elsewhere."""
+    pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
+    few = min((n for n, _ in pairs), default=ENOUGH_REPEATS)
+    if few >= FEW_REPEATS:
+        return []
+    if few < FEWEST_REPEATS:
+        advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
+        return [f"Some ratios rest on {_pairs(few)} only and have no interval: {advice}."]
+    error = error_of_intervals(runs)
+    widths = ", ".join(f"with {n - few} more per side {half_width(n, error):.1f} times" for n in (6, 10) if n > few)
+    return [
+        f"Some intervals rest on {_pairs(few)} only and are wide: they reach {half_width(few, error):.1f} times "
+        f"as far to each side as these vary; {widths}."
+    ]
+
+
+def _pairs(n: int) -> str:
+    return f"{count_of(n, 'independent pair')} of repeats"
+
+
+def _by_chance(runs: Runs) -> list[str]:
+    """What holds of many verdicts."""
+    verdicts = summary(runs).drop_nulls("speed_up_low").height
+    return [text.together(verdicts)] if verdicts > 1 else []
+
+
+def _energies(runs: Runs) -> list[str]:
+    """The flags of energies, by configuration."""
+    rows = summary(runs).filter(pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null())
+    by_flag: dict[str, list[str]] = defaultdict(list)
+    for configuration, flags in rows.select("configuration", "energy_flags").rows():
+        for flag in (flags or "").split():
+            if configuration not in by_flag[flag]:
+                by_flag[flag].append(configuration)
+    return [
+        f"{'Telemetry' if flag == 'sparse' else 'Energy'} of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})."
+        for flag, names in sorted(by_flag.items())
+    ]
+
+
+def _throttled(runs: Runs) -> list[str]:
+    """The runs whose GPUs were slowed down, and the cause."""
+    rows = (
+        counted(runs)
+        .drop_nulls("steady_gpu_throttle_reasons")
+        .select("configuration", "steady_gpu_throttle_reasons")
+        .rows()
+    )
+    by_cause: dict[str, Counter[str]] = defaultdict(Counter)
+    for configuration, reasons in rows:
+        for bit, by in _SLOWED.items():
+            if reasons & bit:
+                by_cause[by][configuration] += 1
+    return [
+        f"Clocks were lowered by {by} while these trained, which made their times longer: "
+        f"{text.listed([f'{name} ({text.repeats(count)})' for name, count in names.items()])}."
+        for by, names in by_cause.items()
+    ]
+
+
+def _baselines(runs: Runs) -> list[str]:
+    rows = counted(runs).with_columns(pl.col("framework").fill_null("torch"))
+    without: dict[str, list[str]] = defaultdict(list)
+    for (group, framework), members in rows.group_by("group", "framework", maintain_order=True):
+        if members.filter(IS_BASELINE).is_empty():
+            without[str(framework)].append(str(group))
+    return [
+        f"No speed-up for {text.listed(groups, sep='; ')}{'' if framework == 'torch' else f' in {framework}'}: no "
+        f"counted run of strategy={BASELINES.get(framework, BASELINE[0])} devices=1 did the same work."
+        for framework, groups in without.items()
+    ]
+
+
+def _samples(runs: Runs) -> list[str]:
+    dropped = counted(runs).filter(pl.col("dropped_samples") > 0)
+    alike = dropped.group_by("train_samples", "dropped_samples", maintain_order=True)
+    cases = alike.agg(pl.col("group").unique(maintain_order=True)).rows()
+    return [
+        f"{left:,} of {whole:,} training samples are not trained on in an epoch (they fill no global batch, or "
+        f"the epoch was cut short): {text.listed(groups, sep='; ')}. Throughput counts only the samples that are "
+        "trained on."
+        for whole, left, groups in cases
+    ]
+
+
+def _single_epoch(runs: Runs) -> list[str]:
+    short = counted(runs).filter(pl.col("epochs") == 1)
+    if short.is_empty():
+        return []
+    have = "has one epoch, so it has" if short.height == 1 else "have one epoch, so they have"
+    return [f"{text.number_of_runs(short.height)} {have} no steady state: measure with epochs=2 or more."]
+
+
+def _resumed(runs: Runs) -> list[str]:
+    resumed = counted(runs).drop_nulls("resumed_after")
+    rows = resumed.group_by("resumed_after", maintain_order=True).agg("slug").rows()
+    return [
+        f"{text.listed(slugs)} {'was' if len(slugs) == 1 else 'were'} interrupted, and resumed after epoch {epochs}. "
+        "The first epoch of each attempt warms up and does not count in times and throughput. There is no total time "
+        "with start-up."
+        for epochs, slugs in rows
+    ]
+
+
+def _parity_off(runs: Runs) -> list[str]:
+    """The runs without a parity check: it was off, or they don't compute what one device would."""
+    unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
+    rows = unchecked.select("configuration", "config_json").rows()
+    off = {name for name, config in rows if not json.loads(config)["measure"]["parity"]}
+    never = {name for name, _ in rows} - off
+    lines = [f"Not checked against one device (measure.parity=false): {', '.join(sorted(off))}."]
+    other = f"Not comparable with one device, so without a parity check: {', '.join(sorted(never))}."
+    return (lines if off else []) + ([other] if never else [])
+
+
+def _recorded(runs: Runs) -> list[str]:
+    """The warnings that runs recorded themselves."""
+    rows = facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "")
+    return [
+        f"{text.listed(list(members['configuration'].unique(maintain_order=True)), most=8)}: {warning} "
+        f"({text.number_of_runs(members.height)}: {folders_of(runs, members['run_id'])})."
+        for (warning,), members in rows.group_by("warnings", maintain_order=True)
+    ]
+
+
+def environment_warnings(runs: Runs) -> list[str]:
+    """Warnings about other jobs, runs that were not interleaved, and different environments, one line each."""
+    return [*_shared(runs), *limited(runs, tuple(Caveat)), *beside_others(runs), *_environments(runs)]
+
+
+def _shared(runs: Runs) -> list[str]:
+    """Whether other jobs ran beside the measured ones."""
+    environments = environments_of(runs)
+    shared = [run_id for run_id in counted(runs)["run_id"] if environments[run_id].get("allocation") == "shared"]
+    if not shared:
+        return []
+    return [
+        f"{text.number_of_runs(len(shared))} shared nodes with other Slurm jobs, whose load on "
+        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations. Runs on "
+        "whole nodes avoid it."
+    ]
+
+
+def _environments(runs: Runs) -> list[str]:
+    entries, told = environment(runs), told_of_pairs(runs)
+    lines = [
+        f"Not all counted runs have the same {key}: {text.listed(sorted(values))}."
+        for key, values in entries.items()
+        if len(values) > 1 and not is_volatile(key) and key not in told
+    ]
+    if "true" in entries.get("git.dirty", []):
+        lines.append("Some runs were measured with uncommitted changes: the commit alone does not reproduce them.")
+    return lines
+
+
+def environment(runs: Runs) -> dict[str, list[str]]:
+    """Dotted name → the distinct values among the counted runs (all runs where none counts)."""
+    rows = counted(runs)
+    texts = (rows if rows.height else facts(runs))["environment_json"].drop_nulls().unique(maintain_order=True)
+    entries: dict[str, list[str]] = {}
+    for content in texts:
+        for key, value in flatten(json.loads(content)).items():
+            shown = text.MISSING if value is None else value if isinstance(value, str) else json.dumps(value)
+            if shown not in entries.setdefault(key, []):
+                entries[key].append(shown)
+    return entries

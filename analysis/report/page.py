@@ -1,0 +1,384 @@
+"""Writes the report of a folder of runs: one HTML page that needs nothing else, the figures, and their tables.
+
+Vega is in it as one script that loads nothing, compressed, from a cache: bundling it takes longer than reading it.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections import defaultdict
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import polars as pl
+
+from analysis import text
+from analysis.comparison.configurations import facts, summary
+from analysis.comparison.exclusions import require_finished
+from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.work import natural
+from analysis.figures import draw, specification, svg
+from analysis.folders import load
+from analysis.metrics import per_epoch, require_accuracy
+from analysis.metrics.columns import explained_columns, page_columns, tables_columns
+from analysis.report import claims, latex, notes, publication
+from analysis.report.notes import environment
+from analysis.report.tables import Shown, cells, write_csv
+from parallelbench.errors import ConfigError, count_of
+from parallelbench.redaction import redacted
+from parallelbench.results.files import storage_errors
+from parallelbench.world.allowance import require_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from analysis.figures import Figure
+    from analysis.runs.reader import Runs
+    from parallelbench.results.tables import Column, Place
+
+
+GENERATOR = '<meta name="generator" content="parallelbench">'
+"""Marks a page as a report: only a folder with such a page is replaced."""
+
+
+FILTERS = ("data", "model", "strategy", "devices")
+"""Columns of `facts` by which the page can be filtered."""
+MOST_EPOCHS = 100_000
+"""Most rows of the table of epochs as CSV. A longer table is Parquet, a hundredth as large."""
+MOST_RUNS = 500
+"""Most rows of the page's table of runs. A browser would take seconds to lay out more."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure as the page needs it."""
+
+    figure: Figure
+    spec: str
+    """Vega-Lite, as JSON; empty without a chart."""
+    width: float = 0
+    height: float = 0
+    """Of the image beside the page: the room to be kept until the figure is drawn."""
+
+
+def write_report(
+    path: Path | str, out: Path | str | None = None, *, plugin: str | None = None, target: float | None = None
+) -> Path:
+    """Write the report on all runs at or below `path` to `out` (default: `<path>/report`); returns its
+    `index.html`. For `plugin` see `load`. `target`: the test accuracy that times and energies to an accuracy are told
+    for, above 0 and up to 1; None: each group's own.
+
+    An older report there is replaced at the end, in one step. Raises `ConfigError` where there is nothing to
+    report or `out` holds something else, `StorageError` where it can't be written.
+    """
+    require_accuracy(target)
+    return write_report_of(replace(load(path, plugin=plugin), target=target), out)
+
+
+def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
+    """The same of runs that are loaded already."""
+    require_figures()
+    require_finished(runs)
+    if out is None and runs.folders:
+        raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
+    final = Path(out).expanduser() if out is not None else runs.root / "report"
+    _require_replaceable(final)
+    temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
+    with storage_errors(final, option="--out DIR"), _without_search_for_cycles():
+        try:
+            (temporary / "figures").mkdir(parents=True)
+            (temporary / "tables").mkdir()
+            drawn = [_write_figure(figure, temporary / "figures") for figure in draw(runs)]
+            _write_tables(runs, temporary / "tables")
+            (temporary / "index.html").write_text(redacted(render(runs, drawn)), encoding="utf-8")
+            _swap(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return final / "index.html"
+
+
+@contextmanager
+def _without_search_for_cycles() -> Iterator[None]:
+    """A report makes millions of small objects that live to its end: of ten thousand runs, searching them for cycles
+    over and over took 15 % of the processor time, and saved 3 % of the memory.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _require_replaceable(final: Path) -> None:
+    if not final.exists():
+        return
+    page = final / "index.html"
+    ours = page.is_file() and GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:2000]
+    if not (final.is_dir() and (ours or not any(final.iterdir()))):
+        raise ConfigError(f"{final} is not a report and would be replaced: choose another folder with --out DIR")
+
+
+def _swap(temporary: Path, final: Path) -> None:
+    """Replace the old report by the new one; the old one is deleted last."""
+    old = final.with_name(f".{final.name}.{uuid.uuid4().hex}.old")
+    if final.exists():
+        os.rename(final, old)
+    try:
+        os.rename(temporary, final)
+    except OSError:
+        if old.exists():
+            os.rename(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_figure(figure: Figure, folder: Path) -> Drawn:
+    if figure.chart is None:
+        return Drawn(figure, "")
+    import vl_convert
+
+    spec = specification(figure.chart)
+    image = svg(spec)
+    (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
+    (folder / f"{figure.name}.pdf").write_bytes(vl_convert.svg_to_pdf(image))
+    spec.pop("title", None)  # the page has it as a heading
+    width, height = (float(size) for size in re.findall(r'(?:width|height)="([\d.]+)"', image)[:2])
+    return Drawn(figure, json.dumps(spec), width, height)
+
+
+def script_json(value: Any) -> str:
+    """JSON that can't end the script element around it."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+def _write_tables(runs: Runs, folder: Path) -> None:
+    configurations = summary(runs)
+    write_csv(configurations, folder / "configurations.csv")
+    shown: dict[Place, pl.DataFrame] = {"configurations": configurations, "energy": _with_energy(configurations)}
+    for name, rows in shown.items():
+        text = latex.tables(_grouped(rows, name), _columns(rows, name), name=name)
+        (folder / f"{name}.tex").write_text(text, encoding="utf-8")
+    reached = publication.accuracies(runs)
+    write_csv(publication.accuracies_as_csv(reached), folder / "accuracy.csv")
+    (folder / "accuracy.tex").write_text(publication.accuracies_as_latex(reached), encoding="utf-8")
+    setting = publication.experiment(runs)
+    write_csv(publication.experiment_as_rows(setting), folder / "experiment.csv")
+    (folder / "experiment.tex").write_text(publication.experiment_as_latex(setting), encoding="utf-8")
+    per_run = facts(runs).drop("config_json", "environment_json")
+    write_csv(per_run, folder / "runs.csv")
+    epochs = per_epoch(runs)
+    if epochs.height <= MOST_EPOCHS:
+        write_csv(epochs, folder / "epochs.csv")
+    else:
+        epochs.write_parquet(folder / "epochs.parquet")
+    judgements = claims.judged(runs)
+    write_csv(claims.table(judgements), folder / "claims.csv")
+    (folder / "claims.tex").write_text(claims.tabular(judgements), encoding="utf-8")
+    settings = publication.hyperparameters(runs)
+    write_csv(publication.hyperparameters_as_rows(settings), folder / "hyperparameters.csv")
+    (folder / "hyperparameters.tex").write_text(publication.hyperparameters_as_latex(settings), encoding="utf-8")
+    names = ("table", "column", "unit", "meaning")
+    columns = [(table, c.name, c.unit, c.doc) for table, listed in tables_columns().items() for c in listed]
+    write_csv(pl.DataFrame(columns, dict.fromkeys(names, pl.String), orient="row"), folder / "columns.csv")
+
+
+def render(runs: Runs, drawn: list[Drawn]) -> str:
+    """The page."""
+    import jinja2
+
+    templates = Path(__file__).parent / "templates"
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
+    return pages.get_template("report.html.j2").render(
+        generator=GENERATOR,
+        title=" + ".join(sorted(set(runs.run["sweep"]))),
+        headline=notes.headline(runs),
+        matrix=matrix(runs),
+        warnings=notes.warnings(runs),
+        measured=_measured(runs),
+        figures=drawn,
+        configurations=_grouped(summary(runs), "configurations"),
+        energy=_grouped(_with_energy(summary(runs)), "energy"),
+        **_runs_table(facts(runs)),
+        **_filters(facts(runs)),
+        headers={
+            "configurations": _columns(summary(runs), "configurations"),
+            "energy": _columns(_with_energy(summary(runs)), "energy"),
+            "runs": _columns(facts(runs), "runs"),
+        },
+        explained=explained_columns(),
+        accuracies=publication.accuracies_side_by_side(publication.accuracies(runs)),
+        accuracies_caption=publication.ACCURACIES_CAPTION,
+        experiment=publication.experiment(runs),
+        claims=claims.shown(judgements := claims.judged(runs)),
+        claims_summed_up=claims.summed_up(judgements),
+        hyperparameters=publication.hyperparameters(runs),
+        environment=environment(runs),
+        css=(templates / "report.css").read_text(encoding="utf-8"),
+        script=(templates / "report.js").read_text(encoding="utf-8"),
+        specs=packed(json.dumps({each.figure.name: each.spec for each in drawn if each.spec})),
+        vega=packed_vega(),
+    )
+
+
+def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows with any energy or GPU-hours."""
+    columns = ("gpu_energy_per_epoch_j", "cpu_energy_per_epoch_j", "gpu_hours", "energy_flags")
+    return table.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
+
+
+def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
+    """The table of runs with its caption. Of very many runs, excluded ones come first."""
+    columns = _columns(rows, "runs")
+    caption = "Every run with its outcome and, if it is excluded, the reason."
+    if rows.height > MOST_RUNS:
+        # Choose excluded runs first; then restore the order of the table of configurations.
+        first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(MOST_RUNS)
+        caption = (
+            f"{MOST_RUNS} of {rows.height:,} runs, excluded ones first, with the outcome and the reason. "
+            "The others are in tables/runs.csv beside this page."
+        )
+        rows = first.sort("place")
+    return {"runs": _grouped(rows, "runs", columns=columns), "runs_caption": caption}
+
+
+def _filters(rows: pl.DataFrame) -> dict[str, Any]:
+    """The page's filters: the values to choose from, and each configuration's values."""
+    columns = rows.select("group", "configuration", *(pl.col(name).cast(pl.String) for name in FILTERS))
+    index = columns.unique(maintain_order=True)
+    choices = {name: list(index[name].unique(maintain_order=True)) for name in FILTERS}
+    return {
+        "choices": {name: values for name, values in choices.items() if len(values) > 1},
+        "index": script_json(index.to_dicts()),
+    }
+
+
+def _columns(rows: pl.DataFrame, table: Place) -> tuple[Column, ...]:
+    """Those that the table shows."""
+    return tuple(column for column in page_columns(table) if not column.where_known or rows[column.name].count())
+
+
+def _grouped(
+    rows: pl.DataFrame, table: Place, *, columns: tuple[Column, ...] | None = None
+) -> list[tuple[str, list[Shown]]]:
+    columns = columns or _columns(rows, table)
+    groups: dict[str, list[Shown]] = defaultdict(list)
+    for row in rows.iter_rows(named=True):
+        groups[row["group"]].append(Shown(row["configuration"], cells(row, columns)))
+    return list(groups.items())
+
+
+def _measured(runs: Runs) -> str:
+    """Number of runs by outcome, and the days on which they were measured."""
+    states = runs.run.select(pl.coalesce("outcome", "state").alias("label")).group_by("label").len().sort("label")
+    counts = ", ".join(f"{count} {label}" for label, count in states.rows())
+    low, high = runs.epochs.select(low=pl.col("finished_at").min(), high=pl.col("finished_at").max()).row(0)
+    days = sorted({datetime.fromtimestamp(t, tz=UTC).strftime("%Y-%m-%d") for t in (low, high) if t is not None})
+    return f"{count_of(runs.run.height, 'run')} ({counts})" + (f", measured {' to '.join(days)} (UTC)" if days else "")
+
+
+MOST_COLUMNS = 12
+"""Configurations that fit beside each other; with more, those of the most rows are shown."""
+
+
+class Glance(NamedTuple):
+    """A verdict beside one device; all empty where there is no such configuration."""
+
+    verdict: str = ""
+    speed_up: str = ""
+    interval: str = ""
+
+
+class Matrix(NamedTuple):
+    """A row per group of like work, a column per configuration."""
+
+    columns: list[str]
+    rows: list[tuple[str, list[Glance]]]
+    omitted: int
+    """Configurations that have no column."""
+
+
+def matrix(runs: Runs) -> Matrix | None:
+    """The verdicts of all groups; None where one group alone has any, as sentences say it better."""
+    rows = summary(runs).filter(pl.col("verdict").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
+    if rows["group"].n_unique() < 2:
+        return None
+    counts = rows.group_by("configuration", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
+    kept = counts.head(MOST_COLUMNS)["configuration"]
+    columns = rows.filter(pl.col("configuration").is_in(kept.implode())).sort("devices", natural("configuration"))
+    names = columns["configuration"].unique(maintain_order=True).to_list()
+    shown = []
+    for (group,), members in rows.group_by("group", maintain_order=True):
+        cells = {row["configuration"]: _cell(row) for row in members.iter_rows(named=True)}
+        shown.append((str(group), [cells.get(name, Glance()) for name in names]))
+    return Matrix(names, shown, counts.height - len(names))
+
+
+def _cell(row: dict[str, Any]) -> Glance:
+    low, high = row["speed_up_low"], row["speed_up_high"]
+    speed_up = "" if row["speed_up"] is None else f"{row['speed_up']:.2f} ×"
+    return Glance(row["verdict"], speed_up, "" if low is None else text.interval_of_95(low, high))
+
+
+def packed(words: str) -> str:
+    """Compressed, in base64: what a browser unpacks by itself. The same words always give the same."""
+    return base64.b64encode(gzip.compress(words.encode(), mtime=0)).decode()
+
+
+def packed_vega() -> str:
+    """The bundle of the installed release, from the cache of this account; bundled anew where that lacks or damaged
+    it, and kept there where it may be written.
+    """
+    kept = _vega_cache()
+    if kept is not None and (known := _kept_vega(kept)) is not None:
+        return known
+    import vl_convert
+
+    bundle = packed(vl_convert.javascript_bundle())  # type: ignore[call-arg]  # its stub forgets the default
+    if kept is not None:
+        _keep_vega(kept, bundle)
+    return bundle
+
+
+def _vega_cache() -> Path | None:
+    """The file; None for an account without a home."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return folder / "parallelbench" / f"vega-{version('vl-convert-python')}" if folder.is_absolute() else None
+
+
+def _kept_vega(path: Path) -> str | None:
+    """What is kept, if it is what was kept."""
+    with suppress(OSError, ValueError):  # ValueError: not text, or without a sum
+        known, bundle = path.read_text(encoding="ascii").split("\n")
+        if known == _sum(bundle):
+            return bundle
+    return None
+
+
+def _sum(bundle: str) -> str:
+    return hashlib.sha256(bundle.encode()).hexdigest()
+
+
+def _keep_vega(path: Path, bundle: str) -> None:
+    """Written under another name and renamed: another report may read it now. Without room, nothing is kept."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(f"{_sum(bundle)}\n{bundle}", encoding="ascii")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,416 @@
+"""Tables for a publication: what was run on what, accuracies after so many epochs, and every setting that trains.
+
+The first is as publication 000 begins its experiments (its table 1). Accuracies after 10, 30, 50 and 100 epochs stand
+side by side, with what repeats differ by; settings once where all strategies share their values, else by strategy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import polars as pl
+
+from analysis import text
+from analysis.comparison.configurations import learned
+from analysis.comparison.work import (
+    CIRCUMSTANCES,
+    IS_BASELINE,
+    component_labels,
+    groups_across,
+    is_below,
+    natural,
+    plain,
+    works,
+)
+from analysis.report import latex
+from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
+from parallelbench.errors import count_of
+from parallelbench.measure.environment_match import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from analysis.runs.reader import Runs
+
+
+_ENTRIES = {
+    "Strategies": "strategy",
+    "Models": "model",
+    "Epochs": "epochs",
+    "Devices": "devices",
+    "Data sets": "data",
+    "Global batch": "global_batch_size",
+    "Precision": "precision",
+}
+"""Row → the column of the run table."""
+_GPU, _LINK = re.compile(r"GPU\d+"), re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
+"""Words of `nvidia-smi topo -m`; NV12: twelve NVLinks."""
+_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
+_GIB = 2**30
+
+
+def experiment(runs: Runs) -> list[tuple[str, str]]:
+    """What it is, and its distinct values in the order of numbers; a dash where none was recorded."""
+    environments = [json.loads(each) for each in runs.run["environment_json"].drop_nulls().unique(maintain_order=True)]
+    cuda = [each.get("cuda") or {} for each in environments]
+    devices = [device for each in cuda for device in each.get("devices") or ()]
+    shown: dict[str, Iterable[Any]] = {
+        "Device": runs.run["device_name"].drop_nulls(),
+        "Memory of a GPU": [f"{device['memory_bytes'] / _GIB:.0f} GiB" for device in devices],
+        "Links between GPUs": [link for each in cuda for link in _links(each.get("topology"))],
+        "Nodes": runs.run["nodes"],
+        "Framework": _frameworks(runs),
+        **{name: runs.run[column].drop_nulls() for name, column in _ENTRIES.items()},
+    }
+    repeats = runs.run["repeat"].n_unique()
+    counts = [("Repeats", str(repeats)), ("Runs", f"{runs.run.height:,}")]
+    return [*((name, _listed(values)) for name, values in shown.items()), *counts]
+
+
+def _links(topology: str | None) -> list[str]:
+    """Of the matrix, from GPU to GPU alone: network cards stand behind them, and below it all kinds are explained."""
+    rows = [_ESCAPES.sub("", line).split() for line in (topology or "").splitlines()]
+    gpus = max((sum(bool(_GPU.fullmatch(cell)) for cell in row) for row in rows), default=0)
+    of_gpus = [row[1 : 1 + gpus] for row in rows if row and _GPU.fullmatch(row[0])]
+    return [cell for row in of_gpus for cell in row if _LINK.fullmatch(cell)]
+
+
+def _frameworks(runs: Runs) -> list[str]:
+    """Each with its version: "torch 2.15.0"."""
+    rows = runs.run.select(pl.col("framework").fill_null("torch"), "environment_json").unique(maintain_order=True)
+    versions = ((name, (json.loads(each or "{}").get("packages") or {}).get(name)) for name, each in rows.rows())
+    return [f"{name} {version}" if version else name for name, version in versions]
+
+
+def _listed(values: Iterable[Any]) -> str:
+    distinct = sorted(set(values), key=lambda value: (isinstance(value, str), value))
+    return ", ".join(map(str, distinct)) or text.MISSING
+
+
+def experiment_as_rows(entries: list[tuple[str, str]]) -> pl.DataFrame:
+    """For the CSV file: entry and value."""
+    return pl.DataFrame(entries, schema={"entry": pl.String, "value": pl.String}, orient="row")
+
+
+def experiment_as_latex(entries: list[tuple[str, str]]) -> str:
+    """For a paper."""
+    body = [[latex.escape(cell) for cell in entry] for entry in entries]
+    rows = latex.Rows(f"l{latex.broken(0.6)}", ("Experiment", "Values"), body)
+    return latex.floats([("What was run, and on what", [rows])], name="experiment")
+
+
+ACCURACY_EPOCHS = (10, 30, 50, 100)
+"""Those of publication 000; the last epoch of each run is always among them."""
+ENDLESS = ("constant", "linear_warmup", "step")
+"""Schedules of the learning rate that are the same however many epochs follow."""
+MOST_EPOCHS = 4
+"""Numbers of epochs beside each other that fit on a page of a paper."""
+ACCURACIES_CAPTION = (
+    "test accuracy in per cent after so many epochs, mean ± standard deviation over the repeats (how many)"
+)
+_KEYS = ("work", "model", "configuration", "devices", "epochs")
+_SIDES = ("test_accuracy", "train_accuracy")
+
+
+class Reached(NamedTuple):
+    """A row: what one configuration of one model reaches."""
+
+    model: str
+    configuration: str
+    groups: tuple[str, ...]
+    """Those of its runs."""
+    cells: list[str]
+    """By number of epochs; a dash where no run trained so long."""
+
+
+class Accuracies(NamedTuple):
+    """A table: what was trained on the same data, and alike but for model, strategy, devices and epochs."""
+
+    work: str
+    epochs: list[int]
+    rows: list[Reached]
+
+
+@lru_cache(maxsize=8)
+def accuracies(runs: Runs) -> pl.DataFrame:
+    """One row per work, model, configuration and number of epochs, over the runs that trained to their end.
+
+    Columns: work, model, configuration, devices, epochs, repeats, groups (of these runs), and of test_accuracy and
+    train_accuracy, shares, mean, sd (standard deviation; null for one repeat), min and max. A repeat counts once: by
+    the run of so many epochs, or else by the shortest of the longer ones, if its learning rate does not depend on the
+    end.
+    """
+    of_run = _trained(runs)
+    last = of_run.select("work", epoch="epochs").unique()
+    asked = pl.concat([last, last.select("work").unique().join(_usual(), how="cross")]).unique()
+    epochs = runs.select("epochs", "run_id", "epoch", *_SIDES)
+    rows = of_run.join(epochs, on="run_id").join(asked, on=("work", "epoch"), how="semi")
+    repeat = ("work", "model", "configuration", "repeat", "epoch")
+    rows = rows.sort("epochs", maintain_order=True).unique(repeat, keep="first", maintain_order=True)
+    measures = [
+        getattr(pl.col(name), how)().alias(f"{name}_{shown}")
+        for name in _SIDES
+        for how, shown in (("mean", "mean"), ("std", "sd"), ("min", "min"), ("max", "max"))
+    ]
+    rows = rows.drop("epochs").rename({"epoch": "epochs"})
+    own = (pl.col("parameters").min(), pl.col("baseline").any(), pl.len().cast(pl.Int32).alias("repeats"))
+    found = rows.group_by(_KEYS).agg(*own, pl.col("group").unique().sort().alias("groups"), *measures)
+    order = (natural("work"), "parameters", "model", ~pl.col("baseline"), "devices", natural("configuration"), "epochs")
+    return found.sort(*order, maintain_order=True).drop("parameters", "baseline")
+
+
+def _usual() -> pl.DataFrame:
+    return pl.DataFrame({"epoch": ACCURACY_EPOCHS}, schema={"epoch": pl.Int32})
+
+
+def _trained(runs: Runs) -> pl.DataFrame:
+    """The runs that trained to their end, with what tells their row and their table."""
+    whole, any_length = groups_across(runs, ("model",)), groups_across(runs, ("model", "epochs"))
+    endless = {run_id for run_id, work in works(runs).items() if work["lr_schedule.name"] in ENDLESS}
+    table = {run_id: any_length[run_id] if run_id in endless else whole[run_id] for run_id in whole}
+    models = component_labels(runs, "model")
+    return learned(runs).select(
+        *("run_id", "group", "configuration", "devices", "repeat", "parameters"),
+        pl.col("epochs").cast(pl.Int32),
+        baseline=IS_BASELINE,
+        work=pl.col("run_id").replace_strict(table, return_dtype=pl.String),
+        model=pl.col("run_id").replace_strict(models, return_dtype=pl.String),
+    )
+
+
+def accuracies_as_csv(rows: pl.DataFrame) -> pl.DataFrame:
+    """The same with names of groups as text, of which each has commas at most."""
+    return rows.with_columns(pl.col("groups").list.join("; "))
+
+
+def accuracies_side_by_side(rows: pl.DataFrame) -> list[Accuracies]:
+    """The same as tables: a row per model and configuration, a column per number of epochs."""
+    tables = []
+    for (work,), members in rows.group_by("work", maintain_order=True):
+        epochs = sorted(members["epochs"].unique())
+        lines = members.group_by("model", "configuration", maintain_order=True)
+        tables.append(Accuracies(str(work), epochs, [_line(key, epochs, own) for key, own in lines]))
+    return tables
+
+
+def _line(key: tuple[object, ...], epochs: list[int], own: pl.DataFrame) -> Reached:
+    model, configuration = map(str, key)
+    cells = {row["epochs"]: _spread(row) for row in own.iter_rows(named=True)}
+    groups = dict.fromkeys(group for several in own["groups"] for group in several)
+    return Reached(model, configuration, tuple(groups), [cells.get(each, text.MISSING) for each in epochs])
+
+
+def _spread(row: dict[str, Any]) -> str:
+    mean, deviation = row["test_accuracy_mean"], row["test_accuracy_sd"]
+    if mean is None:
+        return text.MISSING
+    spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+    return f"{100 * mean:.2f}{spread} ({row['repeats']})"
+
+
+def accuracies_as_latex(rows: pl.DataFrame) -> str:
+    """The same for a paper: where there are many numbers of epochs, several tables beside each other."""
+    captioned = ((f"{each.work}: {ACCURACIES_CAPTION}", _tabulars(each)) for each in accuracies_side_by_side(rows))
+    return latex.floats(captioned, name="accuracy")
+
+
+def _tabulars(each: Accuracies) -> Iterator[latex.Rows]:
+    for start in range(0, len(each.epochs), MOST_EPOCHS):
+        some = slice(start, start + MOST_EPOCHS)
+        head = ["Model", "Configuration", *(count_of(epochs, "epoch") for epochs in each.epochs[some])]
+        body = [[row.model, row.configuration, *row.cells[some]] for row in each.rows]
+        shown = [[latex.escape(cell) for cell in row] for row in body]
+        yield latex.Rows("ll" + "r" * (len(head) - 2), head, shown)
+
+
+_APART = (*CIRCUMSTANCES, "measure.telemetry_hz", "repeat", "data.name", "model.name", "strategy.name")
+"""Keys that train nothing, or stand elsewhere in the table."""
+_OF_RUN = ("global_batch_size", "learning_rate", "device_type", "device_name", "parameters", "repeat")
+"""Columns of the run table: what settings came to, and which repeats there are."""
+_ORDER = (
+    *("model", "parameters", "data", "preprocess", "loader", "epochs", "batch_size", "global_batch_size", "scaling"),
+    *("optimizer", "learning_rate", "precision", "compile", "compile_scope", "channels_last", "seed", "repeat"),
+    *("device_type", "device_name", "cores_per_device", "devices", "nodes", "strategy"),
+)
+"""Roots of settings, as they are told; the others follow."""
+MOST_VALUES = 12
+"""Values of a setting that a cell names."""
+EVERY = "all"
+"""In the CSV file, the strategy of a setting that all share."""
+_LATER = frozenset(key.partition(".")[0] for key in LATER_OPTIONS) | LATER_COMPONENTS.keys()
+
+Values = frozenset[str]
+"""The values of a setting, each as JSON."""
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What trained one model on one data set."""
+
+    data: str
+    model: str
+    strategies: tuple[str, ...]
+    shared: tuple[tuple[str, str], ...]
+    """Each setting whose values all strategies share, and these."""
+    differing: tuple[tuple[str, tuple[str, ...]], ...]
+    """Each of the others, and its values by strategy; a dash where the strategy has no such setting."""
+
+    @property
+    def work(self) -> str:
+        """ "digits · cnn"."""
+        return f"{self.data} · {self.model}"
+
+
+class _Settings:
+    """The settings of all runs of a strategy within a kind of work."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, set[bytes]] = defaultdict(set)
+        """Top-level key → its distinct values, as JSON; empty text where a run has none."""
+        self.derived: dict[str, set[Any]] = defaultdict(set)
+
+    def flats(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each distinct value of a top-level key as dotted keys, with what came later as it was before."""
+        for key, raws in self.parts.items():
+            for raw in raws:
+                whole = completed({key: msgspec.json.decode(raw)} if raw else {})
+                yield key, flatten({key: whole.get(key, {})})
+
+    def values(self, later: Iterable[str]) -> dict[str, Values]:
+        """Dotted key → values. `later`: keys that came later which some run of this work does not have as before."""
+        found: dict[str, set[Any]] = defaultdict(set)
+        for root, flat in self.flats():
+            for key, value in flat.items():
+                if not _came_later(key) or key in later or root in later:
+                    found[key].add(msgspec.json.encode(value).decode())
+            for key in later:
+                if key in LATER_OPTIONS and key not in flat and key.partition(".")[0] == root:
+                    found[key].add(msgspec.json.encode(LATER_OPTIONS[key]).decode())
+        for key, several in self.derived.items():
+            found[key] |= {msgspec.json.encode(value).decode() for value in several if value is not None}
+        kept = {key: frozenset(several) for key, several in found.items() if several}
+        return {key: several for key, several in kept.items() if not _is_apart(key)}
+
+
+@lru_cache(maxsize=8)
+def hyperparameters(runs: Runs) -> list[Hyperparameters]:
+    """One table per data set and model, in the order of their names."""
+    works: dict[tuple[str, str], dict[str, _Settings]] = defaultdict(dict)
+    names = ("data", "model", "strategy", "config_json", *_OF_RUN)
+    for data, model, strategy, config_json, *derived in runs.run.select(names).rows():
+        settings = works[data, model].setdefault(strategy, _Settings())
+        parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
+        for key in _LATER | parts.keys():
+            settings.parts[key].add(bytes(parts[key]) if key in parts else b"")
+        for name, value in zip(_OF_RUN, derived, strict=True):
+            settings.derived[name].add(value)
+    return [_of_work(*work, works[work]) for work in sorted(works)]
+
+
+def _of_work(data: str, model: str, settings: dict[str, _Settings]) -> Hyperparameters:
+    strategies = tuple(sorted(settings, key=lambda name: (name != "single", name)))
+    later = {name: _later(settings[name]) for name in strategies}
+    # An option of a strategy is that strategy's alone; what another component or the run sets, others leave as it was.
+    of_all = {key for keys in later.values() for key in keys if not key.startswith("strategy.")}
+    columns = [settings[name].values(of_all | later[name]) for name in strategies]
+    keys = sorted({key for column in columns for key in column}, key=_place)
+    alike = {key: all(column.get(key) == columns[0].get(key) for column in columns) for key in keys}
+    shared = tuple((_named(key), _shown(key, columns[0][key])) for key in keys if alike[key])
+    differing = tuple(
+        (_named(key), tuple(_shown(key, column.get(key, frozenset())) for column in columns))
+        for key in keys
+        if not alike[key]
+    )
+    return Hyperparameters(data, model, strategies, shared, differing)
+
+
+def _later(settings: _Settings) -> set[str]:
+    """What came later and is not as before in some run: options, and of components the roots."""
+    found = set()
+    for root, flat in settings.flats():
+        if root in LATER_COMPONENTS and flat != flatten({root: LATER_COMPONENTS[root]}):
+            found.add(root)
+        found |= {key for key, value in flat.items() if key in LATER_OPTIONS and value != LATER_OPTIONS[key]}
+    return found
+
+
+def _came_later(key: str) -> bool:
+    return key in LATER_OPTIONS or key.partition(".")[0] in LATER_COMPONENTS
+
+
+def _is_apart(key: str) -> bool:
+    return key.endswith("_target_") or (is_below(key, _APART) and key not in _OF_RUN)
+
+
+def _place(key: str) -> tuple[int, str, bool, str]:
+    """Where a setting stands: by its root, and of a component its name first."""
+    root, _, option = key.partition(".")
+    return (_ORDER.index(root) if root in _ORDER else len(_ORDER), root, option != "name", option)
+
+
+def _named(key: str) -> str:
+    return "repeats" if key == "repeat" else key
+
+
+def _shown(key: str, values: Values) -> str:
+    """ "1, 2, 4", in the order of numbers; repeats that follow each other as "0 to 5"."""
+    ordered = sorted((msgspec.json.decode(value) for value in values), key=_sorting)
+    if key == "repeat" and len(ordered) > 2 and ordered == [*range(ordered[0], ordered[-1] + 1)]:
+        return f"{ordered[0]} to {ordered[-1]}"
+    shown = [plain(value) for value in ordered]
+    more = [f"… ({len(shown)} values)"] if len(shown) > MOST_VALUES else []
+    return ", ".join([*shown[:MOST_VALUES], *more]) or text.MISSING
+
+
+def _sorting(value: Any) -> tuple[bool, float, list[tuple[float, str]]]:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    words = [(float(part), "") if part.isdigit() else (0.0, part) for part in re.split(r"(\d+)", plain(value))]
+    return (not number, float(value) if number else 0.0, [] if number else words)
+
+
+def hyperparameters_as_rows(tables: Iterable[Hyperparameters]) -> pl.DataFrame:
+    """All of them as rows: data, model, setting, strategy (or all) and value."""
+    rows = [(each.data, each.model, *row) for each in tables for row in _rows(each)]
+    names = ("data", "model", "setting", "strategy", "value")
+    return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
+
+
+def _rows(each: Hyperparameters) -> Iterator[tuple[str, str, str]]:
+    for name, value in each.shared:
+        yield name, EVERY, value
+    for name, values in each.differing:
+        for strategy, value in zip(each.strategies, values, strict=True):
+            if value != text.MISSING:
+                yield name, strategy, value
+
+
+def hyperparameters_as_latex(tables: Iterable[Hyperparameters]) -> str:
+    """All of them in LaTeX: of each one table of what is shared, then the others, by as many strategies as fit."""
+    return latex.floats((captioned for each in tables for captioned in _captioned(each)), name="hyperparameters")
+
+
+def _captioned(each: Hyperparameters) -> Iterator[tuple[str, list[latex.Rows]]]:
+    yield f"{each.work}: settings of all", [_rows_of(f"l{latex.broken(0.6)}", ("Setting", "Value"), each.shared)]
+    if each.differing:
+        yield f"{each.work}: settings by strategy", [*_by_strategy(each)]
+
+
+def _by_strategy(each: Hyperparameters) -> Iterator[latex.Rows]:
+    for start in range(0, len(each.strategies), latex.MOST_COLUMNS):
+        some = slice(start, start + latex.MOST_COLUMNS)
+        names = each.strategies[some]
+        # A setting that none of these strategies has is told beside those that have it.
+        body = [(name, *values[some]) for name, values in each.differing if {*values[some]} != {text.MISSING}]
+        shape = "l" + latex.broken(0.7 / len(names) - 0.03) * len(names)
+        yield _rows_of(shape, ("Setting", *names), body)
+
+
+def _rows_of(shape: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> latex.Rows:
+    first, *others = [[latex.escape(cell) for cell in row] for row in (head, *body)]
+    return latex.Rows(shape, first, others)

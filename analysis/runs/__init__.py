@@ -1,0 +1,1 @@
+"""From run folders to tables: finished runs checked against their manifests, unfinished ones from their journals."""

@@ -1,0 +1,346 @@
+"""Reads run folders into tables: finished and unfinished runs alike; a folder that can't be read is named.
+
+Of runs that lie in several folders one is read, and what is said of the others stands here, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis.runs.published import (
+    LATER,
+    LOADED,
+    Collection,
+    Frames,
+    Published,
+    Tables,
+    Unreadable,
+    read_published,
+    read_table,
+    table_schema,
+)
+from analysis.text import listed, number_of_runs
+from parallelbench.errors import ConfigError, no_permission
+from parallelbench.results.attempt import Outcome, read_config
+from parallelbench.results.files import read_record
+from parallelbench.results.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
+from parallelbench.results.journal import read_tables, read_telemetry
+from parallelbench.results.publish import configured_columns, run_row
+
+if TYPE_CHECKING:
+    from collections.abc import Collection as Container
+    from collections.abc import Iterable, Mapping
+
+    import pandas as pd
+
+    from analysis.runs.published import Found
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The raw tables: one polars frame per table of `parallelbench.results.tables`.
+
+    All frames are keyed by `run_id`; types, units and meanings are those of the declared columns. Unfinished runs are
+    included, with the epochs that they finished and null for what they did not reach.
+    """
+
+    root: Path
+    """The folder that was loaded."""
+    tables: Mapping[str, pl.DataFrame]
+    """The tables by name, without telemetry, which may have millions of rows."""
+    skipped: tuple[Skipped, ...]
+    """Folders that hold no readable run."""
+    notes: tuple[str, ...] = ()
+    """Which columns are null or ignored in results of other versions of the tables."""
+    taken_from: Runs | None = None
+    """None where these are all."""
+    sweeps: Mapping[Path, Runs] = field(default_factory=dict)
+    """Sweeps with a measurement of their own of a run that was read from another one: each by its folder, whole."""
+    folders: tuple[Path, ...] = ()
+    """The folders that were loaded, where they are several."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """Run id → machine, of folders of several machines that were merged (`analysis.folders`)."""
+    of_machines: Mapping[str, Runs] = field(default_factory=dict)
+    """Machine → its runs as they are without the others, with their own ids."""
+    target: float | None = None
+    """The test accuracy that times and energies to an accuracy are told for; None: each group's own
+    (`analysis.metrics.accuracy_target`)."""
+
+    @property
+    def whole(self) -> Runs:
+        """All runs that were loaded together. A run is held against others among them."""
+        return self.taken_from or self
+
+    @property
+    def run(self) -> pl.DataFrame:
+        """One row per run, plus `state` (done, failed, running or missing) and `folder`."""
+        return self.tables["run"]
+
+    @property
+    def epochs(self) -> pl.DataFrame:
+        """One row per run and finished epoch."""
+        return self.tables["epochs"]
+
+    @property
+    def ranks(self) -> pl.DataFrame:
+        """One row per run, finished epoch and rank."""
+        return self.tables["ranks"]
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """One row per run, rank and sampled step."""
+        return self.tables["steps"]
+
+    @property
+    def parity(self) -> pl.DataFrame:
+        """One row per run and step of the parity check."""
+        return self.tables["parity"]
+
+    @property
+    def checks(self) -> pl.DataFrame:
+        """One row per run and thing that was checked during or after training, or was not."""
+        return self.tables["checks"]
+
+    @property
+    def losses(self) -> pl.DataFrame:
+        """One row per run and step, or block of steps, with the mean loss before it."""
+        return self.tables["losses"]
+
+    @property
+    def preprocess(self) -> pl.DataFrame:
+        """One row per run and execution of a preprocessing engine."""
+        return self.tables["preprocess"]
+
+    @property
+    def pushes(self) -> pl.DataFrame:
+        """One row per run and update sent to a parameter server."""
+        return self.tables["pushes"]
+
+    @cached_property
+    def telemetry(self) -> pl.DataFrame:
+        """One row per run, node, device and sample; read when first used, since a run of hours has millions.
+
+        Raises `ConfigError` where a table is damaged.
+        """
+        rows = self.run.select("run_id", "folder").rows()
+        frames = [read_samples(Path(folder)).with_columns(run_id=pl.lit(run_id)) for run_id, folder in rows]
+        return pl.concat([pl.DataFrame(schema=table_schema("telemetry")), *frames])
+
+    def select(self, table: str, *columns: str) -> pl.DataFrame:
+        """Some columns of a table; from a compacted copy, only these are read."""
+        if isinstance(self.tables, Tables):
+            return self.tables.select(table, columns)
+        return self.tables[table].select(columns)
+
+    def only(self, run_ids: Container[str]) -> Runs:
+        """These runs alone."""
+        kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
+        return replace(self, tables=kept, taken_from=self.whole)
+
+    def at_home(self, run_id: str) -> tuple[Runs, str]:
+        """The runs of its machine, and the run's id among them; of runs that were not merged, these."""
+        machine = self.machines.get(run_id)
+        return (self, run_id) if machine is None else (self.of_machines[machine], run_id.removesuffix(f"@{machine}"))
+
+    @property
+    def phases(self) -> pl.DataFrame:
+        """One row per run, rank and step of the pass that `measure.attribution_steps` asks for."""
+        return self.tables["phases"]
+
+    def to_pandas(self) -> dict[str, pd.DataFrame]:
+        """`tables` as pandas has them; raises `ConfigError` where pandas is not installed."""
+        try:
+            return {table: frame.to_pandas() for table, frame in self.tables.items()}
+        except ModuleNotFoundError:
+            raise ConfigError("pandas is not installed: pip install pandas, or use the polars frames") from None
+
+
+def read_runs(path: Path | str, *others: Path | str, plugin: str | None = None) -> Runs:
+    """Read all runs at or below these folders, as `analysis.load` does, but for measurements that do not count.
+
+    Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
+    compacted copy (`analysis.runs.published`) as long as they stay what they are; other runs from the journals of their
+    last attempt. `plugin` is an importable package whose classes the unfinished ones may name. What can't be read is
+    named in `skipped`; raises `ConfigError` where there is no such folder, or none that may be read.
+    """
+    roots = tuple(Path(each).expanduser() for each in (path, *others))
+    for root in roots:
+        require_folder(root)
+    below = {root: find_runs(root) for root in roots}
+    folders = [folder for of_root in below.values() for folder in of_root]
+    skipped = [each for root, of_root in below.items() for each in _foreign(root, of_root)]
+    collection = Collection(folders, lambda folder: _read(folder, plugin))
+    skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
+    kept, twins, homes = without_twins(collection.found)
+    sweeps = {home: {run.folder.path for run in collection.found if run.folder.path.parent == home} for home in homes}
+    return Runs(
+        root=roots[0] if not others else Path(os.path.commonpath([root.absolute() for root in roots])),
+        folders=roots if others else (),
+        tables=collection.tables(kept),
+        skipped=tuple(sorted([*skipped, *twins], key=lambda s: s.path)),
+        notes=_notes(run for run in collection.found if run.folder.path in kept),
+        sweeps={home: Runs(root=home, tables=collection.tables(of), skipped=()) for home, of in sweeps.items()},
+    )
+
+
+def _notes(runs: Iterable[Found]) -> tuple[str, ...]:
+    counts = Counter(run.note for run in runs if run.note)
+    return tuple(f"{number_of_runs(count)} of {note}" for note, count in counts.items())
+
+
+def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
+    """Folders beside runs that are no runs: half-written (a crash before `config.yaml`), or of something else."""
+    if any(folder.path == root for folder in folders):
+        return []
+    expected: dict[Path, set[str]] = {root: set()}
+    for folder in folders:
+        expected.setdefault(folder.path.parent, set()).add(folder.path.name)
+    return [
+        Skipped(Path(entry.path), "no config.yaml: half-written, or not a run", is_run=False)
+        for home, names in expected.items()
+        for entry in os.scandir(home)
+        if entry.name not in names and entry.name not in WITHOUT_RUNS and not entry.name.startswith(".")
+        if entry.is_dir() and Path(entry.path) not in expected
+    ]
+
+
+def _read(folder: RunFolder, plugin: str | None) -> Published:
+    try:
+        os.stat(folder.result)
+    except FileNotFoundError:
+        return Published(_read_journals(folder, plugin))
+    # A result appears whole, by one rename; an invalid one was damaged later.
+    return read_published(folder)
+
+
+def read_samples(folder: Path) -> pl.DataFrame:
+    """One run's rows of `telemetry`: published, or from the journals of its attempts.
+
+    Raises `ConfigError` where the table is damaged.
+    """
+    run = RunFolder(folder)
+    manifest = run.manifest()
+    if manifest is not None:
+        try:
+            return read_table(run.result, LATER, manifest["tables"])
+        except Unreadable as error:
+            raise ConfigError(f"{folder}: {error}") from None
+    attempts, typed = run.attempts(), table_schema(LATER)
+    batches = read_telemetry(attempts[-1].path).batches() if attempts else ()
+    # One at a time: a batch in Arrow's own types, then in ours.
+    return pl.concat([pl.DataFrame(schema=typed), *(pl.DataFrame(batch).cast(pl.Schema(typed)) for batch in batches)])
+
+
+def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
+    """The tables of an unpublished run: its configuration, its outcome, and the epochs that it finished."""
+    try:
+        run = read_config(folder.path / "config.yaml", plugin)
+    except ConfigError as error:
+        raise Unreadable(f"it has no result, and its configuration can't be read: {error}") from None
+    state, attempts = folder.state(), folder.attempts()
+    row: dict[str, Any] = configured_columns(run)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    if attempts:
+        rows, events = read_tables(attempts[-1].path)
+        unfinished = Outcome(outcome="killed", reason="", finished_at=0.0)
+        row = run_row(run, attempts[-1], state.outcome or unfinished, events)
+        for of_table in rows.values():  # another version of configurations has another id for this run
+            for measured in of_table:
+                measured["run_id"] = row["run_id"]
+    row |= {
+        "outcome": state.outcome.outcome if state.outcome else None,
+        "reason": state.outcome.reason if state.outcome else None,
+        "state": state.state,
+        "folder": str(folder.path),
+    }
+    rows["run"] = [row]
+    return {table: pl.from_dicts(rows.get(table, []), schema=table_schema(table)) for table in LOADED}
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, PermissionError):
+        return no_permission(error)
+    message = " ".join(str(error).split())
+    return message if isinstance(error, (Unreadable, ConfigError)) else f"{type(error).__name__}: {message}"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A folder that was not read, and why."""
+
+    path: Path
+    reason: str
+    is_run: bool = True
+    """Whether it was made for a run, as far as its files tell."""
+    twin: Path | None = None
+    """The folder that was read instead: it holds the same run, or another measurement of it."""
+
+
+def without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped], set[Path]]:
+    """The folders to read, those to skip, whose run lies in another folder, too, and the sweeps that measured it anew.
+
+    The finished run is read; of several, the one in the largest sweep, which was measured in turn with most others.
+    """
+    if len({run.run_id for run in found}) == len(found):
+        return {run.folder.path for run in found}, [], set()
+    sizes = Counter(run.folder.path.parent for run in found)
+    twins: dict[str, list[Found]] = defaultdict(list)
+    for run in sorted(found, key=lambda run: (run.state != "done", -sizes[run.folder.path.parent])):
+        twins[run.run_id].append(run)
+    pairs = [
+        (run, first)
+        for first, *others in twins.values()
+        for run in others
+        if run.state == "done" or first.state != "done"  # a finished run has all that its unfinished twin has
+    ]
+    skipped = [_skipped(run, first, sizes) for run, first in pairs]
+    homes = {run.folder.path.parent for run, first in pairs if _is_measured_anew(run, first)}
+    return {first.folder.path for first, *_ in twins.values()}, skipped, homes
+
+
+def _is_measured_anew(run: Found, first: Found) -> bool:
+    """Whether a finished run is no copy of another one."""
+    return run.state == "done" and _manifest(run) != _manifest(first)
+
+
+def _skipped(run: Found, first: Found, sizes: Counter[Path]) -> Skipped:
+    what, where = "the same run as", "name one folder to read this one"
+    if _is_measured_anew(run, first):
+        what = "another measurement of the same configuration and repeat as"
+        where = "runs of its own sweep are compared with it, unless something excludes it"
+    size, others = (sizes[each.folder.path.parent] for each in (first, run))
+    if (first.state == "done") != (run.state == "done"):
+        why = "it is finished"
+    else:
+        why = "its sweep has more runs" if size > others else "its folder comes first"
+    path, twin = run.folder.path, first.folder.path
+    of = f"in {twin.parent}" if twin.name == path.name else twin
+    return Skipped(path, f"{what} {of} (equal run id), which is read instead, as {why}; {where}", twin=twin)
+
+
+def _manifest(run: Found) -> bytes:
+    return read_record(run.folder.result / "manifest.json")
+
+
+def format_skipped(skipped: Iterable[Skipped], *, root: Path | None = None) -> list[str]:
+    """The folders that were not read, each with the reason; those of one sweep and one reason together.
+
+    `root`: what paths are relative to; None for none.
+    """
+    folders: dict[tuple[Path, str], list[Path]] = defaultdict(list)
+    for each in skipped:
+        folders[each.path.parent, each.reason].append(each.path)
+    lines = []
+    for (sweep, reason), paths in folders.items():
+        whole = str(paths[0] if len(paths) == 1 else sweep)
+        shown = whole.removeprefix(f"{root}/") if root else whole
+        runs = f" ({len(paths)} folders: {listed([path.name for path in paths])})" if len(paths) > 1 else ""
+        lines.append(f"Skipped: {shown}{runs}: {reason}.")
+    return lines
