@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from parallelbench.training.checks.closing import STEPS, ClosingCheck
 from parallelbench.training.checks.judge import MARGIN, relative_difference, unmoved
 from parallelbench.training.checks.parts import Initial
 from parallelbench.training.loop import Trainer
-from parallelbench.training.observers import _unlike
+from parallelbench.training.observers import unlike_ranks
 from parallelbench.training.torch_session import build_model, draw_apart
 from parallelbench.world.numerics import checksum
 from parallelbench.world.settings import configure_torch
@@ -100,7 +101,7 @@ def closed(
         fault(replica, k)
     began = initial.finding(replica)
     loader, rows = shard_loader(run, replica.data_shard), Rows()
-    trainer = Trainer(replica, loader, run=run, world=world, journal=rows, keys={})  # type: ignore[arg-type]
+    trainer = Trainer(replica, loader, run=run, world=world, journal=rows)  # type: ignore[arg-type]
     trainer.train()
     closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=shard_loader, traits=traits)
     loss, accuracy = trainer.evaluated
@@ -248,11 +249,16 @@ def test_copies_of_shards_and_stages_are_compared(options: list[str], tmp_path: 
 
 
 def test_copies_are_compared_within_their_group() -> None:
-    shards = [(0, 1, 1), (1, 2, 2), (0, 1, 1), (1, 2, 2)]
-    assert _unlike(shards) == (4, 0)
-    assert _unlike([*shards[:3], (1, 2, 3)]) == (4, 1)
-    assert _unlike([(0, 1, 1), (1, 2, 2), (2, 3, 3)]) == (0, 0), "nobody holds a copy"
-    assert _unlike([(0, 1, 1), (0, 1, 1), (1, 5, 5)]) == (2, 0)
+    shards = [(1, 0, 1, 1), (1, 1, 2, 2), (1, 0, 1, 1), (1, 1, 2, 2)]
+    assert unlike(shards) == (4, 0)
+    assert unlike([*shards[:3], (1, 1, 2, 3)]) == (4, 1)
+    assert unlike([(1, 0, 1, 1), (1, 1, 2, 2), (1, 2, 3, 3)]) == (0, 0), "nobody holds a copy"
+    assert unlike([(1, 0, 1, 1), (1, 0, 1, 1), (1, 1, 5, 5)]) == (2, 0)
+    assert unlike([(1, 0, 1, 1), (0, 0, 0, 0), (1, 0, 1, 1)]) == (2, 0), "one rank holds nothing"
+
+
+def unlike(rows: list[tuple[float, ...]]) -> tuple[int, int]:
+    return unlike_ranks(list(chain.from_iterable(rows)))
 
 
 @pytest.mark.slow

@@ -235,8 +235,8 @@ def test_the_samplers_process_is_asked_for_energy(monkeypatch: pytest.MonkeyPatc
 
 def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_STEPS", 5)
-    stop = device.TimedWindow.stop
-    monkeypatch.setattr(device.TimedWindow, "stop", lambda window: 2 * stop(window))
+    durations = device.StepClock.durations
+    monkeypatch.setattr(device.StepClock, "durations", lambda clock: [(n, 2 * s) for n, s in durations(clock)])
     with pytest.raises(FailedError, match="sum of the steps"):
         device.clocks(CPU)
 

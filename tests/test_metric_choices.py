@@ -182,7 +182,7 @@ def trained(rank: int, size: int, run: RunConfig) -> list[float | None]:
     world, journal = World(rank=rank, size=size, local_rank=rank), KeptEpochs()
     replica = run.strategy.prepare(build_model(run), run, world)
     loader = loader_of(replica, run)
-    Trainer(replica, loader, run=run, world=world, journal=journal, keys={}).train()  # type: ignore[arg-type]
+    Trainer(replica, loader, run=run, world=world, journal=journal).train()  # type: ignore[arg-type]
     replica.close()
     return [row["test_metric"] for row in journal.rows]
 

@@ -49,9 +49,9 @@ def test_steps_are_timed_by_the_devices_clock(device: ScriptedCuda) -> None:
 
 def test_a_window_waits_for_the_device_at_both_ends(device: ScriptedCuda) -> None:
     window = TimedWindow(WORLD)
-    window.start()
+    window.__enter__()
     assert device.calls == ["synchronize"]
-    window.stop()
+    window.__exit__(None)
     assert device.calls == ["synchronize"] * 2
 
 

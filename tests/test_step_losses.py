@@ -39,8 +39,7 @@ def trained(world: World, run: RunConfig) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     replica, journal = run.strategy.prepare(build_model(run), run, world), Losses()
     loader = shard_loader(run, replica.data_shard)
-    keys = {"run_id": "known", "attempt": 3}
-    Trainer(replica, loader, run=run, world=world, journal=journal, keys=keys).train()  # type: ignore[arg-type]
+    Trainer(replica, loader, run=run, world=world, journal=journal).train()  # type: ignore[arg-type]
     replica.close()
     return journal.losses
 
@@ -76,7 +75,6 @@ def test_rows_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
         assert [(row["epoch"], row["step"], row["steps"]) for row in rows] == [
             (epoch, step, 1) for epoch in (1, 2) for step in range(1, steps + 1)
         ]
-        assert {(row["run_id"], row["attempt"]) for row in rows} == {("known", 3)}
         assert [row["train_loss"] for row in rows] == pytest.approx(expected, rel=1e-9)
 
 

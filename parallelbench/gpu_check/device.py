@@ -41,14 +41,13 @@ def clocks(world: World) -> str:
     work = work_for(world)
     work()
     clock, window = StepClock(world, steps=_STEPS, sampled=_STEPS), TimedWindow(world)
-    window.start()
-    for _ in clock.timed(Batch(None, None, 0) for _ in range(_STEPS)):
-        work()
-    window_s = window.stop()
+    with window:
+        for _ in clock.timed(Batch(None, None, 0) for _ in range(_STEPS)):
+            work()
     durations = [seconds for _, seconds in clock.durations()]
     if len(durations) != _STEPS or min(durations) <= 0:
         raise FailedError(f"{len(durations)} durations of {_STEPS} steps, the shortest {min(durations, default=0)} s")
-    return between("sum of the steps ÷ stopwatch", sum(durations) / window_s, 0.95, 1.02)
+    return between("sum of the steps ÷ stopwatch", sum(durations) / window.length_s, 0.95, 1.02)
 
 
 def device_memory(world: World) -> str:

@@ -167,9 +167,8 @@ def train_watched(
     """Train one epoch to warm up and one in which waits are errors, as runs do; what was checked meanwhile."""
     watching: Any = _Watching(loader, set_mode)
     checks: Any = Checks()
-    keys = {"run_id": "gpu-check", "attempt": 1}
     run = msgspec.structs.replace(run, epochs=EPOCHS)
-    trainer = Trainer(replica, watching, run=run, world=world, journal=checks, keys=keys)
+    trainer = Trainer(replica, watching, run=run, world=world, journal=checks)
     try:
         trainer.train()
     finally:

@@ -15,33 +15,32 @@ if TYPE_CHECKING:
 
 
 class TimedWindow:
-    """The time between two synchronisations of host and device, seconds.
+    """The time between two synchronisations of host and device: `with window: …`, again and again.
 
-    `start` waits for all ranks, then for this rank's devices; `stop` waits for this rank's devices only, so that
+    Opening it waits for all ranks, then for this rank's devices; closing it waits for this rank's devices only, so that
     each rank reports its own time and the slowest rank shows.
     """
 
     def __init__(self, world: RankWorld) -> None:
         self._world = world
-        self._started = self._cpu_started_s = 0.0
+        self._started = self._cpu_started_s = self.length_s = 0.0
         self.started_at = self.ended_at = 0.0
         """Unix times of the edges, s, to find other processes' measurements in the window."""
         self.cpu_time_s = 0.0
         """Processor time of this process in the window, all threads, user and system."""
 
-    def start(self) -> None:
-        """Open the window."""
+    def __enter__(self) -> None:
         self._world.barrier()
         self._world.synchronize()
         self.started_at, self._cpu_started_s = time.time(), time.process_time()
         self._started = time.perf_counter()
 
-    def stop(self) -> float:
-        """Close the window; returns its length, s."""
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is not None:  # devices may wait for ever for a rank that has failed
+            return
         self._world.synchronize()
-        length_s = time.perf_counter() - self._started
+        self.length_s = time.perf_counter() - self._started
         self.ended_at, self.cpu_time_s = time.time(), time.process_time() - self._cpu_started_s
-        return length_s
 
 
 class StepClock:

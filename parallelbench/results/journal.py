@@ -42,15 +42,16 @@ _NEEDED: dict[str, Any] = {
 class Journal:
     """Writes the journal of one rank; raises `StorageError` where a line can't be written."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, keys: Row | None = None) -> None:
+        """`keys`: columns of every row that is written."""
+        self._path, self._keys = path, keys or {}
         with storage_errors(path):
             # Unbuffered: a process that is killed loses no line that `write` returned from.
             self._file = path.open("ab", buffering=0)
 
     def write(self, table: str, rows: Iterable[Row]) -> None:
         """Append rows of a table, in one write."""
-        rows = list(rows)
+        rows = [{**self._keys, **row} for row in rows]
         if not rows:
             return
         for row in rows:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 import os
 import time
-from itertools import pairwise
+from collections import defaultdict
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.measure.clock import StepClock, TimedWindow
-from parallelbench.measure.memory import MemoryProbe
-from parallelbench.measure.processor import ProcessorShare, WorkerProbe
+from parallelbench.measure.clock import TimedWindow
 from parallelbench.measure.traffic import KINDS, Sent
-from parallelbench.results.tables import CLIPPING, SAMPLES
 from parallelbench.results.telemetry import NOTHING
-from parallelbench.training.checks.likeness import Finding, checks_arithmetic
-from parallelbench.training.observers import ExpertBalance, Settled, by_step, metric_column, metric_sums, rows_of
+from parallelbench.training import observers
+from parallelbench.training.checks.likeness import checks_arithmetic
 from parallelbench.world import cuda
 from parallelbench.world.machine import node_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from parallelbench.config.components import Batch
     from parallelbench.config.replica import Replica
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from parallelbench.measure.clock import StartUp
     from parallelbench.results.journal import Journal
     from parallelbench.training.checkpoint import EpochBoundary
-    from parallelbench.world.numerics import Sums
+    from parallelbench.training.observers import Observer, Row
 
 
 class NotFiniteError(Exception):
@@ -48,28 +46,38 @@ class Trainer:
         run: RunConfig,
         world: RankWorld,
         journal: Journal,
-        keys: dict[str, Any],
         startup: StartUp | None = None,
         boundary: EpochBoundary | None = None,
     ) -> None:
-        """Prepare the probes. `startup` ends with the first step of epoch 1. `boundary`: None for no checkpoints."""
+        """`startup` ends with the first step of epoch 1. `boundary`: None for no checkpoints."""
         self._replica, self._loader, self._run, self._world = replica, loader, run, world
-        self._journal, self._keys, self._startup, self._boundary = journal, keys, startup, boundary
-        self._window, self._memory, self._workers = TimedWindow(world), MemoryProbe(world), WorkerProbe(loader)
-        self._share = ProcessorShare(os.sched_getaffinity(0) if world.device_type == "cpu" else ())
-        self._steps = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
-        self._identity = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
-        self._device_uuid = device_uuid(world)
-        self.evaluated: tuple[float, float] = (math.nan, math.nan)
-        """Mean loss and share of correct predictions on the test set after the last epoch, over all ranks."""
-        self._metric_sums = metric_sums(None, run)
-        """This rank's, of the last evaluation."""
-        self._experts = ExpertBalance(replica, run)
-        self._settled = Settled(replica, world, checks=run.measure.parity)
-        self.sent: list[Sent] = []
-        """What this rank has sent in each epoch of this attempt."""
+        self._journal, self._startup, self._boundary = journal, startup, boundary
+        self._window = TimedWindow(world)
+        self._place = {"rank": world.rank, "local_rank": world.local_rank, "node": node_name()}
+        self._place["device_uuid"] = device_uuid(world)
+        self._scores, self._step_times = observers.Scores(run), observers.StepTimes(world, run)
+        own_cores = os.sched_getaffinity(0) if world.device_type == "cpu" else ()
+        self._observers: list[Observer] = [
+            self._scores,
+            *([observers.Copies(replica, run, world)] if run.measure.parity else []),
+            observers.StepLosses(run),
+            observers.EvaluatedMetric(run),
+            observers.ExpertBalance(replica, run),
+            observers.Clipping(replica, run),
+            observers.Sending(replica, rank=world.rank),
+            self._step_times,
+            observers.Memory(world),
+            observers.Processor(loader, own_cores),
+        ]
         self._exchanges: list[int] = []
         """Of the world, after each step of the epoch."""
+        self.sent: list[Sent] = []
+        """What this rank has sent in each epoch of this attempt."""
+
+    @property
+    def evaluated(self) -> tuple[float, float]:
+        """Mean loss and share of correct predictions on the test set after the last epoch, over all ranks."""
+        return self._scores.test_loss, self._scores.test_accuracy
 
     def train(self, *, first: int = 1) -> bool:
         """Train the epochs from `first` to the last; returns False after a stop before the last.
@@ -80,18 +88,106 @@ class Trainer:
             if self._world.rank == 0:
                 self._journal.event("phase", phase="epoch", epoch=epoch, epochs=self._run.epochs)
             try:
-                row = self._epoch(epoch)
+                row = {**self.train_epoch(epoch), **self._evaluate()}
             finally:
                 self._report_startup(epoch)
             # Every rank's rows are durable before the sum below can complete anywhere, and rank 0 writes the row
             # of `epochs` after it: where that row exists, the epoch is whole.
-            self._journal.write("ranks", [row])
-            self._journal.write("steps", self._step_rows(epoch))
-            self._journal.write("pushes", self._push_rows(epoch))
+            self._journal.write("ranks", [{"epoch": epoch, **self._place, **row}])
+            self.write_rows()
             self._journal.commit()
-            if self._finish_epoch(epoch, row):
+            stop, save = self._sum(epoch, took_s=row["epoch_time_s"] + row["evaluation_time_s"])
+            self._note_sent(row)
+            self._require_finite(epoch)
+            if self._boundary is not None and save:
+                self._boundary.save(epoch, self._replica)
+            if self._boundary is not None and stop:
+                self._boundary.stop(epoch)
                 return False
         return True
+
+    def train_epoch(self, epoch: int) -> Row:
+        """The training window of one epoch, with all its observers: columns of `ranks`."""
+        for observer in self._observers:
+            observer.epoch_starts(epoch)
+        with self._window:
+            trained = self._train(epoch)
+        window = self._window
+        row: Row = {"epoch_time_s": window.length_s, "cpu_time_s": window.cpu_time_s}
+        row |= {"training_started_at": window.started_at, "training_ended_at": window.ended_at}
+        for observer in reversed(self._observers):
+            row |= observer.epoch_trained(trained)
+        return row
+
+    def _train(self, epoch: int) -> Any:
+        """Sums over the samples whose loss this rank owns; None: none. Nothing here waits for a device, but the end."""
+        if epoch == 1 and self._startup is not None:
+            self._startup.done("model")  # the first step begins with the window: it is a part of both, once
+        total: Any = None
+        for batch in self._noted(self._step_times.timed(self._loader.train(epoch)), epoch):
+            scored = self._replica.step(batch)
+            if total is None:
+                total = scored
+            elif scored is not None:
+                total += scored
+        if total is not None:
+            total.tensor()
+        return total
+
+    def _noted(self, batches: Iterable[Batch], epoch: int) -> Iterator[Batch]:
+        """Pass batches on; after each step, note what was exchanged until then, and when the first one of all ended."""
+        startup = self._startup if epoch == 1 else None
+        exchanged = self._world.exchange_counter()
+        self._exchanges.clear()
+        for batch in batches:
+            yield batch
+            self._exchanges.append(exchanged())
+            if startup is not None:
+                self._world.synchronize()
+                startup.done("first_step")  # the clock only: the journal is written outside the window
+                startup = None
+
+    def _evaluate(self) -> Row:
+        """The evaluation window: columns of `ranks`."""
+        with self._window:
+            evaluated = self._replica.evaluate(self._scores.counted(self._loader.test()))
+        row = {"evaluation_time_s": self._window.length_s}
+        for observer in self._observers:
+            row |= observer.epoch_evaluated(evaluated)
+        return row
+
+    def write_rows(self) -> None:
+        """Write this rank's rows of the last epoch that are not of `ranks`."""
+        self._write(chain.from_iterable(observer.rows() for observer in self._observers))
+
+    def _sum(self, epoch: int, *, took_s: float) -> tuple[bool, bool]:
+        """Add up over all ranks what the epoch has given, all at once, and let rank 0 write it.
+
+        Returns whether to stop here, and whether to save, the same on all ranks.
+        """
+        requests = [0.0, 0.0] if self._boundary is None else self._boundary.requests(epoch, took_s)
+        parts = [requests, *(observer.sums() for observer in self._observers)]
+        total = iter(self._world.total(list(chain.from_iterable(parts))))
+        (stop, save), *sums = [[next(total) for _ in part] for part in parts]
+        rows = [*chain.from_iterable(each.epoch_summed(of) for each, of in zip(self._observers, sums, strict=True))]
+        if self._world.rank == 0:
+            self._write(rows)
+            self._journal.commit()
+        return bool(stop), bool(save)
+
+    def _write(self, rows: Iterable[tuple[str, Row]]) -> None:
+        """Write rows by table. Those of `epochs` are columns of one row."""
+        tables: dict[str, list[Row]] = defaultdict(list)
+        for table, row in rows:
+            tables[table].append(row)
+        if "epochs" in tables:
+            # The reader of the journals adds the telemetry of all nodes.
+            whole = {**NOTHING, "finished_at": time.time()}
+            for columns in tables["epochs"]:
+                whole |= columns
+            tables["epochs"] = [whole]
+        for table, written in tables.items():
+            self._journal.write(table, written)
 
     def _report_startup(self, epoch: int) -> None:
         """Record the start-up times after the training window of epoch 1."""
@@ -100,122 +196,17 @@ class Trainer:
         if "startup_first_step_s" in self._startup.parts:
             self._journal.event("facts", **self._startup.facts())
 
-    def _epoch(self, epoch: int) -> dict[str, Any]:
-        """Train and evaluate; returns the rank's row of `ranks`."""
-        trained = self.train_epoch(epoch)
-        held_bytes = self._memory.held_bytes()
-        self._settled.window_ended()
-        evaluated = self._evaluate()
-        self._settled.evaluated()
-        self._memory.give_back(held_bytes)  # no later peak counts what the evaluation and the checksums took
-        place = {"epoch": epoch, **self._identity, "device_uuid": self._device_uuid}
-        return {**self._keys, **place, **trained, **evaluated}
-
-    def train_epoch(self, epoch: int) -> dict[str, Any]:
-        """The training window of one epoch, with all its probes: columns of `ranks`."""
-        self._memory.start()
-        self._workers.start()
-        self._take_norms()  # those of steps before the window
-        self._experts.take()  # likewise
-        self._replica.traffic.take()  # the training window excludes what evaluation has sent
-        self._share.start()
-        self._window.start()
-        if epoch == 1 and self._startup is not None:
-            self._startup.done("model")  # the first step begins with the window: it is a part of both, once
-        trained = self._train_window(epoch)
-        epoch_time_s = self._window.stop()
-        workers = self._workers.stop()
-        share = self._share.stop(children_s=workers["loader_cpu_time_s"] or 0.0)
-        probes = {**self._memory.stop(), **workers, **share, **self._replica.traffic.take()}
-        probes |= self._take_norms()
-        self._experts.take()
-        edges = {"training_started_at": self._window.started_at, "training_ended_at": self._window.ended_at}
-        times = {"epoch_time_s": epoch_time_s, **edges, "cpu_time_s": self._window.cpu_time_s}
-        self._step_losses = by_step(trained, self._run.steps_per_epoch)
-        both, samples = (None, 0) if trained is None else (trained.tensor(), trained.samples)
-        return {**times, **_sums("train", both, samples), **probes}
-
-    def _take_norms(self) -> dict[str, float | None]:
-        """Columns of `ranks` about gradients that were clipped since the last call."""
-        taken = self._replica.take_norms() if self._run.clip_norm is not None else {}
-        return {column.name: taken.get(column.name) for column in CLIPPING}
-
-    def _evaluate(self) -> dict[str, Any]:
-        """The evaluation window: columns of `ranks`."""
-        self._window.start()
-        evaluated = self._replica.evaluate(counted := _Counted(self._loader.test()))
-        evaluation_time_s = self._window.stop()
-        samples = counted.samples if evaluated is not None else 0
-        self._metric_sums = metric_sums(evaluated, self._run)
-        both = None if evaluated is None else evaluated[:2]
-        return {"evaluation_time_s": evaluation_time_s, **_sums("test", both, samples)}
-
-    def _train_window(self, epoch: int) -> Sums | None:
-        """Sums over the samples whose loss this rank owns. Nothing here waits for a device."""
-        total: Sums | None = None
-        exchanges = self._world.exchange_counter()
-        self._exchanges.clear()
-        for index, batch in enumerate(self._steps.timed(self._loader.train(epoch))):
-            result = self._replica.step(batch)
-            if result is not None:
-                total = result if total is None else total + result
-            self._exchanges.append(exchanges())
-            if index == 0 and epoch == 1 and self._startup is not None:
-                self._world.synchronize()
-                self._startup.done("first_step")  # the clock only: the journal is written outside the window
-        if total is not None:
-            total.tensor()
-        return total
-
-    def _step_rows(self, epoch: int) -> list[dict[str, Any]]:
-        rank = self._world.rank
-        return [
-            {**self._keys, "epoch": epoch, "step": step, "rank": rank, "step_time_s": duration}
-            for step, duration in self._steps.durations()
-        ]
-
-    def _push_rows(self, epoch: int) -> list[dict[str, Any]]:
-        keys = {**self._keys, "epoch": epoch, "rank": self._world.rank}
-        return [{**keys, "step": push.step, "staleness": push.staleness} for push in self._replica.take_pushes()]
-
-    def _finish_epoch(self, epoch: int, row: dict[str, Any]) -> bool:
-        """Sum over ranks, check the counts, let rank 0 write the row of `epochs`, and raise where training diverged.
-
-        Then save the state if it is due. Returns whether to stop here, the same on all ranks.
-        """
-        names = [f"{part}_{what}" for part in ("train", "test") for what in ("loss_sum", "correct", "samples")]
-        took_s = row["epoch_time_s"] + row["evaluation_time_s"]
-        requests = [0.0, 0.0] if self._boundary is None else self._boundary.requests(epoch, took_s)
-        values = [float(row[name]) for name in names] + requests + self._step_losses
-        summed = self._world.total(values + self._metric_sums + self._experts.counts)
-        total, (stop, save), losses = summed[:6], summed[6:8], summed[8 : len(values)]
-        train_loss, _, train_samples, test_loss, _, test_samples = total
-        assert test_samples == self._run.data.test_samples, f"{test_samples} test samples evaluated"
-        is_last = epoch == self._run.epochs
-        checks = [*self._samples(epoch, int(train_samples)), *self._settled.findings(is_last=is_last)]
-        if self._world.rank == 0:
-            self._journal.write("epochs", [self._epoch_row(epoch, total) | self._further(summed[len(values) :])])
-            self._journal.write("losses", self._loss_rows(epoch, losses))
-            self._journal.write("checks", [{**self._keys, **finding.row(epoch)} for finding in checks])
-            self._journal.commit()
-        self.evaluated = (test_loss / test_samples, total[4] / (test_samples * self._run.data.labels_per_sample))
-        steps = self._run.steps_per_epoch
+    def _note_sent(self, row: Row) -> None:
         sent_bytes = sum(row[f"{kind}_bytes_sent"] for kind in KINDS)
         # What precedes the second step is left out: in a run's first step DDP has other buckets.
         each = (after - before for before, after in pairwise(self._exchanges))
-        self.sent.append(Sent(sent_bytes / steps, min(each, default=0)))
-        if not (math.isfinite(train_loss) and math.isfinite(test_loss)):
-            which = "training" if not math.isfinite(train_loss) else "test"
-            raise NotFiniteError(f"the {which} loss was not finite in epoch {epoch}: {self._advice()}")
-        if self._boundary is not None and save:
-            self._boundary.save(epoch, self._replica)
-        if self._boundary is not None and stop:
-            self._boundary.stop(epoch)
-        return bool(stop)
+        self.sent.append(Sent(sent_bytes / self._run.steps_per_epoch, min(each, default=0)))
 
-    def _advice(self) -> str:
-        """What to try after a loss that is not finite, and what was looked at before the rate is blamed."""
-        run = self._run
+    def _require_finite(self, epoch: int) -> None:
+        """Raise where a loss is not finite, with what to try, and what was looked at before the rate is blamed."""
+        if math.isfinite(self._scores.train_loss) and math.isfinite(self._scores.test_loss):
+            return
+        run, which = self._run, "test" if math.isfinite(self._scores.train_loss) else "training"
         coarse = ", or choose precision=fp32" if run.precision not in ("fp32", "fp64") else ""
         looked_at = "before training, this rank had the threads that it asks for"
         if checks_arithmetic(run, self._world.device_type):
@@ -223,59 +214,7 @@ class Trainer:
         elif not run.measure.parity:
             looked_at += "; measure.parity=true would have checked more"
         known = f" ({looked_at})" if run.strategy.framework == "torch" else ""
-        return f"lower optimizer.lr{coarse}{known}"
-
-    def _further(self, summed: list[float]) -> dict[str, float | None]:
-        """Columns of `epochs` about the metric and the experts, from their sums over all ranks."""
-        size = len(self._metric_sums)
-        return metric_column(self._run, summed[:size]) | self._experts.column(summed[size:])
-
-    def _loss_rows(self, epoch: int, losses: list[float]) -> list[dict[str, Any]]:
-        before, samples = (epoch - 1) * self._run.steps_per_epoch, self._run.global_batch_size
-        return [{**self._keys, "epoch": epoch, **row} for row in rows_of(losses, before=before, samples=samples)]
-
-    def _samples(self, epoch: int, taken: int) -> list[Finding]:
-        """Whether gradients were taken of all samples; where they were, said after the last epoch only."""
-        asked = self._run.steps_per_epoch * self._run.global_batch_size
-        if taken == asked and epoch < self._run.epochs:
-            return []
-        what = f"gradients taken of {taken:,} samples in an epoch of {asked:,}"
-        what += "" if taken else ": sums() sees those of a backward pass that comes after it"
-        return [Finding(SAMPLES, what, difference=float(abs(taken - asked)), limit=0.0)]
-
-    def _epoch_row(self, epoch: int, total: list[float]) -> dict[str, Any]:
-        train_loss, train_correct, train_samples, test_loss, test_correct, test_samples = total
-        asked, labels = self._run.steps_per_epoch * self._run.global_batch_size, self._run.data.labels_per_sample
-        return {
-            **self._keys,
-            "epoch": epoch,
-            "train_loss": train_loss / asked,
-            "train_accuracy": train_correct / (asked * labels),
-            "test_loss": test_loss / test_samples,
-            "test_accuracy": test_correct / (test_samples * labels),
-            "train_samples": int(train_samples),
-            "test_samples": int(test_samples),
-            "steps": self._run.steps_per_epoch,
-            "finished_at": time.time(),
-            **NOTHING,  # the reader of the journals adds the telemetry of all nodes
-        }
-
-
-class _Counted:
-    """Passes batches on and counts their samples."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches, self.samples = batches, 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self._batches:
-            self.samples += batch.size
-            yield batch
-
-
-def _sums(part: str, total: Any, samples: int) -> dict[str, Any]:
-    loss_sum, correct = (0.0, 0.0) if total is None else total.tolist()
-    return {f"{part}_samples": samples, f"{part}_loss_sum": loss_sum, f"{part}_correct": int(correct)}
+        raise NotFiniteError(f"the {which} loss was not finite in epoch {epoch}: lower optimizer.lr{coarse}{known}")
 
 
 def device_uuid(world: RankWorld) -> str:

@@ -1,4 +1,4 @@
-"""What is observed beside the windows of an epoch: equal parameters, losses of steps, the metric, experts' balance."""
+"""What observes the epochs of a run: each observer is told of the same few moments, all of them outside the windows."""
 
 from __future__ import annotations
 
@@ -7,98 +7,207 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError, raised_at
-from parallelbench.results.tables import COPIES, EXPERT_BALANCE, METRIC, SETTLED
+from parallelbench.measure.clock import StepClock
+from parallelbench.measure.memory import MemoryProbe
+from parallelbench.measure.processor import ProcessorShare, WorkerProbe
+from parallelbench.results.tables import CLIPPING, COPIES, EXPERT_BALANCE, METRIC, SAMPLES, SETTLED
 from parallelbench.training.checks.likeness import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from parallelbench.config.components import Batch
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks import RankWorld
-    from parallelbench.world.numerics import Sums
+    from parallelbench.loaders.order import BatchLoader
+
+Row = dict[str, Any]
 
 
-_HALF = 2**32
+class Observer:
+    """One rank's part in observing something. Every moment does nothing unless an observer says otherwise.
 
-
-def unlike_ranks(own: int | None, world: RankWorld, *, group: int = 0) -> tuple[int, int]:
-    """How many ranks have a checksum that others should have, too; how many have another one than the first of them.
-
-    Ranks of one `group` hold copies of each other. `own`: None on ranks that hold none. A collective; the same numbers
-    on every rank.
+    Moments come in the order of the methods. Observers are told in their order, but of the end of training in the
+    reverse one: what the last one measures is nearest to the window.
     """
-    table = [0.0] * (4 * world.size)
-    if own is not None:
-        table[4 * world.rank : 4 * world.rank + 4] = [1.0, float(group), *map(float, divmod(own % 2**64, _HALF))]
-    table = world.total(table)
-    rows = [tuple(table[start : start + 4]) for start in range(0, len(table), 4)]
-    return _unlike([row[1:] for row in rows if row[0]])
 
+    def epoch_starts(self, epoch: int) -> None:
+        """The training window of an epoch (from 1) opens next."""
 
-def _unlike(held: Sequence[tuple[float, ...]]) -> tuple[int, int]:
-    """The same of group and checksum of each rank."""
-    groups: dict[float, list[tuple[float, ...]]] = defaultdict(list)
-    for group, *checksum in held:
-        groups[group].append(tuple(checksum))
-    copied = [members for members in groups.values() if len(members) > 1]
-    return sum(map(len, copied)), sum(one != members[0] for members in copied for one in members)
+    def epoch_trained(self, trained: Any) -> Row:
+        """The training window is closed. `trained`: sums over the samples whose loss this rank owns; None: none.
 
-
-class Settled:
-    """One rank's checksums of its parameters, taken outside of all windows; none where nothing is checked."""
-
-    def __init__(self, replica: Replica, world: RankWorld, *, checks: bool) -> None:
-        self._replica, self._world, self._checks = replica, world, checks
-        self._trained: int | None = None
-        self._evaluated: int | None = None
-
-    def window_ended(self) -> None:
-        """Remember the parameters at the end of the training window."""
-        self._trained = self._checksum()
-
-    def evaluated(self) -> None:
-        """Remember them after the evaluation."""
-        self._evaluated = self._checksum()
-
-    def findings(self, *, is_last: bool) -> list[Finding]:
-        """Compare both, and those of other ranks. A collective.
-
-        `is_last`: it was the last epoch, after which it is said what was checked, or could not be.
+        Returns columns of this rank's row of `ranks`.
         """
-        return [*self._unchanged(is_last=is_last), *self._copies(is_last=is_last)] if self._checks else []
+        return {}
 
-    def _checksum(self) -> int | None:
-        copied = list(self._replica.copied()) if self._checks else []
-        if (wrong := next((each for each in copied if not hasattr(each, "shape")), None)) is not None:
-            raise ConfigError(
-                f"{type(self._replica).__name__}.copied returns {type(wrong).__name__}, not tensors: return the "
-                "parameters themselves, not their names, or () where no rank holds what another one does"
-            )
-        return self._world.checksum(copied) if copied else None
+    def epoch_evaluated(self, evaluated: Any) -> Row:
+        """The evaluation window is closed. `evaluated`: its sums, likewise. Returns further columns of that row."""
+        return {}
 
-    def _unchanged(self, *, is_last: bool) -> list[Finding]:
-        """Whether training ended with its window: an update that comes later is in no time that is published."""
-        if self._replica.shares_at_evaluation:
-            return [Finding(SETTLED, "parameters are shared before each evaluation")] if is_last else []
-        held, changed = self._world.total([float(self._trained is not None), float(self._trained != self._evaluated)])
-        if not held:
-            return [Finding(SETTLED, "ranks hold nothing that others hold, too, or do not say so")] if is_last else []
-        if not (changed or is_last):
-            return []
-        what = f"ranks whose parameters changed after the training window, until evaluated, of {held:.0f}"
-        return [Finding(SETTLED, what, difference=changed, limit=0.0)]
+    def rows(self) -> Iterable[tuple[str, Row]]:
+        """This rank's rows of other tables about the epoch, each with the table's name."""
+        return ()
 
-    def _copies(self, *, is_last: bool) -> list[Finding]:
-        """Compare the copies that ranks hold of the same parameters; none without copies."""
-        if self._world.size == 1:
-            return []
-        held, unlike = unlike_ranks(self._evaluated, self._world, group=self._replica.copy_group)
-        if held < 2:
-            nothing = Finding(COPIES, "no two ranks hold the same parameters, shards or stages")
-            return [nothing] if is_last else []
-        what = f"ranks whose copied parameters differ from the first's, of {held} that hold them"
-        return [Finding(COPIES, what, difference=float(unlike), limit=0.0)]
+    def sums(self) -> list[float]:
+        """Numbers to be added up over all ranks: as many on every rank. All observers' share one all-reduce."""
+        return []
+
+    def epoch_summed(self, total: Sequence[float]) -> Iterable[tuple[str, Row]]:
+        """What was added up. Returns rows of tables for rank 0 to write; columns of `epochs` go into its one row."""
+        return ()
+
+
+class Memory(Observer):
+    """Peaks of memory in the training window. It comes late, so that no peak holds what other observers take."""
+
+    def __init__(self, world: RankWorld) -> None:
+        self._probe = MemoryProbe(world)
+        self._held_bytes = 0
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._probe.start()
+
+    def epoch_trained(self, trained: Any) -> Row:
+        self._held_bytes = self._probe.held_bytes()
+        return self._probe.stop()
+
+    def epoch_evaluated(self, evaluated: Any) -> Row:
+        self._probe.give_back(self._held_bytes)  # no later peak counts what the evaluation and the checksums took
+        return {}
+
+
+class Processor(Observer):
+    """Processor time in the training window: the loader's workers', and what others took."""
+
+    def __init__(self, loader: BatchLoader, own_cores: Collection[int]) -> None:
+        self._workers, self._share = WorkerProbe(loader), ProcessorShare(own_cores)
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._workers.start()
+        self._share.start()
+
+    def epoch_trained(self, trained: Any) -> Row:
+        workers = self._workers.stop()
+        return {**workers, **self._share.stop(children_s=workers["loader_cpu_time_s"] or 0.0)}
+
+
+class Sending(Observer):
+    """Bytes sent in the training window, and updates that were pushed to servers."""
+
+    def __init__(self, replica: Replica, *, rank: int) -> None:
+        self._replica, self._rank = replica, rank
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._replica.traffic.take()  # what evaluation has sent
+
+    def epoch_trained(self, trained: Any) -> Row:
+        return self._replica.traffic.take()
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        for push in self._replica.take_pushes():
+            row = {"epoch": self._epoch, "rank": self._rank, "step": push.step, "staleness": push.staleness}
+            yield "pushes", row
+
+
+class Clipping(Observer):
+    """Norms of the gradients that were clipped in the training window."""
+
+    def __init__(self, replica: Replica, run: RunConfig) -> None:
+        self._replica, self._clips = replica, run.clip_norm is not None
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._take()  # those of steps before the window
+
+    def epoch_trained(self, trained: Any) -> Row:
+        return self._take()
+
+    def _take(self) -> Row:
+        taken = self._replica.take_norms() if self._clips else {}
+        return {column.name: taken.get(column.name) for column in CLIPPING}
+
+
+class StepTimes(Observer):
+    """Durations of sampled steps: the loop's batches pass through `timed`."""
+
+    def __init__(self, world: RankWorld, run: RunConfig) -> None:
+        self._rank = world.rank
+        self._clock = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def timed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches; a step lasts from asking for its batch to asking for the next one."""
+        return self._clock.timed(batches)
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        for step, duration_s in self._clock.durations():
+            yield "steps", {"epoch": self._epoch, "step": step, "rank": self._rank, "step_time_s": duration_s}
+
+
+class Scores(Observer):
+    """Loss and correct predictions in training and in evaluation; whether gradients were taken of all samples."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self._run = run
+        self.test_samples = 0
+        """How many this rank has evaluated in the epoch: whoever hands the batches over counts them."""
+        self.train_loss = self.test_loss = self.test_accuracy = math.nan
+        """Over all ranks: the mean losses, and the share of correct predictions on the test set."""
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._epoch, self.test_samples = epoch, 0
+
+    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The test batches, whose samples are counted."""
+        for batch in batches:
+            self.test_samples += batch.size
+            yield batch
+
+    def epoch_trained(self, trained: Any) -> Row:
+        both, samples = (None, 0) if trained is None else (trained.tensor(), trained.samples)
+        self._trained = _scores("train", both, samples)
+        return self._trained
+
+    def epoch_evaluated(self, evaluated: Any) -> Row:
+        both, samples = (None, 0) if evaluated is None else (evaluated[:2], self.test_samples)
+        self._evaluated = _scores("test", both, samples)
+        return self._evaluated
+
+    def sums(self) -> list[float]:
+        return [float(value) for value in (*self._trained.values(), *self._evaluated.values())]
+
+    def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
+        train_samples, train_loss, train_correct, test_samples, test_loss, test_correct = total
+        run, labels = self._run, self._run.data.labels_per_sample
+        assert test_samples == run.data.test_samples, f"{test_samples} test samples evaluated"
+        asked = run.steps_per_epoch * run.global_batch_size
+        self.train_loss, self.test_loss = train_loss / asked, test_loss / test_samples
+        self.test_accuracy = test_correct / (test_samples * labels)
+        row = {
+            "epoch": self._epoch,
+            "train_loss": self.train_loss,
+            "train_accuracy": train_correct / (asked * labels),
+            "test_loss": self.test_loss,
+            "test_accuracy": self.test_accuracy,
+            "train_samples": int(train_samples),
+            "test_samples": int(test_samples),
+            "steps": run.steps_per_epoch,
+        }
+        yield "epochs", row
+        if train_samples != asked or self._epoch == run.epochs:
+            what = f"gradients taken of {int(train_samples):,} samples in an epoch of {asked:,}"
+            what += "" if train_samples else ": sums() sees those of a backward pass that comes after it"
+            finding = Finding(SAMPLES, what, difference=float(abs(train_samples - asked)), limit=0.0)
+            yield "checks", finding.row(self._epoch)
+
+
+def _scores(part: str, both: Any, samples: int) -> Row:
+    loss_sum, correct = (0.0, 0.0) if both is None else both.tolist()
+    return {f"{part}_samples": samples, f"{part}_loss_sum": loss_sum, f"{part}_correct": int(correct)}
 
 
 BLOCK = 64
@@ -106,7 +215,29 @@ BLOCK = 64
 """
 
 
-def by_step(total: Sums | None, steps: int) -> list[float]:
+class StepLosses(Observer):
+    """Losses of single steps, and of blocks of steps: cheap, since sums are kept by step anyway."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self._run, self._losses = run, [0.0] * run.steps_per_epoch
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def epoch_trained(self, trained: Any) -> Row:
+        self._losses = by_step(trained, self._run.steps_per_epoch)
+        return {}
+
+    def sums(self) -> list[float]:
+        return self._losses
+
+    def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
+        before = (self._epoch - 1) * self._run.steps_per_epoch
+        for row in rows_of(total, before=before, samples=self._run.global_batch_size):
+            yield "losses", {"epoch": self._epoch, **row}
+
+
+def by_step(total: Any, steps: int) -> list[float]:
     """The summed loss of each step of an epoch on this rank: zeros where it owns none, NaN where steps can't be told
     apart. Waits for the device.
     """
@@ -117,7 +248,7 @@ def by_step(total: Sums | None, steps: int) -> list[float]:
     return [math.nan] * steps if rest else [math.fsum(losses[i * pieces : (i + 1) * pieces]) for i in range(steps)]
 
 
-def rows_of(losses: Sequence[float], *, before: int, samples: int) -> Iterator[dict[str, Any]]:
+def rows_of(losses: Sequence[float], *, before: int, samples: int) -> Iterator[Row]:
     """The columns `step`, `steps` and `train_loss` of an epoch; none where a loss is not finite.
 
     `losses`: summed over all ranks, of each step. `before`: steps of earlier epochs. `samples`: of a step.
@@ -130,6 +261,24 @@ def rows_of(losses: Sequence[float], *, before: int, samples: int) -> Iterator[d
         mean = math.fsum(losses[first:end]) / (end - first) / samples
         yield {"step": first + 1, "steps": end - first, "train_loss": mean}
         first = end
+
+
+class EvaluatedMetric(Observer):
+    """The run's metric, of each evaluation."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self._run, self._sums = run, metric_sums(None, run)
+
+    def epoch_evaluated(self, evaluated: Any) -> Row:
+        self._sums = metric_sums(evaluated, self._run)
+        return {}
+
+    def sums(self) -> list[float]:
+        return self._sums
+
+    def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
+        (column,) = METRIC
+        yield "epochs", {column.name: metric_value(self._run, total)}
 
 
 def metric_sums(evaluated: Any, run: RunConfig) -> list[float]:
@@ -163,36 +312,125 @@ def metric_value(run: RunConfig, sums: Sequence[float]) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def metric_column(run: RunConfig, sums: Sequence[float]) -> dict[str, float | None]:
-    """The column of `epochs`, from the sums over all ranks."""
-    (column,) = METRIC
-    return {column.name: metric_value(run, sums)}
-
-
-class ExpertBalance:
-    """One rank's counts of an epoch. For models without experts nothing is asked, kept or sent."""
+class ExpertBalance(Observer):
+    """How evenly tokens fall on experts. For models without experts nothing is asked, kept or sent."""
 
     def __init__(self, replica: Replica, run: RunConfig) -> None:
         self._replica = replica
         self._blocks, self._experts = run.model.routed_blocks, run.model.routed_experts
-        self.counts: list[float] = []
+        self._counts: list[float] = []
         """Block by block, of each expert; zeros of blocks that are on other ranks."""
 
-    def take(self) -> None:
-        """Those since the last call; waits for the devices."""
-        if not self._blocks:
-            return
-        taken = self._replica.take_expert_tokens()
-        nothing = [0] * self._experts
-        self.counts = [float(count) for block in range(self._blocks) for count in taken.get(block, nothing)]
+    def epoch_starts(self, epoch: int) -> None:
+        self._take()  # those of steps before the window
 
-    def column(self, summed: Sequence[float]) -> dict[str, float | None]:
-        """The column of `epochs`, from the sum of `counts` over all ranks.
+    def epoch_trained(self, trained: Any) -> Row:
+        self._take()
+        return {}
 
-        Ranks that compute the same tokens, as those of tensor parallelism, count them once each: the ratio stays.
-        """
+    def sums(self) -> list[float]:
+        return self._counts
+
+    def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
+        # Ranks that compute the same tokens, as those of tensor parallelism, count them once each: the ratio stays.
         size = self._experts
-        blocks = [summed[first : first + size] for first in range(0, len(summed), size)] if size else []
+        blocks = [total[first : first + size] for first in range(0, len(total), size)] if size else []
         ratios = [max(counts) * size / sum(counts) for counts in blocks if sum(counts)]
         (column,) = EXPERT_BALANCE
-        return {column.name: sum(ratios) / len(ratios) if ratios else None}
+        yield "epochs", {column.name: sum(ratios) / len(ratios) if ratios else None}
+
+    def _take(self) -> None:
+        """The counts since the last call; waits for the devices."""
+        if self._blocks:
+            taken, nothing = self._replica.take_expert_tokens(), [0] * self._experts
+            self._counts = [float(count) for block in range(self._blocks) for count in taken.get(block, nothing)]
+
+
+_HALF = 2**32
+
+
+class Copies(Observer):
+    """What a rank's parameters are after each epoch: the same as others', and as at the end of the training window.
+
+    Both by checksums. An update that comes after the window would be in no time that is published.
+    """
+
+    def __init__(self, replica: Replica, run: RunConfig, world: RankWorld) -> None:
+        self._replica, self._run, self._world = replica, run, world
+        self._trained: int | None = None
+        self._evaluated: int | None = None
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def epoch_trained(self, trained: Any) -> Row:
+        self._trained = self._checksum()
+        return {}
+
+    def epoch_evaluated(self, evaluated: Any) -> Row:
+        self._evaluated = self._checksum()
+        return {}
+
+    def sums(self) -> list[float]:
+        """Whether this rank holds something, and whether it has changed; then a table with one row a rank."""
+        table = [0.0] * (4 * self._world.size)
+        if self._evaluated is not None:
+            halves = map(float, divmod(self._evaluated % 2**64, _HALF))
+            table[4 * self._world.rank : 4 * self._world.rank + 4] = [1.0, float(self._replica.copy_group), *halves]
+        return [float(self._trained is not None), float(self._trained != self._evaluated), *table]
+
+    def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
+        held, changed, *table = total
+        for finding in (self._unchanged(held, changed), self._alike(table)):
+            if finding is not None:
+                yield "checks", finding.row(self._epoch)
+
+    def _unchanged(self, held: float, changed: float) -> Finding | None:
+        """Whether training ended with its window. Where it did, that is said after the last epoch only."""
+        if not (changed or self._is_last):
+            return None
+        if self._replica.shares_at_evaluation:
+            return Finding(SETTLED, "parameters are shared before each evaluation") if self._is_last else None
+        if not held:
+            return Finding(SETTLED, "ranks hold nothing that others hold, too, or do not say so")
+        what = f"ranks whose parameters changed after the training window, until evaluated, of {held:.0f}"
+        return Finding(SETTLED, what, difference=changed, limit=0.0)
+
+    def _alike(self, table: Sequence[float]) -> Finding | None:
+        """Whether ranks hold the same copies of the same parameters."""
+        if self._world.size == 1:
+            return None
+        held, unlike = unlike_ranks(table)
+        if held < 2:
+            nothing = Finding(COPIES, "no two ranks hold the same parameters, shards or stages")
+            return nothing if self._is_last else None
+        what = f"ranks whose copied parameters differ from the first's, of {held} that hold them"
+        return Finding(COPIES, what, difference=float(unlike), limit=0.0)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._epoch == self._run.epochs
+
+    def _checksum(self) -> int | None:
+        copied = list(self._replica.copied())
+        if (wrong := next((each for each in copied if not hasattr(each, "shape")), None)) is not None:
+            raise ConfigError(
+                f"{type(self._replica).__name__}.copied returns {type(wrong).__name__}, not tensors: return the "
+                "parameters themselves, not their names, or () where no rank holds what another one does"
+            )
+        return self._world.checksum(copied) if copied else None
+
+
+def unlike_ranks(table: Sequence[float]) -> tuple[int, int]:
+    """How many ranks have a checksum that others should have, too; how many have another one than the first of them.
+
+    `table`: four numbers a rank: whether it holds anything, its group, whose ranks hold copies of each other, and the
+    halves of its checksum.
+    """
+    groups: dict[float, list[tuple[float, ...]]] = defaultdict(list)
+    for start in range(0, len(table), 4):
+        holds, group, *checksum = table[start : start + 4]
+        if holds:
+            groups[group].append(tuple(checksum))
+    copied = [members for members in groups.values() if len(members) > 1]
+    return sum(map(len, copied)), sum(one != members[0] for members in copied for one in members)

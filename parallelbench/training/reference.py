@@ -102,9 +102,9 @@ def judge(run: RunConfig, attempt: Attempt) -> None:
     """Hold what was trained against plain code on one device: rows of `checks`, in rank 0's journal."""
     start, exchange = time.perf_counter(), Exchange.of(attempt)
     findings = _findings(run, exchange)
-    journal = Journal(attempt.path / "journal-rank0.jsonl")
     keys = {"run_id": run_id(run), "attempt": attempt.number}
-    journal.write("checks", [{**keys, **finding.row(run.epochs)} for finding in findings])
+    journal = Journal(attempt.path / "journal-rank0.jsonl", keys=keys)
+    journal.write("checks", [finding.row(run.epochs) for finding in findings])
     journal.event("facts", closing_check_s=time.perf_counter() - start)
     journal.commit()
     journal.close()

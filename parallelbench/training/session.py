@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.config.components import TRAITS
-from parallelbench.config.identity import canonical_json, run_id
+from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import training_plugin
 from parallelbench.data.content import content_sha256
 from parallelbench.errors import ConfigError
@@ -50,7 +50,6 @@ class RankSession:
         self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run), *tolerance_warnings(run)]
         self._warnings += reference_warnings(run)
         self._traits = TRAITS
-        self._keys = {"run_id": run_id(run), "attempt": attempt.number}
         self._trained_with: dict[str, Any] = {"framework": run.strategy.framework, "plugin": training_plugin(run)}
 
     def _join(self, world: RankWorld) -> None:
@@ -117,7 +116,6 @@ class RankSession:
             run=self._run,
             world=self._world,
             journal=self._journal,
-            keys=self._keys,
             startup=self._startup,
             boundary=self._boundary,
         )

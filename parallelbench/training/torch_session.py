@@ -117,7 +117,7 @@ class Session(RankSession):
         if initial is not None:
             finding = initial.finding(replica)
             if self._world.rank == 0:
-                self._journal.write("checks", [{**self._keys, **finding.row(1)}])
+                self._journal.write("checks", [finding.row(1)])
             self._startup.skip()
         return replica
 
@@ -144,7 +144,7 @@ class Session(RankSession):
         if self._run.epochs:
             self._run, arrays = prepared.training_set(arrays)
         if resumed is None:
-            self._journal.write("preprocess", [{**self._keys, **row} for row in prepared.rows])
+            self._journal.write("preprocess", prepared.rows)
             self._facts(**prepared.facts)
         self._startup.skip()
         return arrays
@@ -176,7 +176,7 @@ class Session(RankSession):
         closing = ClosingCheck(replica, loader, run=run, world=self._world, loader_of=loader_of, traits=self._traits)
         loss, accuracy = trainer.evaluated
         findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent=trainer.sent)
-        self._journal.write("checks", [{**self._keys, **finding.row(run.epochs)} for finding in findings])
+        self._journal.write("checks", [finding.row(run.epochs) for finding in findings])
         self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
         self._facts(closing_check_s=time.perf_counter() - start)
         self._journal.commit()
@@ -192,7 +192,7 @@ class Session(RankSession):
         attribution = AttributionPass(replica, loader, run=self._run, world=self._world)
         if measure.attribution_steps:
             rows = attribution.attribute(measure.attribution_steps)
-            self._journal.write("phases", [{**self._keys, "rank": self._world.rank, **row} for row in rows])
+            self._journal.write("phases", [{"rank": self._world.rank, **row} for row in rows])
             self._facts(**ring(self._world))
         if measure.trace:
             attribution.trace(self._attempt.trace_file(self._world.rank))
@@ -224,7 +224,7 @@ class Session(RankSession):
         said = functools.partial(self._journal.event, "parity_hint")
         hint = None if own_reference(checked) else lambda text: said(text=text)
         rows = check_parity(build_model(checked), checked, self._world, loader_of, hint=hint, traits=self._traits)
-        self._journal.write("parity", [{**self._keys, **row} for row in rows or ()])
+        self._journal.write("parity", rows or ())
         problems = [sum(not row["passed"] for row in rows or ()), rows is None]
         failed, unchecked = self._world.sum(torch.tensor(problems, dtype=torch.float64)).tolist()
         self._startup.done("parity")

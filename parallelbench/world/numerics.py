@@ -148,25 +148,35 @@ class Sums:
 
     def __init__(self, parts: Sequence[_Scored], known: Tensor | None = None, *, samples: int = 0) -> None:
         """`known`: sums of one other part, float64, as `tensor` gives them; a gradient was taken of `samples`."""
-        self._parts, self._known = tuple(parts), () if known is None else (known,)
+        self._parts, self._known = list(parts), [] if known is None else [known]
+        self._held_bytes = sum(part.logits.nbytes for part in parts) + (0 if known is None else known.nbytes)
         self._total: Tensor | None = None
-        self._losses: tuple[Tensor, ...] = ()
+        self._losses: list[Tensor] = []
         """Of the parts that `_total` holds, in their order, the summed losses."""
         self._samples = samples
 
-    def __add__(self, other: Sums) -> Sums:
-        """Of the samples of both."""
+    def __iadd__(self, other: Sums) -> Sums:
+        """Add those of other samples; nothing is launched until much waits."""
         if other._losses:
             self.tensor()  # what is added up comes before what waits
-        together = Sums((*self._parts, *other._parts), samples=self._samples + other._samples)
-        together._known = (*self._known, *other._known)
-        together._losses = (*self._losses, *other._losses)
-        totals = [sums._total for sums in (self, other) if sums._total is not None]
-        together._total = functools.reduce(torch.add, totals) if totals else None
-        held_bytes = sum(values.nbytes for values in (*(part.logits for part in together._parts), *together._known))
-        if len(together._parts) + len(together._known) >= _MOST_HELD or held_bytes > _MOST_HELD_BYTES:
-            together.tensor()
-        return together
+            self._losses += other._losses
+        if other._total is not None:
+            self._total = other._total if self._total is None else self._total + other._total
+        self._parts += other._parts
+        self._known += other._known
+        self._held_bytes += other._held_bytes
+        self._samples += other._samples
+        if len(self._parts) + len(self._known) >= _MOST_HELD or self._held_bytes > _MOST_HELD_BYTES:
+            self.tensor()
+        return self
+
+    def __add__(self, other: Sums) -> Sums:
+        """Those of the samples of both."""
+        both = Sums(self._parts, samples=self._samples)
+        both._known, both._held_bytes = list(self._known), self._held_bytes
+        both._total, both._losses = self._total, list(self._losses)
+        both += other
+        return both
 
     def tensor(self) -> Tensor:
         """Both sums, and those of a metric: float64 of shape (2 + its size,), on the device."""
@@ -179,10 +189,11 @@ class Sums:
             sums = torch.stack(self._known)
             found.append((sums.sum(0) if len(sums) > 1 else sums[0], sums[:, 0]))
         added += [total for total, _ in found]
-        self._samples, self._losses = self.samples, (*self._losses, *(losses for _, losses in found))
+        self._samples, self._losses = self.samples, self._losses + [losses for _, losses in found]
         if len(self._losses) >= _MOST_HELD:
-            self._losses = (torch.cat(self._losses),)
-        self._parts, self._known, self._total = (), (), functools.reduce(torch.add, added)
+            self._losses = [torch.cat(self._losses)]
+        self._parts, self._known, self._held_bytes = [], [], 0
+        self._total = functools.reduce(torch.add, added)
         return self._total
 
     @property

@@ -47,9 +47,8 @@ class Suite:
         exchange = Exchange.of(attempt)
         replica: Any = strategy.prepare(exchange.initial(), run, world)
         self.feed = strategy.feed(arrays, run, exchange, world)
-        self._journal = Journal(attempt.path / "journal-rank0.jsonl")
-        keys = {"run_id": "bench", "attempt": 1}
-        self._trainer = Trainer(replica, self.feed, run=run, world=world, journal=self._journal, keys=keys)
+        self._journal = Journal(attempt.path / "journal-rank0.jsonl", keys={"run_id": "bench", "attempt": 1})
+        self._trainer = Trainer(replica, self.feed, run=run, world=world, journal=self._journal)
         self._epoch, self.losses = 0, list[float]()
 
     def epoch(self) -> float:
@@ -58,7 +57,7 @@ class Suite:
         start = time.perf_counter()
         row = self._trainer.train_epoch(self._epoch)
         self._journal.event("epoch", **row)
-        self._journal.write("steps", self._trainer._step_rows(self._epoch))
+        self._trainer.write_rows()
         self._journal.commit()
         self.losses.append(row["train_loss_sum"] / row["train_samples"])
         return time.perf_counter() - start

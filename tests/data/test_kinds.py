@@ -197,7 +197,7 @@ def test_accuracy_is_the_share_of_all_labels() -> None:
     rows = Rows()
     rows.write = lambda table, new: written.extend(new if table == "epochs" else [])  # type: ignore[method-assign]
     loader = shard_loader(run, replica.data_shard)
-    trainer = Trainer(replica, loader, run=run, world=World(), journal=rows, keys={})  # type: ignore[arg-type]
+    trainer = Trainer(replica, loader, run=run, world=World(), journal=rows)  # type: ignore[arg-type]
     trainer.train()
     assert written[-1]["test_accuracy"] == trainer.evaluated[1] == 1.0, "the next token follows from each"
     assert 0 < written[0]["train_accuracy"] < written[-1]["train_accuracy"] <= 1.0

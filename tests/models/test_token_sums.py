@@ -73,7 +73,7 @@ def trained(rank: int, size: int, run: RunConfig) -> tuple[list[dict[str, Any]],
     world, journal = World(rank=rank, size=size, local_rank=rank), Epochs()
     replica = run.strategy.prepare(build_model(run), run, world)
     loader = shard_loader(run, replica.data_shard)
-    Trainer(replica, loader, run=run, world=world, journal=journal, keys={"run_id": "", "attempt": 1}).train()  # type: ignore[arg-type]
+    Trainer(replica, loader, run=run, world=world, journal=journal).train()  # type: ignore[arg-type]
     state = replica.full_state_dict()
     replica.close()
     return journal.epochs, state

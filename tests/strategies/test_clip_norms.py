@@ -136,7 +136,7 @@ def trained(run: RunConfig) -> list[dict[str, Any]]:
     replica, journal = run.strategy.prepare(build_model(run), run, World()), Ranks()
     loader = shard_loader(run, Shard())
     replica.step(next(loader.train(epoch=9)))
-    Trainer(replica, loader, run=run, world=World(), journal=journal, keys={}).train()  # type: ignore[arg-type]
+    Trainer(replica, loader, run=run, world=World(), journal=journal).train()  # type: ignore[arg-type]
     return [{name: row[name] for name in NAMES} for row in journal.rows]
 
 

@@ -55,7 +55,7 @@ def trained(rank: int, size: int, run: RunConfig) -> list[float | None]:
     replica = run.strategy.prepare(build_model(run), run, world)
     loader = loader_of(replica, run)
     replica.compile_warmup(next(loader.train(epoch=9)))
-    Trainer(replica, loader, run=run, world=world, journal=journal, keys={}).train()  # type: ignore[arg-type]
+    Trainer(replica, loader, run=run, world=world, journal=journal).train()  # type: ignore[arg-type]
     return [row["expert_imbalance"] for row in journal.rows]
 
 
@@ -174,15 +174,16 @@ class Given:
 )
 def test_ratios_of_the_blocks_are_averaged(taken: dict[int, list[int]], ratio: float | None) -> None:
     balance = ExpertBalance(Given(taken), small())  # type: ignore[arg-type]
-    balance.take()
-    assert len(balance.counts) == 2 * 4
-    assert balance.column(balance.counts) == {"expert_imbalance": ratio}
-    assert balance.column([3 * count for count in balance.counts]) == {"expert_imbalance": ratio}
+    balance.epoch_trained(None)
+    counts = balance.sums()
+    assert len(counts) == 2 * 4
+    assert list(balance.epoch_summed(counts)) == [("epochs", {"expert_imbalance": ratio})]
+    assert list(balance.epoch_summed([3 * count for count in counts])) == [("epochs", {"expert_imbalance": ratio})]
 
 
 def test_models_without_experts_are_not_asked() -> None:
     run = configure(*TOKENS, "model=gpt_tiny", "epochs=1")
     balance = ExpertBalance(None, run)  # type: ignore[arg-type]
-    balance.take()
-    assert balance.counts == []
-    assert balance.column([]) == {"expert_imbalance": None}
+    balance.epoch_trained(None)
+    assert balance.sums() == []
+    assert list(balance.epoch_summed([])) == [("epochs", {"expert_imbalance": None})]

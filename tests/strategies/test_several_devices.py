@@ -25,7 +25,7 @@ from parallelbench.strategies.pipeline import ModelParallel
 from parallelbench.strategies.pipeline.partition import assign
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.checks.parts import Initial
-from parallelbench.training.observers import Settled
+from parallelbench.training.observers import Copies
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 
@@ -110,11 +110,12 @@ def train(model: nn.Sequential, run: RunConfig) -> None:
     assert results[0] is not None
     assert results[1] is not None
     (results[0] + results[1]).tolist()
-    settled = Settled(replica, world, checks=True)
-    settled.window_ended()
+    copies = Copies(replica, run, world)
+    copies.epoch_starts(run.epochs)
+    copies.epoch_trained(results[0])
     replica.evaluate([batch_of(run)])
-    settled.evaluated()
-    settled.findings(is_last=True)
+    copies.epoch_evaluated(None)
+    list(copies.epoch_summed(world.total(copies.sums())))
     for tensors in (replica.full_state_dict(), replica.full_gradients(), replica.full_optimizer_state("exp_avg")):
         assert tensors
         assert {tensor.device.type for tensor in tensors.values()} == {"cpu"}

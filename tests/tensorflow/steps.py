@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks.tensorflow.session import TensorFlowSession
@@ -33,8 +34,9 @@ class Quick(TensorFlowSession):
     """A session in a world that several share: TensorFlow's devices are configured once per process."""
 
     def __init__(self, run: RunConfig, attempt: Attempt, world: TensorFlowWorld) -> None:
+        keys = {"run_id": run_id(run), "attempt": attempt.number}
         super(TensorFlowSession, self).__init__(
-            run, attempt, journal=Journal(attempt.path / "journal-rank0.jsonl"), startup=StartUp(0.0, 0.0)
+            run, attempt, journal=Journal(attempt.path / "journal-rank0.jsonl", keys=keys), startup=StartUp(0.0, 0.0)
         )
         self._exchange = Exchange.of(attempt)
         world.device_names = [f"/cpu:{index}" for index in range(run.devices)]
