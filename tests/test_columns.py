@@ -115,7 +115,8 @@ FORCED = {
         "tests.strategies.test_traffic.test_an_owner_sends_its_whole_tensors_to_all_others": "parameter_bytes_sent",
     },
     "losses": {
-        "tests.test_step_losses.test_rows_are_those_of_a_loop_by_hand": "run_id attempt epoch step steps train_loss"
+        "tests.test_step_losses.test_rows_are_those_of_a_loop_by_hand": "epoch step steps train_loss",
+        "tests.test_journal.test_a_journals_keys_are_columns_of_every_row": "run_id attempt",
     },
     "steps": {f"{HERE}.test_times_are_those_of_the_clock": "run_id attempt epoch step rank step_time_s"},
     "pushes": {f"{HERE}.test_pushes_of_a_worker": "run_id attempt epoch rank step staleness"},
@@ -422,7 +423,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
     attempt.describe(processes=1, device_type="cpu", oversubscribed=False, warnings=warnings, submit="a command")
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, clock, run)
-        journal = Journal(attempt.path / "journal-rank0.jsonl")
+        keys = {"run_id": run_id(run), "attempt": attempt.number}
+        journal = Journal(attempt.path / "journal-rank0.jsonl", keys=keys)
         startup = StartUp(990.0, 995.0)
         whole = Session(run, attempt, device_type="cpu", journal=journal, startup=startup)
         whole.train()

@@ -14,7 +14,6 @@ import pytest
 
 from launch.attempt.supervisor import too_small
 from parallelbench.errors import ConfigError
-from parallelbench.training import worker
 from parallelbench.world import machine as machine_module
 from parallelbench.world.machine import Gpu, Machine, pin, threads_here, torch_cuda
 from tests.faults import fault
@@ -123,9 +122,7 @@ def test_a_driver_too_old_for_torch_is_named_before_anything_starts(
     """Within a major version of CUDA older drivers run newer programs."""
     profile = tmp_path / "profile.txt"
     profile.write_text("device GPU-a\n")
-    code = (
-        f"from parallelbench.world import cuda_driver as d; d.torch_cuda = lambda: {torch}; print(d.driver_problem())"
-    )
+    code = f"from parallelbench.world import machine as d; d.torch_cuda = lambda: {torch}; print(d.driver_problem())"
     command = [sys.executable, "-c", code]
     looked = subprocess.run(
         command, env=environment(profile, library()) | {"FAKE_CUDA": driver}, capture_output=True, text=True, check=True
@@ -225,7 +222,7 @@ def test_a_rank_is_pinned_beside_its_gpu(local_rank: str, cores: set[int], monke
     if len(allowed) < 2:
         pytest.skip("needs two cores")
     near = [Gpu(name="A100", uuid=f"GPU-{core}", memory_bytes=1, cores=frozenset({core})) for core in allowed[:2]]
-    monkeypatch.setattr(worker, "this_machine", lambda: Machine(tuple(allowed), len(allowed), tuple(near)))
+    monkeypatch.setattr(machine_module, "this_machine", lambda: Machine(tuple(allowed), len(allowed), tuple(near)))
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     assert pin(configured("strategy=ddp", "devices=2"), "cuda") == []
     assert os.sched_getaffinity(0) == {allowed[core] for core in cores}

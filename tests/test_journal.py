@@ -69,6 +69,13 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     ]
 
 
+def test_a_journals_keys_are_columns_of_every_row(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal-rank0.jsonl", keys={"run_id": "known", "attempt": 3})
+    journal.write("losses", [{"epoch": 1, "step": step, "steps": 1, "train_loss": 0.5} for step in (1, 2)])
+    rows = [entry["row"] for entry in read_entries(tmp_path / "journal-rank0.jsonl")]
+    assert [(row["run_id"], row["attempt"], row["step"]) for row in rows] == [("known", 3, 1), ("known", 3, 2)]
+
+
 def test_lines_are_there_without_commit_or_close(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal-rank0.jsonl")
     journal.event("phase")

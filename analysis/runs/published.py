@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 
+from parallelbench.config.build import MOVED
 from parallelbench.redaction import MARKS, redacted
 from parallelbench.results.files import read_record
 from parallelbench.results.folder import RunFolder
@@ -138,6 +139,12 @@ def _known_columns(frame: pl.DataFrame, table: str, differences: list[str]) -> p
 def finite(frame: pl.DataFrame) -> pl.DataFrame:
     """The same without NaN and infinity: quotients of nothing, and what overflows, are null, as if not measured."""
     return frame.with_columns(pl.when(cs.float().is_finite()).then(cs.float()))
+
+
+def of_today(frame: pl.DataFrame) -> pl.DataFrame:
+    """The same runs, whose classes are named by where they stand today."""
+    old, new = ([f'"_target_":"{name}"' for name in names] for names in (MOVED, MOVED.values()))
+    return frame.with_columns(pl.col("config_json").str.replace_many(old, new))
 
 
 def without_tokens(frame: pl.DataFrame, *, but: tuple[str, ...] = ("run_id", "folder")) -> pl.DataFrame:
@@ -271,6 +278,7 @@ class Collection:
     def _rows(self, table: str, names: list[set[str]], columns: Sequence[str]) -> pl.DataFrame:
         parts = [sweep.rows(table, kept, self._read, columns) for sweep, kept in zip(self._sweeps, names, strict=True)]
         frame = _in_order(parts) if parts else pl.DataFrame(schema=table_schema(table)).select(columns)
+        frame = of_today(frame) if "config_json" in frame.columns else frame
         return without_tokens(frame) if table in _WITH_TEXT else frame  # older releases recorded what they found
 
 

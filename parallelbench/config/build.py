@@ -129,6 +129,53 @@ LATER_OPTIONS: dict[str, Any] = {
 
 With its default an option is no part of a mapping, so that run ids stay as they were.
 """
+MOVED = {
+    "parallelbench.data.breast_cancer.BreastCancer": "parallelbench.data.sklearn.BreastCancer",
+    "parallelbench.data.byte_text.Text": "parallelbench.data.text.Text",
+    "parallelbench.data.cifar.Cifar10": "parallelbench.data.torchvision.Cifar10",
+    "parallelbench.data.cifar.Cifar100": "parallelbench.data.torchvision.Cifar100",
+    "parallelbench.data.digits.Digits": "parallelbench.data.sklearn.Digits",
+    "parallelbench.data.mnist.Mnist": "parallelbench.data.torchvision.Mnist",
+    "parallelbench.loaders.tensor_dataset.TensorDataset": "parallelbench.loaders.dataloader.TensorDataset",
+    "parallelbench.losses.CrossEntropy": "parallelbench.optim.losses.CrossEntropy",
+    "parallelbench.losses.MeanSquaredError": "parallelbench.optim.losses.MeanSquaredError",
+    "parallelbench.metrics.CalibrationError": "parallelbench.optim.metrics.CalibrationError",
+    "parallelbench.metrics.MacroF1": "parallelbench.optim.metrics.MacroF1",
+    "parallelbench.metrics.NoMetric": "parallelbench.optim.metrics.NoMetric",
+    "parallelbench.metrics.TopK": "parallelbench.optim.metrics.TopK",
+    "parallelbench.models.gpt_moe.GptMoe": "parallelbench.models.moe.GptMoe",
+    "parallelbench.models.linear.LogisticRegression": "parallelbench.models.mlp.LogisticRegression",
+    "parallelbench.optimizers.Adagrad": "parallelbench.optim.optimizers.Adagrad",
+    "parallelbench.optimizers.Adam": "parallelbench.optim.optimizers.Adam",
+    "parallelbench.optimizers.AdamW": "parallelbench.optim.optimizers.AdamW",
+    "parallelbench.optimizers.Lbfgs": "parallelbench.optim.optimizers.Lbfgs",
+    "parallelbench.optimizers.Sgd": "parallelbench.optim.optimizers.Sgd",
+    "parallelbench.schedules.Constant": "parallelbench.optim.schedules.Constant",
+    "parallelbench.schedules.Cosine": "parallelbench.optim.schedules.Cosine",
+    "parallelbench.schedules.LinearWarmup": "parallelbench.optim.schedules.LinearWarmup",
+    "parallelbench.schedules.StepDecay": "parallelbench.optim.schedules.StepDecay",
+    "parallelbench.strategies.context_parallel.ContextParallel": "parallelbench.strategies.context.ContextParallel",
+    "parallelbench.strategies.ddp.Ddp": "parallelbench.strategies.data_parallel.Ddp",
+    "parallelbench.strategies.dp_pp.DpPp": "parallelbench.strategies.pipeline.DpPp",
+    "parallelbench.strategies.dp_pp_tp.DpPpTp": "parallelbench.strategies.pipeline.DpPpTp",
+    "parallelbench.strategies.dp_tp.DpTp": "parallelbench.strategies.tensor.DpTp",
+    "parallelbench.strategies.expert_parallel.ExpertParallel": "parallelbench.strategies.expert.ExpertParallel",
+    "parallelbench.strategies.fsdp_cp.FsdpCp": "parallelbench.strategies.context.FsdpCp",
+    "parallelbench.strategies.hsdp.Hsdp": "parallelbench.strategies.fsdp.Hsdp",
+    "parallelbench.strategies.model_parallel.ModelParallel": "parallelbench.strategies.pipeline.ModelParallel",
+    "parallelbench.strategies.parameter_server.ParameterServer": "parallelbench.strategies.servers.ParameterServer",
+    "parallelbench.strategies.ring_ddp.RingDdp": "parallelbench.strategies.data_parallel.RingDdp",
+    "parallelbench.strategies.sandblaster_lbfgs.SandblasterLbfgs": "parallelbench.strategies.lbfgs.SandblasterLbfgs",
+    "parallelbench.strategies.tensor_parallel.TensorParallel": "parallelbench.strategies.tensor.TensorParallel",
+    "parallelbench.strategies.tf_mirrored.TfMirrored": "parallelbench.frameworks.tensorflow.TfMirrored",
+    "parallelbench.strategies.tf_multi_worker.TfMultiWorker": "parallelbench.frameworks.tensorflow.TfMultiWorker",
+    "parallelbench.strategies.tf_parameter_server.TfParameterServer": (
+        "parallelbench.frameworks.tensorflow.TfParameterServer"
+    ),
+    "parallelbench.strategies.tf_single.TfSingle": "parallelbench.frameworks.tensorflow.TfSingle",
+    "parallelbench.strategies.zero1.Zero1": "parallelbench.strategies.data_parallel.Zero1",
+}
+"""Classes by the names that results of earlier versions, and all run ids, know them by → their names today."""
 _BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
 PLUGIN_SOURCES = "plugin_sources"
 """Key of a component whose class is a plugin's: `RunConfig.plugin_sources`. So a changed strategy is another way to
@@ -307,7 +354,7 @@ def component_class(target: str, key: str, plugin: str | None) -> type[Node]:
             f"{key}._target_={target!r} is refused: only component classes of {' and '.join(packages)} may be named"
             + ("" if plugin else " (--plugin PACKAGE adds a package)")
         )
-    cls = _imported(target)
+    cls = _imported(MOVED.get(target, target))
     if cls is None:
         raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
     if not (isinstance(cls, type) and issubclass(cls, _BASES[key])):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.config.build import to_mapping
+from parallelbench.config.build import COMPONENTS, MOVED, to_mapping
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
@@ -20,6 +20,9 @@ PLACES = ("results", "launcher", "site", "sweep_name")
 """Keys that say where a run takes place, and where its result is kept: what is measured is the same everywhere."""
 
 
+_FIRST_NAMES = {today: first for first, today in MOVED.items()}
+
+
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and no spaces: equal for equal configurations."""
     return msgspec.json.encode(value, order="sorted").decode()
@@ -30,6 +33,9 @@ def run_id(run: RunConfig) -> str:
     identity = to_mapping(run)
     for key in PLACES:
         del identity[key]
+    for key in COMPONENTS:
+        if key in identity:  # where a class of the suite stands is no part of what it does
+            identity[key]["_target_"] = _FIRST_NAMES.get(identity[key]["_target_"], identity[key]["_target_"])
     identity.pop("same_plugin", None)
     del identity["measure"]["probe"]  # it measures the machine, before and after the training
     # Times on shared cores are another experiment: their result must not count as done for a run with enough cores.
