@@ -43,7 +43,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 _INTRO = f"""# Results: what the tables hold
 
-This page is generated from the declarations in `parallelbench/store/` and `analysis/metrics/` by `make docs`. Version
+This page is generated from the declarations in `parallelbench/results/` and `analysis/metrics/` by `make docs`. Version
 {TABLES_VERSION} of the tables.
 
 A finished run publishes one Parquet file per table in `<results>/<sweep>/<run>/result/`, all at once, with

@@ -6,14 +6,11 @@ import ast
 from collections import defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from tests.test_imports import SOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def needed(module: str) -> set[str]:
@@ -37,8 +34,6 @@ def _without_type_checking(module: str) -> ast.Module:
 
 OWN_ROOMS = ("parallelbench.frameworks.tensorflow",)
 """Folders in a room's folder that are rooms of their own."""
-BACKWARDS: dict[tuple[str, str], str] = {}
-"""Imports that go against the order of the rooms, each with its reason."""
 
 
 def room(module: str) -> str:
@@ -46,26 +41,18 @@ def room(module: str) -> str:
     return next((own for own in OWN_ROOMS if f"{module}.".startswith(f"{own}.")), ".".join(module.split(".")[:2]))
 
 
-def rooms(allowed: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-    """Room → rooms that it takes something from, without these imports."""
+def rooms() -> dict[str, set[str]]:
+    """Room → rooms that it takes something from."""
     graph: dict[str, set[str]] = defaultdict(set)
     for module in SOURCES:
         for other in needed(module):
-            if (module, other) not in allowed and room(module) != room(other):
+            if room(module) != room(other):
                 graph[room(module)].add(room(other))
     return graph
 
 
 def test_rooms_import_each_other_in_one_direction_only() -> None:
     try:
-        TopologicalSorter(rooms(BACKWARDS)).prepare()
+        TopologicalSorter(rooms()).prepare()
     except CycleError as error:
         pytest.fail(f"rooms import each other in a circle: {' → '.join(reversed(error.args[1]))}")
-
-
-def test_no_exception_from_the_order_of_the_rooms_is_granted_in_vain() -> None:
-    for exception in BACKWARDS:
-        of_both = [each for each in BACKWARDS if room(each[0]) == room(exception[0]) and each != exception]
-        assert exception[1] in needed(exception[0])
-        with pytest.raises(CycleError):
-            TopologicalSorter(rooms(set(BACKWARDS) - {exception, *of_both})).prepare()
