@@ -14,7 +14,7 @@ from torch import nn
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.measure.counting import decode_counts, encode_counts
-from parallelbench.measure.layers import counts_without_values, layer_counts
+from parallelbench.measure.layers import LARGE, count_facts, counts_without_values, layer_counts
 from parallelbench.strategies.pipeline.partition import layer_costs
 from parallelbench.training.torch_session import build_model
 from tests.strategies.training import configure
@@ -71,6 +71,7 @@ def test_a_program_counts_for_those_who_load_no_torch() -> None:
 def test_without_values_the_same_is_counted(model: str) -> None:
     run = configure(*(("data=tokens",) if model == "gpt_tiny" else IMAGES), f"model={model}")
     assert counts_without_values(run) == layer_counts(run)
+    assert count_facts(run, parameters=LARGE) == count_facts(run, parameters=0), "also what training takes at least"
 
 
 def test_a_model_that_looks_at_values_is_counted_with_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
-"""The floating-point operations that training a model takes at least, whatever algorithms the libraries choose."""
+"""Counts what each layer of a run's model does for one sample, and what training takes at least."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
@@ -17,11 +17,13 @@ from parallelbench.models.modules import blank, built, parameters_by_layer
 from parallelbench.models.plan import planned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from parallelbench.config.components import Split
     from parallelbench.config.run import RunConfig
 
+
+Counted = TypeVar("Counted")
 
 WINOGRAD = 4.0
 """By how much the fastest algorithm in use multiplies less in a convolution of 3×3: F(4×4, 3×3) of Lavin and Gray 2016
@@ -33,67 +35,60 @@ LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Matrix products → which argument is the left matrix."""
 
 
+FP32 = 4
+"""Bytes of a number."""
+
+
+LARGE = 50_000_000
+"""Parameters from which a model is counted on tensors without values: these load sympy, which takes seconds, and values
+take memory that a model's devices have and the host may not.
+"""
+
+
+def count_facts(run: RunConfig, *, parameters: int) -> dict[str, Any]:
+    """Columns of the table `run`, counted in one pass; `parameters`: the model's."""
+    layers, least_flop = without_values(_counts, run) if parameters >= LARGE else _counts(run)
+    return {"least_flop_per_sample": _of_training(least_flop), "layers_json": encode_counts(layers)}
+
+
+def layer_counts(run: RunConfig) -> list[LayerCount]:
+    """One row per layer, counted while one sample passes on the CPU."""
+    return _counts(run)[0]
+
+
 def least_flop_per_sample(run: RunConfig) -> float | None:
     """Forward, and backward for weights and inputs, counted while one sample passes on the CPU. None where none counts.
 
     Only matrix products and convolutions count. The input of the first of them needs no gradient.
     """
-    # Meta tensors would need no memory, but load sympy, for seconds.
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model = built(run, torch.float32).eval()
-        with _Counter() as counted:
-            model(blank(run.data, 1))
-    return 3 * sum(counted.flop) - counted.flop[0] if counted.flop else None
+    return _of_training(_counts(run)[1])
 
 
-class _Counter(TorchDispatchMode):
-    """Counts what is multiplied and added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flop: list[float] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let the operation happen, and count it."""
-        result, name = func(*args, **(kwargs or {})), func._schema.name
-        if name in LEFT:
-            self.flop.append(2.0 * result.numel() * args[LEFT[name]].shape[-1])
-        elif name == "aten::convolution":
-            kernel = args[1]
-            values = kernel[0, 0].numel()
-            self.flop.append(2.0 * result.numel() * kernel[0].numel() / _SAVED.get(values, values))
-        return result
+def _of_training(forward: list[float]) -> float | None:
+    return 3 * sum(forward) - forward[0] if forward else None
 
 
-FP32 = 4
-"""Bytes of a number."""
-
-
-def count_facts(run: RunConfig) -> dict[str, Any]:
-    """Columns of the table `run`."""
-    return {"least_flop_per_sample": least_flop_per_sample(run), "layers_json": encode_counts(layer_counts(run))}
-
-
-def layer_counts(run: RunConfig) -> list[LayerCount]:
-    """One row per layer, counted while one sample passes on the CPU."""
+def _counts(run: RunConfig) -> tuple[list[LayerCount], list[float]]:
+    """The layers, and the operations that each product and convolution of the forward pass takes at least."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = built(run, torch.float32).eval()
         values = blank(run.data, 1)
-        plan, rows = run.model.tensor_plan(), []
+        plan, rows, least_flop = run.model.tensor_plan(), list[LayerCount](), list[float]()
         for (name, layer), own in zip(model.named_children(), parameters_by_layer(model), strict=True):
-            values, row = _counted(name, layer, values, plan)
+            values, row, least = _counted(name, layer, values, plan)
             rows.append(msgspec.structs.replace(row, parameters=sum(each.numel() for each in own), tensors=len(own)))
-    return rows
+            least_flop += least
+    return rows, least_flop
 
 
 def _counted(
     name: str, layer: nn.Module, values: torch.Tensor, plan: Mapping[str, Split]
-) -> tuple[torch.Tensor, LayerCount]:
+) -> tuple[torch.Tensor, LayerCount, list[float]]:
     planned = _Planned(name, layer, plan)
     with _LayerCounter() as counted:
         values = layer(values)
     planned.remove()
-    return values, LayerCount(
+    row = LayerCount(
         name=name,
         product_flop=counted.product_flop,
         convolution_flop=counted.convolution_flop,
@@ -107,6 +102,7 @@ def _counted(
         shardable_parameters=planned.parameters,
         exchanged_bytes=float(FP32 * planned.exchanged_values),
     )
+    return values, row, counted.least_flop
 
 
 class _Planned:
@@ -141,14 +137,19 @@ class _LayerCounter(TorchDispatchMode):
         super().__init__()
         self.product_flop = self.convolution_flop = self.grouped_flop = 0.0
         self.values = self.operations = 0
+        self.least_flop: list[float] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let the operation happen, and count it."""
         result, name = func(*args, **(kwargs or {})), func._schema.name
         if name in LEFT:
-            self.product_flop += 2.0 * result.numel() * args[LEFT[name]].shape[-1]
+            flop = 2.0 * result.numel() * args[LEFT[name]].shape[-1]
+            self.product_flop += flop
+            self.least_flop.append(flop)
         elif name == "aten::convolution":
-            flop = 2.0 * result.numel() * args[1][0].numel()
+            kernel = args[1]
+            flop, size = 2.0 * result.numel() * kernel[0].numel(), kernel[0, 0].numel()
+            self.least_flop.append(flop / _SAVED.get(size, size))
             if args[-1] == 1:
                 self.convolution_flop += flop
             else:
@@ -183,13 +184,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def counts_without_values(run: RunConfig) -> list[LayerCount]:
     """The same, of a model that may be too large for this machine; takes seconds more of imports."""
+    return without_values(_counts, run)[0]
+
+
+def without_values(count: Callable[[RunConfig], Counted], run: RunConfig) -> Counted:
+    """What a count gives on tensors without values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return layer_counts(run)
+            return count(run)
     except Exception:  # a user's model may look at values; where it is broken, this raises the same
-        return layer_counts(run)
+        return count(run)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ class Session(RankSession):
         self._phase("model")
         set_precision(run.precision)
         model = build_model(run)
+        self._parameters = sum(p.numel() for p in model.parameters())
         if resumed is None:
             self._describe(sum(p.numel() for p in model.parameters() if p.requires_grad), parity_passed)
         else:  # the columns of earlier attempts stay
@@ -158,7 +159,7 @@ class Session(RankSession):
     def _count(self) -> None:
         """Record what training takes at least, and what each layer does, outside all times."""
         if self._world.rank == 0:
-            self._facts(**count_facts(self._run))
+            self._facts(**count_facts(self._run, parameters=self._parameters))
 
     def _probe(self, moment: Moment) -> None:
         """Measure how fast the devices are, outside all times; not where the run's times mean nothing anyway."""
