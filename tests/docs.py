@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -230,11 +231,13 @@ def _possible(strategy: str, model: str, options: list[str], reasons: list[str])
 
 def _summary(name: str) -> str:
     strategy = type(one_run([f"strategy={name}"]).run.strategy)
-    if strategy.__module__.rpartition(".")[2] != name:  # a variant: its own file says in the first comment what it is
+    if (
+        re.sub(r"(?<!^)(?=[A-Z])", "_", strategy.__name__).lower() != name
+    ):  # a variant: the first comment of its own file
         first = (DOCS.parent / "conf" / "strategy" / f"{name}.yaml").read_text().partition("\n")[0]
         assert first.startswith("# "), f"{name}.yaml doesn't say what it is"
         return first.removeprefix("# ")
-    return (inspect.getdoc(inspect.getmodule(strategy)) or "").split("\n\n")[0].replace("\n", " ")
+    return (inspect.getdoc(strategy) or "").split("\n\n")[0].replace("\n", " ")
 
 
 _RELIABILITY_INTRO = """# Reliability: what is survived

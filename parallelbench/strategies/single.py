@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Single(Strategy, frozen=True, kw_only=True):
-    """One process, one device."""
+    """Training on one device: what every other strategy is compared with.
+
+    One process, one device.
+    """
 
     can_be_captured: ClassVar[bool] = True
     evaluates_repeatedly: ClassVar[bool] = True

@@ -177,7 +177,10 @@ def check_all_reduce(chosen: str, known: tuple[str, ...], device_type: str) -> N
 
 
 class TfSingle(MirroredCopies, frozen=True, kw_only=True):
-    """One process, one device, TensorFlow's default strategy."""
+    """Training on one device with TensorFlow.
+
+    One process, one device, TensorFlow's default strategy.
+    """
 
     def processes(self, run: RunConfig, device_type: str) -> int:
         """One."""
@@ -204,7 +207,10 @@ class TfSingle(MirroredCopies, frozen=True, kw_only=True):
 
 
 class TfMirrored(MirroredCopies, frozen=True, kw_only=True):
-    """One process drives all devices; on CPUs these are logical devices, which share its threads."""
+    """TensorFlow's MirroredStrategy: one process, a copy of the model on each of its devices, gradients all-reduced.
+
+    One process drives all devices; on CPUs these are logical devices, which share its threads.
+    """
 
     all_reduce: Literal["auto", "nccl", "hierarchical_copy", "reduce_to_one"]
     """How gradients are summed. auto: nccl on GPUs, hierarchical_copy on CPUs."""
@@ -238,7 +244,10 @@ class TfMirrored(MirroredCopies, frozen=True, kw_only=True):
 
 
 class TfMultiWorker(MirroredCopies, frozen=True, kw_only=True):
-    """One process per device; workers exchange gradients over gRPC (ring), or between GPUs by NCCL."""
+    """TensorFlow's MultiWorkerMirroredStrategy: one process per device, gradients all-reduced by collectives.
+
+    One process per device; workers exchange gradients over gRPC (ring), or between GPUs by NCCL.
+    """
 
     spans_nodes: ClassVar[bool] = True
 
@@ -272,7 +281,9 @@ class TfMultiWorker(MirroredCopies, frozen=True, kw_only=True):
 
 
 class TfParameterServer(TensorFlowStrategy, frozen=True, kw_only=True):
-    """The last `servers` ranks hold parameters and optimizer, variable by variable in turn; the others train.
+    """TensorFlow's ParameterServerStrategy: workers send gradients to servers, and a coordinator hands out the steps.
+
+    The last `servers` ranks hold parameters and optimizer, variable by variable in turn; the others train.
 
     TensorFlow's coordinator lives in rank 0, beside its first worker, and shares that worker's cores. It hands each
     slice of a global batch to whichever worker is free. Data lie in every worker's memory.

@@ -28,7 +28,9 @@ Exchange = Literal["ring", "all_gather", "all_to_all"]
 
 
 class ContextParallel(DdpStrategy, frozen=True, kw_only=True):
-    """All ranks read the same samples; each computes on its own tokens, and attention alone joins them.
+    """Context parallelism: every device holds a part of each sequence and the whole model, for sequences that are long.
+
+    All ranks read the same samples; each computes on its own tokens, and attention alone joins them.
 
     The loss is the mean over all tokens: gradients are averaged over ranks, as by DDP. Positions are those in the whole
     sequence.
@@ -68,7 +70,9 @@ class ContextParallel(DdpStrategy, frozen=True, kw_only=True):
 
 
 class FsdpCp(ShardedStrategy, frozen=True, kw_only=True):
-    """One process per device on a mesh of data × context.
+    """FSDP × context parallelism: sequences in parts on a group of devices, all state in shards on all devices.
+
+    One process per device on a mesh of data × context.
 
     Neighbouring ranks share the sequences of their slice of every batch, and attention joins the parts. Parameters,
     gradients and optimizer state are sharded over the ranks of both dimensions, as torchtitan does (Liang et al. 2024,

@@ -144,7 +144,10 @@ class AccumulatingDdp(DdpStrategy, frozen=True, kw_only=True):
 
 
 class Ddp(AccumulatingDdp, frozen=True, kw_only=True):
-    """One process per device, each with the whole model; gradients are all-reduced in buckets during backward."""
+    """Synchronous data parallel training with torch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704).
+
+    One process per device, each with the whole model; gradients are all-reduced in buckets during backward.
+    """
 
     can_be_captured: ClassVar[bool] = True
     takes_own_loss: ClassVar[bool] = True
@@ -193,7 +196,10 @@ class Ddp(AccumulatingDdp, frozen=True, kw_only=True):
 
 
 class RingDdp(AccumulatingDdp, frozen=True, kw_only=True):
-    """One process per device, each with the whole model; a chunked ring averages each gradient bucket in backward."""
+    """Data parallel training whose gradients go round a ring of the suite's own, as Horovod does.
+
+    One process per device, each with the whole model; a chunked ring averages each gradient bucket in backward.
+    """
 
     takes_own_loss: ClassVar[bool] = True
 
@@ -209,7 +215,10 @@ class RingDdp(AccumulatingDdp, frozen=True, kw_only=True):
 
 
 class Zero1(AccumulatingDdp, frozen=True, kw_only=True):
-    """DDP, but each parameter tensor has one owner: it keeps the optimizer's state, updates, and sends the result."""
+    """Data parallel training with a sharded optimizer: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv 1910.02054).
+
+    DDP, but each parameter tensor has one owner: it keeps the optimizer's state, updates, and sends the result.
+    """
 
     takes_own_loss: ClassVar[bool] = True
 
@@ -245,7 +254,10 @@ class Zero1(AccumulatingDdp, frozen=True, kw_only=True):
 
 
 class DataParallel(Strategy, frozen=True, kw_only=True):
-    """One process and one thread per GPU. Evaluation runs on the first GPU."""
+    """Data parallel training from one process with torch's `nn.DataParallel`: older, simpler and slower than ddp.
+
+    One process and one thread per GPU. Evaluation runs on the first GPU.
+    """
 
     updates_as_asked: ClassVar[bool] = True
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
-    """One process per device, each with an n-th of each block's experts and a copy of everything else.
+    """Expert parallelism: devices share the experts, tokens travel to theirs (Lepikhin et al. 2020, arXiv 2006.16668).
+
+    One process per device, each with an n-th of each block's experts and a copy of everything else.
 
     Each rank routes the tokens of its own slice of the batch. All-to-alls take them to the ranks of their experts and
     bring the results back, in forward and, as gradients, in backward. No token is dropped. Gradients of all other

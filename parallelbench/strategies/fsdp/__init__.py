@@ -94,7 +94,10 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
 
 
 class Fsdp(ShardedStrategy, frozen=True, kw_only=True):
-    """One process per device, each with an n-th of every layer's parameters, gradients and optimizer state."""
+    """Fully sharded data parallel training with torch's `fully_shard` (Zhao et al. 2023, arXiv 2304.11277).
+
+    One process per device, each with an n-th of every layer's parameters, gradients and optimizer state.
+    """
 
     takes_own_loss: ClassVar[bool] = True
 
@@ -104,7 +107,10 @@ class Fsdp(ShardedStrategy, frozen=True, kw_only=True):
 
 
 class Hsdp(ShardedStrategy, frozen=True, kw_only=True):
-    """One process per device on a mesh of replicate × shard."""
+    """Hybrid sharded data parallel training: shards within a group of ranks, copies between groups.
+
+    One process per device on a mesh of replicate × shard.
+    """
 
     takes_own_loss: ClassVar[bool] = True
 

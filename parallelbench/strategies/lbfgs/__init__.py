@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
-    """Every rank evaluates its slice of the whole training set and holds its shard of all of L-BFGS's vectors.
+    """L-BFGS on sharded vectors with a coordinator: Sandblaster (Dean et al. 2012, NIPS, section 4.2).
+
+    Every rank evaluates its slice of the whole training set and holds its shard of all of L-BFGS's vectors.
 
     For one gradient, ranks evaluate their slices, reduce-scatter the gradient, and all-gather the parameters of the
     next point. Gradients, directions and the history stay in shards; only dot products of them travel. Rank 0 is the

@@ -115,7 +115,9 @@ class PipelineParallel(PipelineStrategy, frozen=True, kw_only=True):
 
 
 class DpPp(PipelineStrategy, frozen=True, kw_only=True):
-    """Pipelines side by side (Narayanan et al. 2021, arXiv 2104.04473).
+    """Data × pipeline parallelism: several pipelines, each on its own part of every batch.
+
+    Pipelines side by side (Narayanan et al. 2021, arXiv 2104.04473).
 
     Each stage's gradients are averaged over its copies after the last micro-batch, in one message: DDP around stages
     works with 1F1B only.
@@ -135,7 +137,10 @@ class DpPp(PipelineStrategy, frozen=True, kw_only=True):
 
 
 class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
-    """All three dimensions at once (Narayanan et al. 2021, arXiv 2104.04473: PTD-P).
+    """Data × pipeline × tensor parallelism: pipelines side by side whose stages share their linear layers among
+    devices.
+
+    All three dimensions at once (Narayanan et al. 2021, arXiv 2104.04473: PTD-P).
 
     Neighbouring ranks share linear layers, these groups form pipelines, and pipelines have copies where there are
     devices left.
@@ -174,7 +179,10 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
 
 
 class ModelParallel(Strategy, frozen=True, kw_only=True):
-    """Layers spread over the devices, without micro-batches."""
+    """Naive model parallelism: whole layers on different devices, one device at work at a time.
+
+    Layers spread over the devices, without micro-batches.
+    """
 
     updates_as_asked: ClassVar[bool] = True
 

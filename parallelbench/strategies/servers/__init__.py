@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class ParameterServer(Strategy, frozen=True, kw_only=True):
-    """The last `servers` ranks hold the parameters and the optimizer's state, in equal shards; the others train.
+    """Workers that send gradients to parameter servers (Li et al. 2014, OSDI; Downpour SGD: Dean et al. 2012, NIPS).
+
+    The last `servers` ranks hold the parameters and the optimizer's state, in equal shards; the others train.
 
     A server takes a device's place, works on the host's memory, and updates its shard by the run's optimizer. Messages
     are CPU tensors over gloo; on CUDA, workers copy.

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 class TensorParallel(Strategy, frozen=True, kw_only=True):
-    """Linear layers in pairs, the first cut by outputs and the second by inputs, as the model's own plan says.
+    """Tensor parallelism: every device holds a shard of the linear layers (Shoeybi et al. 2019, arXiv 1909.08053).
+
+    Linear layers in pairs, the first cut by outputs and the second by inputs, as the model's own plan says.
 
     All ranks compute on the whole batch; one sum per pair and direction makes the values whole again. Every rank
     computes the other layers (convolutions, norms) itself.
@@ -88,7 +90,9 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
 
 
 class DpTp(Strategy, frozen=True, kw_only=True):
-    """Tensor parallel over neighbouring ranks, fully sharded data parallel over the others.
+    """Data × tensor parallelism: linear layers sharded within a group of devices, the groups' copies kept by FSDP.
+
+    Tensor parallel over neighbouring ranks, fully sharded data parallel over the others.
 
     Shoeybi et al. 2019 (arXiv 1909.08053) for the tensor dimension, Zhao et al. 2023 (arXiv 2304.11277) for the data
     dimension. DDP would train as well, but loses the tensor-sharded parameters from `state_dict`.
