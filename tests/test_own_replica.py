@@ -9,7 +9,7 @@ import pytest
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.single import Single
-from parallelbench.training.observers import Settled
+from parallelbench.training.observers import Copies
 from parallelbench.training.replica import new_reference, new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -46,4 +46,4 @@ def test_names_are_no_copies() -> None:
     replica: Any = Steps()
     replica.copied = lambda: ["0.weight"]
     with pytest.raises(ConfigError, match=r"Steps.copied returns str, not tensors: return the parameters themselves"):
-        Settled(replica, World(), checks=True).window_ended()
+        Copies(replica, one_run([*TINY, "strategy=single"]).run, World()).epoch_trained(None)

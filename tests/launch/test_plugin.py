@@ -22,7 +22,7 @@ from tests.faults import fault
 CODE = '''
 """A strategy of the user's own."""
 from parallelbench.config.components import Shard
-from parallelbench.config.run import Strategy
+from parallelbench.config.components import Strategy
 
 
 class Mine(Strategy, frozen=True, kw_only=True):
@@ -217,7 +217,7 @@ def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
         ("def f():\n    1 / 0\nf()\n", r"mystrategies can't be imported: .*__init__\.py:2: ZeroDivisionError"),
         ("class Mine: ...\n", "is refused: it is no strategy"),
         (
-            "from parallelbench.config.run import Strategy as Mine\n",
+            "from parallelbench.config.components import Strategy as Mine\n",
             "it lacks data_parallel_degree, prepare, which",
         ),
         ("class Other: ...\n", r"mystrategies\.Mine does not exist: choose a file of conf/strategy/"),
