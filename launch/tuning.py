@@ -25,7 +25,7 @@ from launch.sweep.compose import compose_plain, group_choices, resolve
 from launch.sweep.expansion import single
 from parallelbench.config.build import build, from_mapping, to_mapping
 from parallelbench.config.check import check_run
-from parallelbench.config.identity import canonical_json, run_id
+from parallelbench.config.identity import by_first_name, canonical_json, run_id
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, count_of, one_line
 from parallelbench.results.files import read_record, storage_errors, write_file
@@ -169,6 +169,8 @@ def work_of(planned: PlannedRun) -> str:
     """Identifies runs that share a choice: the model, the optimizer, the device, and the open keys."""
     run, keys = planned.run, open_keys(planned)
     plain = to_mapping(run)
+    for key in ("model", "loader"):
+        plain[key] = by_first_name(plain[key])
     settings = {
         key: plain[key] for key in ("model", "precision", "channels_last", "compile", "cores_per_device", "loader")
     }

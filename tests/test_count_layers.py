@@ -67,9 +67,9 @@ def test_a_program_counts_for_those_who_load_no_torch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["cnn", "cnn_large", "vit_tiny", "resnet_tiny", "gpt_tiny"])
+@pytest.mark.parametrize("model", ["cnn", "cnn_large", "vit_tiny", "resnet_tiny", "gpt_tiny", "gpt_moe_tiny"])
 def test_without_values_the_same_is_counted(model: str) -> None:
-    run = configure(*(("data=tokens",) if model == "gpt_tiny" else IMAGES), f"model={model}")
+    run = configure(*(("data=tokens",) if model.startswith("gpt") else IMAGES), f"model={model}")
     assert counts_without_values(run) == layer_counts(run)
     assert count_facts(run, parameters=LARGE) == count_facts(run, parameters=0), "also what training takes at least"
 

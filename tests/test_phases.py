@@ -13,6 +13,7 @@ import torch
 
 from analysis import load
 from parallelbench.cli import main
+from parallelbench.config.identity import run_id
 from parallelbench.measure import attribution
 from parallelbench.measure.attribution import TRACED_STEPS, ring
 from parallelbench.measure.bandwidth import Collective
@@ -68,7 +69,8 @@ def trained(folder: Path, *overrides: str) -> RunFolder:
     attempt = home.claim()
     assert attempt is not None
     attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
-    journal = Journal(attempt.path / "journal-rank0.jsonl")
+    keys = {"run_id": run_id(run), "attempt": attempt.number}
+    journal = Journal(attempt.path / "journal-rank0.jsonl", keys=keys)
     whole = Session(run, attempt, device_type="cpu", journal=journal, startup=StartUp(time.time(), time.time()))
     whole.train()
     whole.leave()

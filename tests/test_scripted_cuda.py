@@ -49,10 +49,16 @@ def test_steps_are_timed_by_the_devices_clock(device: ScriptedCuda) -> None:
 
 def test_a_window_waits_for_the_device_at_both_ends(device: ScriptedCuda) -> None:
     window = TimedWindow(WORLD)
-    window.__enter__()
-    assert device.calls == ["synchronize"]
-    window.__exit__(None)
+    with window:
+        assert device.calls == ["synchronize"]
+        device.now_s += 3.0
     assert device.calls == ["synchronize"] * 2
+
+
+def test_a_window_in_which_something_fails_waits_for_no_device(device: ScriptedCuda) -> None:
+    with pytest.raises(ZeroDivisionError), TimedWindow(WORLD):
+        raise ZeroDivisionError
+    assert device.calls == ["synchronize"], "devices may wait for the rank that has failed"
 
 
 def test_peaks_are_those_of_the_window(device: ScriptedCuda) -> None:

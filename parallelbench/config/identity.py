@@ -34,8 +34,8 @@ def run_id(run: RunConfig) -> str:
     for key in PLACES:
         del identity[key]
     for key in COMPONENTS:
-        if key in identity:  # where a class of the suite stands is no part of what it does
-            identity[key]["_target_"] = _FIRST_NAMES.get(identity[key]["_target_"], identity[key]["_target_"])
+        if key in identity:
+            identity[key] = by_first_name(identity[key])
     identity.pop("same_plugin", None)
     del identity["measure"]["probe"]  # it measures the machine, before and after the training
     # Times on shared cores are another experiment: their result must not count as done for a run with enough cores.
@@ -46,6 +46,11 @@ def run_id(run: RunConfig) -> str:
         identity["inline"] = True
     identity["schema_version"] = CONFIGURATION_VERSION  # the key stays, or all run ids would change
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+
+
+def by_first_name(component: dict[str, Any]) -> dict[str, Any]:
+    """A component's mapping that stays the same wherever its class stands: that is no part of what it does."""
+    return component | {"_target_": _FIRST_NAMES.get(component["_target_"], component["_target_"])}
 
 
 def slug(run: RunConfig) -> str:

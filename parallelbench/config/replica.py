@@ -56,7 +56,7 @@ class Replica(Protocol):
         """Train on one batch without synchronising host and device.
 
         Returns the summed loss and the number of correct predictions of the samples whose loss this rank owns; None
-        where it owns none.
+        where it owns none. The caller adds others to what is returned.
         """
 
     def compile_warmup(self, batch: Batch) -> None:

@@ -69,7 +69,10 @@ def _suite(run: RunConfig, world: World) -> Callable[[], object]:
         (batch,) = islice(batches, 1)
         result = replica.step(batch)
         assert result is not None
-        total = result if total is None else total + result
+        if total is None:
+            total = result
+        else:
+            total += result
 
     return step
 

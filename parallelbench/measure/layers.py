@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -17,13 +17,11 @@ from parallelbench.models.modules import blank, built, parameters_by_layer
 from parallelbench.models.plan import planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from parallelbench.config.components import Split
     from parallelbench.config.run import RunConfig
 
-
-Counted = TypeVar("Counted")
 
 WINOGRAD = 4.0
 """By how much the fastest algorithm in use multiplies less in a convolution of 3×3: F(4×4, 3×3) of Lavin and Gray 2016
@@ -40,14 +38,14 @@ FP32 = 4
 
 
 LARGE = 50_000_000
-"""Parameters from which a model is counted on tensors without values: these load sympy, which takes seconds, and values
-take memory that a model's devices have and the host may not.
+"""Parameters from which a model is counted on tensors without values: these load sympy, for a second; values take
+memory that a model's devices have and the host may not.
 """
 
 
 def count_facts(run: RunConfig, *, parameters: int) -> dict[str, Any]:
     """Columns of the table `run`, counted in one pass; `parameters`: the model's."""
-    layers, least_flop = without_values(_counts, run) if parameters >= LARGE else _counts(run)
+    layers, least_flop = _counts_without_values(run) if parameters >= LARGE else _counts(run)
     return {"least_flop_per_sample": _of_training(least_flop), "layers_json": encode_counts(layers)}
 
 
@@ -184,18 +182,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def counts_without_values(run: RunConfig) -> list[LayerCount]:
     """The same, of a model that may be too large for this machine; takes seconds more of imports."""
-    return without_values(_counts, run)[0]
+    return _counts_without_values(run)[0]
 
 
-def without_values(count: Callable[[RunConfig], Counted], run: RunConfig) -> Counted:
-    """What a count gives on tensors without values."""
+def _counts_without_values(run: RunConfig) -> tuple[list[LayerCount], list[float]]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return count(run)
+            return _counts(run)
     except Exception:  # a user's model may look at values; where it is broken, this raises the same
-        return count(run)
+        return _counts(run)
 
 
 if __name__ == "__main__":

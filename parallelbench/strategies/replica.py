@@ -255,7 +255,10 @@ class ModuleReplica(BaseReplica):
         for number, (images, labels) in pieces:
             with self._adding_up(last=number == count):
                 part = self._take_gradient(images, labels)
-            total = part if total is None else total + part
+            if total is None:
+                total = part
+            else:
+                total += part
         assert total is not None
         return total
 
@@ -317,7 +320,10 @@ class ModuleReplica(BaseReplica):
                 logits = self._module(batch.images)
             labels = batch.labels.to(logits.device, non_blocking=True)
             result = self._owned_sums(self._numerics.loss(logits, labels), logits, labels)
-            total = result if total is None else total + result
+            if total is None:
+                total = result
+            else:
+                total += result
         self._module.train()
         return None if total is None else total.tensor()
 

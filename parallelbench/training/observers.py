@@ -180,7 +180,7 @@ class Scores(Observer):
     def sums(self) -> list[float]:
         return [float(value) for value in (*self._trained.values(), *self._evaluated.values())]
 
-    def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
+    def epoch_summed(self, total: Sequence[float]) -> list[tuple[str, Row]]:
         train_samples, train_loss, train_correct, test_samples, test_loss, test_correct = total
         run, labels = self._run, self._run.data.labels_per_sample
         assert test_samples == run.data.test_samples, f"{test_samples} test samples evaluated"
@@ -197,12 +197,13 @@ class Scores(Observer):
             "test_samples": int(test_samples),
             "steps": run.steps_per_epoch,
         }
-        yield "epochs", row
+        rows = [("epochs", row)]
         if train_samples != asked or self._epoch == run.epochs:
             what = f"gradients taken of {int(train_samples):,} samples in an epoch of {asked:,}"
             what += "" if train_samples else ": sums() sees those of a backward pass that comes after it"
             finding = Finding(SAMPLES, what, difference=float(abs(train_samples - asked)), limit=0.0)
-            yield "checks", finding.row(self._epoch)
+            rows.append(("checks", finding.row(self._epoch)))
+        return rows
 
 
 def _scores(part: str, both: Any, samples: int) -> Row:

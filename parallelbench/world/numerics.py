@@ -143,7 +143,7 @@ class Sums:
     """Summed loss and number of correct predictions of some samples, which are added up when somebody asks for them.
 
     Adding them up takes a GPU as many launches as a quarter of a small model's step. So sums of many steps are put
-    together first (`+`), and then take a few launches in all.
+    together first (`+=`), and then take a few launches in all.
     """
 
     def __init__(self, parts: Sequence[_Scored], known: Tensor | None = None, *, samples: int = 0) -> None:

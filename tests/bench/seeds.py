@@ -63,7 +63,9 @@ def _figure(model: str) -> Figure:
 
 
 def _run(model: str, seed: int, options: tuple[str, ...]) -> RunConfig:
-    return one_run([f"model={model}", "data=digits", f"batch_size={BATCH_SIZE}", f"seed={seed}", *options]).run
+    return one_run(
+        [f"model={model}", "data=digits", f"batch_size={BATCH_SIZE}", f"seed={seed}", "measure.parity=false", *options]
+    ).run
 
 
 def _chosen(model: str) -> tuple[str, ...]:

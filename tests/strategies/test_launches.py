@@ -58,7 +58,10 @@ def test_a_step_of_a_small_model_is_few_launches_and_none_that_waits() -> None:
         for batch in islice(batches, STEPS):
             result = replica.step(batch)
             assert result is not None
-            total = result if total is None else total + result
+            if total is None:
+                total = result
+            else:
+                total += result
     assert total is not None
     with Operations() as adding:
         total.tensor()
@@ -89,6 +92,15 @@ def test_sums_added_up_together_are_those_of_each_batch(sizes: list[int]) -> Non
     assert together.tolist() == [pytest.approx(loss, rel=1e-14), correct]
     assert together.tolist() == [together[0].item(), together[1].item()], "asking changes nothing"
     assert together.tensor().dtype == torch.float64
+
+
+def test_adding_up_leaves_the_other_one_as_it_is() -> None:
+    one, other, expected = sums(*part(8, 1)), sums(*part(8, 2)), sums(*part(8, 2)).tolist()
+    alone = sums(*part(8, 1)).tolist()
+    both = one + other
+    one += other
+    assert (both.tolist(), one.tolist()) == ([alone[0] + expected[0], alone[1] + expected[1]],) * 2
+    assert (other.tolist(), len(other.losses()), len(both.losses())) == (expected, 1, 2)
 
 
 def test_an_empty_batch_has_no_loss_whatever_its_mean_is() -> None:

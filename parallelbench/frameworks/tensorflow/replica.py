@@ -34,7 +34,7 @@ class StepSums:
         self._parts, self._patience = parts, patience or nullcontext()
         self._known: NDArray[np.float64] | None = None
 
-    def __add__(self, other: StepSums) -> StepSums:
+    def __iadd__(self, other: StepSums) -> StepSums:
         self._parts += other._parts  # of the loop's running total, which nobody else holds
         self._known = None
         return self

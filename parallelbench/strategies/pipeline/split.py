@@ -217,6 +217,9 @@ class LayerSplitReplica(LayersReplica):
             if self.data_shard.labels:
                 assert batch.labels is not None
                 result = self._numerics.sums(self._numerics.loss(output, batch.labels), output, batch.labels)
-                total = result if total is None else total + result
+                if total is None:
+                    total = result
+                else:
+                    total += result
         self._layers.train()
         return None if total is None else total.tensor()

@@ -226,7 +226,7 @@ class PipelineReplica(LayersReplica):
         return self._owned_sums()
 
     def _owned_sums(self) -> Sums | None:
-        return functools.reduce(operator.add, self._sums) if self._sums and self._position.owns_loss else None
+        return functools.reduce(operator.iadd, self._sums) if self._sums and self._position.owns_loss else None
 
     @torch.no_grad()
     def _average(self) -> None:
