@@ -246,6 +246,8 @@ This page is generated from the tests by `make docs`. Each line is a test that i
 cluster or with real processes, and asserts the outcome. `make test-slurm` runs those in `tests/slurm/`, `make test` the
 others.
 """
+_KINDS = Path(__file__).with_name("kinds_of_faults.md")
+"""Written by hand."""
 _AREAS = ("numbers", "submission", "lifecycle", "workers", "storage and input")
 
 
@@ -253,7 +255,7 @@ def reliability_page() -> str:
     """docs/reliability.md."""
     found = list(faults())
     assert {fault.area for fault in found} <= set(_AREAS), f"areas: {_AREAS}"
-    parts = [_RELIABILITY_INTRO]
+    parts = [_RELIABILITY_INTRO, _KINDS.read_text()]
     for area in _AREAS:
         parts.append(
             f"## {area.capitalize()}\n\n| fault | how it is injected | what comes of it | test |\n|---|---|---|---|"
