@@ -66,6 +66,7 @@ def test_it_trains_like_one_device(exchange: str, devices: int, options: tuple[s
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("compiler")
 def test_compiled_layers_train_like_one_device(tmp_path: Path) -> None:
     run = meshed("ring", 2, "compile=true")
     ranks = run_ranks(train_compiled, 2, tmp_path, run)
