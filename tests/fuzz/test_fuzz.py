@@ -76,15 +76,9 @@ def problem(command: Command, capsys: pytest.CaptureFixture[str]) -> str:
     return _said_badly(code, printed.out, printed.err)
 
 
-def files(folder: Path) -> dict[str, int]:
-    """When each file was changed; of folders, that they are there: asking for a file system's time touches them."""
-    found = listing(folder)
-    return {path: 0 if (folder / path).is_dir() else changed for path, changed in found.items()}
-
-
 def written_elsewhere(before: dict[str, int], commands: list[Command]) -> list[str]:
     """What changed since, besides the sweeps whose runs were to be forgotten."""
-    after, root = files(Path.cwd().parent), Path.cwd().parent
+    after, root = listing(Path.cwd().parent), Path.cwd().parent
     sweeps = [Path(folder).absolute().parent for command in commands for folder in command.writes]
     changed = [root / path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
     return sorted(str(path) for path in changed if not any(path.is_relative_to(sweep) for sweep in sweeps))
@@ -135,7 +129,7 @@ def test_no_command_ends_in_a_traceback(grammar: Grammar, capsys: pytest.Capture
     make: Callable[[], Command] = getattr(grammar, kind)
     commands, found = [make() for _ in range(COUNTS[kind])], {}
     for start in range(0, len(commands), TOGETHER):
-        some, before = commands[start : start + TOGETHER], files(Path.cwd().parent)
+        some, before = commands[start : start + TOGETHER], listing(Path.cwd().parent)
         found |= {command.words: text for command in some if (text := problem(command, capsys))}
         if elsewhere := written_elsewhere(before, some):
             found[("any of these", str([command.words for command in some]))] = f"wrote {elsewhere[:3]}"
