@@ -204,10 +204,14 @@ def test_clocks_that_cannot_be_compared_are_trusted_to_the_hour(
     write_supervisor(attempt, machine="another")
     unlock(attempt)
 
-    def touch(_: Path) -> None:
-        raise PermissionError
+    opened = os.open
 
-    monkeypatch.setattr(liveness.Path, "touch", touch)  # another user's folder
+    def only_to_read(path: Path, flags: int, *mode: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(liveness.os, "open", only_to_read)  # another user's folder
     age(attempt, liveness.CLOCKS_S)
     assert folder.state().state == "running"
     age(attempt, liveness.CLOCKS_S + ABSENCE_S + 1)
@@ -218,8 +222,9 @@ def test_looking_for_life_leaves_nothing_behind(tmp_path: Path) -> None:
     folder, attempt = begin(config(tmp_path), Fake())
     write_supervisor(attempt, machine="another")
     unlock(attempt)
-    before = set(os.listdir(attempt.path))
+    before, changed = set(os.listdir(attempt.path)), attempt.path.stat().st_mtime_ns
     assert folder.state().state == "running"
+    assert attempt.path.stat().st_mtime_ns == changed, "not even in the folder's own time"
     assert set(os.listdir(attempt.path)) == before
 
 
