@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from analysis.runs.reader import Runs
-    from parallelbench.results.tables import Column
+    from parallelbench.results.columns import Column
 
 
 _NUMBERS = ("int32", "int64", "float64")

@@ -38,7 +38,7 @@ from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from parallelbench.results.tables import Column
+    from parallelbench.results.columns import Column
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -15,13 +15,13 @@ from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels,
 from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
 from analysis.metrics.columns import aggregate, repeated_columns
 from analysis.runs.published import TYPES
-from parallelbench.results.tables import Over
+from parallelbench.results.columns import Over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from analysis.runs.reader import Runs
-    from parallelbench.results.tables import Column
+    from parallelbench.results.columns import Column
 
 
 MOST_POINTS, FEWEST_EPOCHS = 6_000, 10

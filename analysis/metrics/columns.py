@@ -7,122 +7,56 @@ Plain aggregates are declared beside their raw column (`parallelbench.results.ta
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from parallelbench.results.tables import TABLES, Column, Over, Place, Show
+from parallelbench.results.columns import Column, Over, Place, Show, count, flag, share, text
+from parallelbench.results.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
+# A column takes one line, or as few as its words do: the formatter would give each argument one.
+# fmt: off
 _OTHERWISE = "the data are not tokens, or an older release measured it"
 _NO_NATS = f"{_OTHERWISE}, or `loss` is not cross entropy with whole labels"
-PERPLEXITY = Column(
-    "perplexity",
-    "float64",
-    "exponential of test_loss, which is in nats per token",
-    null=_NO_NATS,
-)
-"""Of an epoch."""
 OF_TOKENS = (
-    Column(
-        "tokens_per_s",
-        "float64",
-        "tokens trained on per second: tokens_per_sample × throughput_samples_per_s",
-        "tokens/s",
-        null=f"{_OTHERWISE}, or no epoch but each attempt's first one",
-        repeats=Over.MEDIAN,
-        heading="Token throughput",
-        where_known=True,
-    ),
-    Column(
-        "model_flop_per_token",
-        "float64",
-        "floating-point operations of training on a token, without what is computed twice: 6·N + 12·L·H·Q·T, as in "
-        "appendix B of PaLM (arXiv 2204.02311), with the parameters of matrices as N; from the counted layers",
-        null=f"{_OTHERWISE}, or the model was not counted",
-        repeats=Over.MEDIAN,
-        heading="Operations per token",
-        tables=("configurations",),
-        where_known=True,
-    ),
-    Column(
-        "peak_flop_per_s",
-        "float64",
-        "what mfu rests on: a device's fastest matrix product as probed at the run's start or end, CPUs in fp32, GPUs "
-        "in fp16",
-        "flop/s",
-        null="the data are not tokens, not probed (`measure.probe`), or the run's arithmetic is another (GPUs: bf16 "
-        "has fp16's peak)",
-        repeats=Over.MEDIAN,
-        heading="Measured peak of a device",
-        tables=("configurations",),
-        where_known=True,
-    ),
-    Column(
-        "mfu",
-        "float64",
-        "model FLOP utilisation: model_flop_per_token × tokens_per_s ÷ (devices × peak_flop_per_s)",
-        "share",
-        null="one of these is null",
-        repeats=Over.MEDIAN,
-        heading="MFU of the measured peak",
-        where_known=True,
-    ),
-    Column(
-        "final_loss_per_token",
-        "float64",
-        "test_loss after the last epoch, in nats per token",
-        null=f"the run did not finish, {_NO_NATS}",
-        repeats=Over.MEDIAN,
-        heading="Final test loss, nats per token",
-        where_known=True,
-    ),
-    Column(
-        "final_perplexity",
-        "float64",
-        "exponential of final_loss_per_token",
-        null=f"the run did not finish, {_NO_NATS}",
-        repeats=Over.MEDIAN,
-        heading="Final perplexity",
-        where_known=True,
-    ),
+    Column("tokens_per_s", "tokens trained on per second: tokens_per_sample × throughput_samples_per_s",
+        null=f"{_OTHERWISE}, or no epoch but each attempt's first one", repeats=Over.MEDIAN, heading="Token throughput",
+        where_known=True),
+    Column("model_flop_per_token", "floating-point operations of training on a token, without what is computed twice: "
+        "6·N + 12·L·H·Q·T, as in appendix B of PaLM (arXiv 2204.02311), with the parameters of matrices as N; from the "
+        "counted layers", null=f"{_OTHERWISE}, or the model was not counted", repeats=Over.MEDIAN,
+        heading="Operations per token", tables=("configurations",), where_known=True),
+    Column("peak_flop_per_s", "what mfu rests on: a device's fastest matrix product as probed at the run's start or "
+        "end, CPUs in fp32, GPUs in fp16", null="the data are not tokens, not probed (`measure.probe`), or the run's "
+        "arithmetic is another (GPUs: bf16 has fp16's peak)", repeats=Over.MEDIAN, heading="Measured peak of a device",
+        tables=("configurations",), where_known=True),
+    share("mfu", "model FLOP utilisation: model_flop_per_token × tokens_per_s ÷ (devices × peak_flop_per_s)",
+        null="one of these is null", repeats=Over.MEDIAN, heading="MFU of the measured peak", where_known=True),
+    Column("final_loss_per_token", "test_loss after the last epoch, in nats per token",
+        null=f"the run did not finish, {_NO_NATS}", repeats=Over.MEDIAN, heading="Final test loss, nats per token",
+        where_known=True),
+    Column("final_perplexity", "exponential of final_loss_per_token", null=f"the run did not finish, {_NO_NATS}",
+        repeats=Over.MEDIAN, heading="Final perplexity", where_known=True),
 )
 """Of a run."""
 
 
 PER_EPOCH = (
-    Column(
-        "training_time_s",
-        "float64",
-        "sum of slowest_epoch_time_s up to and with this epoch",
-        "s",
-        null="the run was resumed, so it has warmed up more than once",
-    ),
-    Column(
-        "epoch_throughput_samples_per_s",
-        "float64",
-        "samples trained on over all data shards ÷ slowest_epoch_time_s",
-        "samples/s",
-    ),
-    Column("warm_up", "bool", "whether it is the first epoch of an attempt"),
-    Column(
-        "lost_share",
-        "float64",
-        "time that others kept a rank off a core ÷ slowest_epoch_time_s, of the rank that lost most; above 1 if it "
-        "lost several cores; where short epochs were disturbed together, of these together",
-        null="no rank measured it",
-    ),
-    Column(
-        "disturbed",
-        "bool",
-        "whether others took more of it, or of short epochs together, than the limit of docs/measurement.md, or "
-        "computed on one of its GPUs",
-        null="not measured",
-    ),
-    PERPLEXITY,
+    Column("training_time_s", "sum of slowest_epoch_time_s up to and with this epoch",
+        null="the run was resumed, so it has warmed up more than once"),
+    Column("epoch_throughput_samples_per_s", "samples trained on over all data shards ÷ slowest_epoch_time_s"),
+    flag("warm_up", "whether it is the first epoch of an attempt"),
+    Column("lost_share", "time that others kept a rank off a core ÷ slowest_epoch_time_s, of the rank that lost most; "
+        "above 1 if it lost several cores; where short epochs were disturbed together, of these together",
+        null="no rank measured it"),
+    flag("disturbed", "whether others took more of it, or of short epochs together, than the limit of "
+        "docs/measurement.md, or computed on one of its GPUs", null="not measured"),
+    Column("perplexity", "exponential of test_loss, which is in nats per token", null=_NO_NATS),
 )
 """What is computed of each epoch, besides plain aggregates."""
 
@@ -133,310 +67,95 @@ _SEVERAL = "the run did not finish, or in several attempts, each of which starte
 _NOT_COUNTED = "not counted on every rank"
 
 
-def _kind(name: str, what: str) -> Column:
-    return Column(
-        name, "float64", f"{what} among {name.partition('_')[2]}", "bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN
-    )
-
+sent = partial(Column, unit="bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN)
 
 PER_RUN = (
-    Column("epochs_finished", "int32", "epochs that every rank finished", heading="Epochs finished", tables=("runs",)),
-    Column(
-        "first_epoch_time_s",
-        "float64",
-        "training window of epoch 1, warm-up included, on its slowest rank",
-        "s",
-        null="no epoch finished",
-        repeats=Over.MEDIAN,
-        heading="First epoch",
-    ),
-    Column(
-        "second_epoch_time_s",
-        "float64",
-        "training window of epoch 2 on its slowest rank",
-        "s",
-        null="not trained, or an attempt began with it",
-        repeats=Over.MEDIAN,
-        heading="Second epoch",
-        tables=("runs",),
-    ),
-    Column(
-        "steady_step_time_s",
-        "float64",
-        "slowest_epoch_time_s ÷ the epoch's optimizer steps: median over the epochs without each attempt's first one",
-        "s",
-        null="no epoch but each attempt's first one, or no step in it",
-        repeats=Over.MEDIAN,
-        heading="Step",
-        tables=("runs",),
-        show=Show.MILLISECONDS,
-    ),
-    Column("steady_epochs", "int32", "epochs that every rank finished, without each attempt's first one", null="none"),
-    Column(
-        "disturbed_epochs",
-        "int32",
-        "those of them that were disturbed, as far as it was measured",
-        null="not measured in any of them",
-        heading="Disturbed epochs",
-        tables=("runs",),
-    ),
-    Column(
-        "largest_lost_share",
-        "float64",
-        "largest lost_share of any epoch without each attempt's first one",
-        null="not measured",
-    ),
-    Column(
-        "startup_without_parity_s",
-        "float64",
-        "launch to the end of the first step, without the parity check, which only this suite runs",
-        "s",
-        null="not reached",
-        repeats=Over.MEDIAN,
-        heading="Start-up",
-        tables=("configurations",),
-    ),
-    Column(
-        "total_training_time_s",
-        "float64",
-        "sum over all epochs of the slowest rank's training window, warm-up included",
-        "s",
-        null=_SEVERAL,
-        repeats=Over.MEDIAN,
-        heading="Training",
-        tables=("runs",),
-    ),
-    Column(
-        "total_time_s",
-        "float64",
-        "startup_without_parity_s + total_training_time_s − startup_first_step_s (step 1 belongs to epoch 1)",
-        "s",
-        null=_SEVERAL,
-        repeats=Over.MEDIAN,
-    ),
-    Column(
-        "end_to_end_time_s",
-        "float64",
-        "preprocess_time_s, without executions after the first, + total_time_s: from the stored training set to the "
-        "end of the training",
-        "s",
-        null=f"nothing was preprocessed or trained, {_SEVERAL}",
-        repeats=Over.MEDIAN,
-        heading="Preprocessing and training",
-    ),
-    Column(
-        "throughput_samples_per_s",
-        "float64",
-        "samples trained on per epoch over all data shards ÷ steady_epoch_time_s",
-        "samples/s",
-        null="no epoch but each attempt's first one",
-        repeats=Over.MEDIAN,
-        heading="Throughput",
-    ),
-    Column(
-        "least_flop_per_s",
-        "float64",
-        "floating-point operations per second and device that this throughput takes at least: least_flop_per_sample × "
-        "throughput_samples_per_s ÷ devices",
-        "flop/s",
-        null="no throughput, or the model was not counted",
-    ),
+    count("epochs_finished", "epochs that every rank finished", heading="Epochs finished", tables=("runs",)),
+    Column("first_epoch_time_s", "training window of epoch 1, warm-up included, on its slowest rank",
+        null="no epoch finished", repeats=Over.MEDIAN, heading="First epoch"),
+    Column("second_epoch_time_s", "training window of epoch 2 on its slowest rank",
+        null="not trained, or an attempt began with it", repeats=Over.MEDIAN, heading="Second epoch", tables=("runs",)),
+    Column("steady_step_time_s", "slowest_epoch_time_s ÷ the epoch's optimizer steps: median over the epochs without "
+        "each attempt's first one", null="no epoch but each attempt's first one, or no step in it", repeats=Over.MEDIAN,
+        heading="Step", tables=("runs",), show=Show.MILLISECONDS),
+    count("steady_epochs", "epochs that every rank finished, without each attempt's first one", null="none"),
+    count("disturbed_epochs", "those of them that were disturbed, as far as it was measured",
+        null="not measured in any of them", heading="Disturbed epochs", tables=("runs",)),
+    Column("largest_lost_share", "largest lost_share of any epoch without each attempt's first one",
+        null="not measured"),
+    Column("startup_without_parity_s", "launch to the end of the first step, without the parity check, which only this "
+        "suite runs", null="not reached", repeats=Over.MEDIAN, heading="Start-up", tables=("configurations",)),
+    Column("total_training_time_s", "sum over all epochs of the slowest rank's training window, warm-up included",
+        null=_SEVERAL, repeats=Over.MEDIAN, heading="Training", tables=("runs",)),
+    Column("total_time_s", "startup_without_parity_s + total_training_time_s − startup_first_step_s (step 1 belongs to "
+        "epoch 1)", null=_SEVERAL, repeats=Over.MEDIAN),
+    Column("end_to_end_time_s", "preprocess_time_s, without executions after the first, + total_time_s: from the "
+        "stored training set to the end of the training", null=f"nothing was preprocessed or trained, {_SEVERAL}",
+        repeats=Over.MEDIAN, heading="Preprocessing and training"),
+    Column("throughput_samples_per_s", "samples trained on per epoch over all data shards ÷ steady_epoch_time_s",
+        null="no epoch but each attempt's first one", repeats=Over.MEDIAN, heading="Throughput"),
+    Column("least_flop_per_s", "floating-point operations per second and device that this throughput takes at least: "
+        "least_flop_per_sample × throughput_samples_per_s ÷ devices",
+        null="no throughput, or the model was not counted"),
     *OF_TOKENS,
-    Column(
-        "throughput_with_startup_samples_per_s",
-        "float64",
-        "samples trained on in all epochs ÷ total_time_s",
-        "samples/s",
-        null=_SEVERAL,
-    ),
-    Column(
-        "memory_kind",
-        "string",
-        "device: allocated by tensors on GPUs; host: resident set of the processes, on CPUs",
-        null="the device is unknown",
-        repeats=Over.FIRST,
-    ),
-    Column(
-        "peak_memory_max_bytes",
-        "int64",
-        "each rank's peak over all epochs, the largest of them; memory_kind says of which memory",
-        "bytes",
-        null="not measured on every rank",
-        repeats=Over.MEDIAN,
-        heading="Memory, largest process",
-    ),
-    Column(
-        "peak_memory_device_bytes",
-        "int64",
-        "each device's peak over all epochs, the largest of them; where each process has one device, the same as "
-        "peak_memory_max_bytes",
-        "bytes",
-        null="not measured on every rank, or one process drives several devices that share its memory (CPUs), or did "
-        "so under a release that measured their sum alone (tables before version 9)",
-        repeats=Over.MEDIAN,
-        heading="Memory, largest device",
-    ),
-    Column(
-        "peak_memory_sum_bytes",
-        "int64",
-        "each rank's peak over all epochs, their sum",
-        "bytes",
-        null="not measured on every rank",
-        repeats=Over.MEDIAN,
-        heading="Memory, all processes",
-        brief="mem.\nMiB",
-    ),
-    Column(
-        "bytes_sent_per_step_sum",
-        "float64",
-        f"{_SENT}: sum over all finished epochs and all ranks ÷ optimizer steps",
-        "bytes",
-        null=_NOT_COUNTED,
-        repeats=Over.MEDIAN,
-        heading="Sent per step by textbook, all processes",
-        show=Show.SENT,
-        brief="sent\nMiB",
-    ),
-    _kind("gradient_bytes_sent_per_step_sum", "gradients"),
-    _kind("activation_bytes_sent_per_step_sum", "activations and their gradients"),
-    _kind("parameter_bytes_sent_per_step_sum", "parameters and buffers"),
-    Column(
-        "bytes_sent_per_step_busiest",
-        "float64",
-        f"{_SENT} per step, {_BUSIEST}",
-        "bytes",
-        null=_NOT_COUNTED,
-        repeats=Over.MEDIAN,
-        heading="Sent per step by textbook, busiest process",
-        tables=("runs",),
-        show=Show.SENT,
-    ),
-    _kind("gradient_bytes_sent_per_step_busiest", "gradients"),
-    _kind("activation_bytes_sent_per_step_busiest", "activations and their gradients"),
-    _kind("parameter_bytes_sent_per_step_busiest", "parameters and buffers"),
-    Column(
-        "gpu_energy_per_sample_j",
-        "float64",
-        "GPU energy of an epoch ÷ the samples trained on: median over the epochs without each attempt's first one",
-        "J",
-        null="no GPU, or no telemetry of all of them",
-        repeats=Over.MEDIAN,
-        heading="GPU energy per sample",
-        tables=("energy",),
-    ),
-    Column(
-        "gpu_hours",
-        "float64",
-        "devices × total_time_s ÷ 3600: start-up and training, without parity check and evaluation",
-        "h",
-        null=f"no GPU, or {_SEVERAL}",
-        repeats=Over.MEDIAN,
-        heading="GPU-hours of a run",
-        tables=("energy",),
-    ),
-    Column(
-        "final_test_accuracy",
-        "float64",
-        "test accuracy after the last epoch",
-        "share",
-        null=_UNFINISHED,
-        repeats=Over.MEDIAN,
-        heading="Final test accuracy",
-        brief="test\nacc.",
-    ),
-    Column(
-        "parity_difference",
-        "float64",
-        "largest of the parity check's loss, gradient, parameter and evaluation differences",
-        null="not checked",
-        repeats=Over.MAX,
-        excluded_too=True,
-        heading="Parity difference",
-        tables=("runs",),
-        show=Show.SCIENTIFIC,
-    ),
-    Column(
-        "closed",
-        "bool",
-        "whether the closing check, which follows the last epoch, ended",
-        null="not asked for, or the run has no result",
-    ),
-    Column(
-        "checks_made",
-        "string",
-        "what was checked during and after training, and failed or passed; and what was not compared",
-        null="no such check was made",
-        heading="Checks of what was trained",
-        tables=("runs",),
-    ),
+    Column("throughput_with_startup_samples_per_s", "samples trained on in all epochs ÷ total_time_s", null=_SEVERAL),
+    text("memory_kind", "device: allocated by tensors on GPUs; host: resident set of the processes, on CPUs",
+        null="the device is unknown", repeats=Over.FIRST),
+    Column("peak_memory_max_bytes", "each rank's peak over all epochs, the largest of them; memory_kind says of which "
+        "memory", null="not measured on every rank", repeats=Over.MEDIAN, heading="Memory, largest process"),
+    Column("peak_memory_device_bytes", "each device's peak over all epochs, the largest of them; where each process "
+        "has one device, the same as peak_memory_max_bytes", null="not measured on every rank, or one process drives "
+        "several devices that share its memory (CPUs), or did so under a release that measured their sum alone (tables "
+        "before version 9)", repeats=Over.MEDIAN, heading="Memory, largest device"),
+    Column("peak_memory_sum_bytes", "each rank's peak over all epochs, their sum", null="not measured on every rank",
+        repeats=Over.MEDIAN, heading="Memory, all processes", brief="mem.\nMiB"),
+    Column("bytes_sent_per_step_sum", f"{_SENT}: sum over all finished epochs and all ranks ÷ optimizer steps",
+        unit="bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN, heading="Sent per step by textbook, all processes",
+        show=Show.SENT, brief="sent\nMiB"),
+    sent("gradient_bytes_sent_per_step_sum", "gradients among bytes_sent_per_step_sum"),
+    sent("activation_bytes_sent_per_step_sum", "activations and their gradients among bytes_sent_per_step_sum"),
+    sent("parameter_bytes_sent_per_step_sum", "parameters and buffers among bytes_sent_per_step_sum"),
+    Column("bytes_sent_per_step_busiest", f"{_SENT} per step, {_BUSIEST}", unit="bytes", null=_NOT_COUNTED,
+        repeats=Over.MEDIAN, heading="Sent per step by textbook, busiest process", tables=("runs",), show=Show.SENT),
+    sent("gradient_bytes_sent_per_step_busiest", "gradients among bytes_sent_per_step_busiest"),
+    sent("activation_bytes_sent_per_step_busiest", "activations and their gradients among bytes_sent_per_step_busiest"),
+    sent("parameter_bytes_sent_per_step_busiest", "parameters and buffers among bytes_sent_per_step_busiest"),
+    Column("gpu_energy_per_sample_j", "GPU energy of an epoch ÷ the samples trained on: median over the epochs without "
+        "each attempt's first one", null="no GPU, or no telemetry of all of them", repeats=Over.MEDIAN,
+        heading="GPU energy per sample", tables=("energy",)),
+    Column("gpu_hours", "devices × total_time_s ÷ 3600: start-up and training, without parity check and evaluation",
+        unit="h", null=f"no GPU, or {_SEVERAL}", repeats=Over.MEDIAN, heading="GPU-hours of a run", tables=("energy",)),
+    share("final_test_accuracy", "test accuracy after the last epoch", null=_UNFINISHED, repeats=Over.MEDIAN,
+        heading="Final test accuracy", brief="test\nacc."),
+    Column("parity_difference", "largest of the parity check's loss, gradient, parameter and evaluation differences",
+        null="not checked", repeats=Over.MAX, excluded_too=True, heading="Parity difference", tables=("runs",),
+        show=Show.SCIENTIFIC),
+    flag("closed", "whether the closing check, which follows the last epoch, ended",
+        null="not asked for, or the run has no result"),
+    text("checks_made", "what was checked during and after training, and failed or passed; and what was not compared",
+        null="no such check was made", heading="Checks of what was trained", tables=("runs",)),
 )
 """What is computed of each run, besides plain aggregates."""
 
 
 PER_FACT = (
-    Column("group", "string", "runs of the same work: only within it are runs compared", repeats=Over.SAME),
-    Column(
-        "configuration",
-        "string",
-        "strategy × devices",
-        repeats=Over.SAME,
-        heading="Configuration",
-        tables=("configurations", "energy"),
-        show=Show.CONFIGURATION,
-        brief="configuration",
-    ),
-    Column(
-        "variant",
-        "string",
-        "strategy, and the options in which it differs from others of its name",
-        repeats=Over.SAME,
-    ),
-    Column(
-        "exclusion",
-        "string",
-        "why the run doesn't count in comparisons of time and memory",
-        null="it counts",
-        heading="Excluded from comparisons",
-        tables=("runs",),
-        show=Show.EXCLUSION,
-        beside=("exclusion_detail",),
-    ),
-    Column("exclusion_detail", "string", "the run's own reason for its exclusion", null="it has none"),
-    Column(
-        "displayed",
-        "bool",
-        "whether the numbers of its configuration are computed from it: it counts, or others disturbed it and none of "
-        "its configuration counts",
-    ),
-    Column(
-        "accuracy_target",
-        "float64",
-        "the accuracy of `report --target`; without it, the highest step of a fixed ladder of accuracies that more "
-        "than half of each configuration's runs reach, found after training",
-        "share",
-        null="one configuration reaches no step of the ladder",
-        repeats=Over.SAME,
-        heading="Target",
-        tables=("energy",),
-    ),
-    Column(
-        "time_to_accuracy_s",
-        "float64",
-        "training time to accuracy_target",
-        "s",
-        null="no target, a repeat of the configuration never reaches it, or the run was resumed",
-        repeats=Over.MEDIAN,
-    ),
-    Column(
-        "energy_to_accuracy_j",
-        "float64",
-        "the GPUs' energy while training to accuracy_target",
-        "J",
+    text("group", "runs of the same work: only within it are runs compared", repeats=Over.SAME),
+    text("configuration", "strategy × devices", repeats=Over.SAME, heading="Configuration",
+        tables=("configurations", "energy"), show=Show.CONFIGURATION, brief="configuration"),
+    text("variant", "strategy, and the options in which it differs from others of its name", repeats=Over.SAME),
+    text("exclusion", "why the run doesn't count in comparisons of time and memory", null="it counts",
+        heading="Excluded from comparisons", tables=("runs",), show=Show.EXCLUSION, beside=("exclusion_detail",)),
+    text("exclusion_detail", "the run's own reason for its exclusion", null="it has none"),
+    flag("displayed", "whether the numbers of its configuration are computed from it: it counts, or others disturbed "
+        "it and none of its configuration counts"),
+    share("accuracy_target", "the accuracy of `report --target`; without it, the highest step of a fixed ladder of "
+        "accuracies that more than half of each configuration's runs reach, found after training", null="one "
+        "configuration reaches no step of the ladder", repeats=Over.SAME, heading="Target", tables=("energy",)),
+    Column("time_to_accuracy_s", "training time to accuracy_target",
+        null="no target, a repeat of the configuration never reaches it, or the run was resumed", repeats=Over.MEDIAN),
+    Column("energy_to_accuracy_j", "the GPUs' energy while training to accuracy_target",
         null="no target, a repeat of the configuration never reaches it, or an epoch without energy",
-        repeats=Over.MEDIAN,
-        heading="GPU energy to the target accuracy",
-        tables=("energy",),
-    ),
+        repeats=Over.MEDIAN, heading="GPU energy to the target accuracy", tables=("energy",)),
 )
 """What `facts` adds to the table `run` and to `per_run`."""
 
@@ -444,89 +163,38 @@ _INTERVAL = "end of the interval (95 %, or more where several verdicts are given
 _TOO_FEW = "too few pairs, or one device itself"
 _NO_PAIR = "no pair of repeats"
 PER_CONFIGURATION = (
-    Column("outcomes", "string", "how the runs of this configuration ended"),
-    Column("runs", "int32", "runs of this configuration"),
-    Column("exclusions", "string", "how many runs don't count, by the reason", null="all count"),
-    Column(
-        "repeats",
-        "int32",
-        "runs that count: the numbers of this row are computed from them, or from disturbed ones where none counts",
-        heading="Runs counted",
-        show=Show.COUNTED,
-        beside=("runs", "exclusions"),
-        brief="runs",
-    ),
-    Column(
-        "disturbed",
-        "bool",
-        "whether the numbers of this row are those of runs that others disturbed: they are shown, and compared with "
-        "nothing",
-    ),
-    Column(
-        "speed_up",
-        "float64",
-        "over one device, steady state: median over paired repeats of t_1 ÷ t_n (strong scaling) or of the ratio of "
-        "throughputs (weak scaling); not the ratio of the medians",
-        null=_NO_PAIR,
-        heading="Speed-up and interval",
-        show=Show.INTERVAL,
-        beside=("speed_up_low", "speed_up_high"),
-        brief="speed-up",
-    ),
-    Column("speed_up_low", "float64", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
-    Column("speed_up_high", "float64", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
-    Column("speed_up_pairs", "int32", "repeats that were paired"),
-    Column(
-        "verdict",
-        "string",
-        "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats for one; "
-        "not interleaved where the sides were measured apart; no repeat in common; "
-        "disturbed where others took cores or GPUs of all runs of a side; "
-        "not comparable where the environments differ in what must match",
-        null=_NO_PAIR,
-        heading="Against one device",
-        show=Show.VERDICT,
-        beside=("speed_up_pairs",),
-    ),
-    Column(
-        "efficiency",
-        "float64",
-        "speed_up ÷ devices, 1 = ideal",
-        "share",
-        null=_NO_PAIR,
-        heading="Efficiency, steady",
-        brief="effi-\nciency",
-    ),
-    Column(
-        "efficiency_with_startup",
-        "float64",
-        "the same with start-up: from total_time_s, under weak scaling from throughput_with_startup_samples_per_s",
-        "share",
-        null=_NO_PAIR,
-        heading="Efficiency with start-up",
-    ),
-    Column(
-        "energy_ratio",
-        "float64",
-        "energy per sample ÷ that of one device: median over paired repeats; below 1 takes less",
-        null=_NO_PAIR,
-        heading="Per sample, against one device, and interval",
-        tables=("energy",),
-        show=Show.INTERVAL,
-        beside=("energy_ratio_low", "energy_ratio_high"),
-    ),
-    Column("energy_ratio_low", "float64", f"lower {_INTERVAL} energy_ratio", null=_TOO_FEW),
-    Column("energy_ratio_high", "float64", f"upper {_INTERVAL} energy_ratio", null=_TOO_FEW),
-    Column(
-        "parity",
-        "string",
-        "runs that passed the parity check of those that were checked, how many were not, and of how many the closing "
-        "check after training did not end",
-        heading="Parity passed",
-    ),
+    text("outcomes", "how the runs of this configuration ended"),
+    count("runs", "runs of this configuration"),
+    text("exclusions", "how many runs don't count, by the reason", null="all count"),
+    count("repeats", "runs that count: the numbers of this row are computed from them, or from disturbed ones where "
+        "none counts", heading="Runs counted", show=Show.COUNTED, beside=("runs", "exclusions"), brief="runs"),
+    flag("disturbed", "whether the numbers of this row are those of runs that others disturbed: they are shown, and "
+        "compared with nothing"),
+    Column("speed_up", "over one device, steady state: median over paired repeats of t_1 ÷ t_n (strong scaling) or of "
+        "the ratio of throughputs (weak scaling); not the ratio of the medians", null=_NO_PAIR,
+        heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
+        brief="speed-up"),
+    Column("speed_up_low", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
+    Column("speed_up_high", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
+    count("speed_up_pairs", "repeats that were paired"),
+    text("verdict", "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats "
+        "for one; not interleaved where the sides were measured apart; no repeat in common; disturbed where others "
+        "took cores or GPUs of all runs of a side; not comparable where the environments differ in what must match",
+        null=_NO_PAIR, heading="Against one device", show=Show.VERDICT, beside=("speed_up_pairs",)),
+    share("efficiency", "speed_up ÷ devices, 1 = ideal", null=_NO_PAIR, heading="Efficiency, steady",
+        brief="effi-\nciency"),
+    share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
+        "throughput_with_startup_samples_per_s", null=_NO_PAIR, heading="Efficiency with start-up"),
+    Column("energy_ratio", "energy per sample ÷ that of one device: median over paired repeats; below 1 takes less",
+        null=_NO_PAIR, heading="Per sample, against one device, and interval", tables=("energy",), show=Show.INTERVAL,
+        beside=("energy_ratio_low", "energy_ratio_high")),
+    Column("energy_ratio_low", f"lower {_INTERVAL} energy_ratio", null=_TOO_FEW),
+    Column("energy_ratio_high", f"upper {_INTERVAL} energy_ratio", null=_TOO_FEW),
+    text("parity", "runs that passed the parity check of those that were checked, how many were not, and of how many "
+        "the closing check after training did not end", heading="Parity passed"),
 )
 """What is computed of each configuration, besides what aggregates its runs (`Column.repeats`)."""
-
+# fmt: on
 
 _ROWS_OF_RUNS = ("pushes", "steps", "parity", "phases", "preprocess")
 """Tables whose rows are aggregated at once into a run's value."""
@@ -577,11 +245,10 @@ def summary_columns() -> tuple[Column, ...]:
 
 
 def _over_repeats(column: Column) -> Column:
-    if column.repeats in (Over.SAME, Over.FIRST):
+    over = column.repeats
+    if not over or over in (Over.SAME, Over.FIRST):
         return column
-    fractional = column.repeats in (Over.MEDIAN, Over.MEAN)
-    meaning = f"{column.meaning}; {column.repeats} over repeats"
-    return replace(column, meaning=meaning, type="float64" if fractional else column.type)
+    return replace(column, meaning=f"{column.meaning}; {over} over repeats", type=over.type_of(column.type))
 
 
 _SUMMARY_FIRST = (

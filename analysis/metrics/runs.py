@@ -22,13 +22,14 @@ from analysis.metrics.epochs import (
 )
 from analysis.runs.published import TYPES, finite
 from parallelbench.errors import ConfigError
-from parallelbench.results.tables import CLOSING, Over
+from parallelbench.results.columns import Over
+from parallelbench.results.tables import CLOSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from analysis.runs.reader import Runs
-    from parallelbench.results.tables import Column
+    from parallelbench.results.columns import Column
 
 
 SECONDS_PER_HOUR = 3600

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from analysis.report.tables import Shown
-    from parallelbench.results.tables import Column
+    from parallelbench.results.columns import Column
 
 
 _APART = "\u2063"

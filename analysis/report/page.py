@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from analysis.figures import Figure
     from analysis.runs.reader import Runs
-    from parallelbench.results.tables import Column, Place
+    from parallelbench.results.columns import Column, Place
 
 
 GENERATOR = '<meta name="generator" content="parallelbench">'

@@ -16,7 +16,7 @@ from analysis.comparison.ratio import SpeedVerdict
 from analysis.metrics.columns import brief_columns
 from analysis.runs.published import without_tokens
 from analysis.text import DISTURBED_MARK
-from parallelbench.results.tables import Show
+from parallelbench.results.columns import Show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from analysis.runs.reader import Runs
-    from parallelbench.results.tables import Column
+    from parallelbench.results.columns import Column
 
 
 class Cell(NamedTuple):

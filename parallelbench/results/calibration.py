@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError
+from parallelbench.results.columns import Column, count, text
 from parallelbench.results.files import write_file
-from parallelbench.results.tables import Column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,28 +17,22 @@ CALIBRATION_VERSION = 2
 """2: the network is measured by all devices of each node; 1: by one of each."""
 FACTS = "calibration"
 """Key of the Parquet file's metadata that holds the facts of all rows as JSON."""
+# fmt: off
 CALIBRATION = (
-    Column(
-        "operation",
-        "string",
+    text("operation",
         "matmul, copy, attention or launch on one device; all_reduce, all_gather, all_to_all or send between devices; "
-        "shard: what a layer's forward and backward take longer where devices share its parameters (fully_shard)",
-    ),
-    Column("precision", "string", "arithmetic of products, attention and layers", null="none is involved"),
-    Column("tier", "string", "link: between devices of a node; network: between nodes", null="one device"),
-    Column("ranks", "int32", "devices that work together"),
-    Column("nodes", "int32", "nodes that they are on"),
-    Column("busy", "int32", "devices of a node that do the same at the same time"),
-    Column(
-        "size_bytes",
-        "int64",
-        "of one message, as its definition has it; of a copy, the bytes that are read; of a layer, its parameters",
-        "bytes",
-        null="a product, attention or launch",
-    ),
-    Column("flop", "float64", "floating-point operations of a product or of attention, forward", null="none"),
-    Column("time_s", "float64", "of one piece of work, on the slowest device", "s"),
+        "shard: what a layer's forward and backward take longer where devices share its parameters (fully_shard)"),
+    text("precision", "arithmetic of products, attention and layers", null="none is involved"),
+    text("tier", "link: between devices of a node; network: between nodes", null="one device"),
+    count("ranks", "devices that work together"),
+    count("nodes", "nodes that they are on"),
+    count("busy", "devices of a node that do the same at the same time"),
+    Column("size_bytes", "of one message, as its definition has it; of a copy, the bytes that are read; of a layer, "
+        "its parameters", null="a product, attention or launch"),
+    Column("flop", "floating-point operations of a product or of attention, forward", null="none"),
+    Column("time_s", "of one piece of work, on the slowest device"),
 )
+# fmt: on
 Row = dict[str, Any]
 
 

@@ -18,42 +18,32 @@ from analysis.report import page as page_module
 from analysis.runs import published
 from parallelbench.results import folder
 from parallelbench.results import tables as tables_module
-from parallelbench.results.tables import TABLES, TABLES_VERSION, Column, Over, schema
+from parallelbench.results.columns import Column, Over, count, table_of
+from parallelbench.results.tables import TABLES, TABLES_VERSION, schema
 from tests import docs
 from tests.analysis import factory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-WAITED = Column(
-    "waited_s",
-    "float64",
-    "time that this rank waited",
-    "s",
-    null="not measured",
-    into=(
-        Column(
-            "waited_sum_s",
-            "float64",
-            "time that the ranks waited in an epoch, summed",
-            "s",
-            null="not measured on every rank",
-            over=Over.SUM,
-            into=(
-                Column(
-                    "steady_waited_s",
-                    "float64",
-                    "waited_sum_s: median over the epochs without each attempt's first one",
-                    "s",
-                    null="not measured",
-                    over=Over.MEDIAN,
-                    steady=True,
-                    repeats=Over.MEDIAN,
-                    heading="Waited",
-                    brief="waited",
-                ),
-            ),
-        ),
+WAITED = table_of(
+    Column("waited_s", "time that this rank waited", null="not measured"),
+    Column(
+        "waited_sum_s",
+        "time that the ranks waited in an epoch, summed",
+        over=Over.SUM,
+        of="waited_s",
+        null="not measured on every rank",
+    ),
+    Column(
+        "steady_waited_s",
+        "waited_sum_s: median over the epochs without each attempt's first one",
+        over=Over.MEDIAN,
+        of="waited_sum_s",
+        steady=True,
+        repeats=Over.MEDIAN,
+        heading="Waited",
+        brief="waited",
     ),
 )
 """Declared in a table; everything else here only looks at what follows."""
@@ -62,7 +52,7 @@ WAITED = Column(
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three repeats of two ranks and three epochs, in whose journals there is a column more."""
-    monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], WAITED))
+    monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], *WAITED))
     monkeypatch.setattr(page_module, "draw", lambda runs: [])
     row = factory._rank
     for repeat in range(3):
@@ -80,7 +70,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_declared_column_is_in_every_table(results: Path) -> None:
     runs = load(results)
     field = pq.read_schema(next(results.rglob("ranks.parquet"))).field("waited_s")
-    assert field.metadata == {b"doc": WAITED.doc.encode(), b"unit": b"s", b"null": b"not measured"}
+    assert field.metadata == {b"doc": WAITED[0].doc.encode(), b"unit": b"s", b"null": b"not measured"}
     epochs, metrics, configurations = per_epoch(runs), per_run(runs), summary(runs)
     # Ranks 0 and 1: e + (e + 10), and 200 more per repeat.
     assert epochs["waited_sum_s"].to_list() == [2 * e + 10 + 200 * r for r in range(3) for e in (1, 2, 3)]
@@ -90,7 +80,7 @@ def test_a_declared_column_is_in_every_table(results: Path) -> None:
 
 def test_results_without_it_load_beside_and_have_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     factory.published(factory.config(tmp_path))
-    monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], WAITED))
+    monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], *WAITED))
     for module in (tables_module, folder, published):
         monkeypatch.setattr(module, "TABLES_VERSION", TABLES_VERSION + 1)
     factory.published(factory.config(tmp_path, repeat=1))
@@ -164,6 +154,27 @@ def test_a_name_has_one_meaning() -> None:
     assert len({column.name for column in facts_columns()}) == len(facts_columns())
 
 
+def test_what_follows_has_the_type_unit_and_null_of_its_source() -> None:
+    (waited,) = WAITED
+    ((_, steady),) = waited.derived(2)
+    assert (steady.type, steady.unit, steady.null) == ("float64", "s", "not measured on every rank")
+    pushes, peak = table_of(
+        count("pushes", "…", null="none"),
+        Column("peak_bytes", "…"),
+        Column("most_pushes", "…", over=Over.MAX, of="pushes"),
+        Column("usual_pushes", "…", over=Over.MEDIAN, of="pushes"),
+        Column("usual_peak", "…", over=Over.MEAN, of="peak_bytes"),
+    )
+    of_pushes, of_peak = ([each for _, each in column.derived()] for column in (pushes, peak))
+    assert [(each.type, each.unit, each.null) for each in of_pushes] == [
+        ("int32", None, "none"),
+        ("float64", None, "none"),
+    ]
+    assert [(each.type, each.unit, each.null) for each in of_peak] == [("float64", "bytes", None)]
+    with pytest.raises(AssertionError, match="elsewhere"):
+        table_of(Column("most_pushes", "…", over=Over.MAX, of="elsewhere"))
+
+
 UNITS = {"_s": "s", "_bytes": "bytes", "_samples_per_s": "samples/s", "_bytes_per_s": "bytes/s", "_j": "J", "_w": "W"}
 UNITS |= {"_flop_per_s": "flop/s", "tokens_per_s": "tokens/s", "_hz": "Hz", "_c": "°C"}
 
@@ -185,7 +196,7 @@ def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
     written = "\n".join(path.read_text(encoding="utf-8") for path in declarations)
     computed = (root / "analysis" / "metrics" / "runs.py").read_text(encoding="utf-8")
     for column in per_run_columns():
-        assert len(re.findall(rf'(Column|_kind)\(\s*"{column.name}"', written)) == 1, column.name
+        assert len(re.findall(rf'(Column|text|count|flag|share|sent)\(\s*"{column.name}"', written)) == 1, column.name
         is_formula = column.over is None and not column.name.startswith(
             ("gradient_", "activation_", "parameter_", "bytes_")
         )
