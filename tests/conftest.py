@@ -20,7 +20,6 @@ from tests.surroundings import hide_the_machine, machine_path, program
 hide_the_machine()  # before a library reads the environment
 
 from parallelbench.environments import look, python_of  # noqa: E402
-from tests.compositions import once  # noqa: E402
 from tests.costs import DEAR_S, SLOW_S, known, recorded  # noqa: E402
 from tests.warm import cold, warm  # noqa: E402
 
@@ -122,13 +121,6 @@ def quick_disks() -> Iterator[None]:
     """Don't wait for the disk: only a machine that loses its power could tell."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(os, "fsync", os.fstat)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compositions() -> Iterator[None]:
-    """Compose each configuration once."""
-    with once():
         yield
 
 

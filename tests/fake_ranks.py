@@ -40,7 +40,6 @@ from parallelbench.strategies import mesh
 from parallelbench.strategies.data_parallel import DdpStrategy
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
-from tests.compositions import once
 
 STEPS = 2
 PRELOADED = (
@@ -181,7 +180,6 @@ if __name__ == "__main__":
     cases = json.load(sys.stdin)
     importlib.import_module("tests.frozen")
     with (
-        once(),
         mock.patch.object(FirstOrder, "build", _built_for_a_gpu),
         mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody),
         mock.patch.object(mesh, "_set_run_timeout"),  # fake groups never wait

@@ -1,4 +1,4 @@
-"""What the tests' shorter way makes of overrides is what Hydra composes, or refuses."""
+"""What is composed by hand is what Hydra composes, or refuses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from tests.compositions import _remembered, by_hydra
+from launch.sweep.compose import _composed, _set_by_hand, by_hydra, group_choices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -48,4 +49,36 @@ def test_the_shorter_way_leads_where_hydra_leads(overrides: list[str]) -> None:
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             return f"{type(error).__name__}: {error}"
 
-    assert outcome(_remembered) == outcome(by_hydra)
+    assert outcome(_composed) == outcome(by_hydra)
+
+
+@pytest.mark.parametrize("group", sorted(group_choices()))
+def test_each_shipped_file_is_set_by_hand_to_what_hydra_makes_of_it(group: str) -> None:
+    for name in group_choices()[group]:
+        assert repr(_set_by_hand([f"{group}={name}"], None)) == repr(by_hydra([f"{group}={name}"], None))
+
+
+def test_files_of_ones_own_that_do_more_than_set_their_node_are_left_to_hydra(tmp_path: Path) -> None:
+    files = {
+        "model/wide.yaml": "defaults: [mlp, _self_]\nname: wide\nhidden: [512]\n",
+        "model/late.yaml": "defaults: [_self_, mlp]\nname: late\n",
+        "model/silent.yaml": "defaults: [mlp]\nname: silent\n",
+        "model/everywhere.yaml": "# @package _global_\nepochs: 7\n",
+        "model/other.yaml": "defaults: [mlp, override /optimizer: sgd, _self_]\nname: other\n",
+        "model/number.yaml": "_target_: a.B\nname: 1e-3\n",
+        "experiment/mine.yaml": "# @package _global_\nepochs: 7\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    group_choices.cache_clear()
+    for path in files:
+        group, name = path.removesuffix(".yaml").split("/")
+        overrides = [f"{group}={name}", "batch_size=3"]
+        try:
+            expected = repr(by_hydra(overrides, tmp_path))
+        except HydraException as error:
+            with pytest.raises(HydraException, match=str(error).split("\n")[0][:30]):
+                _composed(overrides, tmp_path)
+        else:
+            assert repr(_composed(overrides, tmp_path)) == expected, path

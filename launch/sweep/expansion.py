@@ -1,6 +1,6 @@
 """Expand a sweep into runs: the blocks' products and side-by-side lists, less exclusions, times the repeats.
 
-Hydra composes once per file that is chosen; other keys are set afterwards.
+Files are composed once per choice of theirs; other keys are set afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from launch.sweep.compose import (
     Plain,
     compose_plain,
     group_choices,
-    keeps_to_its_node,
     parse,
     resolve,
     values_of,
@@ -221,19 +220,17 @@ def _as_hydra(value: Any) -> str:
 
 
 class _Composer:
-    """Plain configurations of points; composes each choice of a group file once."""
+    """Plain configurations of points; composes each choice of files once."""
 
     def __init__(self, fixed: list[str], extension: Extension, *, later: Sequence[str] = ()) -> None:
         self.fixed, self.extension, self._later = fixed, extension, later
         self._groups = group_choices(extension.conf)
-        self._composed: dict[Choices, Plain] = {}
         self._ready: dict[Choices, _Ready] = {}
-        self._first: dict[tuple[str, ...], Choices] = {}
 
     def sweep(self) -> Any:
         """The node `sweep`. Other keys are ignored where they belong to group files that only its points choose."""
         try:
-            return resolve(self._hydra(())).get("sweep")
+            return resolve(self._composed(())).get("sweep")
         except ConfigError:
             of_sweep = [text for text in self.fixed if re.match(r"[+~]*sweep\b", text)]
             return resolve(compose_plain(of_sweep, self.extension.conf)).get("sweep")
@@ -255,30 +252,14 @@ class _Composer:
         return self._ready.get(choices_of) or self._ready.setdefault(choices_of, self._prepared(choices_of))
 
     def _prepared(self, chosen: Choices) -> _Ready:
-        plain = dict(self._node_by_node(chosen))
+        plain = self._composed(chosen)
         plain["sweep_name"] = plain.pop("sweep")["name"]
         return _Ready(plain, "${" in str(plain))
 
-    def _node_by_node(self, chosen: Choices) -> Plain:
-        """What Hydra composes for these choices.
-
-        Files that keep to their node can't see each other: the node is taken from a composition where, of the choices
-        of the first point, only this one is another. So 4 models and 5 strategies need 8 compositions, not 20.
-        """
-        first = self._first.setdefault(tuple(group for group, _ in chosen), chosen)
-        if not all(keeps_to_its_node(*choice, self.extension.conf) for choice in {*chosen, *first}):
-            return self._hydra(chosen)
-        plain = dict(self._hydra(first))
-        for place, choice in enumerate(chosen):
-            plain[choice[0]] = self._hydra((*first[:place], choice, *first[place + 1 :]))[choice[0]]
-        return plain
-
-    def _hydra(self, chosen: Choices) -> Plain:
-        if chosen not in self._composed:
-            texts = [f"{group}={name}" for group, name in chosen]
-            parse(texts, self.extension.conf)
-            self._composed[chosen] = compose_plain([*self.fixed, *texts], self.extension.conf, later=self._later)
-        return self._composed[chosen]
+    def _composed(self, chosen: Choices) -> Plain:
+        texts = [f"{group}={name}" for group, name in chosen]
+        parse(texts, self.extension.conf)
+        return compose_plain([*self.fixed, *texts], self.extension.conf, later=self._later)
 
 
 @dataclass(frozen=True)

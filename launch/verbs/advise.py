@@ -9,16 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from launch.launcher import launcher_of
 from launch.sweep import expand
-from launch.sweep.compose import group_choices, keeps_to_its_node, parse, values_of
+from launch.sweep.compose import group_choices, parse, values_of
 from launch.sweep.extension import extension as extension_of
 from launch.verbs.console import console, listing, say
-from parallelbench.config.build import build
 from parallelbench.config.plugin import package_path
-from parallelbench.config.sites import shipped
 from parallelbench.errors import ConfigError, choices, count_of
 
 if TYPE_CHECKING:
@@ -328,18 +324,9 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
 
 
 def _bases(overrides: Sequence[str], strategies: Sequence[str], extension: Extension) -> list[RunConfig]:
-    """A run of each strategy. Hydra composes one; the others differ in a file that sets its own node only."""
-    names = group_choices(extension.conf)["strategy"]
-    unknown = [name for name in strategies if name not in names]
-    if unknown:
-        raise ConfigError(f"strategy={unknown[0]} is no choice: {choices(unknown[0], names)}")
-    plain = extension.conf is None and all(keeps_to_its_node("strategy", name) for name in strategies)
-    if not plain or any(text.lstrip("+~").startswith("strategy.") for text in overrides):
-        runs = [planned.run for planned in expand([*overrides, f"strategy={','.join(strategies)}"], extension)]
-        return sorted(runs, key=lambda run: strategies.index(run.strategy.name))
-    (first,) = expand([*overrides, f"strategy={strategies[0]}"], extension)
-    built = [build(shipped("strategy", name), "strategy") for name in strategies]
-    return [msgspec.structs.replace(first.run, strategy=strategy) for strategy in built]
+    """A run of each strategy."""
+    runs = [planned.run for planned in expand([*overrides, f"strategy={','.join(strategies)}"], extension)]
+    return sorted(runs, key=lambda run: strategies.index(run.strategy.name))
 
 
 def _require_formula(overrides: Sequence[Override]) -> None:

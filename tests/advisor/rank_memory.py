@@ -30,7 +30,6 @@ from parallelbench.strategies import mesh
 from parallelbench.strategies.data_parallel import DdpStrategy
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
-from tests.compositions import once
 from tests.fake_ranks import PRELOADED, _averaged_by_nobody, _batch
 
 _resize = torch.UntypedStorage.resize_
@@ -108,7 +107,6 @@ if __name__ == "__main__":
         importlib.import_module(module)
     importlib.import_module("tests.frozen")
     with (
-        once(),
         mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody),
         mock.patch.object(mesh, "_set_run_timeout"),
     ):

@@ -47,7 +47,7 @@ def figures() -> list[Figure]:
         )
     one, missing, done = (statistics.median(times[name]) for name in ("one", "missing", "done"))
     each_ms = [1e3 * (all_s - one_s) / RUNS for all_s, one_s in zip(times["missing"], times["one"], strict=True)]
-    files = "40 choices of files from 9 compositions by Hydra"
+    files = "40 choices of files"
     note = f"{files}; the command takes {missing:.2f} s, {done:.2f} s where all are done, {one:.2f} s for one run"
     return [
         Figure(f"parallelbench plan, each of {RUNS:,} runs after the first", each_ms, "ms", 0.3, False, note),

@@ -12,7 +12,7 @@ import pytest
 
 import conf
 from launch.sweep import one_run
-from launch.sweep.compose import Extension, keeps_to_its_node
+from launch.sweep.compose import Extension
 from launch.sweep.extension import extension
 from parallelbench.cli import main
 from parallelbench.config.build import component_class
@@ -298,5 +298,4 @@ def test_a_site_of_three_lines_says_what_it_lacks_and_the_documented_one_works(u
         one_run(["site=mine"], own)
     page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
     site.write_text(page.partition("```yaml\n")[2].partition("```")[0])
-    keeps_to_its_node.cache_clear()
     assert one_run(["site=mine"], own).run.site.partition == "gpu"

@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from launch.launcher import launcher_of, prepare_all
-from launch.sweep.compose import NOTHING, Extension, parse, resolve, resolved_by_omegaconf
+from launch.sweep.compose import NOTHING, Extension, by_hydra, parse, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _set, expand, one_run, points_of
 from parallelbench.config.build import from_mapping
 from parallelbench.config.check import check_run
@@ -23,7 +23,6 @@ from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig, SweepBlock
 from parallelbench.errors import MOST_REFUSALS, ConfigError, Refusals
 from parallelbench.world.machine import Machine, this_machine
-from tests.compositions import by_hydra
 from tests.faults import fault
 from tests.helpers import plain
 

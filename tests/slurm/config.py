@@ -97,8 +97,8 @@ def slurm_conf(options: Options, ports: Ports, *, folder: Path, host: str, first
         f"MaxArraySize={options.max_array_size}",
         f"MaxJobCount={max(10_000, 2 * options.max_array_size)}",
         f"FirstJobId={first_job}",
-        # Slurm's default is 30. A supervisor takes 3 of them for its ranks, then writes to a disk that other tests load:
-        # 5 were too few once.
+        # Slurm's default is 30. A supervisor gives its ranks 3 of them, then writes to a disk that other tests load: 5
+        # were too few once.
         "KillWait=15",
         "MessageTimeout=5",
         "SlurmdTimeout=10",
