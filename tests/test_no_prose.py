@@ -37,8 +37,8 @@ EXCEPTIONS = {
     ("parallelbench/errors.py", "own_place"): 2,
     # What ranks print may hold a private key, of many lines.
     ("launch/attempt/processes.py", ""): 1,
-    # NCCL's watchdog aborts a process, and torchrun reports ranks' exit codes, by printing alone.
-    ("launch/attempt/outcome.py", ""): 4,
+    # NCCL's watchdog says only by printing why it aborts a process.
+    ("launch/attempt/outcome.py", ""): 1,
     # gpu-check checks the text: whether it names the rank that hangs.
     ("parallelbench/gpu_check/attempts.py", "_expect"): 1,
 }

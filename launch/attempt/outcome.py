@@ -11,13 +11,13 @@ import msgspec
 from parallelbench.config.run import own_reference
 from parallelbench.errors import StorageError, SupersededError, count_of, one_line
 from parallelbench.results.attempt import OUTCOMES, Outcome
+from parallelbench.results.exits import read_exits
 from parallelbench.results.journal import read_entries, read_tables
 from parallelbench.results.publish import publish, was_closed
 from parallelbench.training.worker import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Attempt, OutcomeName
@@ -30,24 +30,16 @@ _NCCL_WAITED = re.compile(
 """What torch's two NCCL backends print before they abort a process that waited too long, and that can leave no record.
 The newer backend names the rank within the group after "on rank"; the prefix names the rank of the run."""
 _NEVER_MET = {
-    b"EADDRINUSE": "another program took the port of the nodes' rendezvous (address already in use)",
-    b"RendezvousTimeoutError": "not all nodes arrived",
-    b"RendezvousConnectionError": "the nodes could not reach each other",
+    "EADDRINUSE": "another program took the port of the nodes' rendezvous (address already in use)",
+    "RendezvousTimeoutError": "not all nodes arrived",
+    "RendezvousConnectionError": "the nodes could not reach each other",
 }
-"""Errors that torchrun prints on a node whose rendezvous failed → the reason."""
-_SIGNALLED = b"SignalException"
+"""Failure of a node's rendezvous → the reason."""
+_SIGNALLED = "SignalException"
 """What torchrun raises where it is ended by a signal before its ranks begin, as at a preemption."""
-_EXITS = (
-    re.compile(rb"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)(?: \(pid: (?P<pid>\d+)\))?"),
-    re.compile(rb"\(local_rank: (?P<rank>\d+)\)\s+exitcode +: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"),
-)
-"""How torchrun tells of one failed rank at once, and of all in a table at its end. Of ranks that fail within a tenth of
-a second, the first line may name the wrong one, so both are read."""
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b", re.MULTILINE)
 """The line of a traceback that names the exception."""
 _MOST_WORDS = 200
-_CLOSED = re.compile(rb"Sending process (\d+) closing signal")
-"""A rank that torchrun ended because another had failed."""
 
 
 def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> Outcome | None:
@@ -112,7 +104,7 @@ def _parity_reason(rows: list[dict[str, Any]], whom: str) -> str:
     )
 
 
-def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) -> tuple[OutcomeName, str]:
+def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeName, str]:
     """Outcome and reason of processes that ended without finishing the run.
 
     Ranks that stopped on request have recorded that last. Else the earliest error of a rank counts, except errors that
@@ -122,7 +114,7 @@ def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) 
     if (reason := stopped(attempt)) is not None:
         return "timeout", reason
     errors = sorted(rank_errors(attempt, processes), key=lambda error: error.time)
-    codes = exit_codes(attempt, processes, returncode, nodes=nodes)
+    codes = exit_codes(attempt, processes, returncode)
     was_killed = any(code < 0 for code in codes.values())
     if not errors and not was_killed and (unread := _unread(attempt, processes)):
         return "storage", (
@@ -142,13 +134,15 @@ def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) 
         whom = "it" if len(silent) == 1 else "them"
         limit = "TensorFlow's heartbeat allows" if waited == gave_up else "launcher.collective_timeout_s"
         return "timeout", f"{_ranks(silent)} {hang}: {_ranks(waited)} waited for {whom} longer than {limit}"
-    if (never_met := _never_met(attempt)) is not None:
-        return "killed", f"no rank was started: {never_met}"
-    if _none_began(attempt) and any(_SIGNALLED in log.read_bytes() for log in _logs(attempt)):
-        return "killed", f"no rank was started{_last_words(attempt)}"
-    if returncode > 0 and not errors and _none_began(attempt) and all(code >= 0 for code in codes.values()):
-        # What starts ranks has failed by itself, and will again: nobody killed it.
-        return "error", f"no rank was started (exit code {returncode}){_last_words(attempt)}"
+    if _none_began(attempt):
+        failures = {exits.failure for exits in read_exits(attempt.path)}
+        if never_met := next((reason for failure, reason in _NEVER_MET.items() if failure in failures), None):
+            return "killed", f"no rank was started: {never_met}"
+        if _SIGNALLED in failures:
+            return "killed", f"no rank was started{_last_words(attempt)}"
+        if returncode > 0 and not errors and not was_killed:
+            # What starts ranks has failed by itself, and will again: nobody killed it.
+            return "error", f"no rank was started (exit code {returncode}){_last_words(attempt)}"
     for rank in sorted(silent, key=lambda rank: codes.get(rank, 0) >= 0):
         name = f"rank {rank}" if processes > 1 else "the process"
         return "killed", f"{name} {_death(codes.get(rank))}"
@@ -160,10 +154,10 @@ def judge(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) 
     )
 
 
-def interrupted(attempt: Attempt, processes: int, signal_name: str, *, nodes: int = 1) -> tuple[OutcomeName, str]:
+def interrupted(attempt: Attempt, processes: int, signal_name: str) -> tuple[OutcomeName, str]:
     """Outcome and reason of an attempt that was ended, perhaps because a rank had failed on another node."""
     if any(error.kind != "peer" for error in rank_errors(attempt, processes)):
-        return judge(attempt, processes, 1, nodes=nodes)
+        return judge(attempt, processes, 1)
     return "killed", f"interrupted by {signal_name}"
 
 
@@ -199,15 +193,8 @@ def _unread(attempt: Attempt, processes: int) -> list[int]:
 
 
 def _aborted_by_nccl(attempt: Attempt) -> set[int]:
-    return {int(rank) for log in _logs(attempt) for rank in _NCCL_WAITED.findall(log.read_bytes())}
-
-
-def _never_met(attempt: Attempt) -> str | None:
-    """Why the nodes did not meet; None where they did, or where the reason is not known."""
-    if not _none_began(attempt):
-        return None
-    printed = b"".join(log.read_bytes() for log in _logs(attempt))
-    return next((reason for sign, reason in _NEVER_MET.items() if sign in printed), None)
+    logs = (log for log in (attempt.log, *attempt.path.glob("log-node*.txt")) if log.exists())
+    return {int(rank) for log in logs for rank in _NCCL_WAITED.findall(log.read_bytes())}
 
 
 def _none_began(attempt: Attempt) -> bool:
@@ -223,40 +210,15 @@ def _last_words(attempt: Attempt) -> str:
     return f": {one_line(said, _MOST_WORDS)}" if said else ""
 
 
-def _logs(attempt: Attempt) -> list[Path]:
-    return [log for log in (attempt.log, *attempt.path.glob("log-node*.txt")) if log.exists()]
-
-
 def _ranks(ranks: Iterable[int]) -> str:
     return " and ".join(f"rank {rank}" for rank in sorted(ranks))
 
 
-def exit_codes(attempt: Attempt, processes: int, returncode: int, *, nodes: int = 1) -> dict[int, int]:
-    """Exit codes per rank as far as they are known; torchrun prints those of the ranks that failed by themselves, on
-    each node in its log, which may be missing.
-    """
+def exit_codes(attempt: Attempt, processes: int, returncode: int) -> dict[int, int]:
+    """Exit codes per rank as far as they are known: of several, those of the ranks that failed by themselves."""
     if processes == 1:
         return {0: returncode}
-    logs = {0: attempt.log} | {_node(path): path for path in attempt.path.glob("log-node*.txt")}
-    per_node = processes // nodes
-    return {
-        node * per_node + rank: code
-        for node, path in logs.items()
-        if path.exists()
-        for rank, code in _failures(path.read_bytes())
-    }
-
-
-def _failures(printed: bytes) -> Iterator[tuple[int, int]]:
-    """Local ranks and exit codes of processes that torchrun saw fail, and did not end itself."""
-    closed = set(_CLOSED.findall(printed))
-    for found in (match for pattern in _EXITS for match in pattern.finditer(printed)):
-        if found["pid"] not in closed:
-            yield int(found["rank"]), int(found["code"])
-
-
-def _node(log: Path) -> int:
-    return int(log.stem.removeprefix("log-node"))
+    return {rank: code for exits in read_exits(attempt.path) for rank, code in exits.codes.items()}
 
 
 def _death(code: int | None) -> str:

@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ from parallelbench.config.plugin import plugin_of
 from parallelbench.frameworks import RENDEZVOUS
 from parallelbench.processes import die_with_parent, inherited
 from parallelbench.redaction import redacted
+from parallelbench.results.exits import exits_file
 from parallelbench.results.files import storage_errors
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.training.worker import WATCHED_BY
@@ -31,7 +33,6 @@ from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from launch.launcher import Prepared
     from parallelbench.config.run import RunConfig
@@ -217,7 +218,8 @@ def command_line(
 ) -> list[str]:
     """One process directly; several through torchrun, which on one machine picks a free port by itself.
 
-    Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`.
+    Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`. What starts workers
+    records their exits.
     """
     if framework != "torch":
         return [sys.executable, "-m", "parallelbench.training.starter", *arguments]
@@ -237,7 +239,11 @@ def command_line(
             f"--local-addr={rendezvous.host}" if rendezvous.node == 0 else "",
         ]
     torchrun = [option for option in torchrun if option]
-    return [sys.executable, "-m", "torch.distributed.run", *torchrun, "--max-restarts=0", *worker]
+    starter = ["torch.distributed.run"]
+    if program == WORKER:
+        exits = exits_file(Path(arguments[0], "attempts", arguments[1]), rendezvous.node if rendezvous else 0)
+        starter = ["parallelbench.training.torchrun", str(exits)]
+    return [sys.executable, "-m", *starter, *torchrun, "--max-restarts=0", *worker]
 
 
 def calibration_arguments(prepared: Prepared, path: Path) -> list[str]:

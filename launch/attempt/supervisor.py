@@ -166,7 +166,7 @@ def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> 
                 end(process)
     except Interrupted as interruption:
         if publish_if_finished(folder, run, attempt) is None:
-            attempt.finish(*interrupted(attempt, training.processes, str(interruption), nodes=run.nodes))
+            attempt.finish(*interrupted(attempt, training.processes, str(interruption)))
         raise
     except SupersededError as error:
         return attempt.finish("killed", str(error))
@@ -176,7 +176,7 @@ def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> 
         return published
     if timed_out and stopped(attempt) is None:
         return attempt.finish("timeout", f"not done after launcher.timeout_s={run.launcher.timeout_s:g}")
-    return attempt.finish(*judge(attempt, training.processes, process.wait(), nodes=run.nodes))
+    return attempt.finish(*judge(attempt, training.processes, process.wait()))
 
 
 def in_this_process(training: Training) -> Outcome:

@@ -4,7 +4,8 @@
 <results>/<sweep>/<slug>/
   config.yaml  overrides.txt     immutable intent, written before anything starts
   attempts/<n>/                  one per start: supervisor.json, config.yaml (as executed), attempt.json, heartbeat,
-                                 log.txt, journal-rank<r>.jsonl, error-rank<r>.json, outcome.json
+                                 log.txt, journal-rank<r>.jsonl, error-rank<r>.json, exits-node<k>.json,
+                                 outcome.json
   result/                        published once, atomically: one Parquet file per table, manifest.json last
 ```
 A valid manifest is the only proof that a run trained to its end.

@@ -2,11 +2,11 @@
 `python -m parallelbench.training.starter RUN_DIR ATTEMPT [PLUGIN FOLDER]`, in the suite's environment.
 
 torch first hands over what the run starts from; then the ranks train, in the other environment; then torch judges.
-What torchrun prints of a rank that failed is printed here, too: the supervisor reads it.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import secrets
@@ -23,6 +23,7 @@ from parallelbench.errors import ConfigError, program
 from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET, RENDEZVOUS
 from parallelbench.processes import die_with_parent
 from parallelbench.results.attempt import Attempt
+from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.training.exchange import Exchange
 from parallelbench.training.worker import LAUNCHED_AT
 
@@ -47,17 +48,21 @@ def main(arguments: list[str]) -> int:
     assert info is not None, "the supervisor describes an attempt before it starts ranks"
     alone = f"0  {secrets.token_hex(32)}"
     node, address, secret = os.environ.pop(RENDEZVOUS, alone).split(" ")
+    exits = exits_file(attempt.path, int(node))
     listening = None
     if node == "0":
         # Before torch's part, which takes seconds: the other nodes' ranks connect meanwhile.
-        listening = _listen(address)
-        if listening is None:
+        try:
+            listening = _listen(address)
+        except OSError as error:
+            print(f"{address} could not be listened on: {error}", flush=True)
+            write_exits(exits, Exits(failure=errno.errorcode.get(error.errno or 0, type(error).__name__)))
             return 1
         _remove_leftovers(attempt)
         if code := _torch("make", arguments):
             return code
     meeting = Meeting(info.processes, int(node), address, listening, secret)
-    code = _ranks(run, arguments, meeting)
+    code = _ranks(run, arguments, meeting, exits)
     if node == "0":
         if not code and Exchange.of(attempt).has("closing-0"):
             _torch("judge", arguments)  # a failure leaves the run without its closing check, which its result says
@@ -90,14 +95,14 @@ class Meeting(NamedTuple):
     """By what they know each other."""
 
 
-def _ranks(run: RunConfig, arguments: Sequence[str], meeting: Meeting) -> int:
+def _ranks(run: RunConfig, arguments: Sequence[str], meeting: Meeting, exits: Path) -> int:
     """Start this node's ranks and wait for them; once one fails, the others are ended."""
     processes, node, address, listening, secret = meeting
     here = processes // run.nodes
     if listening is not None and not address:
         address = ":".join(map(str, listening.getsockname()[:2]))
     command = [str(python_of(run.strategy.framework)), "-m", "parallelbench.training.worker", *arguments]
-    ranks = []
+    ranks = {}
     for local_rank in range(here):
         rank = node * here + local_rank
         names = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": here}
@@ -105,23 +110,19 @@ def _ranks(run: RunConfig, arguments: Sequence[str], meeting: Meeting) -> int:
         passed = [listening.fileno()] if listening is not None and rank == 0 else []
         variables |= {CONTROL_FD: str(passed[0])} if passed else {CONTROL_ADDRESS: address}
         variables[CONTROL_SECRET] = secret
-        ranks.append(_started(command, variables, passed))
+        ranks[rank] = _started(command, variables, passed)
     if listening is not None:
         listening.close()
-    return _watched(ranks)
+    return _watched(ranks, exits)
 
 
-def _listen(address: str) -> socket.socket | None:
+def _listen(address: str) -> socket.socket:
     """A socket on this address's port, at all interfaces; empty: on a free port of this machine's own.
 
-    None where the port is taken, which is printed.
+    Raises `OSError` where the port is taken.
     """
     host, port = ("", int(address.rpartition(":")[2])) if address else ("127.0.0.1", 0)
-    try:
-        return socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        print(f"EADDRINUSE: {address} could not be listened on: {error}", flush=True)
-        return None
+    return socket.create_server((host, port), backlog=1024)
 
 
 def _started(command: Sequence[str], variables: Mapping[str, str], passed: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -129,30 +130,30 @@ def _started(command: Sequence[str], variables: Mapping[str, str], passed: Seque
     return subprocess.Popen(command, env=environment, pass_fds=passed, preexec_fn=die_with_parent)
 
 
-def _watched(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
+def _watched(ranks: Mapping[int, subprocess.Popen[bytes]], exits: Path) -> int:
     """Wait for all; returns 0, or the exit code of the first that failed."""
     failed: dict[int, int] = {}
     failed_at = math.inf
-    while any(rank.poll() is None for rank in ranks):
-        if _print_failures(ranks, failed) and failed_at == math.inf:
+    while any(rank.poll() is None for rank in ranks.values()):
+        if _note_failures(ranks, failed, exits) and failed_at == math.inf:
             failed_at = time.monotonic()
         if time.monotonic() > failed_at + _LINGER_S:
-            for rank in ranks:
+            for rank in ranks.values():
                 rank.kill()
-            for rank in ranks:
+            for rank in ranks.values():
                 rank.wait()
             return next(iter(failed.values()))
         time.sleep(_POLL_S)
-    _print_failures(ranks, failed)
+    _note_failures(ranks, failed, exits)
     return next(iter(failed.values()), 0)
 
 
-def _print_failures(ranks: Sequence[subprocess.Popen[bytes]], known: dict[int, int]) -> dict[int, int]:
-    """Print who has failed since the last look: whom a killed rank takes along may be gone before it is."""
-    for index, rank in enumerate(ranks):
-        if rank.returncode and index not in known:
-            known[index] = rank.returncode
-            print(f"failed (exitcode: {rank.returncode}) local_rank: {index}", flush=True)
+def _note_failures(ranks: Mapping[int, subprocess.Popen[bytes]], known: dict[int, int], exits: Path) -> dict[int, int]:
+    """Record who has failed since the last look: whom a killed rank takes along may be gone before it is."""
+    now = {rank: process.returncode for rank, process in ranks.items() if process.returncode and rank not in known}
+    if now:
+        known |= now
+        write_exits(exits, Exits(codes=known))
     return known
 
 

@@ -19,11 +19,13 @@ import sys
 import time
 import traceback
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from parallelbench.processes import die_with_parent
+from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.training import worker
 
 if TYPE_CHECKING:
@@ -137,9 +139,10 @@ def lead(request: ForkRequest) -> int:
         store = _store(port, meeting)
     codes = _first_to_fail(ranks)
     del store  # it must last as long as the ranks
-    for rank, code in codes.items():
-        print(f"failed (exitcode: {code}) local_rank: {rank}", flush=True)  # as torchrun prints it
-    return 1 if codes else 0
+    if not codes:
+        return 0
+    write_exits(exits_file(Path(request.arguments[0], "attempts", request.arguments[1]), 0), Exits(codes=codes))
+    return 1
 
 
 def _rank(request: ForkRequest, rank: int, meeting: socket.socket) -> int:

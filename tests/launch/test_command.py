@@ -29,9 +29,10 @@ def test_one_process_is_started_directly() -> None:
 
 def test_several_are_started_by_torchrun_on_this_machine_only() -> None:
     command = command_line(["/a b/run", "3"], 4)
-    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    exits = "/a b/run/attempts/3/exits-node0.json"
+    assert command[:4] == [sys.executable, "-m", "parallelbench.training.torchrun", exits]
     assert command[-4:] == ["-m", "parallelbench.training.worker", "/a b/run", "3"]
-    options = command[3:-4]
+    options = command[4:-4]
     assert "--rdzv-endpoint=127.0.0.1:0" in options, "no fixed port, which another job might have, and no name"
     assert "--nproc-per-node=4" in options
     assert "--max-restarts=0" in options
@@ -90,7 +91,7 @@ def test_no_option_of_torchrun_comes_from_the_shell(monkeypatch: pytest.MonkeyPa
     options = [action.dest for action in get_args_parser()._actions if type(action).__name__ in ("env", "check_env")]
     assert {"nnodes", "no_python"} <= set(options)
     shell = {f"PET_{option.upper()}": "7" for option in options}
-    words = command_line(["run", "1"], 2)[3:]
+    words = command_line(["run", "1"], 2)[4:]
     parsed = []
     for variables in ({}, shell):
         monkeypatch.setattr(os, "environ", environment(configured(), "cpu", variables, cores=2))

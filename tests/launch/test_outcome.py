@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -14,10 +15,12 @@ import pytest
 from launch.attempt.outcome import exit_codes, judge, publish_if_finished, stopped
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.attempt import RETRYABLE
+from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.files import fill
 from parallelbench.results.journal import Journal
 from parallelbench.strategies.single import Single
 from parallelbench.training.worker import RankError, classify
+from parallelbench.world.allowance import MEETING_HERE
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 
@@ -28,17 +31,15 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Attempt
 
-TORCHRUN = """\
-W1121 02:05:10.000000 140 distributed/elastic/multiprocessing/api.py:900] Sending process 141 closing signal SIGTERM
-E1121 02:05:10.000000 140 distributed/elastic/multiprocessing/api.py:874] failed (exitcode: {code}) \
-local_rank: {rank} (pid: 142) of binary: /bin/python
-"""
-
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     """An attempt of three ranks that have not said anything yet."""
     return begin(config(tmp_path, strategy="ddp", devices=3), Fake())[1]
+
+
+def exit_with(attempt: Attempt, codes: dict[int, int] | None = None, *, failure: str = "", node: int = 0) -> None:
+    write_exits(exits_file(attempt.path, node), Exits(codes=codes or {}, failure=failure))
 
 
 def say(attempt: Attempt, rank: int, kind: str, reason: str, time: float) -> None:
@@ -72,12 +73,12 @@ def test_a_rank_that_says_nothing_while_others_miss_it_was_killed(attempt: Attem
 
 
 def test_the_rank_that_torchrun_saw_die_is_named_first(attempt: Attempt) -> None:
-    attempt.log.write_text(TORCHRUN.format(code=-9, rank=2))
+    exit_with(attempt, {2: -9})
     assert judge(attempt, 3, 1) == (
         "killed",
         "rank 2 was killed by SIGKILL, by hand or by the kernel for lack of memory",
     )
-    attempt.log.write_text(TORCHRUN.format(code=-11, rank=1))
+    exit_with(attempt, {1: -11})
     assert judge(attempt, 3, 1) == ("killed", "rank 1 was killed by SIGSEGV")
 
 
@@ -112,7 +113,7 @@ def test_who_says_nothing_while_others_wait_hangs(attempt: Attempt) -> None:
     said = "waited for it longer than launcher.collective_timeout_s"
     say(attempt, 2, "waited", "waited for another rank", 2.0)
     assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 and rank 2 {said}")
-    attempt.log.write_text(TORCHRUN.format(code=1, rank=0))
+    exit_with(attempt, {0: 1})
     assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 and rank 2 {said}")
     say(attempt, 2, "peer", "lost rank 0, which had waited", 2.0)
     assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 {said}")
@@ -120,7 +121,7 @@ def test_who_says_nothing_while_others_wait_hangs(attempt: Attempt) -> None:
 
 def test_who_was_killed_while_others_waited_did_not_hang(attempt: Attempt) -> None:
     say(attempt, 0, "waited", "waited for another rank", 1.0)
-    attempt.log.write_text(TORCHRUN.format(code=-9, rank=1))
+    exit_with(attempt, {1: -9})
     assert judge(attempt, 3, 1)[1].startswith("rank 1 was killed by SIGKILL")
 
 
@@ -152,7 +153,8 @@ NCCL_LOGS = {
 @pytest.mark.parametrize("backend", NCCL_LOGS)
 def test_ranks_that_nccl_aborts_have_waited(attempt: Attempt, backend: str) -> None:
     """The process dies of SIGABRT without a word of its own."""
-    attempt.log.write_text(NCCL_LOGS[backend] + TORCHRUN.format(code=-6, rank=2))
+    attempt.log.write_text(NCCL_LOGS[backend])
+    exit_with(attempt, {2: -6})
     say(attempt, 0, "waited", "waited for another rank", 1.0)
     outcome, reason = judge(attempt, 3, 1)
     assert outcome == "timeout"
@@ -176,45 +178,101 @@ def test_a_kind_that_is_no_outcome_is_an_error(attempt: Attempt) -> None:
     assert judge(attempt, 1, 1) == ("error", "who wrote this?")
 
 
-def test_exit_codes_are_read_from_torchruns_log(attempt: Attempt) -> None:
+def test_exit_codes_are_those_that_were_recorded(attempt: Attempt) -> None:
     assert exit_codes(attempt, 2, 1) == {}
-    attempt.log.write_bytes(b"\xff\xfe noise\n" + TORCHRUN.format(code=-6, rank=1).encode())
+    exit_with(attempt, {1: -6})
     assert exit_codes(attempt, 2, 1) == {1: -6}
     assert exit_codes(attempt, 1, 77) == {0: 77}
+    exits_file(attempt.path, 1).write_bytes(b"\xff{")
+    assert exit_codes(attempt, 2, 1) == {1: -6}
 
 
 @fault(
     "numbers",
-    "A node whose log is missing",
-    injection="a rank is killed on the last of three nodes, and the second one's log is not there",
+    "A node whose exit codes are missing",
+    injection="a rank is killed on the last of three nodes, and the second one has recorded nothing",
     outcome="the rank that is named is the one that was killed",
 )
 def test_ranks_are_counted_over_all_nodes_that_the_run_has(tmp_path: Path) -> None:
     attempt = begin(config(tmp_path, strategy="ddp", devices=6, nodes=3), Fake())[1]
-    (attempt.path / "log-node2.txt").write_text(TORCHRUN.format(code=-9, rank=1))
-    assert exit_codes(attempt, 6, 1, nodes=3) == {5: -9}
-    assert judge(attempt, 6, 1, nodes=3)[1].startswith("rank 5 was killed by SIGKILL")
+    exit_with(attempt, {0: 1}, node=0)
+    exit_with(attempt, {5: -9}, node=2)
+    assert exit_codes(attempt, 6, 1) == {0: 1, 5: -9}
+    assert judge(attempt, 6, 1)[1].startswith("rank 5 was killed by SIGKILL")
+
+
+RANKS = """
+import os, signal, sys
+rank = int(os.environ["RANK"])
+os.read(0, 1)  # ranks 0 and 1 go on when the last rank has closed the pipe, and end at once
+rank == 1 and os.kill(os.getpid(), signal.SIGKILL)
+rank == 2 and signal.pause()
+sys.exit(3)
+"""
+
+
+def run_torchrun(attempt: Attempt, program: Path, *options: str, node: int = 0) -> subprocess.Popen[bytes]:
+    module = [sys.executable, "-m", "parallelbench.training.torchrun", str(exits_file(attempt.path, node))]
+    command = [*module, "--max-restarts=0", *options, str(program)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, attempt: Attempt) -> None:
     """Of ranks that end at once torchrun's first line names any; those that it ends itself have no code."""
     program = tmp_path / "ranks.py"
-    program.write_text(
-        "import os, signal, sys\n"
-        "rank = int(os.environ['RANK'])\n"
-        "os.read(0, 1)\n"  # ranks 0 and 1 go on when the last rank has closed the pipe, and end at once
-        "rank == 1 and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "rank == 2 and signal.pause()\n"
-        "sys.exit(3)\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(program)]
+    program.write_text(RANKS)
     for _ in range(3):
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
-        attempt.log.write_bytes(done.stderr)
-        codes = exit_codes(attempt, 3, done.returncode)
+        process = run_torchrun(attempt, program, *MEETING_HERE, "--nproc-per-node=3")
+        printed = process.communicate()[1].decode()
+        assert process.returncode == 1
+        assert "ranks.py FAILED" in printed, "the log has what torchrun prints"
+        codes = exit_codes(attempt, 3, process.returncode)
         assert codes[1] == -signal.SIGKILL
         assert codes.get(0, 3) == 3
         assert 2 not in codes
+
+
+def test_ranks_of_the_second_node_have_their_own_numbers(tmp_path: Path, attempt: Attempt) -> None:
+    """Rank 2, the first of the second node, is killed; the others of its node are ended, those of the first fail."""
+    program = tmp_path / "ranks.py"
+    program.write_text(
+        RANKS.replace("rank == 1", "rank == 2").replace("rank == 2 and signal.p", "rank == 3 and signal.p")
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meeting = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    nodes = [
+        run_torchrun(attempt, program, *meeting, "--rdzv-id=x", f"--rdzv-conf=is_host={1 - node}", node=node)
+        for node in (0, 1)
+    ]
+    for process in nodes:
+        process.communicate()
+    codes = exit_codes(attempt, 4, 1)
+    assert codes[2] == -signal.SIGKILL
+    assert 3 not in codes
+    assert codes.items() <= {0: 3, 1: 3, 2: -signal.SIGKILL}.items()
+
+
+def test_a_port_that_is_taken_and_nodes_that_do_not_come_are_named(tmp_path: Path, attempt: Attempt) -> None:
+    program = tmp_path / "ranks.py"
+    program.touch()
+    meeting = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=x", "--local-addr=127.0.0.1"]
+    for conf, reason in (
+        ("is_host=1,join_timeout=1", "another program took the port of the nodes' rendezvous"),
+        ("is_host=0,read_timeout=1", "the nodes could not reach each other"),
+    ):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen() if conf.startswith("is_host=1") else None
+            endpoint = f"--rdzv-endpoint=127.0.0.1:{taken.getsockname()[1]}"
+            run_torchrun(attempt, program, *meeting, endpoint, f"--rdzv-conf={conf}").communicate()
+        outcome, said = judge(attempt, 2, 1)
+        assert (outcome, said.partition(" (")[0]) == ("killed", f"no rank was started: {reason}")
+    endpoint = "--rdzv-endpoint=127.0.0.1:0"
+    run_torchrun(attempt, program, *meeting, endpoint, "--rdzv-conf=is_host=1,join_timeout=1").communicate()
+    assert judge(attempt, 2, 1) == ("killed", "no rank was started: not all nodes arrived")
+    Journal(attempt.path / "journal-rank0.jsonl").close()
+    assert "no rank was started" not in judge(attempt, 2, 1)[1]
 
 
 @pytest.mark.parametrize(
@@ -320,6 +378,7 @@ def test_what_was_held_against_an_authors_reference_is_not_said_to_be_like_one_d
 def test_a_signal_to_what_starts_ranks_is_no_error_of_theirs(attempt: Attempt) -> None:
     """As at a preemption: the run is queued again."""
     attempt.log.write_text("torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n")
+    exit_with(attempt, failure="SignalException")
     outcome, reason = judge(attempt, 3, 1)
     assert outcome == "killed"
     assert "got signal: 15" in reason

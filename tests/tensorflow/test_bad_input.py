@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from launch.attempt.outcome import _NEVER_MET
+from launch.attempt.outcome import judge
 from parallelbench.config.check import check_run
 from parallelbench.environments import TENSORFLOW_PYTHON, look, require
 from parallelbench.errors import ConfigError
-from parallelbench.frameworks import meeting
+from parallelbench.frameworks import RENDEZVOUS, meeting
 from parallelbench.frameworks.meeting import PatienceError, Watchdog, host_group, join_group
 from parallelbench.results.attempt import Attempt
+from parallelbench.results.exits import exits_file, read_exits
 from parallelbench.training import starter
 from parallelbench.training.exchange import Exchange
 from parallelbench.training.worker import classify
+from tests.analysis.factory import Fake, begin, config
 from tests.faults import fault
 from tests.helpers import TINY, configured
 
@@ -112,14 +114,16 @@ def test_a_build_without_gpus_is_refused_where_torch_finds_one(
             require("tensorflow", "cuda")
 
 
-def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    """The ranks' starter prints what the supervisor knows how to read."""
+def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks' starter records what the supervisor judges."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert starter._listen(address) is None
-    said = capfd.readouterr().out
-    assert said.startswith(f"EADDRINUSE: {address} could not be listened on")
-    assert said.partition(":")[0].encode() in _NEVER_MET
+        monkeypatch.setenv(RENDEZVOUS, f"0 {address} secret")
+        run = config(tmp_path, strategy="tf_multi_worker", devices=2)
+        attempt = begin(run, Fake())[1]
+        attempt.write_config(run)
+        assert starter.main([str(attempt.path.parents[1]), str(attempt.number)]) == 1
+    assert judge(attempt, 2, 1)[1].startswith("no rank was started: another program took the port")
 
 
 def test_the_first_node_listens_wherever_the_others_reach_it() -> None:
@@ -142,18 +146,16 @@ def test_what_a_killed_starter_left_is_removed(tmp_path: Path) -> None:
     assert all((attempt.path / "journal-rank0.jsonl").exists() for attempt in attempts)
 
 
-def test_of_ranks_that_ended_at_once_all_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_of_ranks_that_ended_at_once_all_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was killed took the other along before their starter looked; the last is ended by it."""
     monkeypatch.setattr(starter, "_LINGER_S", 0.0)
-    ranks = [subprocess.Popen(["sh", "-c", what]) for what in ("exit 1", "kill -KILL $$", "exec sleep 600")]
-    for rank in ranks[:2]:
-        rank.wait()
-    assert starter._watched(ranks) == 1
-    said = capfd.readouterr().out.splitlines()
-    assert said == [f"failed (exitcode: {code}) local_rank: {rank}" for rank, code in enumerate((1, -9))]
-    assert ranks[2].returncode == -9
+    scripts = ("exit 1", "kill -KILL $$", "exec sleep 600")
+    ranks = {rank: subprocess.Popen(["sh", "-c", what]) for rank, what in enumerate(scripts, start=4)}
+    for rank in (4, 5):
+        ranks[rank].wait()
+    assert starter._watched(ranks, exits_file(tmp_path, 1)) == 1
+    assert [exits.codes for exits in read_exits(tmp_path)] == [{4: 1, 5: -9}]
+    assert ranks[6].returncode == -9
 
 
 def test_ranks_add_up_and_a_rank_that_never_joins_is_named() -> None:
