@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import msgspec
 
-from launch.attempt.signals import heed
+from launch.attempt.signals import heed, rest
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import plugin_of
@@ -293,8 +293,6 @@ def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:
     return run.cores_per_device if device_type == "cpu" else max(1, cores // (run.devices // run.nodes))
 
 
-POLL_S = 0.1
-"""Between two looks at what has come while a warm process begins, which takes seconds."""
 _GONE = "the warm process has ended"
 
 
@@ -359,10 +357,15 @@ class _Parent:
             socket.send_fds(self._socket, [msgspec.json.encode(request)], [log.fileno()])
         except ConnectionError:
             return _GONE
-        while not self.answers_within(POLL_S):
+        while not self.answers_within(0):  # it begins, which takes seconds
+            rest(None, self)
             heed()
         answer = self.answer(0)
         return WarmProcess(answer, self) if isinstance(answer, int) else answer or _GONE
+
+    def fileno(self) -> int:
+        """What can be read once there is an answer."""
+        return self._socket.fileno()
 
     def answer(self, flags: int) -> int | str | None:
         """Its next answer; None where the process has ended instead."""
@@ -389,6 +392,10 @@ class WarmProcess:
         self.pid = pid
         self.returncode: int | None = None
         self._parent = parent
+
+    def fileno(self) -> int:
+        """What can be read once they have ended."""
+        return self._parent.fileno()
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""

@@ -1,4 +1,4 @@
-"""Signals are noted when they arrive, and dealt with at `heed`, where this process holds nothing.
+"""Signals are noted when they arrive, which ends `rest`, and dealt with at `heed`, where this process holds nothing.
 
 A handler runs between any two instructions, also within `subprocess` while it holds a lock: what raises there leaves
 the lock taken, and what waits there may wait for itself.
@@ -6,25 +6,31 @@ the lock taken, and what waits there may wait for itself.
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from _typeshed import FileDescriptorLike
 
     Action = Callable[[signal.Signals], object]
 
 _noted: deque[signal.Signals] = deque()
 _actions: dict[signal.Signals, Action] = {}
 _at_once = False
+_rung, _bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+"""A signal rings the bell before Python knows of it, so that also one that comes just before a rest ends it."""
 
 
 @contextmanager
 def noting(numbers: Iterable[signal.Signals], action: Action) -> Iterator[None]:
     """Note these signals meanwhile; `heed` calls `action` with each that has come."""
-    actions = dict(_actions)
+    actions, bell = dict(_actions), signal.set_wakeup_fd(_bell, warn_on_full_buffer=False)
     before = {number: signal.signal(number, _note) for number in numbers}
     _actions.update(dict.fromkeys(before, action))
     try:
@@ -32,6 +38,7 @@ def noting(numbers: Iterable[signal.Signals], action: Action) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
         _actions.clear()
         _actions.update(actions)
         if not _actions:
@@ -44,6 +51,13 @@ def heed() -> None:
         number = _noted.popleft()
         if action := _actions.get(number):
             action(number)
+
+
+def rest(timeout_s: float | None, *files: FileDescriptorLike) -> None:
+    """Wait until a noted signal comes, one of these files can be read, or the time is over; None: however long."""
+    select.select([_rung, *files], [], [], timeout_s)
+    with suppress(BlockingIOError):
+        os.read(_rung, select.PIPE_BUF)
 
 
 def action_of(number: signal.Signals) -> Action | None:

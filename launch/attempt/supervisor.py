@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
-from launch.attempt.processes import Process, Start, Training, end, redacted_log, start
-from launch.attempt.signals import heed, heeding_at_once, noting
+from launch.attempt.processes import Process, Start, Training, WarmProcess, end, redacted_log, start
+from launch.attempt.signals import heed, heeding_at_once, noting, rest
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, SupersededError
 from parallelbench.processes import without_foreign
@@ -122,7 +121,8 @@ def _share(run: RunConfig, device_type: str) -> dict[str, Any]:
     return {"devices": devices, "device_type": device_type, "cores_per_device": run.cores_per_device}
 
 
-POLL_S = 0.1
+_READ_S = 1.0
+"""Between two looks into the journal, which may be on a shared disk."""
 
 
 class Watcher(Protocol):
@@ -158,7 +158,7 @@ def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> 
     """
     folder, run, attempt = training.folder, training.run, training.attempt
     try:
-        with redacted_log(attempt.log) as log:
+        with noting([signal.SIGCHLD], lambda _: None), redacted_log(attempt.log) as log:
             process = begin(training, log)
             try:
                 timed_out = _watch(process, training, watcher)
@@ -194,32 +194,32 @@ def in_this_process(training: Training) -> Outcome:
 
 
 def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
-    """Wait for the process; returns whether it exceeds its time limit.
+    """Sleep until the process ends; returns whether it exceeds its time limit.
 
     Raises `SupersededError` if another supervisor considered this one dead and began the next attempt, and
     `Interrupted`.
     """
     tail = _Tail(training.attempt)
     deadline = time.monotonic() + (training.run.launcher.timeout_s or float("inf"))
-    next_look = 0.0
+    next_read = next_look = 0.0
     while True:
-        try:
-            process.wait(timeout=POLL_S)
-        except subprocess.TimeoutExpired:
-            ended = False
-        else:
-            ended = True
+        ended = process.poll() is not None
         heed()
-        for event in tail.new():
-            watcher.event(event)
+        now = time.monotonic()
+        if ended or now >= next_read:
+            for event in tail.new():
+                watcher.event(event)
+            next_read = now + _READ_S
         if ended:
             return False
-        if time.monotonic() > deadline:
+        if now > deadline:
             return True
-        if time.monotonic() > next_look:
+        if now > next_look:
             if training.folder.superseded(training.attempt):
                 raise SupersededError
-            next_look = time.monotonic() + HEARTBEAT_S
+            next_look = now + HEARTBEAT_S
+        # A child's end is a signal; of a warm process's fork, an answer.
+        rest(min(next_read, deadline) - now, *([process] if isinstance(process, WarmProcess) else []))
 
 
 class _Tail:

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launch.attempt.processes import _Parent
+from launch.attempt import supervisor
+from launch.attempt.processes import Training, _Parent
+from launch.attempt.signals import rest
 from launch.attempt.supervisor import Interrupted, carry_out, stoppable, supervise
 from launch.sweep import one_run
 from parallelbench.results.folder import RunFolder
@@ -21,8 +25,6 @@ from tests.helpers import TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from launch.attempt.processes import Training
 
 
 class SignallingLock:
@@ -75,6 +77,60 @@ def test_each_interruption_finds_the_supervisor_able_to_end_its_run(tmp_path: Pa
         carry_out(folder, run, device_type="cpu", skip=lambda *_: "", train=train)
     assert folder.state().label == "killed"
     assert started[0].returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(None, "the process ended without a record (exit code 0)"), (signal.SIGTERM, "interrupted by SIGTERM")],
+)
+def test_a_supervisor_wakes_when_its_processes_end_and_at_signals(
+    number: signal.Signals | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks at the journal, which never come here."""
+    run = one_run([*TINY, f"results={tmp_path}", "launcher.timeout_s=60"]).run
+    folder, started = RunFolder.of(run), list[subprocess.Popen[bytes]]()
+
+    def begin(training: Training, log: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True))
+        return started[0]
+
+    def happens_just_before(timeout_s: float | None, *files: Any) -> None:
+        (stdin := started[0].stdin) and stdin.close() if number is None else os.kill(os.getpid(), number)
+        rest(timeout_s, *files)
+
+    def train(training: Training) -> Any:
+        return supervise(training, watcher=Quiet(), begin=begin)
+
+    monkeypatch.setattr(supervisor, "_READ_S", 3600.0)
+    monkeypatch.setattr(supervisor, "rest", happens_just_before)
+    folder.write_intent(run, [])
+    with suppress(Interrupted), stoppable():
+        carry_out(folder, run, device_type="cpu", skip=lambda *_: "", train=train)
+    outcome = folder.state().outcome
+    assert outcome is not None
+    assert outcome.reason == reason
+
+
+def test_a_journal_is_read_once_a_second_however_often_a_supervisor_wakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_run([*TINY, f"results={tmp_path}"]).run
+    attempt = RunFolder.of(run).claim()
+    assert attempt is not None
+    woken, read = iter(range(100)), list[float]()
+    process: Any = SimpleNamespace(poll=lambda: None if next(woken) < 50 else 0)
+    clock = SimpleNamespace(now=1000.0, slept=0.0)
+
+    def wakes_early(timeout_s: float, *_: Any) -> None:
+        assert timeout_s <= 1.0
+        clock.now += 0.1
+
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(supervisor, "rest", wakes_early)
+    monkeypatch.setattr(supervisor._Tail, "new", lambda _: read.append(clock.now) or [])
+    training = Training(RunFolder.of(run), run, attempt, "cpu")
+    assert not supervisor._watch(process, training, Quiet())
+    assert read == pytest.approx([1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 1005.0], abs=0.11)
 
 
 def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(
