@@ -37,7 +37,8 @@ EPOCHS = 2
 SYNTHETIC = ("data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=32")
 MLP, RESNET = ("model=mlp",), ("model=resnet_tiny", "model.norm=sync")
 OWN = {
-    "sandblaster_lbfgs": ("optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96"),
+    # In fp32, in which torch would round the fp64 numbers of its state.
+    "sandblaster_lbfgs": ("optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96", "precision=fp32"),
     "downpour": ("optimizer=adagrad",),
     "parameter_server": ("optimizer=adam",),
 }

@@ -1,8 +1,7 @@
-"""Sharded L-BFGS: the line search is torch's, the vectors are one device's, bytes, refusals."""
+"""Sharded L-BFGS: torch's on one device and over parts of vectors are the same, bytes, refusals."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import chain, count
 from pathlib import Path
@@ -11,15 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import nn
-from torch.optim.lbfgs import _strong_wolfe
+from torch import Tensor, nn
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.lbfgs import SandblasterLbfgs
-from parallelbench.strategies.lbfgs.wolfe import Point, Search, cubic_minimum, strong_wolfe
+from parallelbench.strategies.lbfgs import SandblasterLbfgs, sandblaster
+from parallelbench.strategies.lbfgs.sandblaster import ShardedVector
 from parallelbench.training.checks.likeness import as_checked, as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -31,61 +27,6 @@ from tests.test_parity_gate import passed
 
 FULL = ["optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96"]
 STEPS = 12
-
-Curve = Callable[[float], tuple[float, float]]
-"""From a step length to the loss and its derivative."""
-
-
-# --- the line search
-
-
-def searched(search: Search, curve: Curve) -> tuple[float, list[float]]:
-    """The step length taken, and those tried."""
-    tried = [next(search)]
-    while True:
-        try:
-            tried.append(search.send(curve(tried[-1])))
-        except StopIteration as end:
-            return end.value, tried
-
-
-@given(
-    scale=st.floats(0.01, 100),
-    wave=st.floats(0, 5),
-    frequency=st.floats(0.1, 20),
-    minimum=st.floats(0.01, 30),
-    first=st.floats(0.01, 10),
-    evaluations=st.integers(1, 25),
-)
-def test_the_line_search_tries_and_takes_what_torchs_does(
-    scale: float, wave: float, frequency: float, minimum: float, first: float, evaluations: int
-) -> None:
-    def curve(t: float) -> tuple[float, float]:
-        loss = scale * (t - minimum) ** 2 + wave * math.cos(frequency * t)
-        return loss, 2 * scale * (t - minimum) - wave * frequency * math.sin(frequency * t)
-
-    theirs: list[float] = []
-
-    def objective(_x: object, t: Any, _d: object) -> tuple[float, torch.Tensor]:
-        theirs.append(float(t))
-        loss, slope = curve(float(t))
-        return loss, torch.tensor([slope], dtype=torch.float64)
-
-    loss, slope = curve(0.0)
-    one = torch.ones(1, dtype=torch.float64)
-    start = one * slope
-    _, _, expected, _ = _strong_wolfe(objective, None, first, one, loss, start, start.dot(one), max_ls=evaluations)
-    taken, tried = searched(
-        strong_wolfe(Point(0.0, loss, slope), first, direction_max=1.0, evaluations=evaluations), curve
-    )
-    assert tried == pytest.approx(theirs, rel=1e-6)
-    assert taken == pytest.approx(float(expected), rel=1e-6)
-
-
-def test_a_cubic_without_a_minimum_is_halved() -> None:
-    assert cubic_minimum(Point(0, 0, -1), Point(2, -2, -1)) == 1, "a straight line"
-    assert cubic_minimum(Point(0, 0, -1), Point(1, -2 / 3, -1), (3.0, 5.0)) == 4
-
 
 # --- sharded vectors
 
@@ -102,9 +43,9 @@ def test_many_iterations_equal_those_of_torch(devices: int, options: list[str], 
     ranks = run_ranks(iterate, devices, tmp_path, run)
     expected = iterate(0, 1, as_reference(run))
     losses = [sum(values) for values in zip(*(rank["losses"] for rank in ranks), strict=True)]
-    assert losses == pytest.approx(expected["losses"], rel=1e-9)
+    assert losses == pytest.approx(expected["losses"], rel=1e-11)
     assert losses[-1] < losses[0]
-    torch.testing.assert_close(ranks[0]["state"], expected["state"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(ranks[0]["state"], expected["state"], rtol=0, atol=1e-11)
 
 
 def iterate(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
@@ -130,6 +71,36 @@ def iterate(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+def test_reductions_are_those_of_the_whole_vector(tmp_path: Path) -> None:
+    whole = VECTOR.dot(VECTOR.neg()), VECTOR.abs().sum(), VECTOR.abs().max()
+    for rank in run_ranks(reductions, 3, tmp_path):
+        assert rank == [number.item() for number in whole]
+
+
+VECTOR = torch.tensor([3.0, -8.0, 1.0, 5.0, -2.0, 0.0])
+
+
+def reductions(rank: int, size: int) -> list[float]:
+    """Those that `torch.optim.LBFGS` computes, of this rank's part."""
+    part = VECTOR.chunk(size)[rank].as_subclass(ShardedVector)
+    numbers = [part.dot(part.neg()), part.abs().sum(), part.abs().max()]
+    assert {type(number) for number in numbers} == {Tensor}
+    return [number.item() for number in numbers]
+
+
+@pytest.mark.parametrize(
+    "reduction",
+    [
+        *(lambda part: torch.dot(part, part), lambda part: part @ part, lambda part: part.vdot(part)),
+        *(lambda part: torch.linalg.vecdot(part, part), torch.linalg.vector_norm, Tensor.norm, Tensor.amax, torch.sum),
+    ],
+)
+def test_a_reduction_that_another_torch_may_use_is_an_error_and_not_a_parts(reduction: Callable[..., Any]) -> None:
+    with pytest.raises(AssertionError, match="not that of the whole vector"):
+        reduction(VECTOR.as_subclass(ShardedVector))
+
+
+@pytest.mark.slow
 def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     run = small("strategy=sandblaster_lbfgs", "devices=3", *FULL)
     padded = -(-PARAMETERS // 3) * 3 * 8
@@ -141,15 +112,23 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
         assert rank["evaluations"] - STEPS <= moves <= rank["evaluations"], "each trial gathers, or so does the end"
 
 
+class ForgottenPart(ShardedVector):
+    """A part that is left out of all dot products."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.dot:
+            args = (args[0] * 0, args[1])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 class ForgetfulShard(SandblasterLbfgs, frozen=True, kw_only=True):
-    """The last rank leaves its part out of all dot products."""
+    """The last rank's part is forgotten."""
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
         if world.rank == world.size - 1:
-            history = replica._history  # type: ignore[attr-defined]
-            history.dot = lambda a, b: history.total(torch.zeros(()))
-        return replica
+            sandblaster.ShardedVector = ForgottenPart  # type: ignore[misc]
+        return super().prepare(model, run, world)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""L-BFGS on sharded vectors with a coordinator: Sandblaster (Dean et al. 2012, NIPS, section 4.2)."""
+"""L-BFGS on sharded vectors: Sandblaster (Dean et al. 2012, NIPS, section 4.2)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
-    """L-BFGS on sharded vectors with a coordinator: Sandblaster (Dean et al. 2012, NIPS, section 4.2).
+    """L-BFGS on sharded vectors: Sandblaster (Dean et al. 2012, NIPS, section 4.2).
 
     Every rank evaluates its slice of the whole training set and holds its shard of all of L-BFGS's vectors.
 
     For one gradient, ranks evaluate their slices, reduce-scatter the gradient, and all-gather the parameters of the
-    next point. Gradients, directions and the history stay in shards; only dot products of them travel. Rank 0 is the
-    coordinator: it alone runs the line search, and tells the others which step length to try or to take. Unlike in the
-    paper, where a slow worker gets less to do, every rank has one equal slice.
+    next point. Gradients, directions and the history stay in shards; only their dot products, sums and largest
+    components travel. Unlike in the paper there is no coordinator: every rank runs `torch.optim.LBFGS` on the same
+    numbers, and so the same line search. Nor does a slow worker get less to do: every rank has one equal slice.
 
     A step is one iteration, an epoch has one step, and a loss counts once, at the iteration's start. Samples that can't
     be divided among the ranks are dropped from its batch: other samples in each epoch. Parity is checked in fp64:
