@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
@@ -24,6 +25,7 @@ from analysis.metrics.columns import (
 )
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
+from launch.verbs.arguments import command_line_parser
 from launch.verbs.help import KeyHelp, chosen_by_default, keys
 from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
@@ -327,6 +329,57 @@ def _gpu_findings() -> Iterator[str]:
     yield ""
 
 
+_COMMANDS_INTRO = """# Commands
+
+This page is generated from the program's own help by `make docs`. The commands that a first day needs are in
+[the first hour](first-hour.md). `OVERRIDE` is `key=value` in
+[Hydra's grammar](https://hydra.cc/docs/advanced/override_grammar/basic/): `parallelbench show` lists the keys and their
+choices, `parallelbench help KEY` explains one, `parallelbench VERB --help` each option. With `plan` and `submit` a
+value may be a list. A mistyped name gets the valid ones, nearest first.
+
+```
+parallelbench submit model=cnn_small,cnn_large strategy=ddp devices=1,2 sweep.repeats=6
+parallelbench submit sweep=strategy_comparison_small          # every strategy side by side
+parallelbench submit data=mnist strategy=ddp,fsdp devices=1,2 tune=true  # first try what is fastest here, once for all
+parallelbench submit loader=resident,dataloader,arrow         # how samples get into batches
+parallelbench submit sweep=demo launcher=slurm site=asu_sol   # one Slurm job per run
+parallelbench report results/demo --figure scaling --width 85 # one figure for a paper, as PDF, SVG and PNG
+parallelbench compare results/before results/after --fail-if-slower 3%  # a gate for continuous integration
+parallelbench compare results/demo --by strategy=ddp,model_parallel     # two values of a key
+parallelbench advise model=cnn_large data=synthetic devices=1,2         # which strategy, and what to measure next
+parallelbench bundle results/demo                             # one archive for a publication
+```
+
+**Exit codes**: 0 success; 1 a run failed, or `compare` found a configuration slower; 2 the request is invalid, or
+can't be judged; 130 interrupted. **In Python**: `from analysis import load; load("results/demo").epochs`.
+
+**TAB** completes verbs, options, choices, keys and folders after a line in your shell's own file:
+
+```
+eval "$(parallelbench completion bash)"      # in ~/.bashrc; for zsh the same in ~/.zshrc, after compinit
+parallelbench completion fish | source       # in ~/.config/fish/config.fish
+```
+
+"""
+
+
+def commands_page() -> str:
+    """docs/commands.md."""
+    parser, _ = command_line_parser()
+    (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    rows = []
+    for verb in verbs._choices_actions:
+        taken = [_argument(action) for action in verbs.choices[verb.dest]._actions if action.dest != "help"]
+        rows.append((f"`{verb.dest}`", verb.help or "", ", ".join(f"`{argument}`" for argument in taken)))
+    return _COMMANDS_INTRO + _table(("command", "what it does", "takes"), rows)
+
+
+def _argument(action: argparse.Action) -> str:
+    """As usage names it, e.g. `--out DIR`; of few values these."""
+    value = "" if action.nargs == 0 else action.metavar or "|".join(map(str, action.choices or ()))
+    return " ".join(filter(None, [*action.option_strings[:1], str(value)]))
+
+
 def known_words() -> str:
     """launch/verbs/completion/known.json: what shells offer at TAB, where nothing can be loaded that knows it."""
     own = {key: about for key, about in keys(NOTHING).items() if key == "sweep.name" or not key.endswith(".name")}
@@ -351,6 +404,7 @@ def _json_lines(content: Mapping[str, object]) -> str:
 
 
 PAGES = {"reliability.md": reliability_page, "results.md": results_page, "strategies.md": strategies_page}
+PAGES |= {"commands.md": commands_page}
 PAGES |= {"seed-figures.md": published_figures.page, "../launch/verbs/completion/known.json": known_words}
 
 if __name__ == "__main__":
