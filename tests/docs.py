@@ -334,8 +334,8 @@ _COMMANDS_INTRO = """# Commands
 This page is generated from the program's own help by `make docs`. The commands that a first day needs are in
 [the first hour](first-hour.md). `OVERRIDE` is `key=value` in
 [Hydra's grammar](https://hydra.cc/docs/advanced/override_grammar/basic/): `parallelbench show` lists the keys and their
-choices, `parallelbench help KEY` explains one, `parallelbench VERB --help` each option. With `plan` and `submit` a
-value may be a list. A mistyped name gets the valid ones, nearest first.
+choices, `parallelbench help KEY` explains one, `--help` after a command its options. With `plan` and `submit` a value
+may be a list. A mistyped name gets the valid ones, nearest first.
 
 ```
 parallelbench submit model=cnn_small,cnn_large strategy=ddp devices=1,2 sweep.repeats=6

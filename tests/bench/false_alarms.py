@@ -1,5 +1,5 @@
 """How often the verdicts are wrong where nothing differs: `python -m tests.bench.false_alarms` prints the tables of
-docs/comparisons.md.
+docs/error-rates.md.
 
 Times are simulated; what is said of them is said by the analysis itself.
 """
