@@ -149,7 +149,7 @@ def test_regret_is_what_the_choice_costs() -> None:
     [
         ([str(SINGLE)], 986, 0.05),
         ([str(FOUNDRY), "--fit-up-to", str(LARGEST_FITTED["llm_foundry"])], 32, 0.06),
-        # The goal is 0.07: docs/advisor.md says why it is missed.
+        # The goal is 0.07: docs/advisor-errors.md says why it is missed.
         ([str(MULTI), "--fit-up-to", str(LARGEST_FITTED["vtrain"])], 15, 0.085),
     ],
     ids=["vtrain-one-node", "llm-foundry-beyond-8", "vtrain-18.4B-on-256"],
