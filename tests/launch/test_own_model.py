@@ -1,4 +1,4 @@
-"""docs/adding-a-model.md, done: a user's own model and data set, from the user's own folder."""
+"""docs/adding-a-model.md and the two beside it, done: a user's own model and data set, from the user's own folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.parts import check_sums
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("adding-a-model.md", "adding-data.md", "adding-a-loss.md"))
 OWN = ["model=wide", "data=shapes", "site.data_dir=data"]
 TWO = ["strategy=ddp", "devices=2", "launcher.oversubscribe=true", "measure.probe=false", "measure.telemetry_hz=0"]
 """Two ranks, whose machine nobody asks for."""
@@ -104,8 +105,8 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]
-    assert [command[1] for command in commands] == ["run", "show", "submit", "report"]
-    for _, *arguments in commands[1:]:
+    assert [command[1] for command in commands] == ["show", "submit", "report", "run"]
+    for _, *arguments in commands[:3]:
         more = ["launcher.oversubscribe=true", "measure.probe=false"] if arguments[0] == "submit" else []
         program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments, *more]
         done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
