@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Sequence
-
-    from launch.sweep.compose import Extension
+    from collections.abc import Iterable, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verb != "completion":
             require_home()
             limit_pools()
-        code = _verb(options.verb)(options)
+        code = _do(options)
         sys.stdout.flush()
         return code
     except (ConfigError, StorageError) as error:
@@ -91,68 +90,18 @@ def _choices(wrong: str, valid: Iterable[str]) -> str:
     return choices(wrong, valid)
 
 
-def _configured(verb: Callable[..., int], *names: str) -> Callable[[argparse.Namespace], int]:
-    """Call a verb with overrides, and with these options of the command line."""
-    return lambda options: verb(options.overrides, _extension(options), **{name: vars(options)[name] for name in names})
+def _do(options: argparse.Namespace) -> int:
+    """Call the verb's function, whose module alone is loaded: a TAB can't wait for the others."""
+    from launch.verbs.arguments import VERBS
 
+    given = dict(vars(options))
+    module, _, function = VERBS[given.pop("verb")].function.partition(":")
+    if given.keys() & {"conf", "plugin"}:
+        from launch.sweep.extension import extension
 
-def _on_folder(verb: Callable[..., int], *names: str) -> Callable[[argparse.Namespace], int]:
-    """The same of a verb that takes a folder."""
-    return lambda options: verb(options.folder, _extension(options), **{name: vars(options)[name] for name in names})
-
-
-def _on_folders(verb: Callable[..., int], *names: str) -> Callable[[argparse.Namespace], int]:
-    """The same of a verb that takes several."""
-    return lambda options: verb(options.folders, _extension(options), **{name: vars(options)[name] for name in names})
-
-
-def _extension(options: argparse.Namespace) -> Extension:
-    from launch.sweep.extension import extension
-
-    given = vars(options)
-    return extension(given.get("conf"), options.plugin, same_plugin=given.get("same_plugin", False))
-
-
-def _verb(name: str) -> Callable[[argparse.Namespace], int]:
-    if name != "completion":
-        return _verbs()[name]
-    from launch.verbs.completion import complete  # alone: the other verbs load what a TAB can't wait for
-
-    return lambda options: complete(options.shell, options.words)
-
-
-def _verbs() -> dict[str, Callable[[argparse.Namespace], int]]:
-    from launch import starter
-    from launch.verbs import bundle, doctor, export, plan, prune, report, run, status
-    from launch.verbs.arguments import run_advise, run_calibrate
-    from launch.verbs.help import explain
-
-    return {
-        "run": _configured(run.run),
-        "show": _configured(plan.show, "help_keys"),
-        "init": lambda options: starter.init(options.folder),
-        "help": lambda options: explain(options.keys, _extension(options)),
-        "plan": _configured(plan.plan, "as_json"),
-        "tune": _configured(run.tune),
-        "submit": _configured(run.submit, "retry", "max_gpu_hours", "then"),
-        "prepare": _configured(run.prepare_data),
-        "status": _on_folder(status.status, "watch", "every", "as_json"),
-        "cancel": _on_folders(status.cancel),
-        "forget": _on_folders(status.forget),
-        "prune": _on_folder(prune.prune, "yes"),
-        "logs": _on_folder(status.logs, "follow"),
-        "report": _on_folders(report.report, "out", "target", "figure", "panel", "width"),
-        "export": _on_folder(export.export, "to", "out"),
-        "bundle": _on_folder(bundle.bundle, "out", "title", "authors"),
-        "rerun": lambda options: bundle.rerun(
-            options.archive, _extension(options), overrides=options.overrides, out=options.out
-        ),
-        "claims": _on_folder(report.claims, "names", "file", "as_json"),
-        "compare": _on_folders(report.compare, "by", "across", "fail_if_slower", "as_json"),
-        "advise": run_advise,
-        "calibrate": run_calibrate,
-        "doctor": _configured(doctor.doctor, "bandwidth", "as_json"),
-    }
+        conf, plugin, same = given.pop("conf", None), given.pop("plugin", None), given.pop("same_plugin", False)
+        given["extension"] = extension(conf, plugin, same_plugin=same)
+    return int(getattr(import_module(f"launch.{module}"), function)(**given))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.slurm.queue import Tracker
+from launch.verbs.arguments import VERBS, command_line_parser
 from parallelbench import cli
 from parallelbench.errors import count_of, no_permission
 from parallelbench.results.folder import RunFolder
@@ -69,6 +72,15 @@ def test_options_may_come_first_where_overrides_are_about_something_else() -> No
     assert cli._options(["doctor", "--bandwidth", "nodes=2"]).overrides == ["nodes=2"]
     assert cli._options(["doctor", "--conf", "my/conf", "site=mine"]).conf == "my/conf"
     assert cli._options(["status", "--watch", "results"]).folder == "results"
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_function_of_a_verb_takes_what_is_declared(name: str) -> None:
+    verb = VERBS[name]
+    module, function = verb.function.split(":")
+    taken = {action.dest for action in command_line_parser()[1][name]._actions if action.dest != "help"}
+    taken = taken - {"conf", "plugin", "same_plugin"} | ({"extension"} if taken & {"conf", "plugin"} else set())
+    assert taken == {*inspect.signature(getattr(import_module(f"launch.{module}"), function)).parameters}
 
 
 # --- bad input
