@@ -12,7 +12,6 @@ from parallelbench.redaction import kind_of_token, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
     from types import TracebackType
 
 
@@ -59,13 +58,6 @@ class Refusals:
 
 MOST_REFUSALS = 30
 """Reasons that are told at once; who reads more?"""
-
-
-class FormatError(ConfigError):
-    """A raw file is truncated, corrupted, of another kind, or foreign; the message names it and what is wrong."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path} {problem}")
 
 
 class StorageError(Exception):

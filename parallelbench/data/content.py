@@ -1,6 +1,6 @@
 """What a data set holds, as a sha256: two data sets of one name may hold different samples.
 
-Also how a run names files of the user's own, by their content, and data that are made from options alone.
+Also how a run names arrays of the user's own, by their content, and data that are made from options alone.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _NAME = re.compile(rf"([0-9a-f]{{{CONTENT_DIGITS}}})-([1-9][0-9]{{0,8}})-([1-9][
 
 
 class OwnFiles(NamedTuple):
-    """Files of one's own that were prepared; part of the run's id, which other files therefore change."""
+    """Arrays of one's own that were prepared; part of the run's id, which others therefore change."""
 
     content: str
     """The first digits of the sha256 of the arrays."""
@@ -115,17 +115,17 @@ class OwnFiles(NamedTuple):
 
     @classmethod
     def named(cls, name: str, data: str) -> OwnFiles:
-        """What a name says; raises `ConfigError` for anything else, such as the folder that only `prepare` takes."""
+        """What a name says; raises `ConfigError` for anything else, such as the file that only `prepare` takes."""
         if (found := _NAME.fullmatch(name)) is None:
             raise ConfigError(
                 f"data.files={name} is no name of prepared files: run `parallelbench prepare data={data} "
-                f"data.files={name}` first, with the folder that holds them; it prints the name that runs take"
+                f"data.files={name}` first, with an .npz file; it prints the name that runs take"
             )
         return cls(found[1], int(found[2]), int(found[3]))
 
 
 def is_name(text: str) -> bool:
-    """Whether `data.files` is the name of prepared files, not a folder."""
+    """Whether `data.files` is the name of prepared files, not a path."""
     return _NAME.fullmatch(text) is not None
 
 

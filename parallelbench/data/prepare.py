@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import secrets
-import shlex
 import shutil
 import socket
 import time
+import zipfile
+import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,11 +30,10 @@ from parallelbench.data.torchvision import (
     ArrayEntry,
     DatasetManifest,
     PreparedData,
-    RawFile,
     fingerprint_of,
     read_manifest,
 )
-from parallelbench.errors import ConfigError, FormatError, StorageError
+from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.files import sync
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 STALE_AGE_S = 24 * 3600
 """Older temporary folders are removed; younger ones may belong to a living process on another machine."""
 NETWORK_TIMEOUT_S = 30.0
-"""After this long without an answer from a mirror, the next one is tried."""
+"""After this long without an answer, a mirror is given up."""
 
 
 def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = print) -> None:
     """Make a data set ready to load below `data_dir`; does nothing where it is ready already.
 
-    Raw files that lie in `data_dir/raw` (torchvision's layout) are used, the others downloaded; both are
+    Published files that lie in `data_dir/raw` (torchvision's layout) are used, the others downloaded; both are
     verified. `progress` is called with a line before each part of the work. Raises `ConfigError` where a file
     can't be downloaded, is damaged, or is missing and not made here, and `StorageError` where the disk refuses. Then
     nothing is published.
@@ -72,36 +72,27 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
         return
     if data.own:
         raise ConfigError(
-            f"data.files={data.files} is not prepared in {root}: name the folder that holds these files, with "
-            f"`{prepare_line(data.name, root, 'data.files=FOLDER')}`"
+            f"data.files={data.files} is not prepared in {root}: name the file that holds these arrays, with "
+            f"`{prepare_line(data.name, root, *data.prepare_options)}`"
         )
     with storage_errors(root):
         (root / "raw").mkdir(parents=True, exist_ok=True)
         for folder in (root, root / "raw"):
             remove_stale(folder)
-        _obtain_raw(data, root / "raw", progress=progress)
-        progress(f"{data.name}: reading the raw files")
-        arrays = parsed(data, root / "raw", f"delete the file and run `{prepare_line(data.name, root)}` again")
+        md5, arrays = _published(data, root / "raw", progress=progress)
+        _check(data, arrays, "torchvision.datasets", "install the torchvision that constraints.txt names")
         with temporary_folder(root, data.folder) as temporary:
-            write(data, arrays, temporary, md5={raw.path: raw.md5 for raw in data.raw_files}, progress=progress)
+            write(data, arrays, temporary, md5=md5, progress=progress)
             progress(f"{data.name}: publishing {data.prepared_dir(root)}")
             _publish(data, temporary, root=root)
     progress(f"{data.name}: ready in {data.prepared_dir(root)}")
 
 
 def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Callable[[str], None]) -> None:
-    """Convert a user's own files, into a folder that is named after their content; says how runs name them."""
-    paths = data.raw_paths(source)
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise ConfigError(
-            f"data.files={source} has no {', '.join(missing)}: name the folder that holds "
-            f"{', '.join(path.name for path in paths)}"
-        )
-    md5 = {raw.path: file_digest(path, "md5") for raw, path in zip(data.raw_files, paths, strict=True)}
-    if md5 == {raw.path: raw.md5 for raw in data.raw_files}:
-        raise ConfigError(f"data.files={source} holds exactly what is published: leave data.files out")
+    """Convert a user's own arrays, into a folder that is named after their content; says how runs name them."""
     progress(f"{data.name}: reading {source}")
-    arrays = parsed(data, source, "replace the file by a whole one, or name another folder with data.files")
+    arrays = _own_arrays(data, source)
+    md5 = {source.name: file_digest(source, "md5")}
     with storage_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         remove_stale(root)
@@ -110,8 +101,31 @@ def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Call
             content = fingerprint_of(write(sized, arrays, temporary, md5=md5, progress=progress))
             named = with_sizes(data, arrays, content)
             _publish(named, temporary, root=root)
-    progress(f"{data.name}: ready in {named.prepared_dir(root)}, as files of your own")
+    progress(f"{data.name}: ready in {named.prepared_dir(root)}, as arrays of your own")
     progress(f"{data.name}: train on them with data={data.name} data.files={named.files}")
+
+
+def _own_arrays(data: PreparedData, path: Path) -> Arrays:
+    """The four arrays of an .npz file; `ConfigError` where it holds others."""
+    import numpy as np
+
+    from parallelbench.config.components import Arrays
+
+    names = list(Arrays.__dataclass_fields__)
+    fix = f"write it with numpy.savez(FILE, {', '.join(f'{name}=…' for name in names)})"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            held = {name: file[name] for name in names}
+        if empty := [name for name, array in held.items() if not array.size]:
+            raise ValueError(f"nothing in {', '.join(empty)}")
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"data.files={path} is no .npz file of a data set ({error}): {fix}") from None
+    for name, array in held.items():
+        whole = name.endswith("labels") and array.dtype.kind in "iu"
+        held[name] = np.atleast_1d(array.astype(np.int64) if whole else array)
+    arrays = Arrays(**held)
+    _check(with_sizes(data, arrays), arrays, f"data.files={path}", fix)
+    return arrays
 
 
 def _prepare_text(path: str, root: Path, *, progress: Callable[[str], None]) -> None:
@@ -145,60 +159,64 @@ def is_complete(data: PreparedData, data_dir: Path) -> bool:
         return False
 
 
-def _obtain_raw(data: PreparedData, raw_dir: Path, *, progress: Callable[[str], None]) -> None:
-    for raw in data.raw_files:
-        path = raw_dir / raw.path
-        if not path.is_file():
-            progress(f"{data.name}: downloading {path.name}")
-            _download(data, raw, raw_dir=raw_dir)
-        if (md5 := file_digest(path, "md5")) != raw.md5:
-            raise ConfigError(_not_published(data, raw, raw_dir=raw_dir, md5=md5))
+def _published(data: PreparedData, raw_dir: Path, *, progress: Callable[[str], None]) -> tuple[dict[str, str], Arrays]:
+    """The MD5 of the published files by their paths, and what torchvision reads from them.
 
-
-def _not_published(data: PreparedData, raw: RawFile, *, raw_dir: Path, md5: str) -> str:
-    """The message for a raw file with another checksum: what is wrong with it, or that it is whole."""
-    path, again = raw_dir / raw.path, prepare_line(data.name, raw_dir.parent)
-    differs = f"its MD5 is {md5}, published is {raw.md5}"
-    try:
-        data.parse_alone(path, data.raw_files.index(raw))
-    except FormatError as error:
-        return f"{error} ({differs}). Delete the file and run `{again}` again"
-    own = prepare_line(data.name, raw_dir.parent, shlex.quote(f"data.files={path.parent}"))
-    return (
-        f"{path} is a whole file of this format, but not the published one ({differs}). Delete it and run `{again}` "
-        f"again; to train on it as a data set of your own, run `{own}`"
-    )
-
-
-def _download(data: PreparedData, raw: RawFile, *, raw_dir: Path) -> None:
-    """Fetch one file with torchvision's downloader, from the first mirror that has it intact."""
-    from torchvision.datasets.utils import download_url
-
-    path = raw_dir / raw.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    errors = []
-    with temporary_folder(raw_dir, "download") as temporary, _network_timeout():
-        for url in raw.urls:
+    It downloads and unpacks into a folder of its own, so that of two processes none reads what the other unpacks.
+    """
+    kind = data.source()
+    md5 = {f"{kind.__name__}/raw/{name}": md5 for name, md5 in getattr(kind, "resources", ())}
+    md5 = md5 or {kind.filename: kind.tgz_md5}
+    absent = [path for path in md5 if not (raw_dir / path).is_file()]
+    for path in md5:
+        if path not in absent and (found := file_digest(raw_dir / path, "md5")) != md5[path]:
+            raise ConfigError(
+                f"{raw_dir / path} is not the published file: its MD5 is {found}, published is {md5[path]}. Delete it "
+                f"and run `{prepare_line(data.name, raw_dir.parent)}` again; arrays of your own: data.files=FILE.npz"
+            )
+    for path in absent:
+        progress(f"{data.name}: downloading {Path(path).name}")
+    with temporary_folder(raw_dir, "download") as own, _network_timeout():
+        for path in md5:
+            (own / path).parent.mkdir(parents=True, exist_ok=True)
+            (raw_dir / path).parent.mkdir(parents=True, exist_ok=True)
+            if path not in absent:
+                (own / path).symlink_to((raw_dir / path).absolute())
+        progress(f"{data.name}: reading the raw files")
+        try:
             try:
-                download_url(url, str(temporary), filename=path.name, md5=raw.md5)
-            except (RuntimeError, OSError, ValueError) as error:  # a bad checksum; network and HTTP; a bad URL
-                if isinstance(error, OSError) and _is_storage(error):
-                    raise
-                errors.append(f"{url}: {error}")
-                continue
-            sync(temporary / path.name)
-            (temporary / path.name).replace(path)
-            return
-    raise ConfigError(_by_hand(data, raw_dir=raw_dir, errors=errors))
+                train, test = (kind(own, train=part, download=True) for part in (True, False))
+            finally:
+                for path in absent:  # one that is whole need not be downloaded again
+                    if (own / path).is_file() and file_digest(own / path, "md5") == md5[path]:
+                        sync(own / path)
+                        (own / path).replace(raw_dir / path)
+        except (RuntimeError, OSError) as error:
+            missing = {path: md5[path] for path in absent if not (raw_dir / path).is_file()}
+            if not missing or (isinstance(error, OSError) and _is_storage(error)):
+                raise
+            raise ConfigError(_by_hand(data, kind, missing, raw_dir, error)) from None
+        return md5, _arrays(train, test)
 
 
-def _by_hand(data: PreparedData, *, raw_dir: Path, errors: list[str]) -> str:
+def _arrays(train: Any, test: Any) -> Arrays:
+    """From torchvision's layout: without channels, or with them last."""
+    import numpy as np
+
+    from parallelbench.config.components import Arrays
+
+    images = [np.asarray(part.data) for part in (train, test)]
+    images = [each[:, np.newaxis] if each.ndim == 3 else each.transpose(0, 3, 1, 2) for each in images]
+    labels = [np.asarray(part.targets, np.int64) for part in (train, test)]
+    return Arrays(images[0], labels[0], images[1], labels[1])
+
+
+def _by_hand(data: PreparedData, kind: Any, missing: dict[str, str], raw_dir: Path, error: Exception) -> str:
     """The message for machines without a network: every missing file, its source and its path."""
-    missing = [raw for raw in data.raw_files if not (raw_dir / raw.path).is_file()]
-    lines = [f"  {raw.urls[0]}\n    → {raw_dir / raw.path}  (MD5 {raw.md5})" for raw in missing]
-    failed = "\n".join(f"  {error}" for error in errors)
+    source = kind.mirrors[0] if hasattr(kind, "mirrors") else kind.url.removesuffix(kind.filename)
+    lines = [f"  {source}{Path(path).name}\n    → {raw_dir / path}  (MD5 {md5})" for path, md5 in missing.items()]
     return (
-        f"data={data.name} can't be downloaded:\n{failed}\n"
+        f"data={data.name} can't be downloaded:\n  {error}\n"
         f"Fetch these files where there is a network and put them here:\n" + "\n".join(lines) + "\n"
         f"Then run `{prepare_line(data.name, raw_dir.parent)}` again"
     )
@@ -287,29 +305,15 @@ def with_sizes(data: PreparedData, arrays: Arrays, content: str = "0" * CONTENT_
     return msgspec.structs.replace(data, files=own.name)
 
 
-def parsed(data: PreparedData, raw_dir: Path, fix: str) -> Arrays:
-    """What the raw files hold; `ConfigError` with the fix where one is damaged or of another data set."""
-    try:
-        arrays = data.parse(raw_dir)
-    except FormatError as error:
-        raise ConfigError(f"{error}; {fix}") from None
-    _check(with_sizes(data, arrays) if data.files else data, arrays, fix)
-    return arrays
-
-
-def _check(data: PreparedData, arrays: Arrays, fix: str) -> None:
-    """Refuse raw files that are intact but of another data set: wrong sizes or labels."""
+def _check(data: PreparedData, arrays: Arrays, source: str, fix: str) -> None:
+    """Refuse arrays of another data set: of wrong shapes or labels."""
     for name, (shape, dtype) in data.layout().items():
         array = getattr(arrays, name)
         if array.shape != shape or array.dtype != dtype:
-            raise ConfigError(
-                f"the raw files of data={data.name} hold {name} {array.dtype} {array.shape}, "
-                f"expected {dtype} {shape}: {fix}"
-            )
+            raise ConfigError(f"{source} holds {name} {array.dtype} {array.shape}, expected {dtype} {shape}: {fix}")
         if name.endswith("labels") and array.size and not 0 <= array.min() <= array.max() < data.num_classes:
             raise ConfigError(
-                f"the raw files of data={data.name} hold {name} from {array.min()} to {array.max()}, "
-                f"expected 0 … {data.num_classes - 1}: {fix}"
+                f"{source} holds {name} from {array.min()} to {array.max()}, expected 0 … {data.num_classes - 1}: {fix}"
             )
 
 

@@ -1,9 +1,7 @@
-"""MNIST and CIFAR, which torchvision has, too: downloaded and converted once into memory-mapped arrays and a manifest.
+"""MNIST and CIFAR: what torchvision reads is converted once into memory-mapped arrays and a manifest.
 
 MNIST: 70,000 handwritten digits of 28×28 pixels (LeCun, Cortes, Burges). CIFAR-10 and CIFAR-100: 60,000 colour images
-of 32×32 pixels each (Krizhevsky, 2009). The *binary* version of both archives is used, which holds the same images in
-the same order as the Python version that torchvision downloads, but needs no unpickling. Loads neither torch nor
-torchvision.
+of 32×32 pixels each (Krizhevsky, 2009). Only `parallelbench prepare` loads torchvision, for `PreparedData.source`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
@@ -33,17 +31,6 @@ PREPARED_VERSION = 1
 """Version of the prepared layout."""
 
 
-class RawFile(NamedTuple):
-    """A file as it is published."""
-
-    path: str
-    """Path below `data_dir/raw`, in torchvision's layout, so that existing copies are used."""
-    md5: str
-    """Its published checksum."""
-    urls: tuple[str, ...]
-    """Mirrors, tried in this order."""
-
-
 class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest's entry for one array."""
 
@@ -54,12 +41,12 @@ class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a prepared folder, and its raw files."""
+    """The content of a prepared folder, and the files that it was made from."""
 
     version: int
     dataset: str
     raw_md5: dict[str, str]
-    """Raw file → MD5."""
+    """File → MD5."""
     arrays: dict[str, ArrayEntry]
     """Name of the array → its entry; the file is `<name>.npy`."""
 
@@ -69,20 +56,18 @@ class PreparedData(Data, frozen=True, kw_only=True):
 
     folder: ClassVar[str]
     """Folder below `data_dir`; shared by all options of a data set."""
-    raw_files: ClassVar[tuple[RawFile, ...]]
-    """The published files."""
     published_train_samples: ClassVar[int]
     """Training images in the published files."""
     published_test_samples: ClassVar[int]
     """Test images in them."""
 
     files: str | None = None
-    """Files of your own in the published format: for `prepare` the folder that holds them, for a run the name that
-    `prepare` prints, which has their content and sizes; null: the published files."""
+    """Arrays of your own: for `prepare` an .npz file, for a run the name that `prepare` prints, which has their content
+    and sizes; null: the published files."""
 
     @property
     def own(self) -> OwnFiles | None:
-        """What `files` names; None: the published files. Raises `ConfigError` for a folder."""
+        """What `files` names; None: the published files. Raises `ConfigError` for a path."""
         return None if self.files is None else OwnFiles.named(self.files, self.name)
 
     @property
@@ -101,17 +86,8 @@ class PreparedData(Data, frozen=True, kw_only=True):
         return self.own.test_samples if self.own else self.published_test_samples
 
     @abstractmethod
-    def parse(self, raw_dir: Path) -> Arrays:
-        """Read the raw files, whose checksums are right; raises `ConfigError` where they are damaged."""
-
-    @abstractmethod
-    def parse_alone(self, path: Path, index: int) -> None:
-        """Read the raw file number `index`, at `path`; raises `FormatError` where it is none of its kind."""
-
-    def raw_paths(self, raw_dir: Path) -> list[Path]:
-        """The raw files in a folder, in torchvision's layout or, of one's own, side by side."""
-        placed = [raw_dir / raw.path for raw in self.raw_files]
-        return [path if path.is_file() else raw_dir / path.name for path in placed] if self.files else placed
+    def source(self) -> Any:
+        """torchvision's class, which downloads, verifies and reads the published files."""
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every array, by name."""
@@ -134,8 +110,8 @@ class PreparedData(Data, frozen=True, kw_only=True):
 
     @property
     def prepare_options(self) -> tuple[str, ...]:
-        """Files of one's own are prepared from the folder that holds them, which no run knows."""
-        return ("data.files=FOLDER",) if self.files else ()
+        """Arrays of one's own are prepared from a file that no run knows."""
+        return ("data.files=FILE.npz",) if self.files else ()
 
     def _again(self, data_dir: Path) -> str:
         return prepare_line(self.name, data_dir, *self.prepare_options)
@@ -224,16 +200,6 @@ def read_manifest(path: Path, *, fix: str) -> DatasetManifest:
     return manifest
 
 
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
-"""As in torchvision.datasets.MNIST."""
-DIMENSIONS = (3, 1, 3, 1)
-"""Of the four files: images, labels, and again."""
-
-
-def _raw(name: str, md5: str) -> RawFile:
-    return RawFile(f"MNIST/raw/{name}", md5, tuple(mirror + name for mirror in MIRRORS))
-
-
 class Mnist(PreparedData, frozen=True, kw_only=True):
     """MNIST, once or joined to copies of itself: an epoch has 60,000, 240,000 or 480,000 samples.
 
@@ -247,12 +213,6 @@ class Mnist(PreparedData, frozen=True, kw_only=True):
     folder: ClassVar[str] = "mnist"
     published_train_samples: ClassVar[int] = 60_000
     published_test_samples: ClassVar[int] = 10_000
-    raw_files: ClassVar[tuple[RawFile, ...]] = (
-        _raw("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        _raw("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
-        _raw("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
-        _raw("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
-    )
 
     copies: Literal[1, 4, 8]
     """How often the training set is repeated within one epoch."""
@@ -272,32 +232,11 @@ class Mnist(PreparedData, frozen=True, kw_only=True):
         """Training samples in one epoch: copies count each."""
         return self.copies * self.stored_train_samples
 
-    def parse(self, raw_dir: Path) -> Arrays:
-        """Read the four IDX files."""
-        import numpy as np
+    def source(self) -> Any:
+        """MNIST's."""
+        from torchvision.datasets import MNIST
 
-        from parallelbench.data.formats import read_idx
-
-        train_images, train_labels, test_images, test_labels = (
-            read_idx(path, dimensions=dimensions)
-            for path, dimensions in zip(self.raw_paths(raw_dir), DIMENSIONS, strict=True)
-        )
-        return Arrays(
-            train_images=train_images[:, np.newaxis],
-            train_labels=train_labels.astype(np.int64),
-            test_images=test_images[:, np.newaxis],
-            test_labels=test_labels.astype(np.int64),
-        )
-
-    def parse_alone(self, path: Path, index: int) -> None:
-        """Read an IDX file of images or labels."""
-        from parallelbench.data.formats import read_idx
-
-        read_idx(path, dimensions=DIMENSIONS[index])
-
-
-SOURCE = "https://www.cs.toronto.edu/~kriz/"
-"""The authors' page; it lists the checksums below."""
+        return MNIST
 
 
 class Cifar(PreparedData, frozen=True, kw_only=True):
@@ -306,32 +245,11 @@ class Cifar(PreparedData, frozen=True, kw_only=True):
     flip: ClassVar[bool] = True
     published_train_samples: ClassVar[int] = 50_000
     published_test_samples: ClassVar[int] = 10_000
-    train_members: ClassVar[tuple[str, ...]]
-    """The archive's files of training images, in order."""
-    test_members: ClassVar[tuple[str, ...]]
-    """The archive's files of test images."""
-    label_bytes: ClassVar[int]
-    """Bytes before each image; the last of them is the label."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         return 3, 32, 32
-
-    def parse(self, raw_dir: Path) -> Arrays:
-        """Read the archive."""
-        from parallelbench.data.formats import read_cifar
-
-        (archive,) = self.raw_paths(raw_dir)
-        train = read_cifar(archive, members=self.train_members, label_bytes=self.label_bytes)
-        test = read_cifar(archive, members=self.test_members, label_bytes=self.label_bytes)
-        return Arrays(train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])
-
-    def parse_alone(self, path: Path, index: int) -> None:
-        """Read the one archive that there is."""
-        from parallelbench.data.formats import read_cifar
-
-        read_cifar(path, members=[*self.train_members, *self.test_members], label_bytes=self.label_bytes)
 
 
 class Cifar10(Cifar, frozen=True, kw_only=True):
@@ -340,23 +258,17 @@ class Cifar10(Cifar, frozen=True, kw_only=True):
     mean: ClassVar[tuple[float, ...]] = (0.4914, 0.4822, 0.4465)
     std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
     folder: ClassVar[str] = "cifar10"
-    raw_files: ClassVar[tuple[RawFile, ...]] = (
-        RawFile(
-            "cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
-            (SOURCE + "cifar-10-binary.tar.gz",),
-        ),
-    )
-    train_members: ClassVar[tuple[str, ...]] = tuple(
-        f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6)
-    )
-    test_members: ClassVar[tuple[str, ...]] = ("cifar-10-batches-bin/test_batch.bin",)
-    label_bytes: ClassVar[int] = 1
 
     @property
     def num_classes(self) -> int:
         """Ten kinds of animals and vehicles."""
         return 10
+
+    def source(self) -> Any:
+        """CIFAR-10's."""
+        from torchvision.datasets import CIFAR10
+
+        return CIFAR10
 
 
 class Cifar100(Cifar, frozen=True, kw_only=True):
@@ -365,18 +277,14 @@ class Cifar100(Cifar, frozen=True, kw_only=True):
     mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
     std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
     folder: ClassVar[str] = "cifar100"
-    raw_files: ClassVar[tuple[RawFile, ...]] = (
-        RawFile(
-            "cifar-100-binary.tar.gz",
-            "03b5dce01913d631647c71ecec9e9cb8",
-            (SOURCE + "cifar-100-binary.tar.gz",),
-        ),
-    )
-    train_members: ClassVar[tuple[str, ...]] = ("cifar-100-binary/train.bin",)
-    test_members: ClassVar[tuple[str, ...]] = ("cifar-100-binary/test.bin",)
-    label_bytes: ClassVar[int] = 2
 
     @property
     def num_classes(self) -> int:
         """The fine labels."""
         return 100
+
+    def source(self) -> Any:
+        """CIFAR-100's."""
+        from torchvision.datasets import CIFAR100
+
+        return CIFAR100

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import gzip
 import itertools
 import multiprocessing
 import os
@@ -19,9 +18,10 @@ import pytest
 import raw_data as raw
 from torchvision import datasets
 
+from launch.sweep import one_run
 from parallelbench.data import prepare as prepare_module
 from parallelbench.data.prepare import _publish, prepare, temporary_folder
-from parallelbench.data.torchvision import MANIFEST, Cifar10, Cifar100, Mnist, RawFile
+from parallelbench.data.torchvision import MANIFEST, Mnist
 from parallelbench.errors import ConfigError, StorageError
 from tests.faults import fault
 
@@ -60,14 +60,6 @@ def test_mnist_comes_back_bit_exact(mnist_dir: Path) -> None:
     assert leftovers(mnist_dir) == []
 
 
-def test_mnist_is_read_as_torchvision_reads_it(tmp_path: Path, mnist_dir: Path) -> None:
-    path = mnist_dir / "raw" / Mnist.raw_files[0].path
-    unzipped = tmp_path / "unzipped"
-    unzipped.write_bytes(gzip.decompress(path.read_bytes()))
-    arrays = raw.tiny_mnist().parse(mnist_dir / "raw")
-    np.testing.assert_array_equal(arrays.train_images[:, 0], datasets.mnist.read_image_file(str(unzipped)).numpy())
-
-
 @pytest.mark.parametrize(
     ("cls", "files", "labels"),
     [
@@ -86,12 +78,33 @@ def test_cifar_comes_back_bit_exact(tmp_path: Path, cls, files, labels) -> None:
     np.testing.assert_array_equal(arrays.test_labels, labels[1])
 
 
-def test_sources_are_torchvisions() -> None:
-    ours = [(Path(file.path).name, file.md5) for file in Mnist.raw_files]
-    assert ours == list(datasets.MNIST.resources)
-    assert Mnist.raw_files[0].urls == tuple(m + ours[0][0] for m in datasets.MNIST.mirrors)
-    for cls, theirs in ((Cifar10, datasets.CIFAR10), (Cifar100, datasets.CIFAR100)):
-        assert cls.raw_files[0].urls == (theirs.url.replace("python", "binary"),)
+@pytest.mark.parametrize(
+    ("data", "files", "content"),
+    [
+        (raw.tiny_mnist(), raw.MNIST_FILES, "8ba3a6161e8d4b09074410c0d265e4a7126b4b9ab089bba7a0ececad0de5e476"),
+        (
+            raw.TinyCifar10(name="cifar10", augment=False),
+            raw.CIFAR10_FILES,
+            "f3f8317f8e36254903c209edf90bdb9700968af34d89448cae9ca1ca62edca16",
+        ),
+        (
+            raw.TinyCifar100(name="cifar100", augment=False),
+            raw.CIFAR100_FILES,
+            "fd3c525dc5b0810906ca53f0193cca728d8f6f7ced4511069213248f47e5f0c6",
+        ),
+    ],
+    ids=["mnist", "cifar10", "cifar100"],
+)
+def test_the_content_is_recorded_as_that_of_earlier_releases(tmp_path: Path, data, files, content: str) -> None:
+    """They parsed the files themselves, CIFAR's in the binary version; runs with another content aren't compared."""
+    raw.put(files, tmp_path / "raw")
+    prepare(data, tmp_path, progress=silent)
+    assert data.fingerprint(tmp_path) == content
+
+
+def test_torchvisions_classes_are_those_of_the_names() -> None:
+    sources = {name: one_run([f"data={name}"]).run.data.source() for name in ("mnist", "cifar10", "cifar100")}
+    assert sources == {"mnist": datasets.MNIST, "cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
 
 
 def test_prepare_again_does_nothing(mnist_dir: Path) -> None:
@@ -123,12 +136,13 @@ def test_no_network_says_what_to_fetch_and_where_to_put_it(tmp_path: Path) -> No
     data = raw.tiny_mnist()
     with pytest.raises(ConfigError) as caught:
         prepare(data, tmp_path, progress=silent)
-    for file in data.raw_files:
-        assert file.urls[0] in str(caught.value)
-        assert str(tmp_path / "raw" / file.path) in str(caught.value)
-        assert file.md5 in str(caught.value)
+    for path, content in raw.MNIST_FILES.items():
+        assert raw.NOWHERE + Path(path).name in str(caught.value)
+        assert f"{tmp_path / 'raw' / path}  (MD5 {raw.md5(content)})" in str(caught.value)
     assert not (tmp_path / "mnist").exists()
     assert leftovers(tmp_path) == []
+    with pytest.raises(ConfigError, match=f"{raw.NOWHERE}cifar-10-python.tar.gz\n.*{tmp_path}/raw/cifar-10-python"):
+        prepare(raw.TinyCifar10(name="cifar10", augment=False), tmp_path, progress=silent)
 
 
 @pytest.fixture
@@ -153,95 +167,45 @@ def test_downloads_from_the_first_intact_mirror(tmp_path: Path, server: str) -> 
     raw.put(dict.fromkeys(files, b"<html>moved</html>"), tmp_path / "broken")
     raw.put(files, tmp_path / "intact")
     mirrors = [raw.NOWHERE, *(f"{server}/{folder}/" for folder in ("absent", "broken", "intact"))]
-    wanted = tuple(
-        RawFile(file.path, file.md5, tuple(mirror + Path(file.path).name for mirror in mirrors))
-        for file in raw.TinyMnist.raw_files
-    )
-    data = raw.tiny_mnist(raw_files=wanted)
+    data = raw.tiny_mnist(source=lambda self: raw.torchvisions_mnist(mirrors))
     prepare(data, tmp_path / "data", progress=silent)
     assert len(data.load(tmp_path / "data").train_labels) == raw.TRAIN
     assert leftovers(tmp_path) == []
 
 
-def damaged_idx(content: bytes) -> dict[str, bytes]:
-    return {**raw.MNIST_FILES, Mnist.raw_files[0].path: content}
+def test_what_was_downloaded_is_used_the_next_time(tmp_path: Path, server: str) -> None:
+    files = {Path(path).name: content for path, content in raw.MNIST_FILES.items()}
+    *first, last = files
+    raw.put({name: files[name] for name in first}, tmp_path)
+    data = raw.tiny_mnist(source=lambda self: raw.torchvisions_mnist([f"{server}/"]))
+    with pytest.raises(ConfigError, match=f"/raw/{last} ") as caught:
+        prepare(data, tmp_path / "data", progress=silent)
+    assert not any(f"/raw/{name} " in str(caught.value) for name in first), "these are there now"
+    raw.put({f"MNIST/raw/{last}": files[last]}, tmp_path / "data" / "raw")
+    prepare(raw.tiny_mnist(), tmp_path / "data", progress=silent)
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (
-            raw.idx_bytes(raw.MNIST_IMAGES[0], magic=b"\0\0\x0d"),
-            "wrong magic number 00 00 0d 03: expected is 00",
-        ),
-        (raw.idx_bytes(raw.MNIST_LABELS[0]), "wrong magic number 00 00 08 01: expected is 00 00 08 03"),
-        (raw.idx_bytes(raw.MNIST_IMAGES[0], magic=b"PK\x08"), "foreign: .*no IDX file"),
-        (raw.idx_bytes(raw.MNIST_IMAGES[0])[:-20], "truncated: its gzip stream does not end"),
-        (raw.idx_bytes(raw.MNIST_IMAGES[0])[:-8] + bytes(8), "corrupted: its gzip stream"),
-        (b"<html>not here</html>", "foreign: it starts with 3c 68 74 6d, so it is no gzip file"),
-        (b"", "truncated: it is empty"),
-        (gzip.compress(b"\0\0\x08\x03\0\0"), "truncated: it ends within its header"),
-        (gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"abc"), "truncated: it announces 8 values and holds 3"),
-        (gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x01" * 3 + b"abc"), "corrupted: it announces 1 values and holds 3"),
-    ],
-    ids=["type", "labels", "zip", "cut", "bits", "page", "empty", "header", "short", "long"],  # gzip holds the time
-)
-def test_a_file_that_is_no_idx_is_refused_by_name(tmp_path: Path, content: bytes, problem: str) -> None:
-    files = damaged_idx(content)
-    raw.put(files, tmp_path / "raw")
-    with pytest.raises(ConfigError, match=problem) as caught:
-        prepare(raw.tiny_mnist(raw_files=raw.raw_files(files)), tmp_path, progress=silent)
-    assert str(tmp_path / "raw" / Mnist.raw_files[0].path) in str(caught.value)
-    assert "delete the file" in str(caught.value)
-    assert not (tmp_path / "mnist").exists()
-
-
-@pytest.mark.parametrize(
-    ("damage", "state"),
-    [
-        (lambda b: b[:-1], "truncated"),
-        (lambda b: b"\x00" + b[1:], "foreign"),
-        (lambda b: b"", "truncated"),
-        (lambda b: b[:-6] + b"??" + b[-4:], "corrupted"),
-    ],
-)
-def test_a_bad_checksum_is_refused_by_name(mnist_dir: Path, damage, state: str) -> None:
-    path = mnist_dir / "raw" / Mnist.raw_files[3].path
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ConfigError, match=rf"t10k-labels.* is {state}.*its MD5 is.*Delete the file"):
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b[:-6] + b"??" + b[-4:]])
+def test_a_file_that_is_not_the_published_one_is_refused_by_name(mnist_dir: Path, damage) -> None:
+    path = max(mnist_dir.glob("raw/MNIST/raw/*"))
+    path.write_bytes(damaged := damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=rf"{path} is not the published file: its MD5 is.*Delete it and run `paral"):
         prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
     assert not (mnist_dir / "mnist").exists()
+    assert path.read_bytes() == damaged, "it is the user's"
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (raw.CIFAR10_FILES["cifar-10-binary.tar.gz"][:-500], "truncated: its gzip stream"),
-        (raw.archive_bytes({"cifar-10-batches-bin/data_batch_1.bin": b"x" * 3073}), "no file .*data_batch_2"),
-        (raw.archive_bytes(dict.fromkeys(Cifar10.train_members, b"x" * 3000)), "not a multiple of 3073"),
-        (raw.archive_bytes({"../" + m: b"x" * 3073 for m in Cifar10.train_members}), "has no file"),
-    ],
-)
-def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, content: bytes, problem: str) -> None:
-    files = {"cifar-10-binary.tar.gz": content}
-    raw.put(files, tmp_path / "raw")
-    cls = type("Changed", (raw.TinyCifar10,), {"raw_files": raw.raw_files(files)}, frozen=True, kw_only=True)
-    with pytest.raises(ConfigError, match=problem) as caught:
-        prepare(cls(name="cifar10", augment=False), tmp_path, progress=silent)
-    assert "cifar-10-binary.tar.gz" in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+def test_what_torchvision_left_unpacked_is_not_taken_for_the_published_files(mnist_dir: Path) -> None:
+    """It would not look at their content."""
+    for path in raw.MNIST_FILES:
+        (mnist_dir / "raw" / path).with_suffix("").write_bytes(b"half")
+    prepare(raw.tiny_mnist(), mnist_dir, progress=silent)
+    np.testing.assert_array_equal(raw.tiny_mnist().load(mnist_dir).train_labels, raw.MNIST_LABELS[0])
 
 
-def test_intact_files_of_another_size_are_refused(mnist_dir: Path) -> None:
+def test_arrays_of_another_size_are_refused(mnist_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"train_images uint8 \(30, 1, 28, 28\), expected uint8 \(31,"):
         prepare(raw.tiny_mnist(published_train_samples=31), mnist_dir, progress=silent)
-
-
-def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
-    files = {**raw.MNIST_FILES, Mnist.raw_files[1].path: raw.idx_bytes(raw.MNIST_LABELS[0] + 1)}
-    raw.put(files, tmp_path / "raw")
-    with pytest.raises(ConfigError, match="train_labels from 1 to 10, expected 0 … 9"):
-        prepare(raw.tiny_mnist(raw_files=raw.raw_files(files)), tmp_path, progress=silent)
 
 
 def truncate(folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""Files of one's own in the published formats: taken at any size, named by their content, part of the run's id."""
+"""Arrays of one's own in an .npz file: taken at any size, named by their content, part of the run's id."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,24 @@ from parallelbench.config.build import to_mapping
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import run_id
 from parallelbench.data.prepare import prepare
-from parallelbench.data.torchvision import Mnist, PreparedData
+from parallelbench.data.torchvision import Cifar10, Mnist, PreparedData
 from parallelbench.errors import ConfigError
 
 SIZES = (7, 3)
 
 
-def mnist_files(labels: int = SIZES[0], *, bright: int = 255) -> dict[str, bytes]:
-    images = [np.full((n, 28, 28), bright, np.uint8) for n in SIZES]
-    parts = (images[0], raw.labels_of(labels, 10) * 0, images[1], raw.labels_of(SIZES[1], 10) * 0)
-    names = [Path(file.path).name for file in Mnist.raw_files]
-    return dict(zip(names, map(raw.idx_bytes, parts), strict=True))
+def arrays(*, bright: int = 255) -> dict[str, np.ndarray]:
+    """As the layout of MNIST has them, but for the labels' type."""
+    parts = zip(("train", "test"), SIZES, strict=True)
+    images = {f"{part}_images": np.full((n, 1, 28, 28), bright, np.uint8) for part, n in parts}
+    return images | {f"{part}_labels": np.zeros(n, np.uint8) for part, n in zip(("train", "test"), SIZES, strict=True)}
+
+
+def saved(path: Path, held: dict[str, Any]) -> str:
+    """An .npz file of these arrays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **held)
+    return str(path)
 
 
 def mnist(files: str) -> Mnist:
@@ -40,34 +48,34 @@ def prepared(data: PreparedData, data_dir: Path) -> str:
     return name
 
 
-def test_files_of_another_size_and_checksum_become_a_data_set_of_their_own(tmp_path: Path) -> None:
-    raw.put(mnist_files(), tmp_path / "own")
-    name = prepared(mnist(str(tmp_path / "own")), tmp_path / "data")
+def test_arrays_become_a_data_set_of_their_own(tmp_path: Path) -> None:
+    name = prepared(mnist(saved(tmp_path / "own.npz", arrays())), tmp_path / "data")
+    assert name == "13b640f4234f-7-3", "as an earlier release named the same arrays"
     data = mnist(name)
     assert (data.train_samples, data.test_samples) == SIZES
     assert data.missing_files(tmp_path / "data") == []
-    arrays = checked(data, data.load(tmp_path / "data"))
-    assert (arrays.train_images == 255).all()
-    assert len(arrays.train_labels) == SIZES[0]
+    held = checked(data, data.load(tmp_path / "data"))
+    assert (held.train_images == 255).all()
+    assert (len(held.train_labels), held.train_labels.dtype) == (SIZES[0], np.int64)
     assert data.fingerprint(tmp_path / "data").startswith(name[:12])
     assert Mnist(name="mnist", augment=False, copies=1).missing_files(tmp_path / "data")  # never taken for MNIST
     assert Mnist(name="mnist", augment=False, copies=4, files=name).train_samples == 4 * SIZES[0]
     prepare(data, tmp_path / "data", progress=lambda line: None)  # ready: does nothing
 
 
-def test_cifar_files_likewise(tmp_path: Path) -> None:
-    raw.put(raw.CIFAR10_FILES, tmp_path / "own")
-    cls = type("Other", (raw.TinyCifar10,), {"raw_files": raw.Cifar10.raw_files}, frozen=True, kw_only=True)
-    name = prepared(cls(name="cifar10", augment=False, files=str(tmp_path / "own")), tmp_path / "data")
-    data = raw.Cifar10(name="cifar10", augment=False, files=name)
+def test_cifars_likewise(tmp_path: Path) -> None:
+    held = arrays() | {f"{part}_images": raw.CIFAR_IMAGES[i] for i, part in enumerate(("train", "test"))}
+    held |= {f"{part}_labels": raw.CIFAR10_LABELS[i] for i, part in enumerate(("train", "test"))}
+    own = saved(tmp_path / "own.npz", held)
+    name = prepared(Cifar10(name="cifar10", augment=False, files=own), tmp_path / "data")
+    data = Cifar10(name="cifar10", augment=False, files=name)
     np.testing.assert_array_equal(data.load(tmp_path / "data").train_images, raw.CIFAR_IMAGES[0])
 
 
 def test_the_content_is_part_of_the_runs_id_and_no_files_leave_it_as_it_was(tmp_path: Path) -> None:
     names = []
     for bright in (255, 254):
-        raw.put(mnist_files(bright=bright), tmp_path / str(bright))
-        names.append(prepared(mnist(str(tmp_path / str(bright))), tmp_path))
+        names.append(prepared(mnist(saved(tmp_path / "own.npz", arrays(bright=bright))), tmp_path))
     ids = [run_id(one_run(["data=mnist", f"data.files={name}"]).run) for name in names]
     published = one_run(["data=mnist"]).run
     assert len({*names}) == 2
@@ -76,8 +84,7 @@ def test_the_content_is_part_of_the_runs_id_and_no_files_leave_it_as_it_was(tmp_
 
 
 def test_another_content_in_a_named_folder_is_refused(tmp_path: Path) -> None:
-    raw.put(mnist_files(), tmp_path / "own")
-    data = mnist(prepared(mnist(str(tmp_path / "own")), tmp_path))
+    data = mnist(prepared(mnist(saved(tmp_path / "own.npz", arrays())), tmp_path))
     other = mnist("0" * 12 + data.files[12:])
     data.prepared_dir(tmp_path).rename(other.prepared_dir(tmp_path))
     with pytest.raises(ConfigError, match="another content than its name says: delete the folder"):
@@ -87,39 +94,40 @@ def test_another_content_in_a_named_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"train-labels-idx1-ubyte.gz": None}, "has no train-labels-idx1-ubyte.gz"),
-        ({"train-labels-idx1-ubyte.gz": mnist_files(labels=5)["train-labels-idx1-ubyte.gz"]}, r"\(5,\), expected"),
-        ({"train-labels-idx1-ubyte.gz": raw.idx_bytes(raw.images_of(7, 2))}, "wrong magic number 00 00 08 02"),
-        ({"train-labels-idx1-ubyte.gz": raw.idx_bytes(np.arange(6, 13, dtype=np.uint8))}, "from 6 to 12"),
-        ({"train-images-idx3-ubyte.gz": raw.idx_bytes(raw.images_of(7, 32, 32))}, r"\(7, 1, 32, 32\), expected"),
-        (
-            {"train-images-idx3-ubyte.gz": mnist_files()["train-images-idx3-ubyte.gz"][:-9]},
-            "truncated.*replace",
-        ),
+        ({"train_labels": None}, "train_labels is not a file in the archive"),
+        ({"train_labels": np.zeros(5, int)}, r"train_labels int64 \(5,\), expected int64 \(7,\)"),
+        ({"train_labels": np.arange(6, 13)}, "train_labels from 6 to 12, expected 0 … 9"),
+        ({"train_labels": np.zeros(7)}, "train_labels float64"),
+        ({"test_labels": np.int64(1)}, r"test_labels int64 \(1,\), expected int64 \(3,\)"),
+        ({"train_labels": np.array([None] * 7)}, "Object arrays cannot be loaded"),
+        ({"train_images": np.zeros((7, 1, 32, 32), np.uint8)}, r"\(7, 1, 32, 32\), expected uint8 \(7, 1, 28, 28\)"),
+        ({"test_images": np.zeros((0, 1, 28, 28), np.uint8)}, "nothing in test_images"),
     ],
+    ids=["lacking", "fewer", "range", "floats", "number", "pickled", "size", "empty"],
 )
-def test_files_that_make_no_data_set_are_refused_and_publish_nothing(
+def test_arrays_that_make_no_data_set_are_refused_and_publish_nothing(
     tmp_path: Path, change: dict[str, Any], problem: str
 ) -> None:
-    files = mnist_files() | change
-    raw.put({name: content for name, content in files.items() if content is not None}, tmp_path / "own")
-    with pytest.raises(ConfigError, match=problem):
-        prepare(mnist(str(tmp_path / "own")), tmp_path / "data", progress=lambda line: None)
+    held = {name: array for name, array in (arrays() | change).items() if array is not None}
+    with pytest.raises(ConfigError, match=problem) as caught:
+        prepare(mnist(saved(tmp_path / "own.npz", held)), tmp_path / "data", progress=lambda line: None)
+    assert "numpy.savez(FILE, train_images=…" in str(caught.value)
     assert list((tmp_path / "data").glob("*")) == []
 
 
-def test_a_run_takes_the_name_and_prepare_the_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda b: b"", lambda b: b[:-9], lambda b: b"<html>", lambda b: b[:90] + b"?" + b[91:]]
+)
+def test_a_damaged_file_likewise(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = Path(saved(tmp_path / "own.npz", arrays()))
+    path.write_bytes(damage(path.read_bytes()))
+    for own in (path, tmp_path / "none.npz", tmp_path):
+        with pytest.raises(ConfigError, match=rf"data\.files={own} is no \.npz file.*numpy\.savez"):
+            prepare(mnist(str(own)), tmp_path / "data", progress=lambda line: None)
+
+
+def test_a_run_takes_the_name_and_prepare_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.files=own is no name.*prepare data=mnist data\.files=own` first"):
         _ = mnist("own").train_samples
-    with pytest.raises(ConfigError, match=r"not prepared in .*data\.files=FOLDER"):
+    with pytest.raises(ConfigError, match=r"not prepared in .*data\.files=FILE\.npz"):
         prepare(mnist("0123456789ab-7-3"), tmp_path, progress=lambda line: None)
-    raw.put({Path(path).name: content for path, content in raw.MNIST_FILES.items()}, tmp_path / "own")
-    with pytest.raises(ConfigError, match="exactly what is published: leave"):
-        prepare(raw.TinyMnist(name="mnist", augment=False, copies=1, files=str(tmp_path / "own")), tmp_path)
-
-
-def test_a_whole_file_that_is_not_the_published_one_is_told_from_a_damaged_one(tmp_path: Path) -> None:
-    raw.put({f"MNIST/raw/{name}": content for name, content in mnist_files().items()}, tmp_path / "raw")
-    with pytest.raises(ConfigError, match="is a whole file of this format, but not the published one") as caught:
-        prepare(Mnist(name="mnist", augment=False, copies=1), tmp_path, progress=lambda line: None)
-    assert f"data.files={tmp_path / 'raw' / 'MNIST' / 'raw'}" in str(caught.value)
