@@ -36,7 +36,7 @@ from parallelbench.measure import environment, memory
 from parallelbench.measure.clock import StartUp
 from parallelbench.measure.memory import MemoryProbe
 from parallelbench.results.folder import RunFolder
-from parallelbench.results.journal import Journal
+from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
 from parallelbench.results.tables import TABLES
 from parallelbench.strategies.replica import ModuleReplica
@@ -430,7 +430,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
         whole.train()
         whole.leave()
     torch.set_num_threads(threads)
-    publish(folder, run, attempt, attempt.finish("ok", "trained"))
+    publish(folder, run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path))
     return Ran(folder.path), clock
 
 

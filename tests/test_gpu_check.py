@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,21 +34,20 @@ from parallelbench.gpu_check.results import (
 from parallelbench.gpu_check.strategies import Result, has_parity
 from parallelbench.gpu_check.variants import run_of
 from parallelbench.results.attempt import Attempt
-from parallelbench.results.journal import Journal
-from parallelbench.results.tables import TABLES
 from parallelbench.strategies.pipeline.schedules import Schedule
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
 from parallelbench.world.machine import Gpu
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
-from tests.telemetry.playback import environment, library
+from tests.telemetry.playback import environment, library, recorded
 
 CPU = World()
 SMALL = ["data=synthetic", "data.train_samples=960", "data.test_samples=74", "batch_size=96"]
 
 BLOCK = """
 import sys
+import uuid
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
@@ -208,9 +208,12 @@ def samples(*, watts: float = 300.0, counter_w: float = 300.0, interval_s: float
     return [row | {"time": t, "energy_j": 1000 + counter_w * t} | more for t in times]
 
 
-def test_the_counter_is_held_against_the_power() -> None:
-    assert telemetry.judge_energy(samples(), RANK).startswith("counter ÷ integrated power 1 ")
-    assert "1800 J in 6.0 s" in telemetry.judge_energy(samples(), RANK)
+def test_the_counter_is_held_against_the_power(tmp_path: Path) -> None:
+    def judged(rows: list[Any]) -> str:
+        return telemetry.judge_energy(recorded(tmp_path / f"{uuid.uuid4()}.bin", rows), RANK)
+
+    assert judged(samples()).startswith("counter ÷ integrated power 1 ")
+    assert "1800 J in 6.0 s" in judged(samples())
     for wrong, text in (
         (samples(counter_w=400), "counter ÷ integrated power 1.33"),
         (samples(interval_s=0.5), "interval between samples"),
@@ -218,9 +221,9 @@ def test_the_counter_is_held_against_the_power() -> None:
         (samples(device_uuid="GPU-b"), "0 samples"),
     ):
         with pytest.raises(FailedError, match=text):
-            telemetry.judge_energy(wrong, RANK)
+            judged(wrong)
     with pytest.raises(SkippedError, match="from_power"):
-        telemetry.judge_energy(samples(energy_j=None), RANK)
+        judged(samples(energy_j=None))
 
 
 @pytest.mark.slow
@@ -573,10 +576,8 @@ def test_what_a_finished_run_lacks_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("before", "failed"), [({"GPU-a": 1}, False), ({}, True)])
 def test_a_rank_on_anothers_gpu_is_noticed(before: dict[str, int], failed: bool, tmp_path: Path) -> None:
     """This process may have a context on the GPU itself."""
-    journal = Journal(tmp_path / "journal-telemetry-node0.jsonl")
-    row = dict.fromkeys(column.name for column in TABLES["telemetry"])
     own = {"run_id": "r", "attempt": 1, "node": "n", "time": 1.0, "device_uuid": "GPU-a", "processes": 2}
-    journal.write("telemetry", [row | own])
+    recorded(tmp_path / "telemetry-node0.bin", [own])
     with pytest.raises(FailedError) as caught:  # there are no epochs
         attempts.judge(Attempt(tmp_path), "cuda", 1, phases=True, before=before)
     assert ("2 of the run's processes computed on one" in str(caught.value)) == failed

@@ -20,7 +20,7 @@ from parallelbench.measure.bandwidth import Collective
 from parallelbench.measure.clock import StartUp
 from parallelbench.measure.spans import Spanned
 from parallelbench.results.folder import RunFolder
-from parallelbench.results.journal import Journal
+from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.torch_session import Session
@@ -75,7 +75,7 @@ def trained(folder: Path, *overrides: str) -> RunFolder:
     whole.train()
     whole.leave()
     torch.set_num_threads(threads)
-    publish(home, run, attempt, attempt.finish("ok", "trained"))
+    publish(home, run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path))
     return home
 
 

@@ -14,7 +14,7 @@ from launch.attempt.outcome import publish_if_finished
 from parallelbench.config.identity import run_id
 from parallelbench.errors import StorageError, SupersededError
 from parallelbench.results.attempt import Outcome
-from parallelbench.results.journal import Journal, read_entries
+from parallelbench.results.journal import Journal, read_entries, read_tables
 from parallelbench.results.publish import publish
 from parallelbench.results.tables import TABLES, schema
 from tests.analysis.factory import Fake, begin, config, published, write_epochs
@@ -48,7 +48,7 @@ def temporaries(folder: RunFolder) -> list[str]:
 def test_the_tables_hold_exactly_the_columns_of_the_schema(tmp_path: Path) -> None:
     run = config(tmp_path, strategy="ddp", devices=2)
     folder, attempt = trained(run)
-    publish(folder, run, attempt, OK)
+    publish(folder, run, attempt, OK, read_tables(attempt.path))
     rows = {table: pq.read_table(folder.result / f"{table}.parquet") for table in TABLES}
     for table, content in rows.items():
         assert content.schema.equals(schema(table), check_metadata=True), table
@@ -83,7 +83,7 @@ def test_a_result_needs_no_checkpoints(tmp_path: Path) -> None:
     run = config(tmp_path)
     folder, attempt = trained(run)
     (attempt.checkpoints / "attempt-1-epoch-2").mkdir(parents=True)
-    publish(folder, run, attempt, OK)
+    publish(folder, run, attempt, OK, read_tables(attempt.path))
     assert not attempt.checkpoints.exists()
     assert attempt.checkpoints.parent == folder.path
 
@@ -91,13 +91,13 @@ def test_a_result_needs_no_checkpoints(tmp_path: Path) -> None:
 def test_the_first_result_stands(tmp_path: Path) -> None:
     run = config(tmp_path)
     folder, attempt = trained(run)
-    publish(folder, run, attempt, OK)
+    publish(folder, run, attempt, OK, read_tables(attempt.path))
     before = {path.name: path.read_bytes() for path in folder.result.iterdir()}
     later = folder.claim()
     assert later is not None
     later.describe(processes=1, device_type="cpu", oversubscribed=True)
     write_epochs(run, later, Fake(test_accuracy=lambda epoch: 0.0), epochs=3)
-    publish(folder, run, later, OK)
+    publish(folder, run, later, OK, read_tables(later.path))
     assert {path.name: path.read_bytes() for path in folder.result.iterdir()} == before
     assert temporaries(folder) == []
 
@@ -105,9 +105,9 @@ def test_the_first_result_stands(tmp_path: Path) -> None:
 def test_a_damaged_result_is_set_aside_and_published_again(tmp_path: Path) -> None:
     run = config(tmp_path)
     folder, attempt = trained(run)
-    publish(folder, run, attempt, OK)
+    publish(folder, run, attempt, OK, read_tables(attempt.path))
     (folder.result / "epochs.parquet").write_bytes(b"PAR1")
-    publish(folder, run, attempt, OK)
+    publish(folder, run, attempt, OK, read_tables(attempt.path))
     assert folder.state().state == "done"
     (aside,) = folder.path.glob("result.damaged-*")
     assert (aside / "epochs.parquet").read_bytes() == b"PAR1"
@@ -118,7 +118,7 @@ def test_incomplete_tables_are_not_published(tmp_path: Path, epochs: int) -> Non
     run = config(tmp_path)
     folder, attempt = trained(run, epochs=epochs)
     with pytest.raises(AssertionError, match=f"{epochs} epochs of 3"):
-        publish(folder, run, attempt, OK)
+        publish(folder, run, attempt, OK, read_tables(attempt.path))
     assert not folder.result.exists()
     say_finished(attempt)
     assert publish_if_finished(folder, run, attempt) is None, "a journal that lost an epoch has no result"
@@ -130,7 +130,7 @@ def test_missing_columns_are_not_published(tmp_path: Path) -> None:
     folder, attempt = begin(run, Fake())
     write_epochs(run, attempt, Fake(device_name=None), epochs=3)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="device_name"):
-        publish(folder, run, attempt, OK)
+        publish(folder, run, attempt, OK, read_tables(attempt.path))
     assert not folder.result.exists()
     assert temporaries(folder) == []
 
@@ -170,13 +170,28 @@ def test_a_full_disk_is_an_outcome_and_publishing_can_be_made_up_for(small_disk:
     assert (folder.state().state, folder.state().label) == ("done", "ok")
 
 
+def test_publishing_reads_each_journal_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = config(tmp_path, strategy="ddp", devices=2)
+    folder, attempt = trained(run)
+    say_finished(attempt)
+    read: list[str] = []
+
+    def opened(path: Path) -> Any:
+        read.append(path.name)
+        return path.open("rb")
+
+    monkeypatch.setattr("parallelbench.results.journal.open_regular", opened)
+    assert publish_if_finished(folder, run, attempt) is not None
+    assert sorted(read) == ["journal-rank0.jsonl", "journal-rank1.jsonl"]
+
+
 def test_an_attempt_that_was_superseded_does_not_publish(tmp_path: Path) -> None:
     run = config(tmp_path)
     folder, attempt = trained(run)
     say_finished(attempt)
     assert folder.claim() is not None
     with pytest.raises(SupersededError, match="a newer attempt took over"):
-        publish(folder, run, attempt, OK)
+        publish(folder, run, attempt, OK, read_tables(attempt.path))
     outcome = publish_if_finished(folder, run, attempt)
     assert outcome is not None
     assert (outcome.outcome, outcome.reason) == ("killed", "a newer attempt took over")
@@ -196,7 +211,7 @@ def test_an_attempt_that_is_superseded_while_it_publishes_leaves_no_result(
 
     monkeypatch.setattr("parallelbench.results.publish.write_file", claim_and_write)
     with pytest.raises(SupersededError):
-        publish(folder, run, attempt, OK)
+        publish(folder, run, attempt, OK, read_tables(attempt.path))
     assert not folder.result.exists()
     assert temporaries(folder) == []
 
@@ -226,7 +241,7 @@ def test_a_crash_while_publishing_leaves_no_result(tmp_path: Path, step: str, mo
     if child == 0:
         try:
             monkeypatch.setattr(where[step], crash)
-            publish(folder, run, attempt, OK)
+            publish(folder, run, attempt, OK, read_tables(attempt.path))
         finally:
             os._exit(3)  # whatever happens: this process must not go on as a second test run
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -242,7 +257,7 @@ def test_a_folder_that_can_not_be_written_is_a_storage_error(tmp_path: Path) -> 
     folder.path.rename(tmp_path / "moved")
     moved = type(attempt)(tmp_path / "moved" / "attempts" / "1")
     with pytest.raises(StorageError, match="can't write"):
-        publish(folder, run, moved, OK)
+        publish(folder, run, moved, OK, read_tables(moved.path))
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -259,6 +274,6 @@ def test_oversubscribed_is_what_any_of_the_published_epochs_was(resumed: bool, t
         Journal(later.path / "journal-rank0.jsonl").take_over(read_entries(first.path / "journal-rank0.jsonl"))
     else:
         write_epochs(run, later, Fake(), epochs=3)
-    publish(folder, run, later, OK)
+    publish(folder, run, later, OK, read_tables(later.path))
     (row,) = pq.read_table(folder.result / "run.parquet").to_pylist()
     assert row["oversubscribed"] is resumed

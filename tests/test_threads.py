@@ -89,7 +89,7 @@ def test_the_shell_decides_no_threads(tmp_path: Path, monkeypatch: pytest.Monkey
                 shell.setenv(variable, value)
             code, text = completed("submit", *options, *([launcher] if launcher != "clean" else []), results=results)
         assert code == 0, text
-        epochs = read_tables(the_run(results).attempts()[-1].path, with_telemetry=False)[0]["epochs"]
+        epochs = read_tables(the_run(results).attempts()[-1].path)[0]["epochs"]
         losses.append([row["train_loss"] for row in epochs])
     assert losses == [losses[-1]] * 4
 

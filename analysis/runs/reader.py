@@ -31,8 +31,9 @@ from parallelbench.errors import ConfigError, no_permission
 from parallelbench.results.attempt import Outcome, read_config
 from parallelbench.results.files import read_record
 from parallelbench.results.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
-from parallelbench.results.journal import read_tables, read_telemetry
+from parallelbench.results.journal import read_tables
 from parallelbench.results.publish import configured_columns, run_row
+from parallelbench.results.telemetry import add_telemetry, read_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Collection as Container
@@ -221,7 +222,7 @@ def _read(folder: RunFolder, plugin: str | None) -> Published:
 
 
 def read_samples(folder: Path) -> pl.DataFrame:
-    """One run's rows of `telemetry`: published, or from the journals of its attempts.
+    """One run's rows of `telemetry`: published, or what the samplers of its attempts have recorded.
 
     Raises `ConfigError` where the table is damaged.
     """
@@ -232,10 +233,13 @@ def read_samples(folder: Path) -> pl.DataFrame:
             return read_table(run.result, LATER, manifest["tables"])
         except Unreadable as error:
             raise ConfigError(f"{folder}: {error}") from None
-    attempts, typed = run.attempts(), table_schema(LATER)
-    batches = read_telemetry(attempts[-1].path).batches() if attempts else ()
-    # One at a time: a batch in Arrow's own types, then in ours.
-    return pl.concat([pl.DataFrame(schema=typed), *(pl.DataFrame(batch).cast(pl.Schema(typed)) for batch in batches)])
+    typed, frames = table_schema(LATER), []
+    for attempt in run.attempts()[-1:]:
+        tables, _ = read_tables(attempt.path)
+        batches = read_telemetry(attempt.path, tables["ranks"]).batches()
+        # One at a time: a batch in Arrow's own types, then in ours.
+        frames += [pl.DataFrame(batch).cast(pl.Schema(typed)) for batch in batches]
+    return pl.concat([pl.DataFrame(schema=typed), *frames])
 
 
 def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
@@ -249,6 +253,7 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
     rows: dict[str, list[dict[str, Any]]] = {}
     if attempts:
         rows, events = read_tables(attempts[-1].path)
+        add_telemetry(rows, events, read_telemetry(attempts[-1].path, rows["ranks"]))
         unfinished = Outcome(outcome="killed", reason="", finished_at=0.0)
         row = run_row(run, attempts[-1], state.outcome or unfinished, events)
         for of_table in rows.values():  # another version of configurations has another id for this run

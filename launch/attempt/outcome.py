@@ -48,7 +48,7 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     The last event of rank 0 counts, not exit codes: a process may fail after its work is done. A journal that has
     lost an epoch since then gives no result. If a newer attempt has begun, this one ends as `killed`.
     """
-    tables, events = read_tables(attempt.path, with_telemetry=False)
+    tables, events = read_tables(attempt.path)
     finished = next((event for event in events if event["event"] == "finished"), None)
     if finished is None or len(tables["epochs"]) != run.epochs:
         return None
@@ -59,7 +59,7 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
     compared = "" if reference is None else f"; parity was checked against {whom} not one device"
     outcome = Outcome(outcome=name, reason=reason or _done(run, events) + compared, finished_at=finished["time"])
     try:
-        publish(folder, run, attempt, outcome)
+        publish(folder, run, attempt, outcome, (tables, events))
     except SupersededError as error:
         return attempt.finish("killed", str(error))
     except StorageError as error:

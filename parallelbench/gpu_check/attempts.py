@@ -62,7 +62,7 @@ def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool, bef
     `before`: processes on each GPU when the run began, this one among them.
     """
     tables, events = read_tables(attempt.path)
-    sampled = samples(attempt.path / "journal-telemetry-node0.jsonl")
+    sampled = samples(attempt.path / "telemetry-node0.bin")
     trace = attempt.trace_file(0)
     lacking = {
         "epochs": len(tables["epochs"]) != 2,

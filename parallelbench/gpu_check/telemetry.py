@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.gpu_check.results import FailedError, SkippedError, between
-from parallelbench.results.journal import Journal, read_entries
-from parallelbench.results.telemetry import Samples, columns
+from parallelbench.results.journal import Journal
+from parallelbench.results.telemetry import Recordings, Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus
 from parallelbench.telemetry.sampler import SamplerSettings, sampling
 from parallelbench.world.machine import visible_gpus
@@ -93,9 +93,9 @@ def energy(world: World, uuid: str, busy: Callable[[], object], load_s: float = 
     `uuid` is that of the first visible GPU, which `busy` keeps busy.
     """
     with tempfile.TemporaryDirectory() as folder:
-        log, journal = Journal(Path(folder) / "rank.jsonl"), Path(folder) / "telemetry.jsonl"
+        log, recording = Journal(Path(folder) / "rank.jsonl"), Path(folder) / "telemetry.bin"
         settings = SamplerSettings(
-            journal=str(journal),
+            recording=str(recording),
             run_id="gpu-check",
             attempt=1,
             node="here",
@@ -106,25 +106,24 @@ def energy(world: World, uuid: str, busy: Callable[[], object], load_s: float = 
         )
         with sampling(settings, log):
             # The GPU warms up while the sampler starts; before it ends, it takes one more sample.
-            _keep_busy(world, busy, until=lambda: bool(samples(journal)), at_most_s=STARTS_S)
+            _keep_busy(world, busy, until=lambda: bool(samples(recording)), at_most_s=STARTS_S)
             started_at = time.time()
             _keep_busy(world, busy, until=lambda: False, at_most_s=load_s)
             ended_at = time.time()
         log.close()
-        rows = samples(journal)
-    window = {"training_started_at": started_at, "training_ended_at": ended_at}
-    return judge_energy(rows, {"attempt": 1, "node": "here", "device_uuid": uuid} | window)
+        window = {"training_started_at": started_at, "training_ended_at": ended_at}
+        return judge_energy(Recordings([recording]), {"attempt": 1, "node": "here", "device_uuid": uuid} | window)
 
 
-def judge_energy(rows: Sequence[Row], rank: Row) -> str:
+def judge_energy(recordings: Recordings, rank: Row) -> str:
     """Compare the window's energy by counter and by power, and check the sampling interval."""
-    own = [row["time"] for row in rows if row["device_uuid"] == rank["device_uuid"]]
+    own = [row["time"] for row in _rows(recordings) if row["device_uuid"] == rank["device_uuid"]]
     if len(own) < 3:
         raise FailedError(f"the sampler's process took {len(own)} samples of {rank['device_uuid']}")
     interval = between(
         "interval between samples, s,", statistics.median(b - a for a, b in pairwise(own)), 0.8 / HZ, 2 / HZ
     )
-    epoch = columns([rank], Samples(rows))
+    epoch = columns([rank], Samples(recordings))
     counted_j, power_w = epoch["gpu_energy_j"], epoch["gpu_power_mean_w"]
     if counted_j is None or power_w is None or epoch["telemetry_flags"]:
         flags = epoch["telemetry_flags"]
@@ -137,9 +136,13 @@ def judge_energy(rows: Sequence[Row], rank: Row) -> str:
     return f"{ratio}; {counted_j:.0f} J in {length_s:.1f} s; {interval}"
 
 
-def samples(journal: Path) -> list[Row]:
+def samples(recording: Path) -> list[Row]:
     """The rows of `telemetry` that a sampler has written so far."""
-    return [entry["row"] for entry in read_entries(journal) if entry.get("table") == "telemetry"]
+    return _rows(Recordings([recording] if recording.exists() else []))
+
+
+def _rows(recordings: Recordings) -> list[Row]:
+    return [row for batch in recordings.batches() for row in batch.to_pylist()]
 
 
 def _keep_busy(world: World, busy: Callable[[], object], *, until: Callable[[], bool], at_most_s: float) -> None:

@@ -13,7 +13,7 @@ from parallelbench.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from io import BufferedReader
+    from io import BufferedReader, FileIO
     from pathlib import Path
 
 
@@ -69,6 +69,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_all(file: FileIO, content: bytes) -> None:
+    """Write to an unbuffered file, whose writes may be partial, e.g. on a disk that fills up."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def reserve(path: Path, size_bytes: int) -> None:

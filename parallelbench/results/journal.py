@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from parallelbench.redaction import redacted
-from parallelbench.results.attempt import AttemptInfo, decoded
-from parallelbench.results.files import open_regular, storage_errors
+from parallelbench.results.files import open_regular, storage_errors, write_all
 from parallelbench.results.tables import TABLES, check_row
-from parallelbench.results.telemetry import Journals, Samples, columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +32,7 @@ _NEEDED: dict[str, Any] = {
     "attempt": int,
     "node": str,
     "device_uuid": str | None,
-    **dict.fromkeys(("time", "training_started_at", "training_ended_at"), int | float),
+    **dict.fromkeys(("training_started_at", "training_ended_at"), int | float),
 }
 """Columns that reading relies on, with their types."""
 
@@ -78,10 +76,9 @@ class Journal:
 
     def _append(self, entries: list[Row]) -> None:
         lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
-        content = memoryview(redacted(lines.decode()).encode())
+        content = redacted(lines.decode()).encode()
         with storage_errors(self._path):
-            while content:  # an unbuffered write may be partial, e.g. on a disk that fills up
-                content = content[self._file.write(content) :]
+            write_all(self._file, content)
 
 
 def read_entries(path: Path) -> list[Row]:
@@ -144,15 +141,16 @@ def _is_kept(entry: Row, through: int) -> bool:
     return bool(entry["table"] != "phases" and entry["row"].get("epoch", 0) <= through)
 
 
-def read_tables(attempt_dir: Path, *, with_telemetry: bool = True) -> tuple[Tables, list[Row]]:
+def read_tables(attempt_dir: Path) -> tuple[Tables, list[Row]]:
     """Rows per table, but for telemetry's, and events of an attempt; of epochs, only those that finished on every rank.
 
     An epoch is finished when rank 0 has written its row of `epochs`, which it does only after every rank's rows of
     that epoch are durable; if one of them can't be read since, of all ranks that the attempt was started with, the
     epoch is omitted from every table. Journals are opened by their names: a listing may come late. NaN and infinity,
-    which JSON can't hold, become null. Telemetry's columns are added to the rows of `epochs` unless `with_telemetry`
-    is False: the samples of a long run take a while to read.
+    which JSON can't hold, become null. What was sampled in its epochs, `parallelbench.results.telemetry` adds.
     """
+    from parallelbench.results.attempt import AttemptInfo, decoded  # loads what configures runs: samplers need none
+
     tables: Tables = {table: [] for table in TABLES if table != "telemetry"}
     events: list[Row] = []
     info: AttemptInfo | None = decoded(attempt_dir / "attempt.json", AttemptInfo)
@@ -167,28 +165,4 @@ def read_tables(attempt_dir: Path, *, with_telemetry: bool = True) -> tuple[Tabl
     finished = {row["epoch"] for row in tables["epochs"] if reported[row["epoch"]] == len(ranks)}
     for table in (table for table in tables if "epoch" in _COLUMNS[table]):
         tables[table] = [row for row in tables[table] if row["epoch"] in finished]
-    if with_telemetry:
-        _add_telemetry(tables, events, _telemetry(attempt_dir, tables["ranks"]))
     return tables, events
-
-
-def read_telemetry(attempt_dir: Path) -> Journals:
-    """The samples of all attempts that an attempt's epochs are from."""
-    tables, _ = read_tables(attempt_dir, with_telemetry=False)
-    return _telemetry(attempt_dir, tables["ranks"])
-
-
-def _telemetry(attempt_dir: Path, ranks: list[Row]) -> Journals:
-    """The samplers' journals of this attempt and of those whose epochs it took over."""
-    attempts = {str(row["attempt"]) for row in ranks} | {attempt_dir.name}
-    folders = [attempt_dir.with_name(attempt) for attempt in attempts]
-    return Journals(path for folder in folders for path in folder.glob("journal-telemetry-node*.jsonl"))
-
-
-def _add_telemetry(tables: Tables, events: list[Row], sampled: Journals) -> None:
-    samples = Samples(sampled.rows(events))
-    ranks: dict[int, list[Row]] = defaultdict(list)
-    for row in tables["ranks"]:
-        ranks[row["epoch"]].append(row)
-    for row in tables["epochs"]:
-        row |= columns(ranks[row["epoch"]], samples)

@@ -12,7 +12,6 @@ from parallelbench.config.identity import canonical_json, run_id, slug
 from parallelbench.errors import SupersededError
 from parallelbench.results.files import storage_errors, sync, write_file
 from parallelbench.results.folder import RunFolder, file_sha256, new_manifest
-from parallelbench.results.journal import Row, Tables, read_tables, read_telemetry
 from parallelbench.results.tables import CLOSING, TABLES, WARNING, check_row, schema
 
 if TYPE_CHECKING:
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
 
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Attempt, Outcome
-    from parallelbench.results.telemetry import Journals
+    from parallelbench.results.journal import Row, Tables
+    from parallelbench.results.telemetry import Recordings
 
 
 _SEE_LOG = "failed after the last epoch, see the attempt's log"
@@ -91,12 +91,18 @@ def telemetry_warning(events: list[Row]) -> str | None:
     return f"telemetry is incomplete: {', '.join(reasons)}" if reasons else None
 
 
-def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcome) -> None:
-    """Write `result/`, once. A result that is already there stays.
+def publish(
+    folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcome, measured: tuple[Tables, list[Row]]
+) -> None:
+    """Write `result/`, once, from `measured`, which `read_tables` has returned. A result that is already there stays.
 
     Raises `StorageError` where it can't be written, `SupersededError` where a newer attempt has begun.
     """
-    tables, events = read_tables(attempt.path)
+    from parallelbench.results.telemetry import add_telemetry, read_telemetry  # loads numpy
+
+    tables, events = measured
+    recordings = read_telemetry(attempt.path, tables["ranks"])
+    add_telemetry(tables, events, recordings)
     row = run_row(run, attempt, outcome, events)
     row["oversubscribed"] = _oversubscribed(folder, tables["ranks"])
     if not was_closed(run, events):
@@ -111,7 +117,7 @@ def publish(folder: RunFolder, run: RunConfig, attempt: Attempt, outcome: Outcom
         try:
             temporary.mkdir()
             written = {table: _write_table(temporary, table, rows) for table, rows in tables.items()}
-            written["telemetry"] = _write_telemetry(temporary, read_telemetry(attempt.path))
+            written["telemetry"] = _write_telemetry(temporary, recordings)
             write_file(temporary / "manifest.json", new_manifest(run, attempt, outcome, written))
             _fence(folder, attempt)
             _rename_once(temporary, folder.result)
@@ -175,17 +181,17 @@ def _write_table(folder: Path, table: str, rows: list[Row]) -> dict[str, Any]:
     return _entry(path, rows=len(rows))
 
 
-def _write_telemetry(folder: Path, sampled: Journals) -> dict[str, Any]:
+def _write_telemetry(folder: Path, recordings: Recordings) -> dict[str, Any]:
     """Write telemetry batch by batch, each a row group: the samples of a run of hours would fill the memory."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = folder / "telemetry.parquet"
     with pq.ParquetWriter(path, schema("telemetry")) as writer:
-        for batch in sampled.batches():
+        for batch in recordings.batches():
             writer.write_batch(batch)
     with pq.ParquetFile(path) as written:
-        for number, batch in enumerate(sampled.batches()):
+        for number, batch in enumerate(recordings.batches()):
             same = written.read_row_group(number).equals(pa.Table.from_batches([batch]))
             assert same, f"{path}: what was read back differs"
         return _entry(path, rows=written.metadata.num_rows)

@@ -1,117 +1,100 @@
-"""From samples of sensors to columns of epochs: journals read in batches, and what falls into a window."""
+"""From samples of sensors to columns of epochs: recordings decoded in bulk, and what falls into a window."""
 
 from __future__ import annotations
 
 import operator
 import statistics
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+import numpy as np
 
 from parallelbench.results.files import open_regular
-from parallelbench.results.tables import GPU_AND_HOST, TABLES, WARNING, schema
+from parallelbench.results.journal import Row, Tables, read_entries
+from parallelbench.results.recording import COLUMNS, FIELDS, MARK, journal_of
+from parallelbench.results.tables import GPU_AND_HOST, WARNING, schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
+    from numpy.typing import NDArray
 
-
-Row = dict[str, Any]
 
 BATCH_ROWS = 65_536
-"""Rows held as Python objects at once: about 80 MB."""
-_KINDS: dict[str, Any] = {
-    "string": str,
-    "int32": Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)],
-    "int64": Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)],
-    "float64": float,
-}
-_Row: Any = TypedDict(  # type: ignore[misc]
-    "_Row",
-    {
-        column.name: _KINDS[column.type] | None if column.nullable else _KINDS[column.type]
-        for column in TABLES["telemetry"]
-    },
-)
+"""Records that are decoded at a time: 20 MB."""
+RECORD = np.dtype([("start", "<u8"), *((c.name, FIELDS[c.type].dtype) for c in COLUMNS), ("end", "<u8")])
 
 
-class _Line(TypedDict):
-    table: Literal["telemetry"]
-    row: _Row
-
-
-class _Event(TypedDict):
-    event: str
-
-
-_LINE: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Line)
-_EVENT: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Event)
-
-
-class Journals:
-    """The samplers' journals up to their present size; later lines are not read."""
+class Recordings:
+    """The samplers' recordings up to their present size; later records are not read."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._files = [(path, path.stat().st_size) for path in sorted(paths)]
+        self._files = [(path, path.stat().st_size // RECORD.itemsize) for path in sorted(paths)]
 
-    def rows(self, events: list[Row] | None = None) -> Iterator[Row]:
-        """Rows of `telemetry`, one at a time, in the order of the files; events are appended to `events`."""
-        for path, size_bytes in self._files:
-            for entry in _entries(path, size_bytes):
-                if "event" not in entry:
-                    yield entry["row"]
-                elif events is not None:
-                    events.append(entry)
+    def records(self) -> Iterator[NDArray[Any]]:
+        """Rows of `telemetry` as arrays of `RECORD`, at most `BATCH_ROWS` at a time, in the order of the files."""
+        for path, count in self._files:
+            yield from _records(path, count)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows as Arrow, `BATCH_ROWS` at a time."""
-        rows: list[Row] = []
-        for row in self.rows():
-            rows.append(row)
-            if len(rows) == BATCH_ROWS:
-                yield _batch(rows)
-                rows = []
-        if rows:
-            yield _batch(rows)
+        """The same as Arrow."""
+        return map(_batch, self.records())
 
-
-def _entries(path: Path, size_bytes: int) -> Iterator[Row]:
-    """Whole lines, up to the first that no sampler writes; that becomes a warning."""
-    with open_regular(path) as file:
-        for number, line in enumerate(file, start=1):
-            size_bytes -= len(line)
-            if size_bytes < 0 or not line.endswith(b"\n"):
-                return  # torn, or written since
-            try:
-                if line.startswith(b'{"event":'):
-                    _EVENT.decode(line)
-                    yield msgspec.json.decode(line)
-                else:
-                    yield _LINE.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                reason = f"its journal is damaged from line {number} on"
+    def events(self) -> Iterator[Row]:
+        """What the samplers say of their samples, and which recordings are damaged."""
+        for path, count in self._files:
+            yield from (entry for entry in read_entries(journal_of(path)) if "event" in entry)
+            whole = sum(map(len, _records(path, count)))
+            if whole < count:
+                reason = f"its recording is damaged from record {whole + 1} on"
                 yield {"event": WARNING, "reason": reason, "device": path.name}
+
+
+def _records(path: Path, count: int) -> Iterator[NDArray[Any]]:
+    """The first `count` records, up to the first that no sampler writes."""
+    with open_regular(path) as file:
+        for first in range(0, count, BATCH_ROWS):
+            content = file.read(min(BATCH_ROWS, count - first) * RECORD.itemsize)
+            records = np.frombuffer(content, RECORD, len(content) // RECORD.itemsize)
+            (foreign,) = np.nonzero((records["start"] != MARK) | (records["end"] != MARK))
+            yield records[: foreign[0]] if foreign.size else records
+            if foreign.size:
                 return
 
 
-def _batch(rows: list[Row]) -> pa.RecordBatch:
+def _nulls(values: NDArray[Any], kind: str) -> NDArray[Any]:
+    nulls: NDArray[Any] = np.isnan(values) if kind == "float64" else values == FIELDS[kind].null
+    return nulls
+
+
+def _batch(records: NDArray[Any]) -> pa.RecordBatch:
     import pyarrow as pa
 
+    arrays = [pa.array(records[c.name], mask=_nulls(records[c.name], c.type)) for c in COLUMNS]
     columns = schema("telemetry")
-    arrays = [pa.array([row[field.name] for row in rows], type=field.type) for field in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+    return pa.RecordBatch.from_arrays([a.cast(f.type) for a, f in zip(arrays, columns, strict=True)], schema=columns)
 
 
-Sample = tuple[float, float]
-"""Unix time in s, and a value."""
+def read_telemetry(attempt_dir: Path, ranks: Iterable[Row]) -> Recordings:
+    """The samples of an attempt and of those whose epochs it took over; `ranks`: its rows of that table."""
+    attempts = {str(row["attempt"]) for row in ranks} | {attempt_dir.name}
+    folders = [attempt_dir.with_name(attempt) for attempt in attempts]
+    return Recordings(path for folder in folders for path in folder.glob("telemetry-node*.bin"))
+
+
+def add_telemetry(tables: Tables, events: list[Row], recordings: Recordings) -> None:
+    """Add what was sampled in them to the rows of `epochs`, and the samplers' events."""
+    events += recordings.events()
+    samples = Samples(recordings)
+    ranks: dict[int, list[Row]] = defaultdict(list)
+    for row in tables["ranks"]:
+        ranks[row["epoch"]].append(row)
+    for row in tables["epochs"]:
+        row |= columns(ranks[row["epoch"]], samples)
 
 
 @dataclass(frozen=True)
@@ -127,69 +110,64 @@ class Window:
         return self.end - self.start
 
 
-def inside(samples: Sequence[Sample], window: Window) -> Sequence[Sample]:
-    """The samples that were taken in the window."""
-    return samples[bisect_left(samples, window.start, key=_time) : bisect_right(samples, window.end, key=_time)]
+@dataclass(frozen=True)
+class Series:
+    """One sensor's samples in the order of time: Unix times in s, and values."""
+
+    times: NDArray[np.float64]
+    values: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def __getitem__(self, part: slice) -> Series:
+        return Series(self.times[part], self.values[part])
+
+    def inside(self, window: Window) -> Series:
+        """The samples that were taken in the window."""
+        return self[self.times.searchsorted(window.start) : self.times.searchsorted(window.end, "right")]
+
+    def enclosing(self, window: Window) -> Series:
+        """The samples in the window and the nearest one on each side; empty where one of those two is missing."""
+        first = self.times.searchsorted(window.start, "right") - 1
+        last = self.times.searchsorted(window.end)
+        return self[first : last + 1] if first >= 0 and last < len(self) else self[:0]
+
+    def has_reset(self) -> bool:
+        """Whether a growing counter began anew, as the driver's does when it is reloaded."""
+        return bool((np.diff(self.values) < 0).any())
+
+    def counted(self, window: Window) -> float | None:
+        """How much a counter has grown in a window: E(end) − E(start).
+
+        E is the counter on the straight line between the two samples around each edge. NVML's counts "since the driver
+        was last reloaded" (nvmlDeviceGetTotalEnergyConsumption). Null where no sample lies on both sides of the window,
+        or the counter was reset between them.
+        """
+        around = self.enclosing(window)
+        if not around or around.has_reset():
+            return None
+        start, end = np.interp([window.start, window.end], around.times, around.values)
+        return float(end - start)
+
+    def integrated(self, window: Window) -> float | None:
+        """The integral of a rate over a window, by the trapezoid rule ∑ (tᵢ₊₁ − tᵢ)(pᵢ + pᵢ₊₁)/2.
+
+        The rate at the edges is interpolated. Null where no sample lies on both sides of the window.
+        """
+        around = self.enclosing(window)
+        if not around:
+            return None
+        times = np.concatenate([[window.start], around.times[1:-1], [window.end]])
+        rates = np.interp(times, around.times, around.values)
+        return float(sum((np.diff(times) * (rates[:-1] + rates[1:]) / 2).tolist()))
+
+    def longest_gap_s(self, window: Window) -> float:
+        """The longest time between two samples in or around a window."""
+        return float(np.diff(self.enclosing(window).times).max(initial=0.0))
 
 
-def enclosing(samples: Sequence[Sample], window: Window) -> Sequence[Sample]:
-    """The samples in the window and the nearest one on each side; empty where one of those two is missing."""
-    first = bisect_right(samples, window.start, key=_time) - 1
-    last = bisect_left(samples, window.end, key=_time)
-    return samples[first : last + 1] if first >= 0 and last < len(samples) else ()
-
-
-def has_reset(samples: Sequence[Sample]) -> bool:
-    """Whether a growing counter began anew, as the driver's does when it is reloaded."""
-    return any(later[1] < earlier[1] for earlier, later in pairwise(samples))
-
-
-def counted(samples: Sequence[Sample], window: Window) -> float | None:
-    """How much a counter has grown in a window: E(end) − E(start).
-
-    E is the counter on the straight line between the two samples around each edge. NVML's counts "since the driver was
-    last reloaded" (nvmlDeviceGetTotalEnergyConsumption). Null where no sample lies on both sides of the window, or the
-    counter was reset between them.
-    """
-    around = enclosing(samples, window)
-    if not around or has_reset(around):
-        return None
-    return _at(around, window.end) - _at(around, window.start)
-
-
-def integrated(samples: Sequence[Sample], window: Window) -> float | None:
-    """The integral of a rate over a window, by the trapezoid rule ∑ (tᵢ₊₁ − tᵢ)(pᵢ + pᵢ₊₁)/2.
-
-    The rate at the edges is interpolated. Null where no sample lies on both sides of the window.
-    """
-    around = enclosing(samples, window)
-    if not around:
-        return None
-    edges = [(window.start, _at(around, window.start)), (window.end, _at(around, window.end))]
-    within = [sample for sample in around if window.start < sample[0] < window.end]
-    points = [edges[0], *within, edges[1]]
-    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
-
-
-def longest_gap_s(samples: Sequence[Sample], window: Window) -> float:
-    """The longest time between two samples in or around a window."""
-    return max((b[0] - a[0] for a, b in pairwise(enclosing(samples, window))), default=0.0)
-
-
-def _at(samples: Sequence[Sample], moment: float) -> float:
-    """The value at a moment that the samples enclose, on the straight line between its neighbours."""
-    right = bisect_left(samples, moment, key=_time)
-    after = samples[right]
-    if after[0] == moment or right == 0:
-        return after[1]
-    before = samples[right - 1]
-    return before[1] + (after[1] - before[1]) * (moment - before[0]) / (after[0] - before[0])
-
-
-def _time(sample: Sample) -> float:
-    return sample[0]
-
-
+_EMPTY = Series(np.empty(0), np.empty(0))
 SHORT_S = 2.0
 """The counters are refreshed about ten times a second: the energy of shorter windows may be off by many percent."""
 SPARSE_S = 1.0
@@ -198,56 +176,34 @@ NOTHING: Row = dict.fromkeys(column.name for column in GPU_AND_HOST)
 """The columns where nothing was sampled."""
 
 
-@dataclass
-class Series:
-    """One sensor's samples in the order of time, 16 bytes each."""
-
-    times: array[float]
-    values: array[Any]
-
-    def add(self, time: float, value: float) -> None:
-        """Append a sample; rarely, where a clock was set back, it belongs further to the front."""
-        place = len(self.times) if not self.times or self.times[-1] <= time else bisect_right(self.times, time)
-        self.times.insert(place, time)
-        self.values.insert(place, value)
-
-    def around(self, window: Window) -> list[Sample]:
-        """The samples in a window, and their neighbours, if any, on both sides."""
-        first = max(0, bisect_right(self.times, window.start) - 1)
-        last = bisect_left(self.times, window.end) + 1
-        # Keep one sample where one side has none, so that the series does not look empty.
-        first = min(first, max(0, len(self.times) - 1))
-        return list(zip(self.times[first:last], self.values[first:last], strict=True))
-
-
 class Samples:
     """All samples of a run by attempt and device; a host's device is its name."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._series: dict[tuple[int, str], dict[str, Series]] = defaultdict(dict)
-        for row in rows:
-            series = self._series[row["attempt"], row["device_uuid"] or row["node"]]
-            for column, kind in _SAMPLED.items():
-                value = row.get(column)
-                if value is None:
-                    continue
-                if column not in series:
-                    series[column] = Series(array("d"), array(kind))
-                series[column].add(row["time"], value)
+    def __init__(self, recordings: Recordings) -> None:
+        parts: dict[tuple[int, str], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
+        for records in recordings.records():
+            devices = np.where(records["device_uuid"] == b"", records["node"], records["device_uuid"])
+            for attempt, device in {*zip(records["attempt"].tolist(), devices.tolist(), strict=True)}:
+                own = records[(records["attempt"] == attempt) & (devices == device)]
+                for column in _SAMPLED:
+                    known = ~_nulls(own[column.name], column.type)
+                    if known.any():
+                        part = Series(own["time"][known], own[column.name][known])
+                        parts[attempt, device.decode()][column.name].append(part)
+        self._series = {key: {name: _joined(some) for name, some in of.items()} for key, of in parts.items()}
 
-    def of(self, attempt: int, device: str, window: Window) -> dict[str, list[Sample]]:
-        """Samples by column, in a window and next to it; columns that could not be read are absent."""
-        series_of = self._series.get((attempt, device), {})
-        return {column: series.around(window) for column, series in series_of.items()}
+    def of(self, attempt: int, device: str) -> dict[str, Series]:
+        """Samples by column; columns that could not be read are absent."""
+        return self._series.get((attempt, device), {})
 
 
-_SAMPLED = {
-    **dict.fromkeys(("energy_j", "power_w", "utilization", "clock_hz", "temperature_c"), "d"),
-    **dict.fromkeys(
-        ("memory_used_bytes", "throttle_reasons", "processes", "network_sent_bytes", "network_received_bytes"), "q"
-    ),
-}
-"""Column → its array's type code."""
+def _joined(parts: list[Series]) -> Series:
+    times = np.concatenate([part.times for part in parts])
+    order = times.argsort(kind="stable")  # rarely, where a clock was set back, a sample belongs further to the front
+    return Series(times[order], np.concatenate([part.values for part in parts])[order])
+
+
+_SAMPLED = [column for column in COLUMNS if column.nullable and column.name != "device_uuid"]
 _SLOW = ("clock_hz",)
 """Columns that are sampled more rarely from hosts, by design."""
 
@@ -257,8 +213,8 @@ def columns(ranks: Sequence[Row], samples: Samples) -> Row:
     window = Window(min(row["training_started_at"] for row in ranks), max(row["training_ended_at"] for row in ranks))
     attempt = ranks[0]["attempt"]
     uuids = {uuid for row in ranks for uuid in (row["device_uuid"] or "").split(",") if uuid.startswith("GPU-")}
-    gpus = [Device(samples.of(attempt, uuid, window), window) for uuid in sorted(uuids)]
-    hosts = [Device(samples.of(attempt, node, window), window) for node in sorted({row["node"] for row in ranks})]
+    gpus = [Device(samples.of(attempt, uuid), window) for uuid in sorted(uuids)]
+    hosts = [Device(samples.of(attempt, node), window) for node in sorted({row["node"] for row in ranks})]
     flags = sorted(set().union(*(device.flags() for device in [*gpus, *hosts])))
     return _gpu_columns(gpus) | _host_columns(hosts) | {"telemetry_flags": " ".join(flags) or None}
 
@@ -267,16 +223,16 @@ def columns(ranks: Sequence[Row], samples: Samples) -> Row:
 class Device:
     """Samples of a GPU or a host in one window."""
 
-    samples: dict[str, list[Sample]]
+    samples: dict[str, Series]
     window: Window
 
     def energy_j(self) -> float | None:
         """By the energy counter; where there is none, by integrating the power."""
-        return self.counted("energy_j") if self.samples.get("energy_j") else self._integrated_j()
+        return self.counted("energy_j") if "energy_j" in self.samples else self._integrated_j()
 
     def counted(self, column: str) -> float | None:
         """How much a counter has grown."""
-        return counted(self.samples.get(column, ()), self.window)
+        return self.samples.get(column, _EMPTY).counted(self.window)
 
     def mean_power_w(self) -> float | None:
         """The integral of the sampled power over the window ÷ its length."""
@@ -285,8 +241,8 @@ class Device:
 
     def values(self, column: str) -> list[float] | None:
         """Values sampled in the window; null where there are none, or where they don't cover the whole window."""
-        samples = self.samples.get(column, ())
-        return [value for _, value in inside(samples, self.window)] or None if enclosing(samples, self.window) else None
+        samples = self.samples.get(column, _EMPTY)
+        return samples.inside(self.window).values.tolist() or None if samples.enclosing(self.window) else None
 
     def mean(self, column: str) -> float | None:
         """Mean of the values sampled in the window."""
@@ -295,23 +251,22 @@ class Device:
 
     def flags(self) -> set[str]:
         """Flags about the energy and about gaps in any series."""
-        gaps_s = [longest_gap_s(samples, self.window) for name, samples in self.samples.items() if name not in _SLOW]
+        gaps_s = [samples.longest_gap_s(self.window) for name, samples in self.samples.items() if name not in _SLOW]
         sparse = {"sparse"} if max(gaps_s, default=0.0) > SPARSE_S else set()
-        source = "energy_j" if self.samples.get("energy_j") else "power_w"
-        series = self.samples.get(source, [])
-        if not series:
+        source = "energy_j" if "energy_j" in self.samples else "power_w"
+        if source not in self.samples:
             return sparse
-        around = enclosing(series, self.window)
+        around = self.samples[source].enclosing(self.window)
         true = {
             "short": self.window.length_s < SHORT_S,
-            "reset": source == "energy_j" and has_reset(around),
+            "reset": source == "energy_j" and around.has_reset(),
             "incomplete": not around,
             "from_power": source == "power_w",
         }
         return sparse | {name for name, holds in true.items() if holds}
 
     def _integrated_j(self) -> float | None:
-        return integrated(self.samples.get("power_w", ()), self.window)
+        return self.samples.get("power_w", _EMPTY).integrated(self.window)
 
 
 def _gpu_columns(gpus: Sequence[Device]) -> Row:

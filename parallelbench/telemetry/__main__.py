@@ -20,7 +20,7 @@ def main(settings_json: str) -> int:
     _step_aside(settings.spare_cores)
     # After that, since these imports are the largest piece of work of this process.
     from parallelbench.errors import StorageError
-    from parallelbench.results.journal import Journal
+    from parallelbench.results.recording import Recorder
 
     die_with_parent()
     if os.getppid() != settings.parent:  # the parent died before the kernel was asked to watch it
@@ -28,10 +28,9 @@ def main(settings_json: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with contextlib.suppress(StorageError):  # the run continues without telemetry; its ranks report a full disk
-        journal = Journal(Path(settings.journal))
-        sample_until(_stopped, Sampler(settings, journal), hz=settings.hz)
-        journal.commit()
-        journal.close()
+        recorder = Recorder(Path(settings.recording))
+        sample_until(_stopped, Sampler(settings, recorder), hz=settings.hz)
+        recorder.close()
     return 0
 
 

@@ -6,23 +6,25 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.results.tables import TELEMETRY, WARNING
+from parallelbench.results.tables import WARNING
 from parallelbench.telemetry.host import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
+    from parallelbench.results.journal import Journal
+    from parallelbench.results.recording import Recorder
     from parallelbench.telemetry.nvml import Gpus
 
 
 class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What to sample and where the rows go."""
 
-    journal: str
+    recording: str
     run_id: str
     attempt: int
     node: str
@@ -35,23 +37,13 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the parent process; the sampler ends when it does."""
 
 
-class Log(Protocol):
-    """Where rows and warnings go: a `Journal`."""
-
-    def write(self, table: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Append rows of a table."""
-
-    def event(self, name: str, **details: Any) -> None:
-        """Append an event."""
-
-
 class Sampler:
     """Takes samples of the host and of the run's GPUs."""
 
     def __init__(
-        self, settings: SamplerSettings, log: Log, *, host: Host | None = None, clock: Callable[[], float] = time.time
+        self, settings: SamplerSettings, recorder: Recorder, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self._log, self._clock, self._host = log, clock, host or Host()
+        self._recorder, self._clock, self._host = recorder, clock, Host()
         self._keys = {"run_id": settings.run_id, "attempt": settings.attempt, "node": settings.node}
         self._warned: set[tuple[str, str]] = set()
         self._gpus = self._open(settings.gpus) if settings.gpus else None
@@ -59,9 +51,8 @@ class Sampler:
     def sample(self, *, last: bool = False) -> None:
         """One row per GPU, and one for the host, whose `device_uuid` is null; `last`: include what is read rarely."""
         rows = self._gpus.read() if self._gpus else []
-        rows.append({"device_uuid": None, "time": self._clock(), **self._host.read(clock=last)})
-        blank = dict.fromkeys(column.name for column in TELEMETRY)  # null where a row's device has no such sensor
-        self._log.write("telemetry", [{**blank, **self._keys, **row} for row in rows])
+        rows.append({"time": self._clock(), **self._host.read(clock=last)})
+        self._recorder.record([self._keys | row for row in rows])
 
     def _open(self, count: int) -> Gpus:
         from parallelbench.telemetry.nvml import Gpus  # runs without GPUs need no NVML
@@ -71,7 +62,7 @@ class Sampler:
     def _warn(self, reason: str, device: str) -> None:
         if (reason, device) not in self._warned:
             self._warned.add((reason, device))
-            self._log.event(WARNING, reason=reason, device=device)
+            self._recorder.event(WARNING, reason=reason, device=device)
 
 
 def sample_until(
@@ -97,7 +88,7 @@ KILLED_S = 0.1
 
 
 @contextmanager
-def sampling(settings: SamplerSettings, log: Log) -> Iterator[None]:
+def sampling(settings: SamplerSettings, log: Journal) -> Iterator[None]:
     """Sample in a separate process during the `with`. If that fails, `log` gets a warning and the run continues."""
     try:
         process = subprocess.Popen(command_line(settings), stdin=subprocess.DEVNULL)

@@ -192,7 +192,7 @@ def _sampler(
         return contextlib.nullcontext()
     node = int(os.environ.get("RANK", "0")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     settings = SamplerSettings(
-        journal=str(attempt.path / f"journal-telemetry-node{node}.jsonl"),
+        recording=str(attempt.path / f"telemetry-node{node}.bin"),
         run_id=run_id(run),
         attempt=attempt.number,
         node=node_name(),

@@ -19,8 +19,9 @@ from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder
-from parallelbench.results.journal import Journal
+from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
+from parallelbench.results.recording import Recorder
 from parallelbench.results.tables import CLIPPING, TABLES
 from parallelbench.strategies.single import Single
 
@@ -239,7 +240,7 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
 def _write_samples(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int, processes: int) -> None:
     """Samples of each GPU's power, and of a counter that grows by it."""
     assert fake.gpu_power_w is not None
-    journal = Journal(attempt.path / "journal-telemetry-nodehere.jsonl")
+    recorder = Recorder(attempt.path / "telemetry-nodehere.bin")
     energy_j, before = [0.0] * processes, fake.started_at + fake.epoch_every_s - 2
     for epoch, since_start_s in _moments(fake, epochs):
         time = fake.started_at + epoch * fake.epoch_every_s + since_start_s
@@ -252,9 +253,9 @@ def _write_samples(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int,
             row = {"run_id": run_id(run), "attempt": number, "node": "here", "device_uuid": f"GPU-{rank}"}
             values = {} if power_w is None else {"energy_j": energy_j[rank], "power_w": power_w}
             values |= {"throttle_reasons": fake.throttle_reasons(epoch)}
-            _write(journal, "telemetry", [row | {"time": time} | values])
+            recorder.record([row | {"time": time} | values])
         before = time
-    journal.close()
+    recorder.close()
 
 
 def _moments(fake: Fake, epochs: int) -> Iterator[tuple[int, float]]:
@@ -283,7 +284,7 @@ def published(run: RunConfig, fake: Fake | None = None) -> RunFolder:
     outcome = attempt.finish(
         "parity_failed" if failed else "ok", "loss differs by 0.5" if failed else "trained to the end"
     )
-    publish(folder, run, attempt, outcome)
+    publish(folder, run, attempt, outcome, read_tables(attempt.path))
     return folder
 
 

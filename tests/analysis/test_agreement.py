@@ -9,7 +9,7 @@ import pytest
 from analysis import load
 from analysis.comparison.counterparts import Agreement, RerunFinding, agreements
 from parallelbench.config.identity import run_id
-from parallelbench.results.journal import Journal
+from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
 
@@ -71,7 +71,7 @@ def test_the_first_steps_are_held_against_each_other_most_closely(tmp_path: Path
         journal.write("losses", [row | {"step": 1, "steps": 1, "train_loss": first}])
         journal.write("losses", [row | {"step": 2, "steps": 10, "train_loss": 2.0}])
         journal.close()
-        publish(folder, run, attempt, attempt.finish("ok", "trained to the end"))
+        publish(folder, run, attempt, attempt.finish("ok", "trained to the end"), read_tables(attempt.path))
     found = both(tmp_path, runs[0])
     assert found.losses is RerunFinding.APART
     assert found.difference == pytest.approx(0.0001 / 2.3, rel=1e-3)

@@ -56,9 +56,9 @@ def _sampled(suite: Suite, spare_cores: list[int]) -> float:
 def _sampler(spare_cores: list[int]) -> Iterator[None]:
     """A sampler that has taken its first sample: its start is no part of an epoch."""
     with tempfile.TemporaryDirectory() as folder:
-        journal, log = Path(folder) / "telemetry.jsonl", Journal(Path(folder) / "rank.jsonl")
+        recording, log = Path(folder) / "telemetry.bin", Journal(Path(folder) / "rank.jsonl")
         settings = SamplerSettings(
-            journal=str(journal),
+            recording=str(recording),
             run_id="bench",
             attempt=1,
             node="here",
@@ -68,7 +68,7 @@ def _sampler(spare_cores: list[int]) -> Iterator[None]:
             parent=os.getpid(),
         )
         with sampling(settings, log):
-            while not (journal.exists() and journal.stat().st_size):
+            while not (recording.exists() and recording.stat().st_size):
                 time.sleep(0.01)
             yield
         log.close()

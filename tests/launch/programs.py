@@ -139,7 +139,7 @@ def _count(path: Path, text: bytes) -> int:
 
 
 def finished_epochs(attempt: Attempt) -> list[int]:
-    return [row["epoch"] for row in read_tables(attempt.path, with_telemetry=False)[0]["epochs"]]
+    return [row["epoch"] for row in read_tables(attempt.path)[0]["epochs"]]
 
 
 def the_run(results: Path) -> RunFolder:

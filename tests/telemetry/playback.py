@@ -10,34 +10,34 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from parallelbench.results.recording import Recorder, journal_of
+from parallelbench.results.telemetry import Recordings
 from parallelbench.telemetry.sampler import SamplerSettings
 from tests.surroundings import machine_path, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 
 _PLAY = """
 import json, sys
+from pathlib import Path
 
+from parallelbench.results.recording import Recorder
 from parallelbench.telemetry.sampler import Sampler, SamplerSettings
-
-rows, warnings = [], []
-
-class Log:
-    def write(self, table, new):
-        rows.extend(new)
-    def event(self, name, **details):
-        warnings.append([name, details["reason"], details["device"]])
-
 
 now = 0.0
 settings = SamplerSettings(**json.loads(sys.argv[1]))
-sampler = Sampler(settings, Log(), clock=lambda: now)
+sampler = Sampler(settings, Recorder(Path(settings.recording)), clock=lambda: now)
 for index in range(int(sys.argv[2])):
     now = index / settings.hz
     sampler.sample()
-json.dump([rows, warnings, "torch" in sys.modules], sys.stdout)
+json.dump([name for name in ("torch", "numpy", "pyarrow") if name in sys.modules], sys.stdout)
 """
 """The sample with index i is taken at the moment i / hz, whatever the time really is."""
 
@@ -46,6 +46,7 @@ json.dump([rows, warnings, "torch" in sys.modules], sys.stdout)
 class Played:
     """What a sampler has written."""
 
+    recordings: Recordings
     rows: list[dict[str, Any]]
     warnings: list[tuple[str, str]]
     """Reason and device."""
@@ -82,7 +83,7 @@ def environment(profile: Path | None, folder: Path | None) -> dict[str, str]:
 
 def settings(**changes: Any) -> SamplerSettings:
     """Of a sampler of one GPU at 10 Hz."""
-    plain: dict[str, Any] = {"journal": "", "run_id": "run", "attempt": 1, "node": "here", "hz": 10.0, "gpus": 1}
+    plain: dict[str, Any] = {"recording": "", "run_id": "run", "attempt": 1, "node": "here", "hz": 10.0, "gpus": 1}
     everywhere = sorted(os.sched_getaffinity(0))  # as if all cores were spare: tests should not wait for idle ones
     return SamplerSettings(**(plain | {"spare_cores": everywhere, "parent": os.getpid()} | changes))
 
@@ -95,7 +96,10 @@ def play(
     if profile is not None:
         path = tmp_path / "profile.txt"
         path.write_text(profile)
-    plain = {name: getattr(settings(gpus=gpus), name) for name in SamplerSettings.__struct_fields__}
+    recording = tmp_path / "telemetry-node0.bin"
+    for left in (recording, journal_of(recording)):
+        left.unlink(missing_ok=True)
+    plain = msgspec.to_builtins(settings(gpus=gpus, recording=str(recording)))
     done = subprocess.run(
         [sys.executable, "-c", _PLAY, json.dumps(plain), str(samples)],
         env=environment(path, library(old_driver=old_driver)) | variables,
@@ -103,7 +107,21 @@ def play(
         text=True,
         check=True,
     )
-    rows, warnings, torch_loaded = json.loads(done.stdout)
-    assert not torch_loaded
-    assert all(name == "telemetry_warning" for name, _, _ in warnings)
-    return Played(rows, [(reason, device) for _, reason, device in warnings])
+    assert json.loads(done.stdout) == [], "it runs beside the ranks"
+    recordings = Recordings([recording])
+    events = list(recordings.events())
+    assert all(event["event"] == "telemetry_warning" for event in events)
+    return Played(recordings, rows_of(recordings), [(event["reason"], event["device"]) for event in events])
+
+
+def recorded(path: Path, rows: Iterable[dict[str, Any]]) -> Recordings:
+    """These rows of `telemetry` as a sampler would record them."""
+    recorder = Recorder(path)
+    recorder.record(rows)
+    recorder.close()
+    return Recordings([path])
+
+
+def rows_of(recordings: Recordings) -> list[dict[str, Any]]:
+    """The rows of `telemetry`, as they are published."""
+    return [row for batch in recordings.batches() for row in batch.to_pylist()]

@@ -117,7 +117,7 @@ def test_an_epochs_energy_is_exactly_that_of_the_profile(tmp_path: Path) -> None
         {"attempt": 1, "node": "here", "device_uuid": uuid, "training_started_at": 0.05, "training_ended_at": end}
         for uuid, end in zip(uuids, (0.2, 0.25, 0.25, 0.1), strict=True)
     ]
-    found = columns(ranks, Samples(played.rows))
+    found = columns(ranks, Samples(played.recordings))
     assert found["gpu_energy_j"] == pytest.approx((0.05 + 0.2 + 0.05) * (1 + 2 + 3 + 4))
     # Power rises by 0.5 W from the first sample to the second one, and stays: 0.25 / 2 × 0.05 s / 0.2 s are missing.
     assert found["gpu_power_mean_w"] == pytest.approx(1 + 2 + 3 + 4 + 4 * (0.5 - 0.125 * 0.25))

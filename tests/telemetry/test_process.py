@@ -1,4 +1,4 @@
-"""The sampler's process: its journal, its end, and what a run's tables hold of it."""
+"""The sampler's process: its recording, its end, and what a run's tables hold of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ import pytest
 from analysis import load
 from parallelbench.config.identity import run_id
 from parallelbench.results.folder import RunFolder
-from parallelbench.results.journal import Journal, read_entries, read_tables, read_telemetry
+from parallelbench.results.journal import Journal, read_entries, read_tables
 from parallelbench.results.publish import publish
+from parallelbench.results.recording import Recorder
+from parallelbench.results.telemetry import RECORD, Recordings, add_telemetry, read_telemetry
 from parallelbench.telemetry.sampler import command_line, sampling
 from tests.analysis.factory import Fake, begin, config, write_epochs
-from tests.telemetry.playback import environment, library, settings
+from tests.telemetry.playback import environment, library, recorded, rows_of, settings
 
 PROFILE = "device GPU-a\nenergy 1000 1250 1750 2000 2300\ninstant 5000\nutilization 50\nmemory 7\nclock 1\nthrottle 0\n"
 
@@ -36,14 +38,14 @@ def ending() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def rows_of(journal: Path, device: str | None) -> list[dict[str, Any]]:
-    rows = [entry["row"] for entry in read_entries(journal) if entry.get("table") == "telemetry"]
+def samples_of(recording: Path, device: str | None) -> list[dict[str, Any]]:
+    rows = rows_of(Recordings([recording] if recording.exists() else []))
     return [row for row in rows if row["device_uuid"] == device]
 
 
-def wait_for_rows(journal: Path, process: subprocess.Popen[Any], count: int) -> None:
-    """Wait until so many samples are in the journal."""
-    while len(rows_of(journal, None)) < count:
+def wait_for_rows(recording: Path, process: subprocess.Popen[Any], count: int) -> None:
+    """Wait until so many samples are in the recording."""
+    while len(samples_of(recording, None)) < count:
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
@@ -51,30 +53,51 @@ def wait_for_rows(journal: Path, process: subprocess.Popen[Any], count: int) -> 
 
 def started(tmp_path: Path, **changes: Any) -> tuple[subprocess.Popen[bytes], Path]:
     """A sampler of one GPU that plays the profile."""
-    profile, journal = tmp_path / "profile.txt", tmp_path / "journal-telemetry-node0.jsonl"
+    profile, recording = tmp_path / "profile.txt", tmp_path / "telemetry-node0.bin"
     profile.write_text(PROFILE + "temperature 40\n")
-    command = command_line(settings(journal=str(journal), hz=50.0, **changes))
-    return subprocess.Popen(command, env=environment(profile, library())), journal
+    command = command_line(settings(recording=str(recording), hz=50.0, **changes))
+    return subprocess.Popen(command, env=environment(profile, library())), recording
 
 
 def test_it_samples_until_it_is_told_to_end(tmp_path: Path, ending: list[subprocess.Popen[bytes]]) -> None:
-    process, journal = started(tmp_path)
+    process, recording = started(tmp_path)
     ending.append(process)
-    wait_for_rows(journal, process, 5)
-    before = len(rows_of(journal, None))
+    wait_for_rows(recording, process, 5)
+    before = len(samples_of(recording, None))
     process.terminate()
     assert process.wait(60) == 0
-    gpu, host = rows_of(journal, "GPU-a"), rows_of(journal, None)
+    gpu, host = samples_of(recording, "GPU-a"), samples_of(recording, None)
     assert len(gpu) == len(host) > before, "the last sample is taken when it ends"
     assert [row["energy_j"] for row in gpu[:5]] == [1.0, 1.25, 1.75, 2.0, 2.3]
     assert all(row["time"] > 0 and row["memory_used_bytes"] > 0 for row in host)
 
 
+def test_what_it_took_until_it_was_killed_counts(tmp_path: Path, ending: list[subprocess.Popen[bytes]]) -> None:
+    process, recording = started(tmp_path)
+    ending.append(process)
+    wait_for_rows(recording, process, 5)
+    process.kill()
+    process.wait(60)
+    assert [row["energy_j"] for row in samples_of(recording, "GPU-a")[:5]] == [1.0, 1.25, 1.75, 2.0, 2.3]
+
+
+def test_a_recording_cut_off_at_any_byte_keeps_exactly_the_samples_before(tmp_path: Path) -> None:
+    path, keys = tmp_path / "telemetry-node0.bin", {"run_id": "r", "attempt": 1, "node": "n", "device_uuid": "GPU-a"}
+    rows = rows_of(recorded(path, [keys | {"time": float(t), "energy_j": 0.1 * t, "processes": 0} for t in range(4)]))
+    content, size = path.read_bytes(), RECORD.itemsize
+    assert [row["time"] for row in rows] == [0.0, 1.0, 2.0, 3.0]
+    assert len(content) == 4 * size
+    for cut in range(2 * size, 4 * size):
+        path.write_bytes(content[:cut])
+        assert rows_of(Recordings([path])) == rows[: cut // size]
+        assert not list(Recordings([path]).events()), "a torn record is no damage"
+
+
 def test_it_keeps_to_the_cores_that_are_spare(tmp_path: Path, ending: list[subprocess.Popen[bytes]]) -> None:
     spare = [max(os.sched_getaffinity(0))]
-    process, journal = started(tmp_path, spare_cores=spare)
+    process, recording = started(tmp_path, spare_cores=spare)
     ending.append(process)
-    wait_for_rows(journal, process, 1)
+    wait_for_rows(recording, process, 1)
     assert psutil.Process(process.pid).cpu_affinity() == spare
 
 
@@ -87,41 +110,28 @@ def test_without_spare_cores_it_has_the_lowest_priority(tmp_path: Path, ending: 
 
 
 def test_it_dies_with_the_rank(tmp_path: Path) -> None:
-    journal = tmp_path / "journal.jsonl"
+    recording = tmp_path / "telemetry.bin"
     rank = (
         "import os, subprocess, sys\n"
         "from parallelbench.telemetry.sampler import command_line\n"
         "from tests.telemetry.playback import settings\n"
-        "p = subprocess.Popen(command_line(settings(journal=sys.argv[1], gpus=0, parent=os.getpid())))\n"
+        "p = subprocess.Popen(command_line(settings(recording=sys.argv[1], gpus=0, parent=os.getpid())))\n"
         "print(p.pid, flush=True)\n"
         "p.wait()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", rank, str(journal)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", rank, str(recording)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         sampler = psutil.Process(int(process.stdout.readline()))
-        wait_for_rows(journal, process, 1)
+        wait_for_rows(recording, process, 1)
         process.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs([sampler], timeout=60)
     assert not alive
 
 
 def test_one_that_came_too_late_ends_at_once(tmp_path: Path) -> None:
-    command = command_line(settings(journal=str(tmp_path / "journal"), gpus=0, parent=1 << 22))
+    command = command_line(settings(recording=str(tmp_path / "telemetry.bin"), gpus=0, parent=1 << 22))
     assert subprocess.run(command).returncode == 1
-    assert not (tmp_path / "journal").exists()
-
-
-class Events:
-    """Keeps events."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def write(self, table: str, rows: Any) -> None:
-        raise AssertionError
-
-    def event(self, name: str, **details: Any) -> None:
-        self.events.append({"event": name, **details})
+    assert not list(tmp_path.iterdir())
 
 
 def samplers() -> list[psutil.Process]:
@@ -130,28 +140,27 @@ def samplers() -> list[psutil.Process]:
 
 
 def test_a_run_goes_on_without_its_sampler_and_says_so(tmp_path: Path) -> None:
-    log = Events()
-    mine = settings(journal=str(tmp_path / "no" / "folder" / "journal"), gpus=0)
+    log = Journal(tmp_path / "journal-rank0.jsonl")
+    mine = settings(recording=str(tmp_path / "no" / "folder" / "telemetry.bin"), gpus=0)
     with sampling(mine, log):
         (sampler,) = samplers()
         psutil.wait_procs([sampler], timeout=60)
-    assert [event["reason"] for event in log.events] == ["the sampler ended early (exit code 0)"]
+    (event,) = read_entries(tmp_path / "journal-rank0.jsonl")
+    assert event["reason"] == "the sampler ended early (exit code 0)"
 
 
 def test_an_error_of_the_run_does_not_wait_for_the_sampler(tmp_path: Path) -> None:
-    log = Events()
-    with pytest.raises(ZeroDivisionError), sampling(settings(journal=str(tmp_path / "journal"), gpus=0), log):
+    log = Journal(tmp_path / "journal-rank0.jsonl")
+    with pytest.raises(ZeroDivisionError), sampling(settings(recording=str(tmp_path / "telemetry.bin"), gpus=0), log):
         raise ZeroDivisionError
-    assert not log.events
+    assert not read_entries(tmp_path / "journal-rank0.jsonl")
     _, alive = psutil.wait_procs(samplers(), timeout=60)
     assert not alive
 
 
 def sampled(attempt: Any, *, of: str, node: str = "here", uuid: str = "GPU-a", power_w: float) -> None:
-    """Ten samples in nine seconds, in the attempt's journal."""
-    journal = Journal(attempt.path / f"journal-telemetry-node{node}.jsonl")
-    names = {"energy_j", "power_w", "utilization", "memory_used_bytes", "clock_hz", "temperature_c"}
-    blank = dict.fromkeys(names | {"throttle_reasons", "processes", "network_sent_bytes", "network_received_bytes"})
+    """Ten samples in nine seconds, in the attempt's recording."""
+    recorder = Recorder(attempt.path / f"telemetry-node{node}.bin")
     keys = {"run_id": of, "attempt": attempt.number, "node": node}
     for second in range(10):
         gpu = {"device_uuid": uuid, "energy_j": second * power_w, "power_w": power_w}
@@ -162,9 +171,9 @@ def sampled(attempt: Any, *, of: str, node: str = "here", uuid: str = "GPU-a", p
             "memory_used_bytes": second,
         }
         host |= {"network_sent_bytes": second * 1000, "network_received_bytes": second * 10}
-        journal.write("telemetry", [keys | blank | {"time": 100.0 + second} | row for row in (gpu, host)])
-    journal.event("telemetry_warning", reason="no clock_hz (Not Supported)", device=uuid)
-    journal.close()
+        recorder.record([keys | {"time": 100.0 + second} | row for row in (gpu, host)])
+    recorder.event("telemetry_warning", reason="no clock_hz (Not Supported)", device=uuid)
+    recorder.close()
 
 
 @pytest.fixture
@@ -189,7 +198,7 @@ def two_nodes(tmp_path: Path) -> tuple[RunFolder, Any, Any]:
 def test_known_energies_come_through_to_the_tables_and_frames(two_nodes: tuple[RunFolder, Any, Any]) -> None:
     folder, run, attempt = two_nodes
     (before,) = load(folder.path).epochs.to_dicts()
-    publish(folder, run, attempt, attempt.finish("ok", "trained"))
+    publish(folder, run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path))
     runs = load(folder.path)
     assert not runs.skipped
     (epoch,) = runs.epochs.to_dicts()
@@ -209,6 +218,12 @@ def test_known_energies_come_through_to_the_tables_and_frames(two_nodes: tuple[R
     assert warnings == "telemetry is incomplete: no clock_hz (Not Supported) (GPU-a, GPU-b)"
 
 
+def with_telemetry(attempt: Any) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+    tables, events = read_tables(attempt.path)
+    add_telemetry(tables, events, read_telemetry(attempt.path, tables["ranks"]))
+    return tables, events
+
+
 def test_epochs_of_an_earlier_attempt_keep_their_energy(two_nodes: tuple[RunFolder, Any, Any]) -> None:
     folder, _, attempt = two_nodes
     attempt.finish("killed", "by a test")
@@ -219,31 +234,33 @@ def test_epochs_of_an_earlier_attempt_keep_their_energy(two_nodes: tuple[RunFold
         Journal(later.path / f"journal-rank{rank}.jsonl").take_over(
             read_entries(attempt.path / f"journal-rank{rank}.jsonl")
         )
-    tables, _ = read_tables(later.path)
+    tables, _ = with_telemetry(later)
     assert [row["gpu_energy_j"] for row in tables["epochs"]] == [pytest.approx(1600)]
 
 
 def test_a_lost_node_makes_its_epochs_energy_null(two_nodes: tuple[RunFolder, Any, Any]) -> None:
     _, _, attempt = two_nodes
-    (attempt.path / "journal-telemetry-noden1.jsonl").unlink()
-    tables, _ = read_tables(attempt.path)
+    (attempt.path / "telemetry-noden1.bin").unlink()
+    tables, _ = with_telemetry(attempt)
     (epoch,) = tables["epochs"]
     assert (epoch["gpu_energy_j"], epoch["cpu_energy_j"], epoch["gpu_power_max_w"]) == (None, None, None)
 
 
-def test_whatever_a_damaged_journal_holds_is_left_out(two_nodes: tuple[RunFolder, Any, Any]) -> None:
+def test_whatever_a_damaged_recording_holds_is_left_out(two_nodes: tuple[RunFolder, Any, Any]) -> None:
     _, _, attempt = two_nodes
-    with (attempt.path / "journal-telemetry-noden0.jsonl").open("ab") as file:
-        file.write(b'{"table":"telemetry","row":{"attempt":1,"node":"n0","time":"noon"}}\n{"event":"x"}\n')
-    with (attempt.path / "journal-telemetry-noden1.jsonl").open("ab") as file:
-        file.write(b'{"table":"epochs","row":{"epoch":2,"attempt":1}}\n{"table":"telemetry","ro')
-    tables, events = read_tables(attempt.path)
+    paths = [attempt.path / f"telemetry-node{node}.bin" for node in ("n0", "n1")]
+    size = RECORD.itemsize
+    record = paths[0].read_bytes()[:size]
+    half_empty = record[: size // 2] + bytes(size)
+    for path, foreign in zip(paths, (b'{"table":"telemetry"}' * 40, half_empty), strict=True):
+        path.write_bytes(path.read_bytes() + foreign[:size] + record)
+    tables, events = with_telemetry(attempt)
     assert [row["gpu_energy_j"] for row in tables["epochs"]] == [pytest.approx(1600)]
-    assert len(list(read_telemetry(attempt.path).rows())) == 40
+    assert len(rows_of(read_telemetry(attempt.path, tables["ranks"]))) == 40
     damaged = [event for event in events if "damaged" in event.get("reason", "")]
     assert [(event["device"], event["reason"]) for event in damaged] == [
-        ("journal-telemetry-noden0.jsonl", "its journal is damaged from line 22 on"),
-        ("journal-telemetry-noden1.jsonl", "its journal is damaged from line 22 on"),
+        ("telemetry-noden0.bin", "its recording is damaged from record 21 on"),
+        ("telemetry-noden1.bin", "its recording is damaged from record 21 on"),
     ]
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelbench.results.telemetry import NOTHING, Samples, Window, columns, counted, integrated, longest_gap_s
+from parallelbench.results.telemetry import NOTHING, Samples, Series, Window, columns
+from tests.telemetry.playback import recorded
 
-RAMP = [(0.0, 10.0), (1.0, 20.0), (2.0, 40.0), (3.0, 40.0)]
+
+def series(*samples: tuple[float, float]) -> Series:
+    return Series(*np.array(samples).reshape(-1, 2).T)
+
+
+RAMP = series((0.0, 10.0), (1.0, 20.0), (2.0, 40.0), (3.0, 40.0))
 
 
 @pytest.mark.parametrize(
@@ -24,15 +34,15 @@ RAMP = [(0.0, 10.0), (1.0, 20.0), (2.0, 40.0), (3.0, 40.0)]
     ],
 )
 def test_a_counters_growth_in_a_window(start: float, end: float, expected: float | None) -> None:
-    assert counted(RAMP, Window(start, end)) == expected
+    assert RAMP.counted(Window(start, end)) == expected
 
 
 def test_a_reset_spoils_the_windows_that_it_touches_and_no_others() -> None:
-    samples = [(0.0, 100.0), (1.0, 110.0), (2.0, 3.0), (3.0, 13.0)]
-    assert counted(samples, Window(0.2, 0.9)) == pytest.approx(7.0)
-    assert counted(samples, Window(0.5, 1.5)) is None
-    assert counted(samples, Window(0.5, 2.5)) is None
-    assert counted(samples, Window(2.0, 3.0)) == 10.0
+    samples = series((0.0, 100.0), (1.0, 110.0), (2.0, 3.0), (3.0, 13.0))
+    assert samples.counted(Window(0.2, 0.9)) == pytest.approx(7.0)
+    assert samples.counted(Window(0.5, 1.5)) is None
+    assert samples.counted(Window(0.5, 2.5)) is None
+    assert samples.counted(Window(2.0, 3.0)) == 10.0
 
 
 @pytest.mark.parametrize(
@@ -40,7 +50,7 @@ def test_a_reset_spoils_the_windows_that_it_touches_and_no_others() -> None:
     [(0.0, 1.0, 15.0), (0.5, 1.5, 17.5 / 2 + 25 / 2), (0.0, 3.0, 85.0), (2.5, 3.5, None)],
 )
 def test_an_integrated_rate(start: float, end: float, expected: float | None) -> None:
-    assert integrated(RAMP, Window(start, end)) == expected
+    assert RAMP.integrated(Window(start, end)) == expected
 
 
 @given(
@@ -50,9 +60,9 @@ def test_an_integrated_rate(start: float, end: float, expected: float | None) ->
 )
 def test_windows_side_by_side_add_up(moments: list[int], steps: list[int], cuts: list[float]) -> None:
     times = sorted(map(float, moments))
-    samples = [(moment, float(sum(steps[: i + 1]))) for i, moment in enumerate(times)]
+    samples = series(*((moment, float(sum(steps[: i + 1]))) for i, moment in enumerate(times)))
     a, b, c = sorted(times[0] + cut * (times[-1] - times[0]) for cut in cuts)
-    for measure in (counted, integrated):
+    for measure in (Series.counted, Series.integrated):
         parts = [measure(samples, Window(a, b)), measure(samples, Window(b, c))]
         whole = measure(samples, Window(a, c))
         assert whole is not None
@@ -61,13 +71,17 @@ def test_windows_side_by_side_add_up(moments: list[int], steps: list[int], cuts:
 
 
 def test_nothing_is_made_of_nothing() -> None:
-    assert counted([], Window(0, 1)) is None
-    assert integrated([], Window(0, 1)) is None
-    assert longest_gap_s([], Window(0, 1)) == 0
+    assert series().counted(Window(0, 1)) is None
+    assert series().integrated(Window(0, 1)) is None
+    assert series().longest_gap_s(Window(0, 1)) == 0
 
 
 def row(time: float, device: str | None = "GPU-a", **values: float) -> dict[str, object]:
     return {"run_id": "run", "attempt": 1, "node": "here", "device_uuid": device, "time": time, **values}
+
+
+def samples_of(folder: Path, rows: list[dict[str, object]]) -> Samples:
+    return Samples(recorded(folder / f"{uuid.uuid4()}.bin", rows))
 
 
 def rank(start: float, end: float, *, uuid: str = "GPU-a", attempt: int = 1) -> dict[str, object]:
@@ -75,25 +89,25 @@ def rank(start: float, end: float, *, uuid: str = "GPU-a", attempt: int = 1) -> 
     return {"attempt": attempt, "node": "here", "device_uuid": uuid, **edges}
 
 
-def test_without_a_counter_the_power_is_integrated_and_that_is_said() -> None:
-    samples = Samples([row(float(t), power_w=100.0 + 10 * t) for t in range(6)])
+def test_without_a_counter_the_power_is_integrated_and_that_is_said(tmp_path: Path) -> None:
+    samples = samples_of(tmp_path, [row(float(t), power_w=100.0 + 10 * t) for t in range(6)])
     found = columns([rank(1, 4)], samples)
     assert found["gpu_energy_j"] == pytest.approx(3 * 125)
     assert found["gpu_power_mean_w"] == pytest.approx(125)
     assert found["telemetry_flags"] == "from_power"
 
 
-def test_a_reset_is_null_even_where_there_is_power() -> None:
-    samples = Samples([row(float(t), power_w=100.0, energy_j=e) for t, e in enumerate((10, 20, 30, 4, 5))])
+def test_a_reset_is_null_even_where_there_is_power(tmp_path: Path) -> None:
+    samples = samples_of(tmp_path, [row(float(t), power_w=100.0, energy_j=e) for t, e in enumerate((10, 20, 30, 4, 5))])
     found = columns([rank(1, 3.5)], samples)
     assert found["gpu_energy_j"] is None
     assert found["gpu_power_mean_w"] == pytest.approx(100)
     assert found["telemetry_flags"] == "reset"
 
 
-def test_one_gpu_that_is_lost_makes_the_sum_null() -> None:
+def test_one_gpu_that_is_lost_makes_the_sum_null(tmp_path: Path) -> None:
     both = [row(float(t), uuid, energy_j=float(t)) for t in range(6) for uuid in ("GPU-a", "GPU-b")]
-    samples = Samples([r for r in both if r["device_uuid"] == "GPU-a" or r["time"] < 3])  # type: ignore[operator]
+    samples = samples_of(tmp_path, [r for r in both if r["device_uuid"] == "GPU-a" or r["time"] < 3])  # type: ignore[operator]
     ranks = [rank(1, 4), rank(1, 4, uuid="GPU-b")]
     assert columns(ranks[:1], samples)["gpu_energy_j"] == 3.0
     found = columns(ranks, samples)
@@ -101,37 +115,37 @@ def test_one_gpu_that_is_lost_makes_the_sum_null() -> None:
     assert found["telemetry_flags"] == "incomplete"
 
 
-def test_what_was_sampled_for_a_part_of_the_window_is_null() -> None:
+def test_what_was_sampled_for_a_part_of_the_window_is_null(tmp_path: Path) -> None:
     rows = [row(float(t), energy_j=float(t), utilization=1.0, clock_hz=1e9, temperature_c=50.0) for t in range(3)]
     rows += [row(float(t), energy_j=float(t), clock_hz=2e9) for t in range(3, 60)]
-    found = columns([rank(0.5, 58.5)], Samples(rows))
+    found = columns([rank(0.5, 58.5)], samples_of(tmp_path, rows))
     assert found["gpu_energy_j"] == pytest.approx(58)
     assert found["gpu_clock_mean_hz"] == pytest.approx((2 * 1e9 + 56 * 2e9) / 58)
     assert (found["gpu_utilization_mean"], found["gpu_temperature_max_c"]) == (None, None)
-    died = columns([rank(0.5, 100.0)], Samples(rows))
+    died = columns([rank(0.5, 100.0)], samples_of(tmp_path, rows))
     assert set(died.values()) == {None, "incomplete"}
 
 
-def test_gaps_in_anything_are_flagged() -> None:
+def test_gaps_in_anything_are_flagged(tmp_path: Path) -> None:
     rows = [row(float(t), energy_j=float(t)) for t in range(7)] + [row(t, utilization=1.0) for t in (0.0, 3.0, 6.0)]
-    assert columns([rank(1, 5)], Samples(rows))["telemetry_flags"] == "sparse"
+    assert columns([rank(1, 5)], samples_of(tmp_path, rows))["telemetry_flags"] == "sparse"
     no_energy = [row(t, None, memory_used_bytes=1) for t in (0.0, 9.0, 20.0)]
-    assert columns([rank(2, 15, uuid="cores 0")], Samples(no_energy))["telemetry_flags"] == "sparse"
+    assert columns([rank(2, 15, uuid="cores 0")], samples_of(tmp_path, no_energy))["telemetry_flags"] == "sparse"
 
 
-def test_short_windows_and_wide_gaps_are_flagged() -> None:
-    samples = Samples([row(t, energy_j=t) for t in (0.0, 1.0, 2.5, 5.0)])
+def test_short_windows_and_wide_gaps_are_flagged(tmp_path: Path) -> None:
+    samples = samples_of(tmp_path, [row(t, energy_j=t) for t in (0.0, 1.0, 2.5, 5.0)])
     assert columns([rank(0.2, 0.9)], samples)["telemetry_flags"] == "short"
     assert columns([rank(0.0, 2.0)], samples)["telemetry_flags"] == "sparse"
     assert columns([rank(2.6, 4.0)], samples)["telemetry_flags"] == "short sparse"
 
 
-def test_the_hosts_counter_is_the_processors_energy() -> None:
-    samples = Samples([row(float(t), None, energy_j=50.0 * t) for t in range(6)])
+def test_the_hosts_counter_is_the_processors_energy(tmp_path: Path) -> None:
+    samples = samples_of(tmp_path, [row(float(t), None, energy_j=50.0 * t) for t in range(6)])
     found = columns([rank(1, 4, uuid="cores 0,1")], samples)
     assert found == NOTHING | {"cpu_energy_j": 150.0}
 
 
-def test_samples_of_another_attempt_do_not_count() -> None:
-    samples = Samples([row(float(t), energy_j=float(t)) for t in range(6)])
+def test_samples_of_another_attempt_do_not_count(tmp_path: Path) -> None:
+    samples = samples_of(tmp_path, [row(float(t), energy_j=float(t)) for t in range(6)])
     assert columns([rank(1, 4, attempt=2)], samples) == NOTHING
