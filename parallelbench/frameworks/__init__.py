@@ -89,6 +89,9 @@ class RankWorld(Protocol):
     def total(self, values: Sequence[float]) -> list[float]:
         """Sum numbers over all ranks, in fp64; every rank gets the same bits."""
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of the ranks, on every rank: of text, numbers, lists and None."""
+
     def checksum(self, copied: Iterable[Any]) -> int:
         """A number that depends on all bits of what `Replica.copied` gives."""
 

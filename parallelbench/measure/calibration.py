@@ -223,11 +223,7 @@ def _device_rows(world: World, ranks_here: int) -> list[Row]:
 
 def _slowest(rows: list[Row], world: World) -> list[Row]:
     """Each row with the slowest rank's time; sizes that a rank left out are left out. A collective."""
-    import torch.distributed as dist
-
-    every: list[list[Row]] = [[] for _ in range(world.size)]
-    dist.all_gather_object(every, rows)
-    keyed = [{_key(row): row["time_s"] for row in each} for each in every]
+    keyed = [{_key(row): row["time_s"] for row in each} for each in world.gather(rows)]
     common = [row for row in rows if all(_key(row) in each for each in keyed)]
     return [row | {"time_s": max(each[_key(row)] for each in keyed)} for row in common]
 

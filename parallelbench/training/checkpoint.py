@@ -22,7 +22,7 @@ from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from parallelbench.config.replica import Replica
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 KEPT = 2
 """Checkpoints kept: a second one in case the newest is damaged."""
 _NAME = re.compile("attempt-([0-9]{1,9})-epoch-([0-9]{1,9})")
-_DIGEST_BYTES = 32
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.EIO, None}
 """What a file of a checkpoint that is damaged for good may say; others, such as ESTALE, may say so for a moment."""
 
@@ -78,7 +77,7 @@ class Checkpoints:
         """
         for key in self._proposals():
             state = self._read(key) if usable(key) else None
-            if self._count(state is None) == 0:
+            if not any(self.world.gather(state is None)):
                 assert state is not None
                 return key, state
             self.damaged.append(key)
@@ -91,7 +90,7 @@ class Checkpoints:
         that training goes on with: they are written before this returns.
         """
         digest, problem = self._write(key, state)
-        digests = self._digests(digest)
+        digests: list[str] = self.world.gather(digest)
         if "" in digests:
             with suppress(OSError):  # without a manifest it is no checkpoint
                 self._file(key).unlink(missing_ok=True)
@@ -102,8 +101,8 @@ class Checkpoints:
                 shutil.rmtree(self.folder / key.name, ignore_errors=True)
         return problem
 
-    def _write(self, key: Key, state: State) -> tuple[bytes | None, str | None]:
-        """The sha256 of what was written, never read back; or the reason if it failed."""
+    def _write(self, key: Key, state: State) -> tuple[str, str | None]:
+        """The sha256 of what was written, never read back; or, where that is empty, the reason why it failed."""
         path = self._file(key)
         try:
             with storage_errors(path):
@@ -112,19 +111,8 @@ class Checkpoints:
                 hashed = _Hashed(file)
                 self.world.write_state(state, hashed)
         except StorageError as error:
-            return None, one_line(str(error))
-        return hashed.sha256.digest(), None
-
-    def _digests(self, own: bytes | None) -> list[str]:
-        """sha256 of every rank's file, in hex; empty where writing failed."""
-        width = _DIGEST_BYTES + 1
-        table = [0.0] * (self.world.size * width)
-        if own is not None:
-            start = self.world.rank * width
-            table[start : start + width] = [1.0, *map(float, own)]
-        numbers = list(map(int, self.world.total(table)))
-        rows = [numbers[start : start + width] for start in range(0, len(numbers), width)]
-        return [bytes(digest).hex() if there else "" for there, *digest in rows]
+            return "", one_line(str(error))
+        return hashed.sha256.hexdigest(), None
 
     def _conclude(self, key: Key, digests: list[str]) -> str | None:
         try:
@@ -164,16 +152,10 @@ class Checkpoints:
                 return False
         return True
 
-    def _proposals(self) -> Iterator[Key]:
+    def _proposals(self) -> list[Key]:
         """The checkpoints that rank 0 sees, newest first: other nodes may see the folder's content later."""
-        finished = iter(self._finished() if self.world.rank == 0 else ())
-        nothing = Key(0, 0)
-        while True:
-            proposed = next(finished, nothing)
-            key = Key(*map(int, self.world.total([proposed.attempt, proposed.epoch])))
-            if key == nothing:
-                return
-            yield key
+        finished = self._finished() if self.world.rank == 0 else []
+        return [Key(*proposed) for proposed in self.world.gather([(key.attempt, key.epoch) for key in finished])[0]]
 
     def _read(self, key: Key) -> State | None:
         """This rank's state; None where its file is not what was written, or belongs to another number of ranks.
@@ -200,9 +182,6 @@ class Checkpoints:
 
     def _file(self, key: Key) -> Path:
         return self.folder / key.name / f"rank{self.world.rank}.pt"
-
-    def _count(self, holds: bool) -> int:
-        return int(self.world.total([float(holds)])[0])
 
 
 class _Hashed(io.BufferedIOBase, BinaryIO):

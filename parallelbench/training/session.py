@@ -173,8 +173,7 @@ def data_facts(run: RunConfig, arrays: Arrays, world: RankWorld, before: Mapping
     if world.rank == 0:
         content = content_sha256(run.data, run.site.data_folder, arrays)
         recorded = (before or {}).get("data_sha256")  # None also where an older release did not record it
-    changed = float(recorded not in (None, content))
-    if world.total([changed])[0]:
+    if any(world.gather(recorded not in (None, content))):
         found = f": its sha256 was {recorded[:12]}…, now it is {content[:12]}…" if recorded else ", as rank 0 says"
         raise ConfigError(
             f"the data set has changed since this run began{found}; put the old files back, or delete the run's folder "
@@ -199,22 +198,13 @@ def _elsewhere(before: Mapping[str, Any], captured: Mapping[str, Any], device: s
     return ", ".join(f"{key}: {then} and {now}" for key, (then, now) in changed.items())
 
 
-_NAME_BYTES = 128
-"""Of a GPU's name, what ranks tell each other."""
-
-
 def require_one_type(world: RankWorld) -> None:
     """Refuse GPUs of several types under one run; a node sees only its own. A collective."""
     if world.size == 1 or world.device_type != "cuda":
         return
-    own = device_name(world).encode()[:_NAME_BYTES]
-    letters = [0.0] * (world.size * _NAME_BYTES)
-    letters[world.rank * _NAME_BYTES : world.rank * _NAME_BYTES + len(own)] = map(float, own)
-    letters = world.total(letters)
     ranks: dict[str, list[str]] = {}
-    for rank in range(world.size):
-        row = map(int, letters[rank * _NAME_BYTES : (rank + 1) * _NAME_BYTES])
-        ranks.setdefault(bytes(filter(None, row)).decode(errors="replace"), []).append(str(rank))
+    for rank, name in enumerate(world.gather(device_name(world))):
+        ranks.setdefault(name, []).append(str(rank))
     if len(ranks) > 1:
         found = "; ".join(f"{name} on rank {', '.join(those)}" for name, those in sorted(ranks.items()))
         raise ConfigError(

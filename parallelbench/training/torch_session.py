@@ -248,7 +248,7 @@ class Session(RankSession):
         replica.compile_warmup(next(loader.train(epoch=1)))
         self._world.synchronize()
         self._startup.done("compile")
-        if not sum(self._world.total([float(compiled_graphs() - before)])):
+        if not any(self._world.gather(compiled_graphs() - before)):
             raise ConfigError(
                 "compile=true, but torch.compile compiled nothing: unset TORCHDYNAMO_DISABLE and "
                 "TORCH_COMPILE_DISABLE, take torch.compiler.disable out of the model, or choose compile=false"

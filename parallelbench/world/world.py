@@ -82,6 +82,13 @@ class World:
         totals: list[float] = self.sum(torch.tensor(values, dtype=torch.float64)).tolist()
         return totals
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of the ranks, on every rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def checksum(self, copied: Iterable[torch.Tensor]) -> int:
         """A number that depends on all bits of these tensors."""
         return checksum(copied)

@@ -105,9 +105,9 @@ class TensorFlowSession(RankSession):
                 rows.append(parity_row(step, observed, exchange.step(f"expected-{step}"), run=checked))
         replica.close()
         self._journal.write("parity", rows)
-        (failed,) = self._world.total([float(sum(not row["passed"] for row in rows))])
+        passed = all(self._world.gather(all(row["passed"] for row in rows)))
         self._startup.done("parity")
-        return not failed
+        return passed
 
     def _stepped(self, replica: Any, feed: Any, batch: Batch, run: RunConfig) -> ComparedStep:
         """One step of the checked run, and an evaluation."""

@@ -86,6 +86,9 @@ class LightWorld:
     def total(self, values: Sequence[float]) -> list[float]:
         return [float(value) for value in values]
 
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
     def checksum(self, copied: Iterable[NDArray[Any]]) -> int:
         return zlib.crc32(b"".join(array.tobytes() for array in copied))
 
