@@ -20,7 +20,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.run import environments_of
-from analysis.runs.published import Tables
+from analysis.runs.published import LOADED, Tables
 from analysis.runs.reader import Runs, Skipped, read_runs
 from analysis.text import listed
 from parallelbench.errors import ConfigError
@@ -205,13 +205,9 @@ def _merged(parts: Sequence[Runs], machines: Mapping[str, Runs]) -> Runs:
     """One set of tables. `parts`: also folders of which no run can be read."""
     marked = [_marked(runs, machine) for machine, runs in machines.items()]
     folders = tuple(folder for runs in parts for folder in runs.folders or (runs.root,))
-
-    def rows(table: str, columns: Sequence[str]) -> pl.DataFrame:
-        return pl.concat([runs.select(table, *columns) for runs in marked or parts])
-
     return Runs(
         root=Path(os.path.commonpath([folder.absolute() for folder in folders])),
-        tables=Tables(rows),
+        tables=Tables({table: pl.concat(runs.scan(table) for runs in marked or parts) for table in LOADED}),
         skipped=tuple(skipped for runs in parts for skipped in runs.skipped),
         notes=tuple(dict.fromkeys(note for runs in parts for note in runs.notes)),
         sweeps={sweep: there for runs in marked for sweep, there in runs.sweeps.items()},
@@ -223,15 +219,9 @@ def _merged(parts: Sequence[Runs], machines: Mapping[str, Runs]) -> Runs:
 
 def _marked(runs: Runs, machine: str) -> Runs:
     """The same runs, whose ids end in their machine, and so in the sweeps that measured them anew."""
-
-    def rows(table: str, columns: Sequence[str]) -> pl.DataFrame:
-        frame = runs.select(table, *columns)
-        of_machine = pl.col("run_id") + f"@{machine}"
-        return frame.with_columns(run_id=of_machine) if "run_id" in frame.columns else frame
-
     return replace(
         runs,
-        tables=Tables(rows),
+        tables=Tables({table: runs.scan(table).with_columns(pl.col("run_id") + f"@{machine}") for table in LOADED}),
         machines={f"{run_id}@{machine}": machine for run_id in runs.run["run_id"]},
         of_machines={machine: runs},
         sweeps={sweep: _marked(there, machine) for sweep, there in runs.sweeps.items()},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +14,7 @@ from analysis.advisor.fit import ASSUMED_FACTOR, FEWEST_ERRORS, fitted, half_wid
 from analysis.advisor.machine import assumed_figures
 from analysis.advisor.sweep_evidence import sweep_evidence
 from analysis.comparison.configurations import counted
+from analysis.runs.reader import once
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
 
@@ -62,7 +62,7 @@ class Forecast:
     further: list[Further]
 
 
-@lru_cache(maxsize=1)
+@once
 def forecast(runs: Runs) -> Forecast:
     """Fit to the runs that count; raises `ConfigError` that says why where it can't."""
     _require_few(runs)

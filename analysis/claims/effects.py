@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise, product
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +38,7 @@ from analysis.metrics import (
 )
 from analysis.metrics.epochs import AS_TEXT, gathered, numbered
 from analysis.metrics.runs import computation_per_communication, phase_times
+from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
 
 if TYPE_CHECKING:
@@ -85,18 +86,18 @@ def unusable(runs: Runs, metric: str) -> tuple[int, list[str]]:
     return _unusable(runs, usable_for(metric))
 
 
-@lru_cache(maxsize=32)
+@once
 def _unusable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> tuple[int, list[str]]:
     gone = facts(runs).select("run_id", "exclusion").join(_usable(runs, chosen), on="run_id", how="anti")
     return gone.height, gone["exclusion"].drop_nulls().unique(maintain_order=True).to_list()
 
 
-@lru_cache(maxsize=32)
+@once
 def _usable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> pl.DataFrame:
     return chosen(runs).select(_OF_USABLE).sort("run_id")
 
 
-@lru_cache(maxsize=8)
+@once
 def steps_of_runs(runs: Runs) -> dict[str, int]:
     """Run id → optimizer steps of a run of all its epochs; epochs of one run have equally many."""
     rows = numbered(runs, "epochs", "steps").unique("run_id", keep="first", maintain_order=True)
@@ -122,7 +123,7 @@ def readings(runs: Runs, metric: str, *, target: float | None, epoch: int | str)
     return {run_id: Reading(value, value, value) for run_id, value in values.iter_rows()}
 
 
-@lru_cache(maxsize=8)
+@once
 def _epochs(runs: Runs, metric: str) -> pl.DataFrame:
     """All epochs whose metric counts, of numbered runs, with the number of their run's `last`."""
     rows = undisturbed_epochs(runs, metric).select("run_id", "epoch", metric)
@@ -342,7 +343,7 @@ class Levels:
         return self._stand_ins[key]
 
 
-@lru_cache(maxsize=8)
+@once
 def levels_of(runs: Runs) -> Levels:
     """What the claims on these runs share."""
     return Levels(runs)

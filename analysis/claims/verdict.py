@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from statistics import median
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -20,6 +20,7 @@ from analysis.comparison.pairing import Pairing, RepeatPair, in_one_sweep
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.metrics import resting_on_disturbed
+from analysis.runs.reader import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -451,12 +452,12 @@ def behind(runs: Runs, ids_of_repeats: Ids) -> Behind:
     return known[key]
 
 
-@lru_cache(maxsize=8)
+@once
 def _behind(runs: Runs) -> dict[tuple[tuple[int, tuple[str, ...]], ...], Behind]:
     return {}
 
 
-@lru_cache(maxsize=8)
+@once
 def _told(runs: Runs) -> dict[str, tuple[str, str | None, str]]:
     """Run id → the name of its folder, its warnings, and its sweep."""
     rows = runs.run.select("run_id", "slug", "warnings", "sweep").rows()

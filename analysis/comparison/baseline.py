@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import is_baseline, labels
 from analysis.metrics import efficiency
+from analysis.runs.reader import once
 from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Configuration = tuple[str, str]
 """Group and configuration."""
 
 
-@lru_cache(maxsize=8)
+@once
 def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
     """Every configuration of a group that has a baseline of its framework → its counted runs, paired with that's."""
     members: dict[Configuration, list[ComparedRun]] = defaultdict(list)
@@ -136,7 +136,7 @@ def beside_others(runs: Runs) -> list[str]:
     ]
 
 
-@lru_cache(maxsize=8)
+@once
 def unlike_groups(runs: Runs) -> dict[str, Issue]:
     """Group → why its configurations can't be ranked: what blocks a comparison of any two, or withholds its verdict."""
     members: dict[str, dict[str, list[ComparedRun]]] = defaultdict(lambda: defaultdict(list))
@@ -163,7 +163,7 @@ def _unlike(configurations: list[list[ComparedRun]]) -> Issue | None:
     return next(blockers, None) or next(withheld, None)
 
 
-@lru_cache(maxsize=8)
+@once
 def error_of_intervals(runs: Runs, metric: str | None = None) -> float:
     """The error of each interval of a metric's ratio (None: of the speed-up): all that are not one device's own are
     looked at together.

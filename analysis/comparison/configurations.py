@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -15,6 +14,7 @@ from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels,
 from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
 from analysis.metrics.columns import aggregate, repeated_columns
 from analysis.runs.published import TYPES
+from analysis.runs.reader import once
 from parallelbench.results.columns import Over
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MOST_POINTS, FEWEST_EPOCHS = 6_000, 10
 """Most points of all curves over epochs on each side; fewest points of one curve."""
 
 
-@lru_cache(maxsize=8)
+@once
 def facts(runs: Runs) -> pl.DataFrame:
     """One row per run: the run table, its group and configuration, its metrics, and its `exclusion` or null."""
     joined = (
@@ -72,7 +72,7 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
     return rows
 
 
-@lru_cache(maxsize=8)
+@once
 def counted(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` that may enter comparisons of time and memory."""
     return facts(runs).filter(pl.col("exclusion").is_null())
@@ -90,7 +90,7 @@ def attempted(runs: Runs) -> pl.DataFrame:
     return facts(runs).filter(pl.col("preprocess_failed").is_not_null(), ~again)
 
 
-@lru_cache(maxsize=8)
+@once
 def displayed(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` whose times are shown, with `disturbed`: such a run is compared with nothing."""
     return facts(runs).filter("displayed").with_columns(disturbed=pl.col("exclusion").is_not_null())
@@ -104,7 +104,7 @@ def learned(runs: Runs) -> pl.DataFrame:
     return facts(runs).filter(allowed)
 
 
-@lru_cache(maxsize=8)
+@once
 def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     """One row per run that trained to its end, epoch and side (test, training), for lines over epochs.
 
@@ -146,14 +146,14 @@ def gains(runs: Runs) -> pl.DataFrame:
     return table.sort(natural("group"), pl.col("kind") != "steady", maintain_order=True)
 
 
-@lru_cache(maxsize=8)
+@once
 def summary(runs: Runs) -> pl.DataFrame:
     """One row per configuration, baseline first; the columns are those of `summary_columns`."""
     rows = [configuration | _row(runs, configuration) for configuration in _members(runs)]
     return pl.DataFrame(rows, schema={column.name: TYPES[column.type] for column in summary_columns()}, orient="row")
 
 
-@lru_cache(maxsize=8)
+@once
 def _members(runs: Runs) -> list[dict[str, Any]]:
     """Of each configuration what follows from its runs alone, as in `summary`, and besides: `labels`, `reasons`, and
     how many passed the parity check or were not checked.
@@ -193,7 +193,7 @@ def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
     return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(configuration), **compared}
 
 
-@lru_cache(maxsize=8)
+@once
 def _disturbed_baselines(runs: Runs) -> set[str]:
     """The groups whose runs on one device have all been disturbed."""
     return {row["group"] for row in _members(runs) if row["disturbed"] and is_baseline(row["strategy"], row["devices"])}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -24,6 +23,7 @@ import polars as pl
 from analysis.comparison.work import IS_REFERENCE, labels
 from analysis.metrics import per_run
 from analysis.metrics.epochs import AS_TEXT, numbered
+from analysis.runs.reader import once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,7 @@ def unlike_one_device(runs: Runs) -> dict[str, str]:
     }
 
 
-@lru_cache(maxsize=8)
+@once
 def _held(runs: Runs) -> pl.DataFrame:
     several, counterparts = _sides(runs)
     rows = several.join(counterparts, on=_SAME, how="left").with_columns(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from enum import Enum
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -17,7 +16,7 @@ from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
 from analysis.metrics import miscounted, per_run, resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered_epochs
-from analysis.runs.reader import format_skipped
+from analysis.runs.reader import format_skipped, once
 from analysis.text import listed, number_of_runs
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import differences
@@ -77,7 +76,7 @@ def describe(exclusion: str, detail: str | None) -> str:
     return f"{exclusion}: {detail or Exclusion(exclusion).words}"
 
 
-@lru_cache(maxsize=8)
+@once
 def excluded(runs: Runs) -> pl.DataFrame:
     """`run_id`, `exclusion` (a value of `Exclusion`) and `exclusion_detail` (may be null) of runs that don't count."""
     column, disturbed, unlike = pl.col, _disturbed(runs), unlike_one_device(runs)

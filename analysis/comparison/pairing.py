@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
@@ -31,6 +31,7 @@ from analysis.comparison.ratio import is_apart, ratio_of_pairs
 from analysis.comparison.remedy import OneRun, remedies
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import COMPARED, highest_repeats, is_below, without
+from analysis.runs.reader import once
 from parallelbench.measure import environment_match
 from parallelbench.measure.environment_match import FRAMEWORK
 
@@ -465,7 +466,7 @@ def measured_in(run: ComparedRun, sweep: Path) -> ComparedRun | None:
     return compared_runs(there).get(run.run_id)
 
 
-@lru_cache(maxsize=8)
+@once
 def _gone(runs: Runs) -> frozenset[str]:
     """The ids of the runs that don't count."""
     return frozenset(excluded(runs)["run_id"].to_list())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -22,6 +21,7 @@ from analysis.comparison.work import (
     plain,
     work_differences,
 )
+from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS, completed
 from parallelbench.config.sites import shipped
 
@@ -77,7 +77,7 @@ def _compare(one: OneRun, other: OneRun) -> tuple[str, ...]:
     return ("compare", str(one.runs.root), "--by", f"{key}={','.join(values)}")
 
 
-@lru_cache(maxsize=256)
+@once
 def _are_comparable(runs: Runs, key: str, one: str, other: str, *, across: tuple[str, ...]) -> bool:
     """Whether `--by` takes these two sides: the same for all pairings of them."""
     return are_comparable(*(_having(runs, key, value) for value in (one, other)), across=across)
@@ -91,7 +91,7 @@ def _having(runs: Runs, key: str, value: str) -> list[Work]:
     return [each for each in distinct if plain(each.get(f"{key}.name", each.get(key))) == value]
 
 
-@lru_cache(maxsize=8)
+@once
 def _counted(runs: Runs) -> list[tuple[str, Work]]:
     """The configurations that have runs which count, each with its definitions."""
     rows = labels(runs).join(excluded(runs), on="run_id", how="anti").select("run_id", "configuration").rows()
@@ -103,7 +103,7 @@ def _label(runs: Runs, run_id: str) -> str:
     return _labels_of(runs)[run_id]
 
 
-@lru_cache(maxsize=8)
+@once
 def _labels_of(runs: Runs) -> dict[str, str]:
     return dict(labels(runs).select("run_id", "configuration").rows())
 

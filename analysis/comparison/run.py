@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import polars as pl
 from analysis.comparison.work import PROBED, definitions, is_baseline
 from analysis.metrics import per_run, resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered
+from analysis.runs.reader import once
 from parallelbench.measure import environment_match
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ class ComparedRun:
         return is_baseline(self.definition["strategy.name"], self.definition["devices"])
 
 
-@lru_cache(maxsize=32)
+@once
 def _probed(runs: Runs, key: str) -> dict[str, tuple[float, ...]]:
     rows = runs.run.select("run_id", *PROBED[key]).rows()
     return {run_id: tuple(speed for speed in speeds if speed is not None) for run_id, *speeds in rows}
 
 
-@lru_cache(maxsize=8)
+@once
 def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     """Run id → the data of the run that a comparison needs."""
     environments, defined = circumstances_of(runs), definitions(runs)
@@ -102,12 +102,12 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     }
 
 
-@lru_cache(maxsize=8)
+@once
 def _sweeps(runs: Runs) -> dict[str, Path]:
     return {run_id: Path(folder).parent for run_id, folder in runs.run.select("run_id", "folder").rows()}
 
 
-@lru_cache(maxsize=64)
+@once
 def _values(runs: Runs, metric: str) -> dict[str, float | None]:
     known = runs.run if metric in runs.run.columns else per_run(runs)
     values = dict(zip(runs.run["run_id"].to_list(), known[metric].to_list(), strict=True))
@@ -118,7 +118,7 @@ PARITY = "measure.parity"
 """Reported beside the environment where it differs."""
 
 
-@lru_cache(maxsize=8)
+@once
 def environments_of(runs: Runs) -> dict[str, Work]:
     """Run id → the entries of its environment that must match or are reported. Equal ones share one object."""
     read: dict[Any, Work] = {}
@@ -167,7 +167,7 @@ Span = tuple[float, float]
 UNKNOWN: Span = (float("-inf"), float("inf"))
 
 
-@lru_cache(maxsize=8)
+@once
 def spans(runs: Runs) -> dict[str, Span]:
     """Run id → Unix times of the start of its first epoch and of the end of its last one.
 
@@ -184,7 +184,7 @@ def spans(runs: Runs) -> dict[str, Span]:
     return {run_id: (begin, end) for run_id, begin, end in rows.select("run_id", first, last).iter_rows()}
 
 
-@lru_cache(maxsize=8)
+@once
 def sessions_of(runs: Runs) -> dict[str, Hashable]:
     """Run id → its session: the `submit` that started it. Where none was recorded: the sweep's folder, and a stretch of
     time without a pause of `GAP_S`.

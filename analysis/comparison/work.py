@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
+from analysis.runs.reader import once
 from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
 from parallelbench.measure.environment_match import flatten
 
@@ -134,7 +135,7 @@ _BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
 """What all runs did before there was a choice: a label says only where a run does otherwise."""
 
 
-@functools.lru_cache(maxsize=8)
+@once
 def works(runs: Runs) -> dict[str, Work]:
     """Per run id, the definition of its work: its flat configuration without the compared keys.
 
@@ -183,7 +184,7 @@ def _drop(node: dict[str, Any], keys: Iterable[str]) -> None:
         inner.pop(last, None)
 
 
-@functools.lru_cache(maxsize=8)
+@once
 def labels(runs: Runs) -> pl.DataFrame:
     """`run_id` with `group` (runs of the same work), `variant` (strategy with options) and `configuration`.
 
@@ -204,7 +205,7 @@ def _configuration(variant: str, devices: int, nodes: int) -> str:
     return f"{variant} × {devices}" + (f" on {nodes} nodes" if nodes > 1 else "")
 
 
-@functools.lru_cache(maxsize=8)
+@once
 def components(runs: Runs, name: str) -> dict[str, Work]:
     """Per run id this component (strategy, model) with all its options, flat; equal ones share one object."""
     known: dict[bytes, Work] = {}
@@ -217,7 +218,7 @@ def components(runs: Runs, name: str) -> dict[str, Work]:
     return of_runs
 
 
-@functools.lru_cache(maxsize=8)
+@once
 def definitions(runs: Runs) -> dict[str, Work]:
     """Per run id all that defines the run, but for its repeat: its work, strategy, devices and nodes.
 
@@ -235,7 +236,7 @@ def definitions(runs: Runs) -> dict[str, Work]:
     return defined
 
 
-@functools.lru_cache(maxsize=8)
+@once
 def highest_repeats(runs: Runs) -> dict[str, int]:
     """Run id → the highest repeat of its configuration, also of runs that don't count: further repeats come after."""
     highest = pl.col("repeat").max().over("group", "configuration")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.configurations import displayed
 from analysis.figures._chart import PANEL_WIDTH, drawn_panels, pale, panels, ranked, records, series
-from analysis.runs.reader import read_samples
+from analysis.runs.reader import once, read_samples
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def lines(runs: Runs) -> pl.DataFrame:
 _POINTS = {"run_id": pl.String, "length_s": pl.Float64, "x": pl.Float64, "value": pl.Float64}
 
 
-@lru_cache(maxsize=4)
+@once
 def _lines(runs: Runs, drawn: tuple[str, ...]) -> pl.DataFrame:
     """`lines` in these panels: of other runs no samples are read, which may be millions."""
     chosen = _one_of_each(runs)

@@ -7,7 +7,6 @@ affinity uses more.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
@@ -23,6 +22,7 @@ from analysis.metrics.epochs import (
     numbered_epochs,
 )
 from analysis.metrics.runs import step_to_accuracy
+from analysis.runs.reader import once
 
 if TYPE_CHECKING:
     from analysis.metrics.runs import Target
@@ -48,7 +48,7 @@ OF_EACH_EPOCH = {
 """Metric of an epoch → the column of `disturbed_by_epoch` that says whether it rests on disturbed ones."""
 
 
-@lru_cache(maxsize=8)
+@once
 def disturbed_by_epoch(runs: Runs) -> pl.DataFrame:
     """`run_id` (numbered), `epoch`, `disturbed`, and `disturbed_so_far`: whether others took more of the training up to
     this epoch than they may take of one. Of an epoch that shared a GPU, all counts as taken. Null: not measured.
@@ -60,7 +60,7 @@ def disturbed_by_epoch(runs: Runs) -> pl.DataFrame:
     return numbered_epochs(runs).select("run_id", "epoch", "disturbed", disturbed_so_far=so_far[0] > SHARE * so_far[1])
 
 
-@lru_cache(maxsize=8)
+@once
 def resting_on_disturbed(runs: Runs) -> dict[str, frozenset[str]]:
     """Metric of `per_run` → the ids of the runs whose value rests on disturbed epochs."""
     rows = disturbed_by_epoch(runs)
@@ -89,7 +89,7 @@ def undisturbed_epochs(runs: Runs, metric: str) -> pl.DataFrame:
     return rows.filter(~disturbed) if disturbed.any() else rows
 
 
-@lru_cache(maxsize=8)
+@once
 def partly_unmeasured(runs: Runs) -> frozenset[str]:
     """The ids of runs of which not every steady epoch's load was measured."""
     unmeasured = numbered_epochs(runs).filter(~pl.col("warm_up"), pl.col("disturbed").is_null())
@@ -105,7 +105,7 @@ class CoresUsed(NamedTuple):
     """Cores of its devices."""
 
 
-@lru_cache(maxsize=8)
+@once
 def beyond_own_cores(runs: Runs) -> dict[str, CoresUsed]:
     """Run id → cores that a rank used, where these are more than its devices have by more than may be miscounted.
 

@@ -6,13 +6,13 @@ program exceeds them, a test shows. See docs/measurement.md.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from analysis.metrics.columns import aggregates, epoch_aggregates, per_epoch_columns, run_aggregates
 from analysis.runs.published import finite
+from analysis.runs.reader import once
 from parallelbench.measure.counting import decode_counts
 from parallelbench.results.tables import TABLES
 
@@ -33,7 +33,7 @@ def per_epoch(runs: Runs) -> pl.DataFrame:
     return numbered_epochs(runs).with_columns(AS_TEXT)
 
 
-@lru_cache(maxsize=8)
+@once
 def numbered_epochs(runs: Runs) -> pl.DataFrame:
     """The same, with `run_id` as an enumeration."""
     derived = [column.name for column in per_epoch_columns()]
@@ -48,7 +48,7 @@ def _in_nats(runs: Runs) -> pl.DataFrame:
     return rows.select("run_id", in_nats=in_nats())
 
 
-@lru_cache(maxsize=8)
+@once
 def _ids(runs: Runs) -> pl.Enum:
     return pl.Enum(runs.run["run_id"])
 
@@ -69,7 +69,7 @@ def run_and(column: str) -> pl.Expr:
     return (pl.col("run_id").to_physical().cast(pl.Int64) * 2**32 + pl.col(column)).alias("_both")
 
 
-@lru_cache(maxsize=8)
+@once
 def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
     """`per_epoch` of some columns, and `owned_samples`: those that its ranks say they trained on."""
     needed = dict.fromkeys(("epoch", "attempt", "train_samples", GPU_PROCESSES, *columns))
@@ -94,7 +94,7 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
     return judged_in_pools(finite(epochs), lambda: numbered(runs, "ranks", "epoch", "rank", *OF_POOLS))
 
 
-@lru_cache(maxsize=2)
+@once
 def _over_ranks(runs: Runs) -> pl.DataFrame:
     """Of each epoch what its ranks measured, together."""
     plain = epoch_aggregates()

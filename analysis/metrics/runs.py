@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from statistics import median_low
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from analysis.metrics.epochs import (
     run_and,
 )
 from analysis.runs.published import TYPES, finite
+from analysis.runs.reader import once
 from parallelbench.errors import ConfigError
 from parallelbench.results.columns import Over
 from parallelbench.results.tables import CLOSING
@@ -37,7 +37,7 @@ KINDS_SENT = ("gradient", "activation", "parameter")
 """What the bytes are that ranks send: see `parallelbench.measure.traffic.Kind`."""
 
 
-@lru_cache(maxsize=8)
+@once
 def per_run(runs: Runs) -> pl.DataFrame:
     """One row per run, in the order of `runs.run`: `run_id` and the columns that `per_run_columns` declares."""
     steady = ~pl.col("warm_up")
@@ -141,7 +141,7 @@ def _prepared_again(runs: Runs) -> pl.DataFrame:
     return again.group_by("run_id").agg(took_s.sum().alias("_again_s"))
 
 
-@lru_cache(maxsize=8)
+@once
 def _per_rank(runs: Runs) -> pl.DataFrame:
     """One row per run and rank: its peaks over all epochs, and what it sent in them; null where one epoch's is."""
     peaks = ("peak_allocated_bytes", "host_peak_rss_bytes")

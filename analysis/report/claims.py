@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
@@ -11,6 +10,7 @@ from analysis.claims import judge_all
 from analysis.claims.table import effect_of, lines, nothing, told
 from analysis.claims.verdict import VERDICTS
 from analysis.report import latex
+from analysis.runs.reader import once
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _COLUMNS = {
 }
 
 
-@lru_cache(maxsize=2)
+@once
 def judged(runs: Runs) -> tuple[Judgement, ...]:
     """All claims of the suite's publications by these runs."""
     return tuple(judge_all(runs))

@@ -10,7 +10,6 @@ import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,6 +28,7 @@ from analysis.comparison.work import (
     works,
 )
 from analysis.report import latex
+from analysis.runs.reader import once
 from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
 from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten
@@ -137,7 +137,7 @@ class Accuracies(NamedTuple):
     rows: list[Reached]
 
 
-@lru_cache(maxsize=8)
+@once
 def accuracies(runs: Runs) -> pl.DataFrame:
     """One row per work, model, configuration and number of epochs, over the runs that trained to their end.
 
@@ -298,7 +298,7 @@ class _Settings:
         return {key: several for key, several in kept.items() if not _is_apart(key)}
 
 
-@lru_cache(maxsize=8)
+@once
 def hyperparameters(runs: Runs) -> list[Hyperparameters]:
     """One table per data set and model, in the order of their names."""
     works: dict[tuple[str, str], dict[str, _Settings]] = defaultdict(dict)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import polars as pl
 
@@ -19,10 +19,9 @@ from analysis.runs.published import (
     LOADED,
     Collection,
     Frames,
-    Published,
     Tables,
     Unreadable,
-    read_published,
+    placed_schema,
     read_table,
     table_schema,
 )
@@ -36,12 +35,29 @@ from parallelbench.results.publish import configured_columns, run_row
 from parallelbench.results.telemetry import add_telemetry, read_telemetry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
     from collections.abc import Collection as Container
-    from collections.abc import Iterable, Mapping
 
     import pandas as pd
 
     from analysis.runs.published import Found
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def once(derive: Callable[Concatenate[Runs, P], T]) -> Callable[Concatenate[Runs, P], T]:
+    """Derives a thing from runs once: it is kept on them, and dies with them."""
+
+    @wraps(derive)
+    def kept(runs: Runs, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        known: dict[Any, T] = runs.derived
+        key = (derive, args, *kwargs.items())
+        if key not in known:
+            known[key] = derive(runs, *args, **kwargs)
+        return known[key]
+
+    return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +89,8 @@ class Runs:
     target: float | None = None
     """The test accuracy that times and energies to an accuracy are told for; None: each group's own
     (`analysis.metrics.accuracy_target`)."""
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    """What was derived from exactly these (see `once`)."""
 
     @property
     def whole(self) -> Runs:
@@ -140,6 +158,10 @@ class Runs:
             return self.tables.select(table, columns)
         return self.tables[table].select(columns)
 
+    def scan(self, table: str) -> pl.LazyFrame:
+        """A table that is read once it is collected."""
+        return self.tables.scans[table] if isinstance(self.tables, Tables) else self.tables[table].lazy()
+
     def only(self, run_ids: Container[str]) -> Runs:
         """These runs alone."""
         kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
@@ -177,7 +199,7 @@ def read_runs(path: Path | str, *others: Path | str, plugin: str | None = None) 
     below = {root: find_runs(root) for root in roots}
     folders = [folder for of_root in below.values() for folder in of_root]
     skipped = [each for root, of_root in below.items() for each in _foreign(root, of_root)]
-    collection = Collection(folders, lambda folder: _read(folder, plugin))
+    collection = Collection(folders, lambda folder: _read_journals(folder, plugin))
     skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
     kept, twins, homes = without_twins(collection.found)
     sweeps = {home: {run.folder.path for run in collection.found if run.folder.path.parent == home} for home in homes}
@@ -210,15 +232,6 @@ def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
         if entry.name not in names and entry.name not in WITHOUT_RUNS and not entry.name.startswith(".")
         if entry.is_dir() and Path(entry.path) not in expected
     ]
-
-
-def _read(folder: RunFolder, plugin: str | None) -> Published:
-    try:
-        os.stat(folder.result)
-    except FileNotFoundError:
-        return Published(_read_journals(folder, plugin))
-    # A result appears whole, by one rename; an invalid one was damaged later.
-    return read_published(folder)
 
 
 def read_samples(folder: Path) -> pl.DataFrame:
@@ -263,10 +276,10 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
         "outcome": state.outcome.outcome if state.outcome else None,
         "reason": state.outcome.reason if state.outcome else None,
         "state": state.state,
-        "folder": str(folder.path),
+        "note": "",
     }
     rows["run"] = [row]
-    return {table: pl.from_dicts(rows.get(table, []), schema=table_schema(table)) for table in LOADED}
+    return {table: pl.from_dicts(rows.get(table, []), schema=placed_schema(table)) for table in LOADED}
 
 
 def _one_line(error: Exception) -> str:

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from analysis import load
 from analysis.runs import published as published_module
-from analysis.runs import reader
-from analysis.runs.published import LOADED, NAME, read_published
+from analysis.runs.published import LOADED, NAME, PLACE, verified
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
@@ -63,13 +62,13 @@ def assert_same(path: Path) -> Runs:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of run folders that are read from their own files, from now on."""
     seen: list[str] = []
-    read = read_published
+    read = verified
 
-    def noted(folder: RunFolder) -> Any:
+    def noted(place: int, folder: RunFolder) -> Any:
         seen.append(folder.path.name)
-        return read(folder)
+        return read(place, folder)
 
-    monkeypatch.setattr(reader, "read_published", noted)
+    monkeypatch.setattr(published_module, "verified", noted)
     return seen
 
 
@@ -214,14 +213,14 @@ def test_a_damaged_copy_is_made_anew(tmp_path: Path, how: str) -> None:
     load(tmp_path)
     copy = tmp_path / "demo" / NAME
     content = copy.read_bytes()
-    if how == "flipped":  # in the middle of each table, which is read only when it is asked for
+    if how == "flipped":  # in the middle of each table
         content = bytes(b ^ 0xFF if i % 997 == 500 else b for i, b in enumerate(content))
     if how == "folder":
         copy.unlink()
         copy.mkdir()
     elif how == "other layout":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(published_module, "layout", lambda: {"run": {}})
+            patch.setattr(published_module, "layout", lambda table: pl.Schema({"run_id": pl.String, PLACE: pl.Int64}))
             copy.unlink()
             load(tmp_path)
     else:
@@ -231,14 +230,14 @@ def test_a_damaged_copy_is_made_anew(tmp_path: Path, how: str) -> None:
     assert_same(tmp_path)
 
 
-def test_a_damaged_table_in_a_good_archive_is_read_from_the_runs(tmp_path: Path) -> None:
+def test_what_is_read_from_a_copy_stays_when_its_file_is_damaged(tmp_path: Path) -> None:
     for repeat in range(2):
         finished(tmp_path, repeat)
     load(tmp_path)
     runs = load(tmp_path)
     copy = tmp_path / "demo" / NAME
     size = copy.stat().st_size
-    with copy.open("r+b") as file:  # in place: the archive is open
+    with copy.open("r+b") as file:  # in place
         file.write(b"\0" * (size // 2))
     assert runs.ranks.equals(scan(tmp_path).ranks)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import json
 import pkgutil
 import shutil
 import subprocess
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -17,14 +19,18 @@ import pytest
 import analysis
 from analysis import load, per_run, summary
 from analysis.runs.published import table_schema
+from analysis.runs.reader import once
 from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
-from parallelbench.results.tables import TABLES
+from parallelbench.results.tables import TABLES, TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, foreign, published, write_epochs
+from tests.analysis.test_compact import rewrite
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from analysis import Runs
 
 
 def test_published_runs_are_read_from_parquet_with_the_schema_of_the_records(tmp_path: Path) -> None:
@@ -139,6 +145,37 @@ def test_a_damaged_result_is_named_and_skipped_and_the_others_are_read(tmp_path:
     (skipped,) = runs.skipped
     assert skipped.path == bad.path
     assert reason in skipped.reason
+
+
+def test_an_empty_table_with_other_columns_is_told_from_whole_ones(tmp_path: Path) -> None:
+    """Runs are read together, and an empty table's columns aren't compared when it is scanned."""
+    good, bad = published(config(tmp_path)), published(config(tmp_path, repeat=1))
+    rewrite(bad, TABLES_VERSION, lambda tables: tables | {"losses": tables["losses"].drop("train_loss")})
+    older = published(config(tmp_path, repeat=2))
+    rewrite(older, TABLES_VERSION - 1, lambda tables: tables | {"losses": tables["losses"].drop("train_loss")})
+    runs = load(tmp_path)
+    assert runs.run["folder"].to_list() == [str(good.path), str(older.path)]
+    assert [(each.path, "losses.train_loss is missing" in each.reason) for each in runs.skipped] == [(bad.path, True)]
+    assert "losses.train_loss is missing" in runs.notes[0]
+
+
+def test_a_result_without_a_table_that_is_read_later_has_none_of_its_rows(tmp_path: Path) -> None:
+    folder = published(config(tmp_path), Fake(gpu_power_w=lambda epoch, rank: 100.0))
+    assert load(tmp_path).telemetry.height
+    rewrite(folder, TABLES_VERSION - 1, lambda tables: {t: frame for t, frame in tables.items() if t != "telemetry"})
+    assert load(tmp_path).telemetry.is_empty()
+
+
+def test_rows_belong_to_their_run_whatever_the_manifests_count(tmp_path: Path) -> None:
+    folders = [published(config(tmp_path, repeat=repeat, epochs=2 + repeat)) for repeat in range(2)]
+    manifests = [json.loads((folder.result / "manifest.json").read_bytes()) for folder in folders]
+    rows = [manifest["tables"]["ranks"]["rows"] for manifest in manifests]
+    for folder, manifest, wrong in zip(folders, manifests, reversed(rows), strict=True):
+        manifest["tables"]["ranks"]["rows"] = wrong
+        (folder.result / "manifest.json").write_text(json.dumps(manifest))
+    runs = load(tmp_path)
+    assert runs.skipped == ()
+    assert per_run(runs)["epochs_finished"].to_list() == [2, 3]
 
 
 def test_foreign_and_half_written_folders_are_named_and_skipped(tmp_path: Path) -> None:
@@ -275,6 +312,33 @@ def test_rows_of_runs_that_were_taken_out_stay_out(tmp_path: Path) -> None:
     fewer = dataclasses.replace(runs, tables={**runs.tables, "run": runs.run.head(2)})
     assert per_run(fewer).equals(per_run(runs).head(2))
     assert summary(fewer)["repeats"].to_list() == [2]
+
+
+def test_what_is_derived_dies_with_its_runs(tmp_path: Path) -> None:
+    published(config(tmp_path))
+    runs = load(tmp_path)
+    summary(runs)
+    alive = weakref.ref(runs)
+    del runs
+    gc.collect()
+    assert alive() is None
+
+
+def test_things_are_derived_once_however_many_sweeps_there_are(tmp_path: Path) -> None:
+    derived: list[tuple[Runs, str]] = []
+
+    @once
+    def column(runs: Runs, name: str) -> list[Any]:
+        derived.append((runs, name))
+        return runs.run[name].to_list()
+
+    published(config(tmp_path))
+    sweeps = [load(tmp_path) for _ in range(20)]
+    for _ in range(2):
+        assert [column(runs, name) for runs in sweeps for name in ("devices", "sweep")] == [[1], ["demo"]] * 20
+    assert len(derived) == 40
+    fewer = sweeps[0].only([])
+    assert column(fewer, "devices") == []
 
 
 def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
