@@ -6,12 +6,13 @@ Plain aggregates are declared beside their raw column (`parallelbench.results.ta
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
 
+from analysis.metrics.tokens import in_nats, model_flop_per_token, peak_flop_per_s, perplexity
 from parallelbench.results.columns import Column, Over, Place, Show, count, flag, share, text
 from parallelbench.results.tables import TABLES
 
@@ -19,38 +20,113 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
+@dataclass(frozen=True)
+class Metric(Column):
+    """A column that expressions compute. One that takes rows of other tables is none: its module joins it."""
+
+    epochs: pl.Expr | None = field(default=None, compare=False)
+    """One value out of a run's epochs, which `row` may take by the column's own name."""
+    row: pl.Expr | None = field(default=None, compare=False)
+    """The value, of a row that has all columns which are declared before."""
+
+
+def of_epochs(columns: Iterable[Column]) -> list[pl.Expr]:
+    """Those that have an expression of a run's epochs, for a `group_by`."""
+    return [c.epochs.alias(c.name) for c in columns if isinstance(c, Metric) and c.epochs is not None]
+
+
+def of_row(columns: Iterable[Column]) -> list[pl.Expr]:
+    """Those that have an expression of their row."""
+    return [c.row.alias(c.name) for c in columns if isinstance(c, Metric) and c.row is not None]
+
+
+def aggregate(values: pl.Expr | str, over: Over | None) -> pl.Expr:
+    """One value out of several."""
+    assert over is not None
+    return _EXPRESSIONS[over](pl.col(values) if isinstance(values, str) else values)
+
+
+def _whole(values: pl.Expr, result: pl.Expr) -> pl.Expr:
+    return pl.when(values.null_count() == 0, values.len() > 0).then(result)
+
+
+def _bits(values: pl.Expr) -> pl.Expr:
+    return pl.when(values.count() > 0).then(values.drop_nulls().bitwise_or())
+
+
+def _flags(values: pl.Expr) -> pl.Expr:
+    # Unique texts first: there are few of them, and many rows.
+    flags = values.drop_nulls().unique().str.split(" ").explode().unique().sort()
+    return pl.when(values.count() > 0).then(flags.str.join(" "))
+
+
+_EXPRESSIONS: dict[Over, Callable[[pl.Expr], pl.Expr]] = {
+    Over.SUM: lambda values: _whole(values, values.sum()),
+    Over.MEAN: lambda values: _whole(values, values.mean()),
+    Over.MEDIAN: pl.Expr.median,
+    Over.MAX: pl.Expr.max,
+    Over.MIN: pl.Expr.min,
+    Over.LAST: lambda values: values.drop_nulls().last(),
+    Over.BITS: _bits,
+    Over.FLAGS: _flags,
+    Over.FIRST: lambda values: values.drop_nulls().first(),
+    Over.SAME: pl.Expr.first,
+}
+
+
+def _count_known(flags: pl.Expr) -> pl.Expr:
+    """How many of these are true, as far as is known; null where nothing is."""
+    return pl.when(flags.is_not_null().any()).then(flags.sum())
+
+
+_STEADY = ~pl.col("warm_up")
+_SLOWEST_S = pl.col("slowest_epoch_time_s")
+_COMPLETE = pl.col("epochs_finished") == pl.col("epochs")
+_AT_ONCE = pl.col("resumed_after").is_null()
+
+
 # A column takes one line, or as few as its words do: the formatter would give each argument one.
 # fmt: off
 _OTHERWISE = "the data are not tokens, or an older release measured it"
 _NO_NATS = f"{_OTHERWISE}, or `loss` is not cross entropy with whole labels"
 OF_TOKENS = (
-    Column("tokens_per_s", "tokens trained on per second: tokens_per_sample × throughput_samples_per_s",
+    Metric("tokens_per_s", "tokens trained on per second: tokens_per_sample × throughput_samples_per_s",
         null=f"{_OTHERWISE}, or no epoch but each attempt's first one", repeats=Over.MEDIAN, heading="Token throughput",
-        where_known=True),
-    Column("model_flop_per_token", "floating-point operations of training on a token, without what is computed twice: "
+        where_known=True,
+        row=pl.col("tokens_per_sample") * pl.col("throughput_samples_per_s")),
+    Metric("model_flop_per_token", "floating-point operations of training on a token, without what is computed twice: "
         "6·N + 12·L·H·Q·T, as in appendix B of PaLM (arXiv 2204.02311), with the parameters of matrices as N; from the "
         "counted layers", null=f"{_OTHERWISE}, or the model was not counted", repeats=Over.MEDIAN,
-        heading="Operations per token", tables=("configurations",), where_known=True),
-    Column("peak_flop_per_s", "what mfu rests on: a device's fastest matrix product as probed at the run's start or "
+        heading="Operations per token", tables=("configurations",), where_known=True,
+        row=model_flop_per_token()),
+    Metric("peak_flop_per_s", "what mfu rests on: a device's fastest matrix product as probed at the run's start or "
         "end, CPUs in fp32, GPUs in fp16", null="the data are not tokens, not probed (`measure.probe`), or the run's "
         "arithmetic is another (GPUs: bf16 has fp16's peak)", repeats=Over.MEDIAN, heading="Measured peak of a device",
-        tables=("configurations",), where_known=True),
-    share("mfu", "model FLOP utilisation: model_flop_per_token × tokens_per_s ÷ (devices × peak_flop_per_s)",
-        null="one of these is null", repeats=Over.MEDIAN, heading="MFU of the measured peak", where_known=True),
-    Column("final_loss_per_token", "test_loss after the last epoch, in nats per token",
+        tables=("configurations",), where_known=True,
+        row=peak_flop_per_s()),
+    Metric("mfu", "model FLOP utilisation: model_flop_per_token × tokens_per_s ÷ (devices × peak_flop_per_s)",
+        null="one of these is null", repeats=Over.MEDIAN, heading="MFU of the measured peak", where_known=True,
+        type="float64", unit="share",
+        row=pl.col("model_flop_per_token") * pl.col("tokens_per_s") / (pl.col("devices") * pl.col("peak_flop_per_s"))),
+    Metric("final_loss_per_token", "test_loss after the last epoch, in nats per token",
         null=f"the run did not finish, {_NO_NATS}", repeats=Over.MEDIAN, heading="Final test loss, nats per token",
-        where_known=True),
-    Column("final_perplexity", "exponential of final_loss_per_token", null=f"the run did not finish, {_NO_NATS}",
-        repeats=Over.MEDIAN, heading="Final perplexity", where_known=True),
+        where_known=True,
+        epochs=pl.col("test_loss").last(), row=pl.when(_COMPLETE, in_nats()).then("final_loss_per_token")),
+    Metric("final_perplexity", "exponential of final_loss_per_token", null=f"the run did not finish, {_NO_NATS}",
+        repeats=Over.MEDIAN, heading="Final perplexity", where_known=True,
+        row=perplexity("final_loss_per_token")),
 )
 """Of a run."""
 
 
 PER_EPOCH = (
-    Column("training_time_s", "sum of slowest_epoch_time_s up to and with this epoch",
-        null="the run was resumed, so it has warmed up more than once"),
-    Column("epoch_throughput_samples_per_s", "samples trained on over all data shards ÷ slowest_epoch_time_s"),
-    flag("warm_up", "whether it is the first epoch of an attempt"),
+    Metric("training_time_s", "sum of slowest_epoch_time_s up to and with this epoch",
+        null="the run was resumed, so it has warmed up more than once",
+        row=pl.when(pl.col("attempt").n_unique().over("run_id") == 1).then(_SLOWEST_S.cum_sum().over("run_id"))),
+    Metric("epoch_throughput_samples_per_s", "samples trained on over all data shards ÷ slowest_epoch_time_s",
+        row=pl.col("train_samples") / _SLOWEST_S),
+    Metric("warm_up", "whether it is the first epoch of an attempt",
+        type="bool", row=pl.col("epoch") == pl.col("epoch").min().over("run_id", "attempt")),
     Column("lost_share", "time that others kept a rank off a core ÷ slowest_epoch_time_s, of the rank that lost most; "
         "above 1 if it lost several cores; where short epochs were disturbed together, of these together",
         null="no rank measured it"),
@@ -70,35 +146,51 @@ _NOT_COUNTED = "not counted on every rank"
 sent = partial(Column, unit="bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN)
 
 PER_RUN = (
-    count("epochs_finished", "epochs that every rank finished", heading="Epochs finished", tables=("runs",)),
-    Column("first_epoch_time_s", "training window of epoch 1, warm-up included, on its slowest rank",
-        null="no epoch finished", repeats=Over.MEDIAN, heading="First epoch"),
-    Column("second_epoch_time_s", "training window of epoch 2 on its slowest rank",
-        null="not trained, or an attempt began with it", repeats=Over.MEDIAN, heading="Second epoch", tables=("runs",)),
-    Column("steady_step_time_s", "slowest_epoch_time_s ÷ the epoch's optimizer steps: median over the epochs without "
+    Metric("epochs_finished", "epochs that every rank finished", heading="Epochs finished", tables=("runs",),
+        type="int32", epochs=pl.len(), row=pl.col("epochs_finished").fill_null(0)),
+    Metric("first_epoch_time_s", "training window of epoch 1, warm-up included, on its slowest rank",
+        null="no epoch finished", repeats=Over.MEDIAN, heading="First epoch",
+        epochs=_SLOWEST_S.filter(pl.col("epoch") == 1, pl.col("warm_up")).first()),
+    Metric("second_epoch_time_s", "training window of epoch 2 on its slowest rank",
+        null="not trained, or an attempt began with it", repeats=Over.MEDIAN, heading="Second epoch", tables=("runs",),
+        epochs=_SLOWEST_S.filter(pl.col("epoch") == 2, _STEADY).first()),
+    Metric("steady_step_time_s", "slowest_epoch_time_s ÷ the epoch's optimizer steps: median over the epochs without "
         "each attempt's first one", null="no epoch but each attempt's first one, or no step in it", repeats=Over.MEDIAN,
-        heading="Step", tables=("runs",), show=Show.MILLISECONDS),
-    count("steady_epochs", "epochs that every rank finished, without each attempt's first one", null="none"),
-    count("disturbed_epochs", "those of them that were disturbed, as far as it was measured",
-        null="not measured in any of them", heading="Disturbed epochs", tables=("runs",)),
-    Column("largest_lost_share", "largest lost_share of any epoch without each attempt's first one",
-        null="not measured"),
-    Column("startup_without_parity_s", "launch to the end of the first step, without the parity check, which only this "
-        "suite runs", null="not reached", repeats=Over.MEDIAN, heading="Start-up", tables=("configurations",)),
-    Column("total_training_time_s", "sum over all epochs of the slowest rank's training window, warm-up included",
-        null=_SEVERAL, repeats=Over.MEDIAN, heading="Training", tables=("runs",)),
-    Column("total_time_s", "startup_without_parity_s + total_training_time_s − startup_first_step_s (step 1 belongs to "
-        "epoch 1)", null=_SEVERAL, repeats=Over.MEDIAN),
-    Column("end_to_end_time_s", "preprocess_time_s, without executions after the first, + total_time_s: from the "
+        heading="Step", tables=("runs",), show=Show.MILLISECONDS,
+        epochs=(_SLOWEST_S / pl.col("steps")).filter(_STEADY, pl.col("steps") > 0).median()),
+    Metric("steady_epochs", "epochs that every rank finished, without each attempt's first one", null="none",
+        type="int32", epochs=_STEADY.sum()),
+    Metric("disturbed_epochs", "those of them that were disturbed, as far as it was measured",
+        null="not measured in any of them", heading="Disturbed epochs", tables=("runs",),
+        type="int32", epochs=_count_known(pl.col("disturbed").filter(_STEADY))),
+    Metric("largest_lost_share", "largest lost_share of any epoch without each attempt's first one",
+        null="not measured",
+        epochs=pl.col("lost_share").filter(_STEADY).max()),
+    Metric("startup_without_parity_s", "launch to the end of the first step, without the parity check, which only this "
+        "suite runs", null="not reached", repeats=Over.MEDIAN, heading="Start-up", tables=("configurations",),
+        row=pl.col("startup_s") - pl.col("startup_parity_s").fill_null(0)),
+    Metric("total_training_time_s", "sum over all epochs of the slowest rank's training window, warm-up included",
+        null=_SEVERAL, repeats=Over.MEDIAN, heading="Training", tables=("runs",),
+        epochs=aggregate(_SLOWEST_S, Over.SUM), row=pl.when(_COMPLETE, _AT_ONCE).then("total_training_time_s")),
+    Metric("total_time_s", "startup_without_parity_s + total_training_time_s − startup_first_step_s (step 1 belongs to "
+        "epoch 1)", null=_SEVERAL, repeats=Over.MEDIAN,
+        row=pl.col("startup_without_parity_s") + pl.col("total_training_time_s") - pl.col("startup_first_step_s")),
+    Metric("end_to_end_time_s", "preprocess_time_s, without executions after the first, + total_time_s: from the "
         "stored training set to the end of the training", null=f"nothing was preprocessed or trained, {_SEVERAL}",
-        repeats=Over.MEDIAN, heading="Preprocessing and training"),
-    Column("throughput_samples_per_s", "samples trained on per epoch over all data shards ÷ steady_epoch_time_s",
-        null="no epoch but each attempt's first one", repeats=Over.MEDIAN, heading="Throughput"),
-    Column("least_flop_per_s", "floating-point operations per second and device that this throughput takes at least: "
+        repeats=Over.MEDIAN, heading="Preprocessing and training",
+        row=pl.col("preprocess_time_s") - pl.col("_again_s").fill_null(0) + pl.col("total_time_s")),
+    Metric("throughput_samples_per_s", "samples trained on per epoch over all data shards ÷ steady_epoch_time_s",
+        null="no epoch but each attempt's first one", repeats=Over.MEDIAN, heading="Throughput",
+        epochs=pl.col("train_samples").filter(_STEADY).median(),
+        row=pl.col("throughput_samples_per_s") / pl.col("steady_epoch_time_s")),
+    Metric("least_flop_per_s", "floating-point operations per second and device that this throughput takes at least: "
         "least_flop_per_sample × throughput_samples_per_s ÷ devices",
-        null="no throughput, or the model was not counted"),
+        null="no throughput, or the model was not counted",
+        row=pl.col("least_flop_per_sample") * pl.col("throughput_samples_per_s") / pl.col("devices")),
     *OF_TOKENS,
-    Column("throughput_with_startup_samples_per_s", "samples trained on in all epochs ÷ total_time_s", null=_SEVERAL),
+    Metric("throughput_with_startup_samples_per_s", "samples trained on in all epochs ÷ total_time_s", null=_SEVERAL,
+        epochs=pl.col("train_samples").sum(),
+        row=pl.col("throughput_with_startup_samples_per_s") / pl.col("total_time_s")),
     text("memory_kind", "device: allocated by tensors on GPUs; host: resident set of the processes, on CPUs",
         null="the device is unknown", repeats=Over.FIRST),
     Column("peak_memory_max_bytes", "each rank's peak over all epochs, the largest of them; memory_kind says of which "
@@ -120,18 +212,22 @@ PER_RUN = (
     sent("gradient_bytes_sent_per_step_busiest", "gradients among bytes_sent_per_step_busiest"),
     sent("activation_bytes_sent_per_step_busiest", "activations and their gradients among bytes_sent_per_step_busiest"),
     sent("parameter_bytes_sent_per_step_busiest", "parameters and buffers among bytes_sent_per_step_busiest"),
-    Column("gpu_energy_per_sample_j", "GPU energy of an epoch ÷ the samples trained on: median over the epochs without "
+    Metric("gpu_energy_per_sample_j", "GPU energy of an epoch ÷ the samples trained on: median over the epochs without "
         "each attempt's first one", null="no GPU, or no telemetry of all of them", repeats=Over.MEDIAN,
-        heading="GPU energy per sample", tables=("energy",)),
-    Column("gpu_hours", "devices × total_time_s ÷ 3600: start-up and training, without parity check and evaluation",
-        unit="h", null=f"no GPU, or {_SEVERAL}", repeats=Over.MEDIAN, heading="GPU-hours of a run", tables=("energy",)),
-    share("final_test_accuracy", "test accuracy after the last epoch", null=_UNFINISHED, repeats=Over.MEDIAN,
-        heading="Final test accuracy", brief="test\nacc."),
+        heading="GPU energy per sample", tables=("energy",),
+        epochs=(pl.col("gpu_energy_j") / pl.col("train_samples")).filter(_STEADY).median()),
+    Metric("gpu_hours", "devices × total_time_s ÷ 3600: start-up and training, without parity check and evaluation",
+        unit="h", null=f"no GPU, or {_SEVERAL}", repeats=Over.MEDIAN, heading="GPU-hours of a run", tables=("energy",),
+        row=pl.when(pl.col("device_type") == "cuda").then(pl.col("devices") * pl.col("total_time_s") / 3600)),
+    Metric("final_test_accuracy", "test accuracy after the last epoch", null=_UNFINISHED, repeats=Over.MEDIAN,
+        heading="Final test accuracy", brief="test\nacc.", type="float64", unit="share",
+        epochs=pl.col("test_accuracy").last(), row=pl.when(_COMPLETE).then("final_test_accuracy")),
     Column("parity_difference", "largest of the parity check's loss, gradient, parameter and evaluation differences",
         null="not checked", repeats=Over.MAX, excluded_too=True, heading="Parity difference", tables=("runs",),
         show=Show.SCIENTIFIC),
-    flag("closed", "whether the closing check, which follows the last epoch, ended",
-        null="not asked for, or the run has no result"),
+    Metric("closed", "whether the closing check, which follows the last epoch, ended",
+        null="not asked for, or the run has no result", type="bool",
+        row=pl.when("_unclosed").then(pl.lit(False)).when(pl.col("closing_check_s").is_not_null()).then(pl.lit(True))),
     text("checks_made", "what was checked during and after training, and failed or passed; and what was not compared",
         null="no such check was made", heading="Checks of what was trained", tables=("runs",)),
 )
@@ -307,37 +403,3 @@ def aggregates(pairs: Iterable[tuple[Column, Column]], *, steady: pl.Expr | None
         return every.filter(steady) if column.steady and steady is not None else every
 
     return [aggregate(values(source, column), column.over).alias(column.name) for source, column in pairs]
-
-
-def aggregate(values: pl.Expr | str, over: Over | None) -> pl.Expr:
-    """One value out of several."""
-    assert over is not None
-    return _EXPRESSIONS[over](pl.col(values) if isinstance(values, str) else values)
-
-
-def _whole(values: pl.Expr, result: pl.Expr) -> pl.Expr:
-    return pl.when(values.null_count() == 0, values.len() > 0).then(result)
-
-
-def _bits(values: pl.Expr) -> pl.Expr:
-    return pl.when(values.count() > 0).then(values.drop_nulls().bitwise_or())
-
-
-def _flags(values: pl.Expr) -> pl.Expr:
-    # Unique texts first: there are few of them, and many rows.
-    flags = values.drop_nulls().unique().str.split(" ").explode().unique().sort()
-    return pl.when(values.count() > 0).then(flags.str.join(" "))
-
-
-_EXPRESSIONS: dict[Over, Callable[[pl.Expr], pl.Expr]] = {
-    Over.SUM: lambda values: _whole(values, values.sum()),
-    Over.MEAN: lambda values: _whole(values, values.mean()),
-    Over.MEDIAN: pl.Expr.median,
-    Over.MAX: pl.Expr.max,
-    Over.MIN: pl.Expr.min,
-    Over.LAST: lambda values: values.drop_nulls().last(),
-    Over.BITS: _bits,
-    Over.FLAGS: _flags,
-    Over.FIRST: lambda values: values.drop_nulls().first(),
-    Over.SAME: pl.Expr.first,
-}

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.columns import aggregates, epoch_aggregates, per_epoch_columns, run_aggregates
+from analysis.metrics.columns import aggregates, epoch_aggregates, of_row, per_epoch_columns, run_aggregates
+from analysis.metrics.tokens import in_nats, perplexity
 from analysis.runs.published import finite
 from analysis.runs.reader import once
-from parallelbench.measure.counting import decode_counts
 from parallelbench.results.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from analysis.runs.reader import Runs
-    from parallelbench.measure.counting import LayerCount
 
 
 # Ids have 64 characters. As numbers, a million rows are grouped and joined in a fraction of the time.
@@ -81,15 +80,7 @@ def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
         .sort("_both")
         .drop("_both")
         .join(numbered(runs, "run", "cores_per_device"), on="run_id", how="left", maintain_order="left")
-        .with_columns(
-            lost_share(),
-            disturbed(),
-            training_time_s=pl.when(pl.col("attempt").n_unique().over("run_id") == 1).then(
-                pl.col("slowest_epoch_time_s").cum_sum().over("run_id")
-            ),
-            epoch_throughput_samples_per_s=pl.col("train_samples") / pl.col("slowest_epoch_time_s"),
-            warm_up=pl.col("epoch") == pl.col("epoch").min().over("run_id", "attempt"),
-        )
+        .with_columns(lost_share(), disturbed(), *of_row(per_epoch_columns()))
     )
     return judged_in_pools(finite(epochs), lambda: numbered(runs, "ranks", "epoch", "rank", *OF_POOLS))
 
@@ -223,56 +214,3 @@ def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]
         disturbed=pl.when(in_pool).then(True).otherwise("disturbed"),
         lost_share=pl.coalesce("pooled_share", "lost_share"),
     ).drop("pooled_share")
-
-
-FORWARD_AND_BACKWARD = 3
-"""Backward does twice the forward's work."""
-_NATS = "parallelbench.optim.losses.CrossEntropy"
-"""The loss that is nats per token, and what all runs had before there were others."""
-_PROBED = ("cpu fp32", "cuda fp16", "cuda bf16")
-"""Kinds of devices and arithmetic whose peak the probe measures."""
-
-
-_OF_TOKENS = pl.col("tokens_per_sample").is_not_null()
-
-
-def model_flop_per_token() -> pl.Expr:
-    """Floating-point operations of training on a token, without what is computed twice.
-
-    6·N + 12·L·H·Q·T, as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311): L layers of H heads of width
-    Q, sequences of T tokens, attention in full. N are the parameters of matrices that a token is multiplied with: of
-    looked-up embeddings, vectors and experts that a token is not sent to, none. Computed from the layers as counted
-    while one sample passed, which a test holds against that formula.
-    """
-    forward = pl.when(_OF_TOKENS).then("layers_json").map_elements(_forward_flop, return_dtype=pl.Float64)
-    return FORWARD_AND_BACKWARD * forward / pl.col("tokens_per_sample")
-
-
-def _forward_flop(layers_json: str) -> float | None:
-    layers: list[LayerCount] = decode_counts(layers_json)
-    return sum(each.product_flop + each.convolution_flop + each.grouped_flop for each in layers) or None
-
-
-def peak_flop_per_s() -> pl.Expr:
-    """A device's fastest matrix product, of the probes at both ends of the run, in the arithmetic of the training.
-
-    Null where the probe measures another arithmetic than the run's; its matrix products are fp32 on CPUs, and fp16 on
-    GPUs, whose peak is that of bf16, too.
-    """
-    either = pl.max_horizontal("probed_start_matmul_flop_per_s", "probed_end_matmul_flop_per_s")
-    known = pl.concat_str("device_type", "precision", separator=" ").is_in(_PROBED)
-    return pl.when(_OF_TOKENS, known).then(either)
-
-
-def in_nats() -> pl.Expr:
-    """Whether losses are nats per token: `loss` is cross entropy with whole labels."""
-    config = pl.when(_OF_TOKENS).then("config_json")  # others need not be read
-    target, smoothing = (config.str.json_path_match(f"$.loss.{key}") for key in ("_target_", "label_smoothing"))
-    whole = (target == _NATS) & (smoothing.cast(pl.Float64, strict=False) == 0)
-    return _OF_TOKENS & (target.is_null() | whole)
-
-
-def perplexity(loss: str) -> pl.Expr:
-    """The exponential of a loss in nats per token; null where no number is so large."""
-    exponential = pl.col(loss).exp()
-    return pl.when(exponential.is_finite()).then(exponential)

@@ -8,21 +8,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.columns import aggregate, aggregates, per_run_columns, row_aggregates, run_aggregates
-from analysis.metrics.epochs import (
-    AS_TEXT,
-    in_nats,
-    measured,
-    model_flop_per_token,
-    numbered,
-    peak_flop_per_s,
-    perplexity,
-    run_and,
-)
+from analysis.metrics.columns import aggregates, of_epochs, of_row, per_run_columns, row_aggregates, run_aggregates
+from analysis.metrics.epochs import AS_TEXT, measured, numbered, run_and
 from analysis.runs.published import TYPES, finite
 from analysis.runs.reader import once
 from parallelbench.errors import ConfigError
-from parallelbench.results.columns import Over
 from parallelbench.results.tables import CLOSING
 
 if TYPE_CHECKING:
@@ -32,7 +22,6 @@ if TYPE_CHECKING:
     from parallelbench.results.columns import Column
 
 
-SECONDS_PER_HOUR = 3600
 KINDS_SENT = ("gradient", "activation", "parameter")
 """What the bytes are that ranks send: see `parallelbench.measure.traffic.Kind`."""
 
@@ -40,24 +29,8 @@ KINDS_SENT = ("gradient", "activation", "parameter")
 @once
 def per_run(runs: Runs) -> pl.DataFrame:
     """One row per run, in the order of `runs.run`: `run_id` and the columns that `per_run_columns` declares."""
-    steady = ~pl.col("warm_up")
-    slowest_s = pl.col("slowest_epoch_time_s")
-    epochs = measured(runs).group_by("run_id").agg(
-        *aggregates(run_aggregates(), steady=steady),
-        pl.len().cast(pl.Int32).alias("epochs_finished"),
-        slowest_s.filter(pl.col("epoch") == 1, pl.col("warm_up")).first().alias("first_epoch_time_s"),
-        slowest_s.filter(pl.col("epoch") == 2, steady).first().alias("second_epoch_time_s"),
-        (slowest_s / pl.col("steps")).filter(steady, pl.col("steps") > 0).median().alias("steady_step_time_s"),
-        aggregate("slowest_epoch_time_s", Over.SUM).alias("total_training_time_s"),
-        (pl.col("gpu_energy_j") / pl.col("train_samples")).filter(steady).median().alias("gpu_energy_per_sample_j"),
-        pl.col("train_samples").filter(steady).median().alias("_samples"),
-        pl.col("train_samples").sum().alias("_all_samples"),
-        pl.col("test_accuracy").last().alias("final_test_accuracy"),
-        pl.col("test_loss").last().alias("final_loss_per_token"),
-        steady.sum().cast(pl.Int32).alias("steady_epochs"),
-        _count_known(pl.col("disturbed").filter(steady)).alias("disturbed_epochs"),
-        pl.col("lost_share").filter(steady).max().alias("largest_lost_share"),
-    )  # fmt: skip
+    plain = aggregates(run_aggregates(), steady=~pl.col("warm_up"))
+    epochs = measured(runs).group_by("run_id").agg(*plain, *of_epochs(per_run_columns()))
     joined = numbered(runs, "run", *(name for name in runs.run.columns if name != "run_id"))
     of_rows = [_over_rows(runs, table, pairs) for table, pairs in row_aggregates().items()]
     for part in (
@@ -71,67 +44,16 @@ def per_run(runs: Runs) -> pl.DataFrame:
     ):
         joined = joined.join(part, on="run_id", how="left", maintain_order="left")
     typed = (pl.col(column.name).cast(TYPES[column.type]) for column in per_run_columns())
-    return finite(_derive(finite(joined)).select(AS_TEXT, *typed))
-
-
-def _count_known(flags: pl.Expr) -> pl.Expr:
-    """How many of these are true, as far as is known; null where nothing is."""
-    return pl.when(flags.is_not_null().any()).then(flags.sum().cast(pl.Int32))
+    joined = finite(joined)
+    for value in of_row(per_run_columns()):  # one by one: they build on each other
+        joined = joined.with_columns(value)
+    return finite(joined.select(AS_TEXT, *typed))
 
 
 def _over_rows(runs: Runs, table: str, pairs: list[tuple[Column, Column]]) -> pl.DataFrame:
     """The plain aggregates over all of a run's rows."""
     sources = dict.fromkeys(source.name for source, _ in pairs)
     return numbered(runs, table, *sources).group_by("run_id").agg(aggregates(pairs))
-
-
-def _derive(joined: pl.DataFrame) -> pl.DataFrame:
-    """The columns that follow from one row."""
-    complete = pl.col("epochs_finished") == pl.col("epochs")
-    whole = ("total_training_time_s", "final_test_accuracy", "final_loss_per_token")
-    derived = (
-        joined.with_columns(pl.col("epochs_finished").fill_null(0))
-        .with_columns(
-            *(pl.when(complete).then(pl.col(name)).alias(name) for name in whole),
-        )
-        .with_columns(
-            total_training_time_s=pl.when(pl.col("resumed_after").is_null()).then(pl.col("total_training_time_s")),
-            throughput_samples_per_s=pl.col("_samples") / pl.col("steady_epoch_time_s"),
-            # Null: there was no parity check, so nothing is subtracted.
-            closed=pl.when("_unclosed")
-            .then(pl.lit(False))
-            .when(pl.col("closing_check_s").is_not_null())
-            .then(pl.lit(True)),
-            startup_without_parity_s=pl.col("startup_s") - pl.col("startup_parity_s").fill_null(0),
-        )
-        .with_columns(
-            total_time_s=pl.when(pl.col("resumed_after").is_null()).then(
-                pl.col("startup_without_parity_s") + pl.col("total_training_time_s") - pl.col("startup_first_step_s")
-            )
-        )
-        .with_columns(
-            end_to_end_time_s=pl.col("preprocess_time_s") - pl.col("_again_s").fill_null(0) + pl.col("total_time_s"),
-            least_flop_per_s=pl.col("least_flop_per_sample") * pl.col("throughput_samples_per_s") / pl.col("devices"),
-            throughput_with_startup_samples_per_s=pl.col("_all_samples") / pl.col("total_time_s"),
-            gpu_hours=pl.when(pl.col("device_type") == "cuda").then(
-                pl.col("devices") * pl.col("total_time_s") / SECONDS_PER_HOUR
-            ),
-        )
-    )
-    return _of_tokens(derived)
-
-
-def _of_tokens(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the columns of language models."""
-    return rows.with_columns(
-        tokens_per_s=pl.col("tokens_per_sample") * pl.col("throughput_samples_per_s"),
-        model_flop_per_token=model_flop_per_token(),
-        peak_flop_per_s=peak_flop_per_s(),
-        final_loss_per_token=pl.when(in_nats()).then("final_loss_per_token"),
-    ).with_columns(
-        mfu=pl.col("model_flop_per_token") * pl.col("tokens_per_s") / (pl.col("devices") * pl.col("peak_flop_per_s")),
-        final_perplexity=perplexity("final_loss_per_token"),
-    )
 
 
 def _prepared_again(runs: Runs) -> pl.DataFrame:

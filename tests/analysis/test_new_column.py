@@ -7,13 +7,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
 from analysis import load, per_epoch, per_run, summary, summary_table, write_report
 from analysis.metrics import columns as columns_module
 from analysis.metrics import per_epoch_columns, per_run_columns, summary_columns
-from analysis.metrics.columns import FIRST, PER_FACT, facts_columns
+from analysis.metrics.columns import FIRST, PER_FACT, Metric, facts_columns
 from analysis.report import page as page_module
 from analysis.runs import published
 from parallelbench.results import folder
@@ -92,6 +93,24 @@ def test_results_without_it_load_beside_and_have_null(tmp_path: Path, monkeypatc
     assert per_run(runs)["steady_waited_s"].to_list() == [None, None], "none has measured it"
     assert per_run(runs)["steady_epoch_time_s"].to_list() == [1.0, 1.0]
     assert summary(runs)["repeats"].to_list() == [2]
+
+
+def test_a_declared_formula_is_computed(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = Metric("last_waited_s", "…", epochs=pl.col("waited_sum_s").last(), row=pl.col("last_waited_s") / 2)
+    each = Metric("waited_by_rank_s", "…", repeats=Over.MEDIAN, row=pl.col("last_waited_s") / pl.col("processes"))
+    monkeypatch.setattr(columns_module, "PER_RUN", (*columns_module.PER_RUN, last, each))
+    runs = load(results)
+    assert per_run(runs)["last_waited_s"].to_list() == [8.0, 108.0, 208.0]
+    assert summary(runs)["waited_by_rank_s"].to_list() == [54.0]
+
+
+def test_formulas_are_in_the_order_in_which_they_build_on_each_other() -> None:
+    """What a formula takes of the epochs has its final name already, so a wrong order would not fail, but be wrong."""
+    columns = per_run_columns()
+    for place, column in enumerate(columns):
+        taken = column.row.meta.root_names() if isinstance(column, Metric) and column.row is not None else []
+        later = {each.name for each in columns[place + 1 :] if isinstance(each, Metric)}
+        assert not later & set(taken), column.name
 
 
 @pytest.mark.slow
@@ -187,7 +206,7 @@ def test_units_are_those_of_the_names() -> None:
 
 
 def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
-    """`git grep` of a metric's name finds its one declaration and, where that is a formula, the formula."""
+    """`git grep` of a metric's name finds its one declaration, with its formula or beside what computes it."""
     root = docs.DOCS.parent
     declarations = [
         *(root / "parallelbench" / "results").glob("*.py"),
@@ -196,11 +215,13 @@ def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
     written = "\n".join(path.read_text(encoding="utf-8") for path in declarations)
     computed = (root / "analysis" / "metrics" / "runs.py").read_text(encoding="utf-8")
     for column in per_run_columns():
-        assert len(re.findall(rf'(Column|text|count|flag|share|sent)\(\s*"{column.name}"', written)) == 1, column.name
-        is_formula = column.over is None and not column.name.startswith(
-            ("gradient_", "activation_", "parameter_", "bytes_")
+        assert len(re.findall(rf'(Metric|Column|text|count|flag|share|sent)\(\s*"{column.name}"', written)) == 1, (
+            column.name
         )
-        assert not is_formula or column.name in computed, column.name
+        if isinstance(column, Metric):
+            assert column.epochs is not None or column.row is not None, column.name
+        elif column.over is None and not column.name.startswith(("gradient_", "activation_", "parameter_", "bytes_")):
+            assert column.name in computed, column.name
 
 
 def test_the_first_columns_of_the_pages_tables_exist() -> None:
