@@ -20,7 +20,7 @@ from tests.surroundings import hide_the_machine, machine_path, program
 hide_the_machine()  # before a library reads the environment
 
 from parallelbench.environments import look, python_of  # noqa: E402
-from tests.costs import DEAR_S, SLOW_S, known, recorded  # noqa: E402
+from tests.costs import recorded  # noqa: E402
 from tests.warm import cold, warm  # noqa: E402
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ sys.dont_write_bytecode = False
 
 PASSED_TO, PASSED_BEFORE = "PYTEST_PASSED_TO", "PYTEST_PASSED_BEFORE"
 """Variables that name a file: of tests that passed, and of those that need not run again here."""
-MARKS = ("exhaustive", "always", "slow")
-BY_HAND = pytest.StashKey[str]()
-"""The first of `MARKS` that the test's author gave it."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -53,19 +50,9 @@ def _is_worker() -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by their cases, and by what they took when that was last recorded; leave out what passed elsewhere."""
+    """Mark tests by their cases; leave out what passed elsewhere."""
     _mark_by_cases(items)
     skip_without(items, "tensorflow")
-    known_s = known()
-    for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        item.stash[BY_HAND] = next((mark for mark in MARKS if mark in marks), "")
-        taken_s = 0.0 if "always" in marks else known_s.get(item.nodeid, 0.0)
-        if "slow" not in marks and taken_s >= SLOW_S:
-            item.add_marker("slow")
-            item.add_marker("by_cost")
-        if taken_s >= DEAR_S:
-            item.add_marker("exhaustive")
     if file := os.environ.get(PASSED_BEFORE):
         passed = set(Path(file).read_text("utf-8").splitlines())
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
@@ -105,7 +92,7 @@ def skip_without(items: list[pytest.Item], framework: str) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Record what the test takes, where that is asked for."""
-    with recorded(item.nodeid, item.stash[BY_HAND]):
+    with recorded(item.nodeid):
         return (yield)
 
 

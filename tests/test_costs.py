@@ -46,16 +46,3 @@ def test_nothing_is_recorded_unless_it_is_asked_for(tmp_path: Path, monkeypatch:
         pass
     assert not list(tmp_path.iterdir())
 
-
-def test_a_test_is_listed_where_it_takes_longer_than_its_mark_says() -> None:
-    taken = [("quick", "", 0.1), ("slower", "", 0.2), ("slow", "slow", 1.1), ("dear", "slow", 2.1)]
-    taken += [("exhaustive", "exhaustive", 9.0), ("always", "always", 9.0), ("busy machine", "", 3.0)]
-    lines = [{"test": test, "mark": mark, "cpu_s": cpu_s} for test, mark, cpu_s in [*taken, ("busy machine", "", 0.1)]]
-    listed = [line for line in costs.to_record(lines).splitlines() if not line.startswith("#")]
-    assert listed == ["2.10 dear", "0.20 slower"]
-
-
-def test_what_is_known_is_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "RECORD", tmp_path / "recorded")
-    costs.RECORD.write_text(costs.to_record([{"test": "a.py::b[c - d]", "mark": "", "cpu_s": 1.5}]))
-    assert costs.known() == {"a.py::b[c - d]": 1.5}

@@ -15,7 +15,6 @@ from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 ROOT = DOCS.parent
 
 
-@pytest.mark.always
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "strategies.md" else name for name in PAGES]
 )

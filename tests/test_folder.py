@@ -419,7 +419,6 @@ def claim_at_once(path: Path, barrier: Barrier, queue: Any) -> None:
     queue.put(folder.claim(after=after) is not None)
 
 
-@pytest.mark.always
 @pytest.mark.slow
 def test_of_many_that_claim_at_once_exactly_one_wins(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")

@@ -545,7 +545,6 @@ def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
     ],
     ids=["whole", "two", "resumed", "packed", "debugged", "hangs"],
 )
-@pytest.mark.always
 @pytest.mark.cases("whole")
 def test_whole_runs_are_judged(check: Any, words: str) -> None:
     assert words in check()

@@ -87,7 +87,6 @@ def top(name: str) -> str:
     return name.partition(".")[0]
 
 
-@pytest.mark.always
 def test_data_flows_one_way() -> None:
     against = []
     for module, path in SOURCES.items():
@@ -103,7 +102,6 @@ def test_data_flows_one_way() -> None:
     assert not against, "\n".join(against)
 
 
-@pytest.mark.always
 def test_nothing_imports_the_front_door_or_the_tests() -> None:
     for module, path in SOURCES.items():
         assert FRONT_DOOR not in imported(path), module
@@ -139,7 +137,6 @@ for module in sys.argv[1:]:
 """
 
 
-@pytest.mark.always
 @pytest.mark.slow
 def test_importing_any_of_them_first_and_alone_loads_no_torch() -> None:
     """Prints 0 for each, 1 if it or one before it loads torch, 2 if it can't be imported."""

@@ -137,7 +137,6 @@ def findings(source: str) -> Iterator[int]:
                     yield node.lineno
 
 
-@pytest.mark.always
 def test_no_code_computes_with_sentences() -> None:
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for path in SOURCES:

@@ -64,7 +64,6 @@ def by_hand(run: RunConfig) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.always
 def test_rows_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     exact = [*SMALL, "precision=fp64", "devices=2"]
     pieces = ["strategy.micro_batches=4"]

@@ -101,7 +101,6 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
             other.loader.arrays(other.data, Path("data"))
 
 
-@pytest.mark.always
 @pytest.mark.slow
 def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]

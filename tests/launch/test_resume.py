@@ -143,7 +143,6 @@ def stop_after(program: Program, epochs: int, number: int = 1) -> Attempt:
     return attempt
 
 
-@pytest.mark.always
 @fault(
     "workers",
     "A rank is killed in the middle of a run",

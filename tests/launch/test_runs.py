@@ -119,7 +119,6 @@ def test_submitting_a_finished_sweep_again_starts_nothing(finished: dict[str, Ru
     assert {path: path.stat().st_mtime_ns for path in results.rglob("*")} == before
 
 
-@pytest.mark.always
 def test_two_submits_at_once_execute_each_run_once(tmp_path: Path) -> None:
     results = tmp_path / "results"
     arguments = ("submit", *QUICK, "epochs=1,2")
@@ -198,7 +197,6 @@ LAST_SHOT = 160
     injection="SIGKILL to supervisor, torchrun, rank 0 or rank 1 at instants chosen by the journals",
     outcome="finished epochs stay, no process is left, the next start is clean",
 )
-@pytest.mark.always
 @pytest.mark.parametrize("victim", ["supervisor", "torchrun", "rank 0", "rank 1"])
 @pytest.mark.cases("rank 0")
 def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(
@@ -295,7 +293,6 @@ def test_a_run_under_nohup_outlives_the_terminal(tmp_path: Path) -> None:
 # --- runs that end badly by themselves
 
 
-@pytest.mark.always
 @fault(
     "workers",
     "The loss is no number",
@@ -363,7 +360,6 @@ class Broken(Ddp, frozen=True, kw_only=True):
 '''
 
 
-@pytest.mark.always
 def test_a_rank_that_raises_is_named_and_the_others_do_not_hide_it(tmp_path: Path) -> None:
     results = tmp_path / "results"
     (tmp_path / "brokenstrategy.py").write_text(BROKEN)

@@ -324,7 +324,6 @@ def test_a_trial_that_can_not_work_is_a_message(tmp_path: Path, monkeypatch: pyt
         tuning.try_out_here(plan(f"results={tmp_path}"))
 
 
-@pytest.mark.always
 @pytest.mark.slow
 def test_a_sweep_is_tuned_once_and_trains_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [

@@ -35,7 +35,6 @@ def ours(tmp_path: Path) -> RunFolder:
     return folder
 
 
-@pytest.mark.always
 @pytest.mark.slow
 @fault(
     "storage and input",

@@ -15,7 +15,6 @@ MODEL_BYTES = 4 * (64 + 1) * 10
 STEPS = 2
 
 
-@pytest.mark.always
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "gradients", "parameters"), [("ring_ddp", 2 / 2, 0), ("fsdp", 1 / 2, 2 / 2)])
 def test_a_run_is_published_with_parity_passed_and_its_traffic(

@@ -119,7 +119,6 @@ def test_ddp_options(model: str, tmp_path: Path) -> None:
     assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
-@pytest.mark.always
 def test_no_strategy_is_refused_everywhere() -> None:
     """A strategy that no model and no size suits would be skipped above, silently."""
     for strategy in SHIPPED:
