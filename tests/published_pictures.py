@@ -66,7 +66,7 @@ def drawn(picture: Picture, results: Path) -> bytes:
     from PIL import Image
 
     from analysis.figures import draw, specification
-    from analysis.figures._chart import only
+    from analysis.figures.chart import only
     from analysis.report.figure import fitted
 
     with only(picture.panel or None):

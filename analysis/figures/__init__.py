@@ -1,16 +1,19 @@
-"""One file per figure: `TITLE`, `figure(runs)` and `finding(runs)`. A new file here is in the next report."""
+"""Figures by name: each is declared in a module here (`memory = Bars(…)`), or is a module with `ORDER`, `TITLE`,
+`figure(runs)` and `finding(runs)`. A new one is in the next report.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from analysis.figures.chart import Chart
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import altair as alt
 
@@ -30,24 +33,41 @@ class Figure:
 
 
 def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
-    """Draw the figures of these names, by default all, in the order of the modules' `ORDER`, then of their names.
+    """Draw the figures of these names, by default all, in their order, then in that of their names.
 
     Raises `ConfigError` for a name that is none.
     """
-    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    known = _known()
     for name in names:
         if name not in known:
-            raise ConfigError(f"{name} is no figure: {choices(name, known)}")
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names or known]
-    return [_drawn(module, runs) for module in sorted(modules, key=lambda module: module.ORDER)]
+            raise ConfigError(f"{name} is no figure: {choices(name, sorted(known))}")
+    chosen = sorted(names or sorted(known), key=lambda name: known[name].order)
+    return [_drawn(name, known[name], runs) for name in chosen]
 
 
-def _drawn(module: Any, runs: Runs) -> Figure:
-    chart, finding = module.figure(runs), module.finding(runs)
+class _Known(NamedTuple):
+    order: int
+    title: str
+    figure: Callable[[Runs], alt.FacetChart | None]
+    finding: Callable[[Runs], str]
+
+
+def _known() -> dict[str, Chart | _Known]:
+    found: dict[str, Chart | _Known] = {}
+    for name in sorted(each.name for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")):
+        module = importlib.import_module(f"{__name__}.{name}")
+        found |= {declared: value for declared, value in vars(module).items() if isinstance(value, Chart)}
+        if hasattr(module, "figure"):
+            found[name] = _Known(module.ORDER, module.TITLE, module.figure, module.finding)
+    return found
+
+
+def _drawn(name: str, known: Chart | _Known, runs: Runs) -> Figure:
+    chart, finding = known.figure(runs), known.finding(runs)
     subtitle = chart.title.subtitle if chart is not None else None
     if isinstance(subtitle, str):  # on the page the title is a heading, and this would be lost
         finding = f"{finding}\n{subtitle}"
-    return Figure(module.__name__.rpartition(".")[2], module.TITLE, chart, finding)
+    return Figure(name, known.title, chart, finding)
 
 
 def specification(chart: alt.FacetChart) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import polars as pl
 
 from analysis.comparison.configurations import facts
 from analysis.comparison.work import groups_across
-from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, panels, per_group, records
+from analysis.figures.chart import DOUBLING, INK, LEGEND, PANEL_WIDTH, doubling, panels, per_group, records, scale
 from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
 
 if TYPE_CHECKING:
@@ -98,16 +98,12 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         return None
     parts = [_drawn(members) for _, members in data.group_by("panel", maintain_order=True)]
     base = alt.Chart(records(pl.concat(parts, how="diagonal"))).properties(width=PANEL_WIDTH, height=280)
-    batches = sorted(set(data["x"]))
-    across = alt.Scale(type="log", base=2, padding=12, nice=False)
-    x = alt.X("x:Q", title="Batch size", scale=across, axis=alt.Axis(values=batches, format=",d", grid=False))
-    y = alt.Y(
-        "steps_to_accuracy:Q", title="Optimizer steps", scale=alt.Scale(type="log", base=2, padding=12, nice=False)
-    )
-    kinds = [_POINTS, _FIT, _PERFECT]
-    scale = alt.Scale(domain=kinds, range=["#0072b2", "#0072b2", "#999999"])
-    colour = alt.Color("kind:N", scale=scale, legend=LEGEND)
-    dash = alt.StrokeDash("kind:N", scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [5, 4]]), legend=LEGEND)
+    x = doubling(data, "Batch size")
+    y = alt.Y("steps_to_accuracy:Q", title="Optimizer steps", scale=DOUBLING)
+    colours = {_POINTS: "#0072b2", _FIT: "#0072b2", _PERFECT: "#999999"}
+    colour = alt.Color("kind:N", scale=scale(colours), legend=LEGEND)
+    dashes = {_POINTS: [1, 0], _FIT: [1, 0], _PERFECT: [5, 4]}
+    dash = alt.StrokeDash("kind:N", scale=scale(dashes), legend=LEGEND)
     tooltip = ["x:Q", "steps_to_accuracy:Q", "repeat:Q"]
     points = base.transform_filter(f"datum.kind == '{_POINTS}'")
     curve = base.transform_filter(f"datum.kind == '{_FIT}'").mark_line(strokeWidth=2.2)
@@ -140,12 +136,7 @@ def _drawn(data: pl.DataFrame) -> pl.DataFrame:
     ]
     schema = {"kind": pl.String, "x": pl.Float64, "steps_to_accuracy": pl.Float64, "label": pl.String}
     lines = pl.DataFrame(rows, schema=schema)
-    points = data.select(
-        kind=pl.lit(_POINTS),
-        x=pl.col("x").cast(pl.Float64),
-        steps_to_accuracy=pl.col("steps_to_accuracy").cast(pl.Float64),
-        repeat="repeat",
-    )
+    points = data.select("repeat", pl.col("x", "steps_to_accuracy").cast(pl.Float64), kind=pl.lit(_POINTS))
     return pl.concat([points, lines], how="diagonal").with_columns(panel=pl.lit(panel))
 
 

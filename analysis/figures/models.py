@@ -12,7 +12,7 @@ from analysis import text
 from analysis.comparison.baseline import against_one_device, error_of_intervals, limited, refused
 from analysis.comparison.configurations import displayed
 from analysis.comparison.work import BASELINE_LABELS, component_labels, groups_across, natural
-from analysis.figures._chart import HOLLOW, PANEL_WIDTH, drawn, panels, per_group, records, series, with_medians
+from analysis.figures.chart import HOLLOW, NAMES, PANEL_WIDTH, panels, per_group, records, series, with_medians
 
 if TYPE_CHECKING:
     from analysis.comparison.ratio import Ratio
@@ -42,16 +42,16 @@ def _measured(runs: Runs) -> pl.DataFrame:
 def figure(runs: Runs) -> alt.FacetChart | None:
     """A row per model, a colour per configuration; None where all runs of like work have the same model."""
     rows = _measured(runs)
-    names = ("work", "group", "configuration", "variant", "strategy", "devices", "model", "repeat", "disturbed")
+    names = ("work", "model", *NAMES)
+    time_s, memory_mib = pl.col("total_training_time_s"), pl.col("peak_memory_sum_bytes") / text.MIB
     memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
         [
-            rows.select(*names, "total_training_time_s", title=pl.lit("Training time, all epochs (s)")),
-            rows.select(*names, title=memory, peak_memory_sum_mib=pl.col("peak_memory_sum_bytes") / text.MIB),
+            rows.select(*names, time_s, value=time_s, title=pl.lit("Training time, all epochs (s)")),
+            rows.select(*names, peak_memory_sum_mib=memory_mib, value=memory_mib, title=memory),
         ],
         how="diagonal",
-    )
-    data = drawn(data, ["total_training_time_s", "peak_memory_sum_mib"]).drop_nulls("value")
+    ).drop_nulls("value")
     if data.is_empty():
         return None
     panel = pl.format("{} — {}", "work", "title") if data["work"].n_unique() > 1 else pl.col("title")

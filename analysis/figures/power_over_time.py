@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.configurations import displayed
-from analysis.figures._chart import PANEL_WIDTH, drawn_panels, pale, panels, ranked, records, series
+from analysis.figures.chart import NAMES, PANEL_WIDTH, Sentence, drawn_panels, pale, panels, records, series
 from analysis.runs.reader import once, read_samples
 from parallelbench.errors import ConfigError
 
@@ -44,7 +44,8 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     base = alt.Chart(records(data.drop("length_s"))).properties(width=PANEL_WIDTH, height=200)
     line = base.mark_line(strokeWidth=1.6).encode(x=x, y=y, opacity=pale(1.0), **key)
     tooltip = [
-        *(alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")),
+        "configuration:N",
+        "repeat:N",
         alt.Tooltip("x:Q", title="seconds", format=".4~g"),
         alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
     ]
@@ -55,23 +56,26 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 def finding(runs: Runs) -> str:
     """What the GPUs of each drawn run draw on average, and for how long."""
-    data = lines(runs)
-    if data.is_empty():
-        return "No run that counts measured the power of its GPUs."
-    rows = data.drop_nulls("value").group_by("group", "configuration", maintain_order=True)
-    means = rows.agg(pl.col("value").mean(), pl.col("length_s", "disturbed").first())
-    return ranked(runs, means, _told) or (
+    return "No run that counts measured the power of its GPUs." if lines(runs).is_empty() else _told(runs)
+
+
+def _means(runs: Runs) -> pl.DataFrame:
+    rows = lines(runs).drop_nulls("value").group_by("group", "configuration", maintain_order=True)
+    return rows.agg(pl.col("value").mean(), pl.col("length_s", "disturbed").first())
+
+
+_told = Sentence(
+    rows=_means,
+    by="value",
+    each=lambda row: (
+        f"{text.number(row['value'])} W on average for {text.seconds(row['length_s'])} with {row['configuration']}"
+    ),
+    whole="from the first epoch's start to the last one's end, the GPUs draw {}",
+    nothing=(
         "The samples of the GPUs' power can't be read or lie too far apart to be drawn. "
         "measure.telemetry_hz says how many are taken a second."
-    )
-
-
-def _told(rows: pl.DataFrame) -> str:
-    shown = [
-        f"{text.number(row['value'])} W on average for {text.seconds(row['length_s'])} with {row['configuration']}"
-        for row in rows.sort("value", maintain_order=True).iter_rows(named=True)
-    ]
-    return f"from the first epoch's start to the last one's end, the GPUs draw {text.listed(shown, sep='; ')}"
+    ),
+)
 
 
 def lines(runs: Runs) -> pl.DataFrame:
@@ -108,8 +112,11 @@ def _lines(runs: Runs, drawn: tuple[str, ...]) -> pl.DataFrame:
 def _one_of_each(runs: Runs) -> pl.DataFrame:
     """The first repeat of each configuration whose GPUs' power is known, in the panel of its group."""
     power = runs.select("epochs", "run_id", "gpu_power_max_w").drop_nulls()
-    names = ("run_id", "folder", "group", "configuration", "variant", "strategy", "devices", "repeat", "disturbed")
-    rows = displayed(runs).select(names).join(power.select("run_id").unique(), on="run_id", how="semi")
+    rows = (
+        displayed(runs)
+        .select("run_id", "folder", *NAMES)
+        .join(power.select("run_id").unique(), on="run_id", how="semi")
+    )
     rows = rows.unique(["group", "configuration"], keep="first", maintain_order=True)
     return rows.with_columns(panel=pl.col("group"))
 

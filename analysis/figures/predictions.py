@@ -14,14 +14,16 @@ import polars as pl
 from analysis import text
 from analysis.advisor.forecast import forecast
 from analysis.comparison.work import natural
-from analysis.figures._chart import LEGEND, PANEL_WIDTH, panel, panels, records, variants
+from analysis.figures.chart import LEGEND, PANEL_WIDTH, panel, panels, records, scale, variants
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from analysis.advisor.forecast import Forecast, Further
+    from analysis.advisor.sweep_evidence import MeasuredStep
     from analysis.runs.reader import Runs
+    from parallelbench.config.run import RunConfig
 
 ORDER = 18
 TITLE = "Predictions by the advisor beside what was measured"
@@ -35,72 +37,62 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         found = forecast(runs)
     except ConfigError:
         return None
-    rows = [*_steps(found), *_equal(found), *_curves(found)]
+    steps = list(_steps(found))
+    rows = [*steps, *_equal(steps), *_curves(found)]
     data = panel(pl.DataFrame(rows, infer_schema_length=None), pl.col("kind"))
     return _drawn(data.sort(natural("group"), "place", maintain_order=True))
 
 
 def _steps(found: Forecast) -> Iterator[dict[str, Any]]:
-    """Measured against predicted time of a step."""
+    """Measured against predicted time of a step, in ms."""
     width = float(np.exp(found.half_width))
-    for step, predicted in zip(found.check.steps, found.check.predicted_s.tolist(), strict=True):
-        yield {
-            "group": step.work,
-            "place": 0,
-            "kind": STEPS,
-            "variant": step.variant,
-            "strategy": step.strategy,
-            "configuration": f"{step.variant} × {step.run.devices}",
-            "mark": "predicted",
-            "x": 1e3 * step.step_s,
-            "y": 1e3 * predicted,
-            "low": 1e3 * predicted / width,
-            "high": 1e3 * predicted * width,
-        }
+    for step, predicted_s in zip(found.check.steps, found.check.predicted_s.tolist(), strict=True):
+        y = 1e3 * predicted_s
+        times = {"x": 1e3 * step.step_s, "y": y, "low": y / width, "high": y * width}
+        yield _named(step, step.run.devices) | {"place": 0, "kind": STEPS, "mark": "predicted"} | times
 
 
-def _equal(found: Forecast) -> Iterator[dict[str, Any]]:
+def _equal(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The line on which predictions equal measurements."""
-    times: dict[str, list[float]] = {}
-    for step, predicted in zip(found.check.steps, found.check.predicted_s.tolist(), strict=True):
-        times.setdefault(step.work, []).extend((1e3 * step.step_s, 1e3 * predicted))
-    for group, values in times.items():
-        for end in (0.8 * min(values), 1.25 * max(values)):
+    for group in dict.fromkeys(row["group"] for row in steps):
+        times = [row[axis] for row in steps if row["group"] == group for axis in ("x", "y")]
+        for end in (0.8 * min(times), 1.25 * max(times)):
             yield {"group": group, "place": 0, "kind": STEPS, "mark": "equal", "x": end, "y": end}
 
 
 def _curves(found: Forecast) -> Iterator[dict[str, Any]]:
     """Throughput of measured configurations, and of the same on more devices."""
     for step in found.steps:
-        rate = step.run.global_batch_size / step.step_s
-        yield _point(step.work, step.variant, step.strategy, step.run.devices) | {"mark": "measured", "y": rate}
+        yield _rated(step, step.run, step.step_s, "measured")
     joined: set[tuple[str, str]] = set()
     for each in found.further:
         step, batch = each.of, each.run.global_batch_size
         if (step.work, step.variant) not in joined:
             joined.add((step.work, step.variant))
-            start = _point(step.work, step.variant, step.strategy, step.run.devices)
-            yield start | {"mark": "start", "y": step.run.global_batch_size / step.step_s}
-        yield _point(step.work, step.variant, step.strategy, each.run.devices) | {
-            "mark": "predicted",
-            "y": batch / each.step_s,
-            "low": batch / each.high_s,
-            "high": batch / each.low_s,
-        }
+            yield _rated(step, step.run, step.step_s, "start")
+        interval = {"low": batch / each.high_s, "high": batch / each.low_s}
+        yield _rated(step, each.run, each.step_s, "predicted") | interval
 
 
-def _point(group: str, variant: str, strategy: str, devices: int) -> dict[str, Any]:
-    named = {"variant": variant, "strategy": strategy, "configuration": f"{variant} × {devices}"}
-    return {"group": group, "place": 1, "kind": CURVES, "x": float(devices), **named}
+def _rated(step: MeasuredStep, run: RunConfig, step_s: float, mark: str) -> dict[str, Any]:
+    at = {"x": float(run.devices), "y": run.global_batch_size / step_s}
+    return _named(step, run.devices) | {"place": 1, "kind": CURVES, "mark": mark} | at
+
+
+def _named(step: MeasuredStep, devices: int) -> dict[str, Any]:
+    names = {"group": step.work, "variant": step.variant, "strategy": step.strategy}
+    return names | {"configuration": f"{step.variant} × {devices}"}
 
 
 def _drawn(data: pl.DataFrame) -> alt.FacetChart:
     colours = variants(data.drop_nulls("variant"))
-    key = alt.Color("variant:N", scale=alt.Scale(domain=list(colours), range=list(colours.values())), legend=LEGEND)
-    x, y = (
-        alt.X("x:Q", title=None, scale=_log(), axis=_axis()),
-        alt.Y("y:Q", title=None, scale=_log(), axis=_axis()),
-    )
+    key = alt.Color("variant:N", scale=scale(colours), legend=LEGEND)
+    axes: dict[str, Any] = {
+        "title": None,
+        "scale": alt.Scale(type="log", nice=False, padding=14),
+        "axis": alt.Axis(tickCount=5, format=",.3~r"),
+    }
+    x, y = alt.X("x:Q", **axes), alt.Y("y:Q", **axes)
     tooltip = ["configuration:N", "mark:N", *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("x", "y"))]
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
     seen, predicted, equal = (
@@ -123,14 +115,6 @@ def _drawn(data: pl.DataFrame) -> alt.FacetChart:
     given = chart.title.subtitle
     chart.title.subtitle = f"{given} {MARKS}" if isinstance(given, str) else MARKS
     return chart
-
-
-def _log() -> alt.Scale:
-    return alt.Scale(type="log", nice=False, padding=14)
-
-
-def _axis() -> alt.Axis:
-    return alt.Axis(tickCount=5, format=",.3~r")
 
 
 def finding(runs: Runs) -> str:

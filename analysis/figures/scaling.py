@@ -13,68 +13,58 @@ from analysis import text
 from analysis.comparison.baseline import limited, refused
 from analysis.comparison.configurations import gains, summary
 from analysis.comparison.ratio import SpeedVerdict
-from analysis.figures._chart import INK, LEGEND, PANEL_WIDTH, bars, panel, panels, per_group, records, variants
+from analysis.figures.bars import Bars
+from analysis.figures.chart import INK, LEGEND, PANEL_WIDTH, Sentence, panel, panels, records, scale, variants, written
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from analysis.runs.reader import Runs
 
-ORDER = 2
-TITLE = "Real against theoretical scaling"
 IDEAL = "theoretical"
 _MOST_LINES = 7
-"""Most variants that are drawn as lines; with more, bars are drawn."""
+"""Most variants that are drawn as lines; with more, bars are drawn, each with its name beside it."""
 _LINEAR_UP_TO = 8
 """Most devices with linear axes; with more, axes are logarithmic."""
+_KINDS = {"steady": "Steady state", "with_startup": "Including start-up"}
 
 
-def figure(runs: Runs) -> alt.FacetChart | None:
-    """Speed-up against devices, in steady state and with start-up; None where all ran on one device."""
-    data = gains(runs)
-    if data.is_empty() or data["devices"].max() == 1:
-        return None
-    kinds = {"steady": "Steady state", "with_startup": "Including start-up"}
-    data = panel(data, pl.col("kind").replace(kinds))
-    return _bars(data) if data["variant"].n_unique() > _MOST_LINES else _lines(data)
+class Scaling(Bars):
+    """Lines over devices, or bars of very many variants."""
+
+    def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+        """A line per variant, or a bar per configuration; `rows` has the column devices, too."""
+        return super().drawn(data, runs) if data["variant"].n_unique() > _MOST_LINES else _lines(data, self.title)
 
 
-def _bars(data: pl.DataFrame) -> alt.FacetChart:
-    """A bar per configuration, so that each has its name beside it; a line at its number of devices."""
-    share = pl.struct("median", "devices").map_elements(
-        lambda row: f"{row['median']:.2f}, {text.percent(efficiency(row['median'], devices=row['devices']))}",
-        return_dtype=pl.String,
-    )
-    unit = "Speed-up over one device (bar), theoretical (line), ×"
-    return bars(data, title=TITLE, unit=unit, labels=share, goal="devices", room=1.35)
+def _speed_ups(runs: Runs) -> pl.DataFrame:
+    """Speed-ups in steady state and with start-up; none where all ran on one device."""
+    data = gains(runs).filter(pl.col("devices").max() > 1)
+    return panel(data, pl.col("kind").replace(_KINDS))
 
 
-def _lines(data: pl.DataFrame) -> alt.FacetChart:
+def _lines(data: pl.DataFrame, title: str) -> alt.FacetChart:
     """A line per variant, labelled with its efficiencies."""
     colours = variants(data)
     devices = sorted(set(data["devices"]) | {1})
     data = pl.concat([_origins(data), _labelled(data), _ideal(data, devices)], how="diagonal")
-    names = [*colours, IDEAL]
-    key = alt.Color("variant:N", scale=alt.Scale(domain=names, range=[*colours.values(), "#999999"]), legend=LEGEND)
-    dash = alt.StrokeDash(
-        "variant:N", scale=alt.Scale(domain=names, range=[[1, 0]] * len(colours) + [[5, 4]]), legend=LEGEND
-    )
+    key = alt.Color("variant:N", scale=scale(colours | {IDEAL: "#999999"}), legend=LEGEND)
+    dashes = {name: [1, 0] for name in colours} | {IDEAL: [5, 4]}
+    dash = alt.StrokeDash("variant:N", scale=scale(dashes), legend=LEGEND)
     x, y = _axes(data, devices)
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=300)
     medians = base.transform_filter("datum.first")
     line = medians.mark_line(strokeWidth=2.2).encode(x=x, y=y("median"), color=key, strokeDash=dash)
     real = "datum.repeat != null"
-    dots = (
-        medians.transform_filter(real).mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y("median"), color=key)
-    )
+    dots = medians.transform_filter(real).mark_point(filled=True, size=70, opacity=1)
+    dots = dots.encode(x=x, y=y("median"), color=key)
     tooltip = ["variant:N", "devices:Q", "repeat:Q", alt.Tooltip("value:Q", title="speed-up", format=".3f")]
-    repeats = (
-        base.transform_filter(real)
-        .mark_point(size=46, opacity=0.7)
-        .encode(x=x, y=y("value"), color=key, tooltip=tooltip)
-    )
+    repeats = base.transform_filter(real).mark_point(size=46, opacity=0.7)
+    repeats = repeats.encode(x=x, y=y("value"), color=key, tooltip=tooltip)
     text_marks = medians.transform_filter(real).mark_text(align="left", dx=9, dy=10, fontSize=12, fontWeight="bold")
     texts = text_marks.encode(x=x, y=y("label_y"), text="label:N", color=key)
-    return panels(alt.layer(line, repeats, dots, texts), data, title=TITLE)
+    return panels(alt.layer(line, repeats, dots, texts), data, title=title)
 
 
 def _labelled(data: pl.DataFrame) -> pl.DataFrame:
@@ -95,12 +85,10 @@ def _labelled(data: pl.DataFrame) -> pl.DataFrame:
 
 def _origins(data: pl.DataFrame) -> pl.DataFrame:
     """The starts of lines without a run on one device: the baseline, which is 1 by definition."""
-    lines = (
-        data.group_by("panel", "variant", maintain_order=True)
-        .agg(pl.col("devices").min())
-        .filter(pl.col("devices") > 1)
+    lines = data.group_by("panel", "variant", maintain_order=True).agg(pl.col("devices").min())
+    return lines.filter(pl.col("devices") > 1).with_columns(
+        devices=pl.lit(1, pl.Int32), value=1.0, median=1.0, first=pl.lit(True)
     )
-    return lines.with_columns(devices=pl.lit(1, pl.Int32), value=1.0, median=1.0, first=pl.lit(True))
 
 
 def _ideal(data: pl.DataFrame, devices: list[int]) -> pl.DataFrame:
@@ -113,7 +101,7 @@ def _ideal(data: pl.DataFrame, devices: list[int]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema_overrides={"devices": pl.Int32})
 
 
-def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Any]:
+def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Callable[[str], alt.Y]]:
     top = devices[-1]
     least, most = data.select(least=pl.col("value").min(), most=pl.col("value").max()).row(0)
     if top <= _LINEAR_UP_TO:
@@ -124,32 +112,8 @@ def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Any]:
         up = alt.Scale(type="log", base=2, domain=[min(least, 1) * 0.9, max(most, top) * 1.15], nice=False)
     x = alt.X("devices:Q", title="Devices", scale=across, axis=alt.Axis(values=devices, format="d", grid=False))
 
-    def y(name: str) -> alt.Y:
-        return alt.Y(
-            f"{name}:Q",
-            title="Speed-up over one device (×)",
-            scale=up,
-            axis=alt.Axis(titleColor=INK, tickCount=6),
-        )
-
-    return x, y
-
-
-def finding(runs: Runs) -> str:
-    """Real ÷ theoretical scaling on the most devices, with start-up and at steady state."""
-    several = summary(runs).filter(pl.col("devices") > 1).drop_nulls("efficiency")
-    lines = filter(None, [per_group(several, _efficiencies, every=True), *refused(runs), *limited(runs)])
-    return "\n".join(lines) or "Scaling needs single × 1 and a run on several devices."
-
-
-def _efficiencies(members: pl.DataFrame) -> str:
-    rows = members.filter(pl.col("devices") == pl.col("devices").max())
-    shown = [
-        f"{row['configuration']} achieves {_with_startup(row)}{text.percent(row['efficiency'])} in steady state"
-        f"{_told(row)}"
-        for row in rows.sort("efficiency", descending=True, maintain_order=True).iter_rows(named=True)
-    ]
-    return f"of theoretical scaling, {text.listed(shown, sep='; ')}"
+    axis = alt.Axis(titleColor=INK, tickCount=6)
+    return x, lambda name: alt.Y(f"{name}:Q", title="Speed-up over one device (×)", scale=up, axis=axis)
 
 
 def _with_startup(row: dict[str, Any]) -> str:
@@ -167,3 +131,38 @@ def _told(row: dict[str, Any]) -> str:
     ends = text.ends(low, high) if text.is_wide(low, high) else f"{text.percent(low)}–{text.percent(high)}"
     same = ", in speed not told from one device" if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE else ""
     return f" ({ends}{same})"
+
+
+def _achieved(row: dict[str, Any]) -> str:
+    share = text.percent(row["efficiency"])
+    return f"{row['configuration']} achieves {_with_startup(row)}{share} in steady state{_told(row)}"
+
+
+scaling = Scaling(
+    order=2,
+    title="Real against theoretical scaling",
+    rows=_speed_ups,
+    unit="Speed-up over one device (bar), theoretical (line), ×",
+    label=written(
+        lambda row: f"{row['median']:.2f}, {text.percent(efficiency(row['median'], devices=row['devices']))}",
+        "median",
+        "devices",
+    ),
+    goal="devices",
+    room=1.35,
+    finding=Sentence(
+        rows=lambda runs: (
+            summary(runs)
+            .filter(pl.col("devices") > 1)
+            .drop_nulls("efficiency")
+            .filter(pl.col("devices") == pl.col("devices").max().over("group"))
+        ),
+        by="efficiency",
+        descending=True,
+        each=_achieved,
+        whole="of theoretical scaling, {}",
+        ranks=False,
+        more=lambda runs: [*refused(runs), *limited(runs)],
+        nothing="Scaling needs single × 1 and a run on several devices.",
+    ),
+)

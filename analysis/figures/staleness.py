@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import altair as alt
 import polars as pl
 
-from analysis import text
-from analysis.comparison.configurations import displayed, summary
-from analysis.figures._chart import PANEL_WIDTH, bar_colour, panel, panels, per_group, records
+from analysis.comparison.configurations import displayed
+from analysis.figures.chart import PANEL_WIDTH, Sentence, bar_colour, panel, panels, records
 from analysis.metrics import staleness_histogram
 
 if TYPE_CHECKING:
@@ -33,11 +32,8 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     share = alt.Y("median:Q", title="Share of the pushes (%)", scale=alt.Scale(domainMin=0))
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=200)
     tooltip = ["configuration:N", "bin:Q", alt.Tooltip("median:Q", title="median share, %", format=".3~g")]
-    bar = (
-        base.transform_filter("datum.first")
-        .mark_bar(opacity=0.85)
-        .encode(x=x, x2="end:Q", y=share, y2=alt.Y2Datum(0), color=bar_colour(data), tooltip=tooltip)
-    )
+    bar = base.transform_filter("datum.first").mark_bar(opacity=0.85)
+    bar = bar.encode(x=x, x2="end:Q", y=share, y2=alt.Y2Datum(0), color=bar_colour(data), tooltip=tooltip)
     points = base.mark_point(filled=True, size=30, color="black", opacity=0.75, stroke="white", strokeWidth=0.8).encode(
         x="bin:Q", y="value:Q", tooltip=["configuration:N", "repeat:Q", alt.Tooltip("value:Q", format=".3~g")]
     )
@@ -74,15 +70,11 @@ def _binned(runs: Runs) -> pl.DataFrame:
     )
 
 
-def finding(runs: Runs) -> str:
-    """Mean and largest staleness of every configuration with parameter servers."""
-    pushed = summary(runs).drop_nulls("staleness_mean")
-    return per_group(pushed, _updates) or "No run that counts pushed to a parameter server."
-
-
-def _updates(rows: pl.DataFrame) -> str:
-    shown = [
-        f"{row['staleness_mean']:.2f} with {row['configuration']} (at most {row['staleness_max']})"
-        for row in rows.sort("staleness_mean", maintain_order=True).iter_rows(named=True)
-    ]
-    return f"between fetch and use, others' updates per push are on average {text.listed(shown)}"
+finding = Sentence(
+    by="staleness_mean",
+    each=lambda row: f"{row['staleness_mean']:.2f} with {row['configuration']} (at most {row['staleness_max']})",
+    whole="between fetch and use, others' updates per push are on average {}",
+    sep=", ",
+    ranks=False,
+    nothing="No run that counts pushed to a parameter server.",
+)

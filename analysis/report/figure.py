@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from analysis.figures import draw, specification, svg
-from analysis.figures._chart import only
+from analysis.figures.chart import only
 from parallelbench.errors import ConfigError
 from parallelbench.results.files import storage_errors
 from parallelbench.world.allowance import require_figures

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import load, summary, write_report
 from analysis.comparison.configurations import unreached
-from analysis.figures import energy, time_to_accuracy
+from analysis.figures.bars import energy, time_to_accuracy
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published

@@ -14,7 +14,7 @@ from analysis import load, summary_table
 from analysis.comparison.configurations import displayed, summary
 from analysis.comparison.exclusions import disturbed_lines, excluded, format_exclusions
 from analysis.figures import draw
-from analysis.figures._chart import DISTURBED
+from analysis.figures.chart import DISTURBED
 from analysis.metrics.columns import page_columns
 from analysis.report.notes import headline
 from analysis.report.page import render

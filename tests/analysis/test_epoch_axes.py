@@ -10,7 +10,7 @@ import pytest
 import vl_convert
 
 from analysis import load
-from analysis.figures import accuracy, loss
+from analysis.figures.curves import accuracy, loss, loss_label
 from parallelbench.config.identity import canonical_json
 from tests.analysis.factory import Fake, config, published
 
@@ -47,12 +47,12 @@ def test_the_axis_names_the_loss(losses: list[Any], label: str, tmp_path: Path) 
 
 def test_losses_of_ones_own_are_named_and_runs_from_before_losses_could_be_chosen_had_nats() -> None:
     focal = [canonical_json({"loss": {"_target_": "mine.Focal", "name": "focal", "gamma": g}}) for g in (1, 2)]
-    assert loss.loss_label(focal[:1] * 2) == "Loss (focal)"
-    assert loss.loss_label(focal) == "Loss", "of two gammas they are two losses"
+    assert loss_label(focal[:1] * 2) == "Loss (focal)"
+    assert loss_label(focal) == "Loss", "of two gammas they are two losses"
     before, today = "{}", canonical_json({"loss": {"_target_": "parallelbench.optim.losses.CrossEntropy", **PLAIN}})
-    assert loss.loss_label([before]) == loss.loss_label([before, today]) == "Cross entropy (nats)"
+    assert loss_label([before]) == loss_label([before, today]) == "Cross entropy (nats)"
     own = canonical_json({"loss": {"_target_": "mine.CrossEntropy", "name": "cross_entropy"}})
-    assert loss.loss_label([own]) == "Loss (cross_entropy)", "somebody's own may be anything"
+    assert loss_label([own]) == "Loss (cross_entropy)", "somebody's own may be anything"
 
 
 PLAIN = {"name": "cross_entropy", "label_smoothing": 0.0}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from analysis import load
-from analysis.figures import draw, epoch_rates, epoch_time_data, specification, svg
+from analysis.figures import draw, specification, svg
+from analysis.figures.curves import FIRST, SECOND, epoch_rates, epoch_time_data
 from analysis.report.figure import fitted
 from tests.analysis.factory import Fake, config, published
 
@@ -42,11 +43,11 @@ def test_rates_are_samples_by_the_time_of_the_epoch_and_lines_begin_at_one_devic
     ends = {(row["variant"], row["devices"], row["which"]): row["median"] for row in rows if row["first"]}
     of = {"single": {1: 11.0}, "ddp": {1: 11.0, 2: 6.6, 4: 4.4}, "fsdp": {1: 11.0, 2: 8.8}}
     second = {
-        (name, devices, epoch_rates.SECOND): pytest.approx(59_904 / time_s)
+        (name, devices, SECOND): pytest.approx(59_904 / time_s)
         for name, times in of.items()
         for devices, time_s in times.items()
     }
-    first = {(*key[:2], epoch_rates.FIRST): pytest.approx(rate.expected / 2) for key, rate in second.items()}
+    first = {(*key[:2], FIRST): pytest.approx(rate.expected / 2) for key, rate in second.items()}
     assert ends == second | first
     origins = [row for row in rows if row["configuration"] is None]
     assert {(row["variant"], row["devices"], row["repeat"]) for row in origins} == {("ddp", 1, None), ("fsdp", 1, None)}

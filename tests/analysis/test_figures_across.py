@@ -10,7 +10,8 @@ import pytest
 import vl_convert
 
 from analysis import load
-from analysis.figures import batch_regimes, context_length, models, throughput_batch, throughput_data
+from analysis.figures import batch_regimes, models
+from analysis.figures.curves import context_length, throughput_batch, throughput_data
 from tests.analysis.factory import MIB, Fake, config, published
 
 pytestmark = pytest.mark.slow

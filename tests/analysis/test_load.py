@@ -281,7 +281,7 @@ def test_pandas_frames_hold_the_same(tmp_path: Path) -> None:
 def test_analysis_never_loads_torch_and_importing_it_loads_nothing_that_draws_or_tests() -> None:
     code = (
         "import sys, analysis; early = set(sys.modules); import analysis.report.page\n"
-        "from analysis.figures import runtime\n"
+        "from analysis.figures.bars import runtime\n"
         "assert 'torch' not in sys.modules, 'torch'\n"
         "assert not early & {'altair', 'scipy', 'jinja2', 'vl_convert', 'pandas'}, early"
     )

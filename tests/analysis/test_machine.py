@@ -15,7 +15,7 @@ from analysis.comparison.baseline import against_one_device
 from analysis.comparison.configurations import summary
 from analysis.comparison.exclusions import format_exclusions
 from analysis.comparison.pairing import one_after_the_other
-from analysis.figures import time_to_accuracy
+from analysis.figures.bars import time_to_accuracy
 from analysis.metrics import per_epoch, per_run
 from analysis.report.notes import warnings
 from parallelbench.errors import ConfigError

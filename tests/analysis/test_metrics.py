@@ -10,7 +10,7 @@ import pytest
 
 from analysis import load, per_epoch, per_run, summary
 from analysis.comparison.ratio import interval
-from analysis.figures import memory
+from analysis.figures.bars import memory
 from analysis.metrics import (
     accuracy_target,
     efficiency,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from analysis.figures import _chart
+from analysis.figures import chart
 from parallelbench.errors import ConfigError
 
 WORKS = [
@@ -19,24 +19,24 @@ SIDES = ("Test set", "Training set, while training")
 
 def rows(works: list[str]) -> pl.DataFrame:
     """A row of each panel, as the accuracy of these works has them."""
-    names = [f"{work}{_chart.BETWEEN}{side}" for work in works for side in SIDES]
+    names = [f"{work}{chart.BETWEEN}{side}" for work in works for side in SIDES]
     return pl.DataFrame({"panel": names, "value": range(len(names))})
 
 
 def test_of_too_many_panels_every_model_and_data_set_is_among_the_drawn() -> None:
     data = rows(WORKS)
-    drawn = _chart.drawn_panels(data)
-    assert len(drawn) == _chart.MOST_PANELS
+    drawn = chart.drawn_panels(data)
+    assert len(drawn) == chart.MOST_PANELS
     assert (drawn[0], drawn[-1]) == (data["panel"][0], data["panel"][-1])
-    works = {name.partition(_chart.BETWEEN)[0].rpartition(" · epochs ")[0] for name in drawn}
+    works = {name.partition(chart.BETWEEN)[0].rpartition(" · epochs ")[0] for name in drawn}
     assert works == {work.rpartition(" · epochs ")[0] for work in WORKS}
     assert all(sum(name.startswith(f"{work} —") for name in drawn) in (0, 2) for work in WORKS), "a work's two sides"
-    assert _chart.shown(data)["panel"].to_list() == drawn
+    assert chart.shown(data)["panel"].to_list() == drawn
 
 
 def test_few_panels_are_all_drawn() -> None:
-    data = rows(WORKS[: _chart.MOST_PANELS // 2])
-    assert _chart.drawn_panels(data) == data["panel"].to_list()
+    data = rows(WORKS[: chart.MOST_PANELS // 2])
+    assert chart.drawn_panels(data) == data["panel"].to_list()
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_few_panels_are_all_drawn() -> None:
     ],
 )
 def test_words_name_the_panels_that_have_all_of_them(asked: str, found: list[str]) -> None:
-    with _chart.only(asked):
-        assert _chart.drawn_panels(rows(WORKS)) == found
-    assert len(_chart.drawn_panels(rows(WORKS))) == _chart.MOST_PANELS
+    with chart.only(asked):
+        assert chart.drawn_panels(rows(WORKS)) == found
+    assert len(chart.drawn_panels(rows(WORKS))) == chart.MOST_PANELS
 
 
 def test_words_that_no_panel_has_are_answered_by_the_nearest_headings() -> None:
-    with _chart.only("cifar100 vit 70"), pytest.raises(ConfigError, match="no panel's heading holds") as refused:
-        _chart.drawn_panels(rows(WORKS))
+    with chart.only("cifar100 vit 70"), pytest.raises(ConfigError, match="no panel's heading holds") as refused:
+        chart.drawn_panels(rows(WORKS))
     assert str(refused.value) == (
         "no panel's heading holds cifar100 vit 70: choose words of one of these: "
         + "; ".join(f"cifar100 · vit · epochs {epochs}, {side}" for epochs in (10, 30, 50) for side in SIDES)
@@ -65,7 +65,7 @@ def test_words_that_no_panel_has_are_answered_by_the_nearest_headings() -> None:
 
 def test_no_line_of_a_heading_is_wider_than_its_panel() -> None:
     work = "mnist · cnn_small · device name Imaginary CPU · device type cpu · scaling strong"
-    assert _chart._heading(f"{work} — Later epochs (median)") == [
+    assert chart._heading(f"{work} — Later epochs (median)") == [
         "mnist · cnn_small ·",
         "device name Imaginary CPU ·",
         "device type cpu · scaling strong",
@@ -74,10 +74,10 @@ def test_no_line_of_a_heading_is_wider_than_its_panel() -> None:
 
 
 def test_a_heading_is_broken_between_words_alone() -> None:
-    assert _chart._heading("cifar10 · vit — Device memory (allocated), sum of all processes") == [
+    assert chart._heading("cifar10 · vit — Device memory (allocated), sum of all processes") == [
         "cifar10 · vit",
         "Device memory (allocated), sum of all",
         "processes",
     ]
-    (first, second) = _chart._heading("m" * 50)
+    (first, second) = chart._heading("m" * 50)
     assert first + second == "m" * 50, "a word that is longer than a line has no other place"

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from analysis import load
-from analysis.figures import Figure, _chart, draw, power_over_time, specification, svg
+from analysis.figures import Figure, chart, draw, power_over_time, specification, svg
 from tests.analysis.factory import Fake, config, published
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,7 @@ def test_samples_are_read_once_of_one_run_per_configuration_and_of_drawn_panels_
     read: list[str] = []
     samples_of = power_over_time.read_samples
     monkeypatch.setattr(power_over_time, "read_samples", lambda path: read.append(path.name) or samples_of(path))
-    monkeypatch.setattr(_chart, "MOST_PANELS", 1)
+    monkeypatch.setattr(chart, "MOST_PANELS", 1)
     figure = drawn(tmp_path)
     (model,) = {"mlp" if "mlp" in name else "cnn_small" for name in read}
     assert len(read) == len(set(read)) == 2

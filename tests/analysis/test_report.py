@@ -23,8 +23,8 @@ from analysis import figures as figures_module
 from analysis import load, summary, write_report
 from analysis.comparison import configurations
 from analysis.comparison.configurations import learning
-from analysis.figures import _chart, draw
-from analysis.figures._chart import DASHES, SPARE, STYLES, dashes, variants
+from analysis.figures import chart, draw
+from analysis.figures.chart import DASHES, SPARE, STYLES, dashes, variants
 from analysis.metrics import per_epoch
 from analysis.metrics.columns import page_columns
 from analysis.report import notes
@@ -130,8 +130,6 @@ def test_every_figure_is_valid_svg_and_pdf(sweep: Path) -> None:
 
 def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
     figures = {figure.name: figure for figure in draw(load(sweep))}
-    modules = {path.stem for path in Path(figures_module.__file__).parent.glob("[a-z]*.py")}
-    assert figures.keys() == modules
     assert [name for name in figures if name in NAMED] == NAMED
     assert [figures[name].chart for name in RARER + ACROSS] == [None] * len(RARER + ACROSS)
     finding = {name: figure.finding.replace("\u202f", " ") for name, figure in figures.items()}
@@ -148,11 +146,36 @@ def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
     assert [tooltip.get("title") for tooltip in tooltips[2:]] == ["Epoch", "Cross entropy (nats)"]
 
 
+def test_a_file_of_ones_own_is_a_figure_or_declares_some(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own.py").write_text(
+        "ORDER, TITLE = 0, 'Of my own'\n"
+        "def figure(runs): return None\n"
+        "def finding(runs): return f'There are {runs.run.height} runs.'\n"
+    )
+    (tmp_path / "my_bars.py").write_text(
+        "from dataclasses import replace\n"
+        "from analysis.figures.bars import runtime\n"
+        "my_runtime = replace(runtime, order=20, title='Epochs')\n"
+    )
+    monkeypatch.setattr(figures_module, "__path__", [*figures_module.__path__, str(tmp_path)])
+    runs = load(sweep)
+    first, *shipped, last = draw(runs)
+    assert (first.name, first.title, first.chart) == ("my_own", "Of my own", None)
+    assert first.finding == f"There are {runs.run.height} runs."
+    assert (last.name, last.title, last.finding) == ("my_runtime", "Epochs", shipped[0].finding)
+    assert shipped[0].name == "runtime"
+    assert last.chart is not None
+    with pytest.raises(ConfigError, match="my_owm is no figure: did you mean my_own"):
+        draw(runs, ["my_owm"])
+
+
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
     """A sweep for which a few points, panels and epochs are very many."""
-    monkeypatch.setattr(_chart, "MOST_POINTS", 3)
-    monkeypatch.setattr(_chart, "MOST_PANELS", 1)
+    monkeypatch.setattr(chart, "MOST_POINTS", 3)
+    monkeypatch.setattr(chart, "MOST_PANELS", 1)
     monkeypatch.setattr(configurations, "MOST_POINTS", 6)
     monkeypatch.setattr(configurations, "FEWEST_EPOCHS", 1)
     monkeypatch.setattr(page_module, "MOST_EPOCHS", 3)

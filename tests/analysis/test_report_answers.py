@@ -15,7 +15,8 @@ from analysis.claims.table import effect_of
 from analysis.comparison.configurations import facts
 from analysis.comparison.exclusions import disturbed_lines
 from analysis.comparison.work import work_label
-from analysis.figures import draw, loss, models
+from analysis.figures import draw, models
+from analysis.figures.curves import loss
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import notes
 from analysis.report import page as page_module

@@ -15,7 +15,7 @@ import polars.selectors as cs
 import pytest
 
 from analysis import figures, load, per_epoch, per_run, summary, text, write_report
-from analysis.figures import token_rates
+from analysis.figures.bars import token_rates
 from analysis.metrics.columns import OF_TOKENS
 from analysis.report import page as page_module
 from analysis.report.tables import summary_table

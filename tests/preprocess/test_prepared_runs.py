@@ -13,7 +13,7 @@ from analysis import load
 from analysis.claims import judge, publications
 from analysis.comparison.configurations import facts, prepared, summary
 from analysis.figures import draw
-from analysis.figures import preprocessing as figure
+from analysis.figures.stacked import preprocessing
 from parallelbench.cli import main
 from parallelbench.environments import VELOX_PYTHON
 from tests.faults import fault
@@ -57,7 +57,7 @@ def test_a_run_may_preprocess_only(tmp_path: Path) -> None:
     assert row["preprocess_output_rows"] == 320
     assert row["preprocess_cpu_time_s"] == pytest.approx((first["cpu_time_s"] + second["cpu_time_s"]) / 2)
     assert row["end_to_end_time_s"] is None
-    told = figure.finding(runs)
+    told = preprocessing.finding(runs)
     assert told.startswith("normalise: the first result comes after ")
     assert " s with polars; once warm it takes " in told
     assert told.endswith("no verdict.")

@@ -1,4 +1,4 @@
-"""What the figures have in common: colours, kinds of chart, panels, marks, and the sentences below them.
+"""What the figures have in common: how they are declared, colours, panels, marks, and the sentences below them.
 
 Panels are wrapped facets, so that the report can give them as many columns as there is room for.
 """
@@ -9,7 +9,10 @@ import contextlib
 import json
 import re
 import textwrap
+from abc import ABC, abstractmethod
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +23,7 @@ from altair.utils.schemapi import debug_mode
 
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
-from analysis.comparison.configurations import displayed
-from analysis.comparison.work import IS_BASELINE, natural
+from analysis.comparison.configurations import summary
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
 
@@ -29,6 +31,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from analysis.runs.reader import Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart(ABC):
+    """A figure as a module of this folder declares it, under its name."""
+
+    order: int
+    """Its place in a report; equal ones are in the order of their names."""
+    title: str
+    rows: Callable[[Runs], pl.DataFrame]
+    """What is drawn, in the order to be drawn: its kind says which columns. Without a row there is no figure."""
+    finding: Callable[[Runs], str]
+
+    def figure(self, runs: Runs) -> alt.FacetChart | None:
+        """Draw it; None where there is nothing to show."""
+        data = self.rows(runs)
+        return None if data.is_empty() else self.drawn(data, runs)
+
+    @abstractmethod
+    def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+        """Draw these rows, which are those of these runs."""
 
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])
@@ -59,21 +82,11 @@ STYLES = {
 """Strategy → its colour in all reports, and the first of its `DASHES`: one device alone is solid, below all others."""
 SPARE = ("#882255", "#999933", "#44aa99", "#aa4499", "#117733", "#7f7f7f", "#b2182b")
 """For a user's own strategies, and for a strategy's further variants."""
-SIDE = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})
-"""Panel labels of what `learning` returns."""
-_WHOLE: Any = {"condition": {"test": "datum.value % 1 != 0", "value": 0}, "value": 1}
-EPOCHS = alt.Axis(
-    tickMinStep=1,
-    format="d",
-    labelFlush=False,
-    labelExpr="datum.value % 1 != 0 ? '' : datum.label",
-    tickOpacity=_WHOLE,
-    gridOpacity=_WHOLE,
-)
-"""Ticks at whole epochs: vega takes `tickMinStep` for a wish, and makes halves of few epochs."""
 _LONG_NAME = 28
 MOST_POINTS = 12_000
 """Most points of a figure's repeats; with more, medians are drawn."""
+NAMES = ("group", "configuration", "variant", "strategy", "devices", "repeat", "disturbed")
+"""Columns of a displayed run by which its marks are placed, named and coloured."""
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
 )
@@ -93,11 +106,6 @@ def variants(runs: pl.DataFrame) -> dict[str, str]:
     return {variant: own.get(variant) or spare[variant] for variant, _ in rows}
 
 
-def drawn(data: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """Add `value`, the position of a mark: the one of these columns that the row has. Its name stays in the chart."""
-    return data.with_columns(value=pl.coalesce(columns))
-
-
 def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     """Add the `median` of `value` over repeats, its largest, and which row draws them.
 
@@ -114,52 +122,10 @@ def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     return data.with_columns(value=pl.col("median"), repeat=repeats).filter("first")
 
 
-def bars(
-    data: pl.DataFrame,
-    *,
-    columns: Sequence[str] = ("value",),
-    title: str,
-    unit: str,
-    labels: pl.Expr,
-    goal: str | None = None,
-    room: float = 1.22,
-) -> alt.FacetChart:
-    """Horizontal bars of medians over repeats, every repeat as a point; a line at `goal`, where that is a column.
-
-    `data` has the columns group, panel, configuration, variant, strategy, repeat, in the order to be drawn, and of
-    `columns` at most one per row (none: no bar); `labels` makes the text beside a bar from its `median`. The axis is
-    `room` times as long as needed.
-    """
-    data = with_medians(drawn(data, columns), ("panel", "configuration"))
-    ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
-    # Room for the text: the panels of one group share their scale, groups of other work have their own.
-    data = data.with_columns(label=labels + mark(data), largest=ends, room=ends.max().over("group") * room)
-    y = names_axis(data)
-    tooltip = [alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")]
-    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
-    only_first, measured = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
-    bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68})
-    bar = bar.encode(
-        opacity=pale(0.85),
-        x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
-        y=y,
-        color=bar_colour(data),
-        tooltip=[tooltip[0], alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
-    )
-    points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
-    points = points.encode(x="value:Q", y=y, tooltip=[*tooltip, alt.Tooltip("value:Q", title=unit, format=".4~g")])
-    marks = [bar, points, *label_marks(only_first, y, at="largest")]
-    if goal:
-        marks.insert(1, _goal(only_first, goal).encode(x=alt.X(f"{goal}:Q", title=unit), y=y))
-    return panels(alt.layer(*marks), data, title=title, own_axes=True)
-
-
-def _goal(rows: alt.Chart, goal: str) -> alt.Chart:
-    """A line at each value of the column `goal`."""
-    line: alt.Chart = rows.transform_filter(f"datum.{goal} != null").mark_tick(
-        color="black", thickness=3, opacity=1, height={"band": 0.95}
-    )
-    return line.encode(tooltip=["configuration:N", f"{goal}:Q"])
+def written(words: Callable[[Any], str], *columns: str) -> pl.Expr:
+    """The words for each value of the column, or for each row of several."""
+    values = pl.col(*columns) if len(columns) == 1 else pl.struct(*columns)
+    return values.map_elements(words, return_dtype=pl.String)
 
 
 def names_axis(data: pl.DataFrame) -> alt.Y:
@@ -169,11 +135,24 @@ def names_axis(data: pl.DataFrame) -> alt.Y:
     return alt.Y("configuration:N", sort=names, title=None, axis=axis)
 
 
+DOUBLING = alt.Scale(type="log", base=2, padding=12, nice=False)
+"""As far from each value to its double everywhere."""
+
+
+def doubling(data: pl.DataFrame, title: str) -> alt.X:
+    """The axis of x, with a tick at each value."""
+    axis = alt.Axis(values=sorted(set(data["x"])), format=",d", grid=False)
+    return alt.X("x:Q", title=title, scale=DOUBLING, axis=axis)
+
+
+def scale(of: Mapping[str, Any]) -> alt.Scale:
+    """Each name's colour, dashes or width."""
+    return alt.Scale(domain=list(of), range=list(of.values()))
+
+
 def bar_colour(data: pl.DataFrame) -> alt.Color:
     """The variants' colours, without a legend: the bars are named."""
-    colours = variants(data)
-    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    return alt.Color("variant:N", scale=scale, legend=None)
+    return alt.Color("variant:N", scale=scale(variants(data)), legend=None)
 
 
 def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.Chart]:
@@ -182,35 +161,6 @@ def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.C
     label = first.mark_text(align="left", dx=8, fontSize=12, color=INK).encode(x=f"{at}:Q", y=y, text="label:N")
     room = first.mark_point(opacity=0).encode(x=alt.X("room:Q", scale=alt.Scale(nice=False)), y=y)
     return label, room
-
-
-def lines(
-    data: pl.DataFrame,
-    *,
-    columns: Sequence[str] = ("value",),
-    title: str,
-    x: alt.X,
-    y: alt.Y,
-    own_axes: bool = False,
-) -> alt.FacetChart:
-    """Lines of medians over repeats, every repeat as a point; a line per configuration.
-
-    `data` has the columns panel, configuration, variant, strategy, repeat and x, in the order to be drawn, and of
-    `columns` one per row.
-    """
-    data = with_medians(drawn(data, columns), ("panel", "configuration", "x"))
-    key: dict[str, Any] = series(data)
-    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=240)
-    line = base.transform_filter("datum.first").mark_line(strokeWidth=2.2).encode(x=x, y=y.copy(), **key)
-    y.shorthand = "value:Q"
-    tooltip = [
-        *(alt.Tooltip(f"{name}:N") for name in ("configuration", "repeat")),
-        alt.Tooltip("x:Q", title=x["title"]),
-        alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
-    ]
-    dots = base.mark_point(filled=True, size=26, strokeOpacity=0.45, strokeWidth=0.8)
-    points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip, fillOpacity=HOLLOW)
-    return panels(alt.layer(line, points), data, title=title, own_axes=own_axes)
 
 
 def dashes(strategies: Sequence[str]) -> list[list[int]]:
@@ -244,137 +194,6 @@ def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
             "configuration:N", scale=alt.Scale(domain=names, range=dashes([row[2] for row in rows])), legend=legend
         ),
     }
-
-
-def timed(runs: Runs, labels: Mapping[str, str | pl.Expr], **also: pl.Expr) -> pl.DataFrame:
-    """What `bars` needs of every displayed run: a row per column that it has measured, in the panel of its label.
-
-    `also`: further columns of each row, by name.
-    """
-    names = ("group", "configuration", "variant", "strategy", "devices", "repeat")
-    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes", "disturbed")
-    rows = displayed(runs)
-    parts = [
-        panel(rows.select(*names, *of_some, name, **also).drop_nulls(name), label) for name, label in labels.items()
-    ]
-    return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True)
-
-
-def stacked_bars(
-    data: pl.DataFrame, colours: Mapping[str, str], *, part: str, title: str, axis: str, unit: str
-) -> alt.FacetChart:
-    """`data` has a row per bar: group, panel, configuration, `total`, `label`, and a column per part (null: none).
-
-    `colours` are those of the parts, from left to right; `part` is what a part is called.
-    """
-    data = _stacked(data, list(colours), part)
-    y = names_axis(data)
-    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 30})
-    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    bar = base.mark_bar(height={"band": 0.68}, opacity=0.9).encode(
-        x=alt.X("from:Q", title=axis, axis=alt.Axis(tickCount=5)),
-        x2="to:Q",
-        y=y,
-        color=alt.Color(f"{part}:N", scale=scale, legend=alt.Legend(title=None)),
-        tooltip=["configuration:N", f"{part}:N", alt.Tooltip("value:Q", title=unit, format=".4~g")],
-    )
-    return panels(alt.layer(bar, *label_marks(base, y, at="total")), data, title=title, own_axes=True)
-
-
-def _stacked(data: pl.DataFrame, parts: list[str], part: str) -> pl.DataFrame:
-    """One row per bar and part: where the part begins and ends, and which row draws the label."""
-    data = data.with_row_index("bar").with_columns(room=pl.col("total").max().over("panel") * 1.25)
-    rows = data.unpivot(parts, index=pl.selectors.exclude(parts), variable_name=part, value_name="value")
-    end = pl.col("value").cum_sum()
-    return (
-        rows.drop_nulls("value")
-        .sort("bar", maintain_order=True)
-        .with_columns(
-            end.over("bar").alias("to"),
-            end.shift(fill_value=0.0).over("bar").alias("from"),
-            first=pl.int_range(pl.len()).over("bar") == 0,
-        )
-        .drop("bar")
-    )
-
-
-_LINEAR_UP_TO = 8
-"""Most devices with a linear axis; with more, it is logarithmic."""
-_ROOM_BESIDE, _ROOM_FOR_WORDS = 0.1, 0.5
-"""Room beside the lines, as a share of their width: for points, and for the words where lines begin."""
-
-
-def lines_over_devices(
-    data: pl.DataFrame, column: str, *, by: str, title: str, unit: str, widths: Mapping[str, float] | None = None
-) -> alt.FacetChart:
-    """A line of medians per variant and value of the column `by`, every repeat as a point; each panel has its own axes.
-
-    `data` has the columns group, panel, configuration, variant, strategy, devices, framework, repeat, disturbed, `by`
-    and `column`. `widths`: of the lines, by the values of `by`; None: those values are written where lines begin.
-    """
-    colours = variants(data)
-    devices = sorted(set(data["devices"]) | {1})
-    data = with_medians(drawn(data, [column]), ("panel", by, "variant", "devices"))
-    data = _with_origins(data, by)
-    scale = _across(devices, room=_ROOM_BESIDE if widths else _ROOM_FOR_WORDS)
-    x = alt.X("devices:Q", title="Devices", scale=scale, axis=alt.Axis(values=devices, format="d", grid=False))
-    y = alt.Y("median:Q", title=unit, scale=alt.Scale(domainMin=0), axis=alt.Axis(titleColor=INK, tickCount=6))
-    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    colour = alt.Color("variant:N", scale=scale, legend=LEGEND)
-    base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
-    line = base.transform_filter("datum.first").mark_line()
-    line = line.encode(x=x, y=y, color=colour, **_told_apart(by, widths))
-    tooltip = [*(f"{name}:N" for name in ("configuration", by, "repeat")), alt.Tooltip("value:Q", format=".4~g")]
-    dots = base.transform_filter("datum.repeat != null").mark_point(filled=True, size=30, strokeWidth=0.8)
-    dots = dots.encode(x=x, y="value:Q", color=colour, fillOpacity=HOLLOW, tooltip=tooltip)
-    marks = [line, dots] if widths else [line, dots, _beginnings(base, x)]
-    return panels(alt.layer(*marks), data, title=title, own_axes=True)
-
-
-def _told_apart(by: str, widths: Mapping[str, float] | None) -> dict[str, Any]:
-    if widths is None:
-        return {"detail": f"{by}:N", "strokeWidth": alt.value(2.2)}
-    scale = alt.Scale(domain=list(widths), range=list(widths.values()))
-    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=500, symbolStrokeColor=INK)
-    return {"strokeWidth": alt.StrokeWidth(f"{by}:O", scale=scale, legend=legend)}
-
-
-def _beginnings(base: alt.Chart, x: alt.X) -> alt.Chart:
-    """The column `label` to the left of where lines begin."""
-    named = base.transform_filter("datum.label != null")
-    words: alt.Chart = named.mark_text(align="right", dx=-8, fontSize=12, color=INK)
-    placed: alt.Chart = words.encode(x=x, y="median:Q", text="label:N")
-    return placed
-
-
-def _with_origins(data: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Add the starts of lines without a run on one device: the median of their framework's baseline in that work.
-
-    These rows are of no configuration and no repeat. A `label` is on the row in which the highest line of each value of
-    `by` begins.
-    """
-    keys = ["panel", "framework", by]
-    beginning = data.filter(IS_BASELINE & pl.col("first")).select(*keys, "median")
-    ways = data.filter(pl.col("devices") > 1).select(*keys, "group", "variant").unique(maintain_order=True)
-    without = ways.join(data.filter(pl.col("devices") == 1), on=[*keys, "variant"], how="anti", maintain_order="left")
-    origins = without.join(beginning, on=keys, maintain_order="left").with_columns(
-        devices=pl.lit(1, pl.Int32), first=pl.lit(True), disturbed=pl.lit(False)
-    )
-    data = pl.concat([data, origins], how="diagonal")
-    starts = pl.col("devices") == pl.col("devices").min().over("panel", by)
-    highest = pl.col("median") == pl.col("median").filter(starts).max().over("panel", by)
-    once = (starts & highest & pl.col("first")).cum_sum().over("panel", by) == 1
-    label = pl.col(by).map_elements(lambda value: f"{value:,}" if isinstance(value, int) else value, pl.String)
-    return data.with_columns(label=pl.when(starts & highest & pl.col("first") & once).then(label))
-
-
-def _across(devices: list[int], *, room: float) -> alt.Scale:
-    """With room to the left of one device, a share of what lies between the fewest devices and the most."""
-    top = devices[-1]
-    if top <= _LINEAR_UP_TO:
-        between = top - 1
-        return alt.Scale(domain=[1 - room * between, top + _ROOM_BESIDE * between], nice=False)
-    return alt.Scale(type="log", base=2, domain=[top**-room, top ** (1 + _ROOM_BESIDE)], nice=False)
 
 
 INK = "#333333"
@@ -563,21 +382,56 @@ def shapes(data: pl.DataFrame, legend: alt.Legend) -> alt.Shape:
     return alt.Shape("configuration:N", scale=alt.Scale(domain=list(of), range=shapes), legend=legend)
 
 
-def ranked(runs: Runs, rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group") -> str:
-    """`per_group` of sentences that rank configurations. Those of which others disturbed runs are told of behind the
-    others, so that they are neither first nor last; each sentence says why it ranks nothing.
-    """
-    unlike, marked = unlike_groups(runs), pl.col("disturbed").fill_null(False)
+@dataclass(frozen=True, kw_only=True)
+class Sentence:
+    """A finding that says something of each configuration, one sentence for each group."""
 
-    def with_refusal(members: pl.DataFrame) -> str:
-        issue = next((unlike[group] for group in members["group"] if group in unlike), None)
-        parts = [part for part in (members.filter(~marked), members.filter(marked)) if part.height]
-        told = "; apart from these, ".join(filter(None, map(sentence, parts)))
-        disturbed = members.filter(marked)["configuration"].to_list()
+    rows: Callable[[Runs], pl.DataFrame] = summary
+    """A row per configuration."""
+    by: str | None = None
+    """The column that orders them, the smallest first; those without it are left out. None: they are in order."""
+    descending: bool = False
+    each: Callable[[dict[str, Any]], str]
+    """What is said of a row."""
+    whole: str | Callable[[pl.DataFrame], str]
+    """The sentence, with {} where what is said of the rows stands."""
+    nothing: str
+    """Where there is no row."""
+    sep: str = "; "
+    group: str = "group"
+    ranks: bool = True
+    """Whether the order says which is better: then the sentence says where it may not, and why."""
+    footnote: str = ""
+    """A line below the sentences."""
+    more: Callable[[Runs], list[str]] = lambda runs: []
+    """Further lines, also where there is no row."""
+
+    def __call__(self, runs: Runs) -> str:
+        """The finding about these runs."""
+        rows = self.rows(runs)
+        rows = rows if self.by is None else rows.drop_nulls(self.by)
+        sentence = partial(self._ranked, unlike_groups(runs)) if self.ranks else self._of
+        told = per_group(rows, sentence, by=self.group, every=True)
+        lines = [told, self.footnote if told else "", *self.more(runs)]
+        return "\n".join(filter(None, lines)) or self.nothing
+
+    def _of(self, rows: pl.DataFrame) -> str:
+        if self.by is not None:
+            rows = rows.sort(self.by, descending=self.descending, maintain_order=True)
+        whole = self.whole if isinstance(self.whole, str) else self.whole(rows)
+        return whole.format(text.listed([self.each(row) for row in rows.iter_rows(named=True)], sep=self.sep))
+
+    def _ranked(self, unlike: Mapping[str, Any], rows: pl.DataFrame) -> str:
+        """Configurations of which others disturbed runs are told of behind the others, so that they are neither first
+        nor last; and why nothing is ranked.
+        """
+        marked = pl.col("disturbed").fill_null(False)
+        issue = next((unlike[group] for group in rows["group"] if group in unlike), None)
+        parts = [part for part in (rows.filter(~marked), rows.filter(marked)) if part.height]
+        told = "; apart from these, ".join(filter(None, map(self._of, parts)))
+        disturbed = rows.filter(marked)["configuration"].to_list()
         why = issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}")
         return told + (f"; this does not rank them, since {why}" if told and why else "")
-
-    return per_group(rows, with_refusal, by=by, every=True)
 
 
 MOST_SENTENCES = 4

@@ -1,0 +1,416 @@
+"""Figures of horizontal bars: a bar per configuration, in panels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import altair as alt
+import polars as pl
+
+from analysis import text
+from analysis.comparison.configurations import displayed, gains, summary, unreached
+from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.work import natural
+from analysis.figures.chart import (
+    NAMES,
+    PANEL_WIDTH,
+    Chart,
+    Sentence,
+    bar_colour,
+    label_marks,
+    mark,
+    names_axis,
+    pale,
+    panel,
+    panels,
+    per_group,
+    records,
+    with_medians,
+    written,
+)
+from analysis.metrics import disturbed_to_accuracy, measured_bubbles, ring_times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from analysis.runs.reader import Runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars(Chart):
+    """Bars of medians over repeats, every repeat as a point, and a line at `goal` where that is known.
+
+    `rows` has the columns group, panel, configuration, variant, strategy, repeat and value (null: no bar).
+    """
+
+    unit: str
+    label: pl.Expr
+    """The text beside a bar, from its `median`."""
+    goal: str | None = None
+    """A column."""
+    goal_unit: str = ""
+    """What the axis says of the line besides."""
+    room: float = 1.22
+    """The axis is so many times as long as needed, for the text."""
+
+    def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+        """Panels of one group share their scale; groups of other work have their own."""
+        goal = self.goal if self.goal is not None and data[self.goal].count() else None
+        unit = self.unit + (self.goal_unit if goal else "")
+        data = with_medians(data, ("panel", "configuration"))
+        ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
+        room = ends.max().over("group") * self.room
+        data = data.with_columns(label=self.label + mark(data), largest=ends, room=room)
+        y = names_axis(data)
+        base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
+        only_first, measured = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
+        bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68})
+        bar = bar.encode(
+            opacity=pale(0.85),
+            x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
+            y=y,
+            color=bar_colour(data),
+            tooltip=["configuration:N", alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
+        )
+        points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
+        value = alt.Tooltip("value:Q", title=unit, format=".4~g")
+        points = points.encode(x="value:Q", y=y, tooltip=["configuration:N", "repeat:N", value])
+        marks = [bar, points, *label_marks(only_first, y, at="largest")]
+        if goal:
+            marks.insert(1, _line(only_first, goal).encode(x=alt.X(f"{goal}:Q", title=unit), y=y))
+        return panels(alt.layer(*marks), data, title=self.title, own_axes=True)
+
+
+def _line(rows: alt.Chart, goal: str) -> alt.Chart:
+    """A line at each value of the column `goal`."""
+    line: alt.Chart = rows.transform_filter(f"datum.{goal} != null").mark_tick(
+        color="black", thickness=3, opacity=1, height={"band": 0.95}
+    )
+    return line.encode(tooltip=["configuration:N", f"{goal}:Q"])
+
+
+def _measured(also: Mapping[str, pl.Expr] | None = None, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:
+    """What bars need of every displayed run: a row per column that it has measured, in the panel of the column's label;
+    and columns `also` of each row.
+    """
+    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes")
+
+    def rows(runs: Runs) -> pl.DataFrame:
+        parts = [
+            panel(displayed(runs).drop_nulls(name).select(*NAMES, *of_some, name, **(also or {})), label).with_columns(
+                value=pl.col(name).cast(pl.Float64)
+            )
+            for name, label in labels.items()
+        ]
+        return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True)
+
+    return rows
+
+
+runtime = Bars(
+    order=1,
+    title="Time per epoch by strategy and device count",
+    rows=_measured(steady_epoch_time_s="Later epochs (median)", first_epoch_time_s="First epoch"),
+    unit="Time per epoch, slowest rank (s)",
+    label=written(text.seconds, "median"),
+    finding=Sentence(
+        by="steady_epoch_time_s",
+        each=lambda row: f"{row['configuration']} takes {text.seconds(row['steady_epoch_time_s'])}",
+        whole="once warm, an epoch of {}",
+        sep=", ",
+        nothing="No run that counts has a second epoch: nothing is known about a steady state.",
+    ),
+)
+
+
+_DEVICE, _PROCESS = "largest device", "largest process"
+_UNKNOWN = "largest process, several devices each"
+_KINDS = {"host": "Host memory (RSS)", "device": "Device memory (allocated)"}
+
+
+def _peaks(runs: Runs) -> pl.DataFrame:
+    """Peak memory in MiB: of the largest device, or of the largest process where its devices are not known; of all
+    processes together; and by formula, which is about one device, without libraries.
+    """
+    device_bytes = pl.col("peak_memory_device_bytes")
+    of_device, kind = pl.col("memory_kind") == "device", pl.col("memory_kind").replace(_KINDS)
+    # On CPUs a device is a process, which holds more of libraries than of a model.
+    largest, process = (
+        pl.when(of_device).then(pl.lit(label)).otherwise(pl.lit(_PROCESS)) for label in (_DEVICE, _UNKNOWN)
+    )
+    whose = {
+        "peak_memory_device_bytes": largest,
+        "peak_memory_max_bytes": process,
+        "peak_memory_sum_bytes": pl.lit("sum of all processes"),
+    }
+    labels = {name: pl.format("{}, {}", kind, label) for name, label in whose.items()}
+    data = _measured({"known": device_bytes.is_not_null()}, **labels)(runs)
+    data = data.filter(pl.col("peak_memory_max_bytes").is_null() | ~pl.col("known")).drop("known")
+    formula = pl.when(of_device, device_bytes.is_not_null()).then(pl.col("theoretical_state_bytes") / text.MIB)
+    return data.with_columns(pl.col(*whose, "value") / text.MIB, formula=formula)
+
+
+def _taken(row: dict[str, Any]) -> str:
+    whole = f"{text.mebibytes(row['peak_memory_sum_bytes'])} MiB over all its processes"
+    states = row["theoretical_state_bytes"]
+    if row["memory_kind"] == "device" and states is not None:
+        whole += f"; parameters, gradients and optimizer state by formula {text.mebibytes(states)} MiB"
+    if row["memory_kind"] == "device" and row["peak_memory_device_bytes"] is None:
+        whole += "; that is the largest process, whose several devices were not measured one by one"
+    return f"{text.mebibytes(row['peak'])} MiB with {row['configuration']} ({whole})"
+
+
+memory = Bars(
+    order=3,
+    title="Peak memory by strategy and device count",
+    rows=_peaks,
+    unit="Peak memory (MiB)",
+    label=written(lambda peak_mib: text.mebibytes(peak_mib * text.MIB), "median"),
+    goal="formula",
+    goal_unit=", line: model and optimizer in theory",
+    finding=Sentence(
+        rows=lambda runs: (
+            summary(runs)
+            .drop_nulls("peak_memory_max_bytes")
+            .with_columns(peak=pl.coalesce("peak_memory_device_bytes", "peak_memory_max_bytes"))
+        ),
+        by="peak",
+        each=_taken,
+        whole=lambda rows: f"the {_DEVICE if 'device' in rows['memory_kind'] else _PROCESS} takes {{}}",
+        sep=", ",
+        nothing="No run that counts measured its memory.",
+    ),
+)
+
+
+def _first_to_target(runs: Runs) -> pl.DataFrame:
+    """The configurations that reach the target, and whether `disturbed` epochs lie before it."""
+    reached = summary(runs).drop_nulls("time_to_accuracy_s")
+    rows = displayed(runs)
+    slowed = disturbed_to_accuracy(runs, dict(rows.select("run_id", "accuracy_target").rows()))
+    resting = set(rows.filter(pl.col("run_id").is_in(list(slowed))).select("group", "configuration").rows())
+    rests = pl.Series([key in resting for key in reached.select("group", "configuration").rows()], dtype=pl.Boolean)
+    return reached.with_columns(disturbed=pl.col("disturbed") | rests, chosen=pl.lit(runs.target is not None))
+
+
+def _reached(rows: pl.DataFrame) -> str:
+    target, chosen = rows.select("accuracy_target", "chosen").row(0)
+    most = "the target that was chosen" if chosen else "the highest target that most runs of every configuration reach"
+    return f"{text.accuracy(target)} test accuracy, {most}, is reached by {{}}"
+
+
+time_to_accuracy = Bars(
+    order=6,
+    title="Time to accuracy",
+    rows=_measured(time_to_accuracy_s=pl.format("To {} test accuracy", written(text.accuracy, "accuracy_target"))),
+    unit="Training time to the target (s)",
+    label=written(text.seconds, "median"),
+    finding=Sentence(
+        rows=_first_to_target,
+        by="time_to_accuracy_s",
+        each=lambda row: f"{row['configuration']} after {text.seconds(row['time_to_accuracy_s'])}",
+        whole=_reached,
+        sep=", ",
+        more=unreached,
+        nothing="No target accuracy is reached by all configurations.",
+    ),
+)
+
+
+def _shortfalls(runs: Runs) -> pl.DataFrame:
+    """1 − efficiency, per pair of repeats, and the measured bubble, both in per cent; and the schedule's `bubble`."""
+    planned = summary(runs).drop_nulls("theoretical_bubble")
+    steady = gains(runs).filter(pl.col("kind") == "steady").select("group", "configuration", "repeat", "value")
+    columns = ("group", "configuration", "variant", "strategy", "devices", "theoretical_bubble")
+    rows = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
+    data = panel(rows, "Steady state").with_columns(
+        value=100 * (1 - pl.col("value") / pl.col("devices")), bubble=100 * pl.col("theoretical_bubble")
+    )
+    return pl.concat([data, _idle(runs).select(data.columns)]).sort(natural("group"), maintain_order=True)
+
+
+def _idle(runs: Runs) -> pl.DataFrame:
+    """The bubbles of the runs that were attributed."""
+    rows = displayed(runs).drop_nulls("theoretical_bubble").join(measured_bubbles(runs), on="run_id")
+    return panel(rows, "Bubble as measured after the last epoch").with_columns(
+        value=100 * pl.col("measured_bubble"), bubble=100 * pl.col("theoretical_bubble")
+    )
+
+
+def _beside_bubble(row: dict[str, float | None]) -> str:
+    shortfall, bubble = (text.percent(None if value is None else value / 100) for value in row.values())
+    return f"{shortfall}, bubble {bubble}"
+
+
+def _explained_by_schedule(runs: Runs) -> str:
+    """How much of the shortfall the schedule alone would explain."""
+    explained = per_group(summary(runs).drop_nulls("theoretical_bubble"), _of_ideal)
+    if not explained:
+        return "No configuration that counts runs by a schedule with a known bubble (pipelines do)."
+    return f"{explained}\n{_as_measured(runs)}"
+
+
+def _of_ideal(rows: pl.DataFrame) -> str:
+    shown = [_explained(row) for row in rows.drop_nulls("efficiency").iter_rows(named=True)]
+    if shown:
+        return f"of the ideal speed-up, {text.listed(shown, sep='; ')}"
+    idle = [f"{r['configuration']} {text.percent(r['theoretical_bubble'])}" for r in rows.to_dicts()]
+    return f"by schedule, devices idle for {text.listed(idle)} of a step; nothing shows the speed-up"
+
+
+def _explained(row: dict[str, float]) -> str:
+    missing, bubble = 1 - row["efficiency"], row["theoretical_bubble"]
+    if missing < 0:
+        idle = f"whose devices idle for {text.percent(bubble)} by its schedule"
+        return f"{row['configuration']}, {idle}, exceeds it by {text.percent(-missing)}"
+    lacks = f"{row['configuration']} lacks {text.percent(missing)}"
+    if missing < bubble:
+        return f"{lacks}, less than the {text.percent(bubble)} that equal stages would idle by its schedule"
+    return f"{lacks}, of which equal stages idling by its schedule explain {text.percent(bubble)}"
+
+
+def _as_measured(runs: Runs) -> str:
+    """The measured bubble, or how to measure it."""
+    measured = _idle(runs).group_by("group", "configuration", maintain_order=True)
+    rows = measured.agg(pl.col("value", "bubble").median() / 100).rows(named=True)
+    if not rows:
+        return (
+            "Idle time itself was not measured (measure.attribution_steps does): the shortfall also includes "
+            "communication, uneven stages and the cost of smaller pieces of work."
+        )
+    shown = [f"{r['configuration']} {text.percent(r['value'])} (by formula {text.percent(r['bubble'])})" for r in rows]
+    return f"Idle share measured after the last epoch, transfers and uneven stages included: {text.listed(shown)}."
+
+
+bubble = Bars(
+    order=8,
+    title="Shortfall from ideal speed-up and the schedule's theoretical bubble",
+    rows=_shortfalls,
+    unit="Shortfall or bubble (bar) and theoretical bubble (line), %",
+    label=written(_beside_bubble, "median", "bubble"),
+    goal="bubble",
+    room=1.6,
+    finding=_explained_by_schedule,
+)
+
+
+def _joules(energy_j: float) -> str:
+    return f"{text.number(energy_j)} J"
+
+
+def _cost(row: dict[str, Any]) -> str:
+    energy = f"{_joules(row['gpu_energy_per_sample_j'])} with {row['configuration']}"
+    if row["energy_ratio"] is None or row["verdict"] == SpeedVerdict.BASELINE:
+        return energy
+    return f"{energy}, {text.ratio(row, 'energy_ratio')} times that of one device"
+
+
+energy = Bars(
+    order=10,
+    title="Energy by strategy and device count",
+    rows=_measured(
+        gpu_energy_per_epoch_j="An epoch (median of the later ones)",
+        energy_to_accuracy_j=pl.format(
+            "To the target{}", pl.format(", {} test accuracy", written(text.accuracy, "accuracy_target")).fill_null("")
+        ),
+    ),
+    unit="Energy of all GPUs (J)",
+    label=written(_joules, "median"),
+    finding=Sentence(
+        by="gpu_energy_per_sample_j",
+        each=_cost,
+        whole="a sample costs {}",
+        nothing="No run that counts measured the energy of its GPUs.",
+    ),
+)
+
+
+def _watts(power_w: float) -> str:
+    return f"{text.number(power_w)} W"
+
+
+power = Bars(
+    order=10,
+    title="Power by strategy and device count",
+    rows=_measured(
+        steady_gpu_power_mean_w="All GPUs, mean of training windows",
+        steady_gpu_power_max_w="Highest sample of one GPU",
+    ),
+    unit="Power (W)",
+    label=written(_watts, "median"),
+    finding=Sentence(
+        by="steady_gpu_power_mean_w",
+        each=lambda row: f"{_watts(row['steady_gpu_power_mean_w'])} with {row['configuration']}",
+        whole="the GPUs draw {}",
+        nothing="No run that counts measured the power of its GPUs.",
+    ),
+)
+
+
+def _with_ring(runs: Runs) -> pl.DataFrame:
+    """The counted runs that all-reduce and were attributed, with both times in ms per step."""
+    times = ring_times(runs).select("run_id", pl.col("exposed_s", "ring_s") * 1e3)
+    rows = displayed(runs).join(times, on="run_id", maintain_order="left")
+    ring = pl.col("ring_s").median().over("group", "configuration")
+    return panel(rows.select(*NAMES, "exposed_s", value="exposed_s", ring=ring), "After the last epoch")
+
+
+waiting = Bars(
+    order=10,
+    title="Exposed communication against the ring's formula",
+    rows=_with_ring,
+    unit="Waiting (bar) and a ring's time (line) per step (ms)",
+    label=written(lambda row: f"{text.number(row['median'])} ms, ring {text.number(row['ring'])}", "median", "ring"),
+    goal="ring",
+    room=1.6,
+    finding=Sentence(
+        rows=lambda runs: (
+            _with_ring(runs)
+            .group_by("group", "configuration", maintain_order=True)
+            .agg(pl.col("value", "ring").median())
+        ),
+        each=lambda row: (
+            f"{row['configuration']} waits {text.number(row['value'])} ms (a ring: {text.number(row['ring'])} ms)"
+        ),
+        whole="per step, computing leaves unhidden: {}",
+        sep=", ",
+        ranks=False,
+        footnote=(
+            "Measured after the last epoch, waiting for slower ranks included; a ring's formula for all gradients, "
+            "by latency and bandwidth probed on the same ranks."
+        ),
+        nothing="No run that counts all-reduces and was attributed: measure.attribution_steps=20 measures its waiting.",
+    ),
+)
+
+
+def _rate(row: dict[str, Any]) -> str:
+    """Tokens per second of a configuration, and what else is known of it."""
+    more = [f"MFU {text.percent(row['mfu'])}"] * (row["mfu"] is not None)
+    more += [f"perplexity {text.number(row['final_perplexity'])} in the end"] * (row["final_perplexity"] is not None)
+    beside = f" ({', '.join(more)})" if more else ""
+    return f"{row['configuration']} trains on {text.number(row['tokens_per_s'])} tokens per second{beside}"
+
+
+def _rates(rows: pl.DataFrame) -> str:
+    probed = "; MFU is the share of a device's fastest matrix product, as probed here"
+    return "in steady state {}" + (probed if rows["peak_flop_per_s"].count() else "")
+
+
+_MFU = pl.col("mfu").median().over("panel", "configuration").map_elements(text.percent, return_dtype=pl.String)
+token_rates = Bars(
+    order=13,
+    title="Tokens per second by strategy and device count",
+    rows=_measured({"mfu": pl.col("mfu")}, tokens_per_s="Tokens per second"),
+    unit="Tokens per second, steady state",
+    label=pl.concat_str(written(text.number, "median"), pl.format(" · MFU {}", _MFU).fill_null("")),
+    room=1.6,
+    finding=Sentence(
+        by="tokens_per_s",
+        descending=True,
+        each=_rate,
+        whole=_rates,
+        nothing="No run that counts trains on tokens and has a steady state.",
+    ),
+)
