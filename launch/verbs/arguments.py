@@ -97,42 +97,33 @@ seen it.
 
 _CONF = _value("--conf", "DIR", "a folder of your own YAML files, laid out like conf/")
 _JSON = _flag("--json", "print one JSON object (docs/json.md)", dest="as_json")
-_SAME_PLUGIN = _flag(
-    "--same-plugin",
-    "your package has changed, but no number has: its runs stay those of the sources that were used last",
-)
-_ASKING = (_overrides(), _CONF, _plugin(), _SAME_PLUGIN)
+_SAME = "your package has changed, but no number has: its runs stay those of the sources that were used last"
+_ASKING = (_overrides(), _CONF, _plugin(), _flag("--same-plugin", _SAME))
 """Of verbs that ask for runs."""
 _FOLDER = _value("folder", "DIR", "a results folder, a sweep's folder, or a run's")
 _UNFINISHED = _plugin("your own package; needed if some of its runs are not finished")
 _LAUNCHED_BY = _plugin("your own package, whose launcher the runs were submitted with")
 
+
+def _asks(function: str, text: str, *more: Argument) -> Verb:
+    return Verb(function, text, *_ASKING, *more, epilog=_EPILOG)
+
+
 VERBS = {
-    "run": Verb("verbs.run:run", "train one run on this machine; print its folder last", *_ASKING, epilog=_EPILOG),
-    "show": Verb(
+    "run": _asks("verbs.run:run", "train one run on this machine; print its folder last"),
+    "show": _asks(
         "verbs.plan:show",
         "print the resolved configuration, its run id, and all choices",
-        *_ASKING,
         _flag("--help-keys", "print a line about each key instead"),
-        epilog=_EPILOG,
     ),
-    "plan": Verb(
-        "verbs.plan:plan",
-        "print every run of a sweep with its resources and state; writes nothing",
-        *_ASKING,
-        _JSON,
-        epilog=_EPILOG,
-    ),
-    "tune": Verb(
+    "plan": _asks("verbs.plan:plan", "print every run of a sweep with its resources and state; writes nothing", _JSON),
+    "tune": _asks(
         "verbs.run:tune",
         "find the fastest settings here in a short trial, for a sweep that is submitted with tune=true",
-        *_ASKING,
-        epilog=_EPILOG,
     ),
-    "submit": Verb(
+    "submit": _asks(
         "verbs.run:submit",
         "train the missing runs of a sweep: sweep=NAME, or lists such as devices=1,2",
-        *_ASKING,
         _value("--retry", "OUTCOME,…", "try these outcomes again as well, e.g. oom,parity_failed"),
         _value(
             "--max-gpu-hours",
@@ -145,15 +136,9 @@ VERBS = {
             choices=("report",),
             help="write the report once all jobs are over, in a job of its own; site.mail_user gets mail",
         ),
-        epilog=_EPILOG,
     ),
     "prepare": Verb(
-        "verbs.run:prepare_data",
-        "download and convert a data set once: data=NAME",
-        _overrides(),
-        _CONF,
-        _plugin(),
-        epilog=_EPILOG,
+        "verbs.run:prepare_data", "download and convert a data set once: data=NAME", *_ASKING[:-1], epilog=_EPILOG
     ),
     "status": Verb(
         "verbs.status:status",
