@@ -139,6 +139,7 @@ class Judge:
     ) -> None:
         self._run, self._loader_of, self._traits = run, loader_of, traits
         loss = run.model.with_own_loss(run.loss.build())
+        self._model = model
         self._plain = PlainModel(model, loss, device=world.device, pieces=pieces_of(run, traits) or 1)
         formats = " and ".join(dict.fromkeys(("fp64", run.precision)))
         self._what = f"{run.global_batch_size} samples in {run.precision}, against one device in {formats}"
@@ -208,7 +209,7 @@ class Judge:
         if not self._why_no_updates:
             # In fp16 the scaler skips steps.
             steps = None if self._run.precision == "fp16" else self._run.epochs * self._run.steps_per_epoch
-            self._optimizer = PlainOptimizer(self._run, state, examples, steps=steps)
+            self._optimizer = PlainOptimizer(self._run, self._model, state, examples, steps=steps)
 
     def step(self, taken: Taken) -> list[Finding]:
         """Hold one step against plain code."""
@@ -274,11 +275,8 @@ class Judge:
             what = "tensors with a gradient that the step left as they were; how far it moves them is not checked"
             what = ": ".join(filter(None, (what, self._why_no_updates)))
             return Finding("update", what, taken.number, difference=float(stayed), limit=0.0)
-        step = self._optimizer.step
-        moved = {
-            name: (taken.before[name], taken.after[name], step(name, taken.before[name], gradient))
-            for name, gradient in clipped(taken.gradients, self._run.clip_norm).items()
-        }
+        expected = self._optimizer.step(taken.before, clipped(taken.gradients, self._run.clip_norm))
+        moved = {name: (taken.before[name], taken.after[name], each) for name, each in expected.items()}
         what = f"against {self._run.optimizer.name} in fp64, from the gathered state and gradients"
         limit = UPDATE_LIMITS.get(self._run.precision, _UPDATE_LIMIT)
         return Finding("update", what, taken.number, difference=update_difference(moved, limit=limit), limit=limit)

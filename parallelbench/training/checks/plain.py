@@ -143,7 +143,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 class PlainOptimizer:
-    """The run's optimizer in fp64 on the CPU, one tensor after the other.
+    """The run's optimizer in fp64 on the CPU, over copies of all of a model's parameters.
 
     `state`: what it begins with: key → parameter → tensor. Afterwards it keeps its own. `examples`: of each key what
     `kept_of_one` has found. `steps`: updates until then; None: as many as `state` says.
@@ -152,32 +152,35 @@ class PlainOptimizer:
     def __init__(
         self,
         run: RunConfig,
+        model: nn.Module,
         state: Mapping[str, Mapping[str, Tensor]],
         examples: Mapping[str, Any],
         *,
         steps: int | None,
     ) -> None:
-        self._run = _in_a_loop(run)
-        self._kept: dict[str, dict[str, Any]] = {}
+        plain = _in_a_loop(run)
+        self._held = {name: nn.Parameter(_wide(each)) for name, each in model.named_parameters()}
+        self._optimizer = plain.optimizer.build(self._held.values(), plain, "cpu")
         for key, tensors in state.items():
-            for name, tensor in tensors.items():
-                value: Any = wide(tensor)
-                if _is_number(examples[key]):
-                    first = float(tensor.flatten()[0].real) if tensor.numel() else 0.0
-                    number = first if steps is None or key != "step" else float(steps)
-                    value = _like(examples[key], number)
-                self._kept.setdefault(name, {})[key] = value
+            example = examples[key]
+            for name in tensors.keys() & self._held.keys():
+                value: Any = wide(tensors[name])
+                if _is_number(example):
+                    first = tensors[name].flatten()[0].real.item() if tensors[name].numel() else 0.0
+                    number = float(first if steps is None or key != "step" else steps)
+                    value = torch.full_like(example, number) if torch.is_tensor(example) else type(example)(number)
+                self._optimizer.state[self._held[name]][key] = value
 
-    def step(self, name: str, before: Tensor, gradient: Tensor) -> Tensor:
-        """A parameter after an update at the full rate, in fp64, real and imaginary parts beside each other."""
-        parameter = nn.Parameter(wide(before).clone())
-        parameter.grad = wide(gradient)
-        optimizer = self._run.optimizer.build([parameter], self._run, "cpu")
-        if name in self._kept:
-            optimizer.state[parameter] = self._kept[name]
-        optimizer.step()
-        self._kept[name] = dict(optimizer.state[parameter])
-        return parameter.detach()
+    @torch.no_grad()
+    def step(self, before: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters with a gradient after an update at the full rate; all in fp64, as real numbers."""
+        moved = {name: parameter for name, parameter in self._held.items() if name in gradients}
+        for name, parameter in self._held.items():
+            parameter.grad = gradients.get(name)
+        for name, parameter in moved.items():
+            parameter.copy_(wide(before[name]))
+        self._optimizer.step()
+        return {name: parameter.detach() for name, parameter in moved.items()}
 
 
 def clipped(gradients: Mapping[str, Tensor], most: float | None) -> dict[str, Tensor]:
@@ -272,8 +275,3 @@ def _is_number(value: Any) -> bool:
 
 def _has_shape(value: Any, shape: torch.Size) -> bool:
     return isinstance(value, Tensor) and value.shape == shape
-
-
-def _like(example: Any, number: float) -> Any:
-    """A number as the optimizer keeps it: in a tensor, or plain."""
-    return torch.full_like(example, number) if isinstance(example, Tensor) else type(example)(number)
