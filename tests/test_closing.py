@@ -19,9 +19,10 @@ from parallelbench.errors import ConfigError
 from parallelbench.loaders.torch_loader import TensorLoader
 from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.single import Single
-from parallelbench.training.checks.closing import STEPS, ClosingCheck
+from parallelbench.training.checks.before_training import Initial
+from parallelbench.training.checks.closing import ClosingCheck
+from parallelbench.training.checks.compared import CLOSING_STEPS
 from parallelbench.training.checks.judge import MARGIN, relative_difference, unmoved
-from parallelbench.training.checks.parts import Initial
 from parallelbench.training.loop import Trainer
 from parallelbench.training.observers import unlike_ranks
 from parallelbench.training.torch_session import build_model, draw_apart
@@ -420,7 +421,9 @@ def test_single_is_held_against_plain_code_too() -> None:
     assert isinstance(run.strategy, Single)
     rows = closed(World(), run)
     assert passed(rows) >= {"evaluation loss", "evaluation accuracy", "loss", "gradients", "update"}
-    assert [row["step"] for row in rows if row["check"] == "gradients"] == [TRAINED + n for n in range(1, STEPS + 1)]
+    assert [row["step"] for row in rows if row["check"] == "gradients"] == [
+        TRAINED + n for n in range(1, CLOSING_STEPS + 1)
+    ]
     (unchecked,) = [row for row in rows if row["check"] == "bytes"]
     assert unchecked["passed"] is None
     assert failed(closed(World(), run, idles_every_other_step, 3)) >= {"gradients"}

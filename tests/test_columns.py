@@ -43,7 +43,7 @@ from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.strategies.single import Single
 from parallelbench.training import loop, torch_session
 from parallelbench.training import session as session_module
-from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.torch_session import Session, build_model
 from parallelbench.world.machine import cpu_name, node_name
 from parallelbench.world.numerics import Sums

@@ -18,14 +18,10 @@ from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.pipeline import ModelParallel
-from parallelbench.training.checks.likeness import (
-    WIDEST_TOLERANCE,
-    as_checked,
-    as_reference,
-    rounding,
-    tolerance_warnings,
-)
-from parallelbench.training.checks.parity import check_parity
+from parallelbench.strategies.replica import ModuleReplica
+from parallelbench.training.checks.before_training import check_parity
+from parallelbench.training.checks.compared import WIDEST_TOLERANCE, as_reference, rounding
+from parallelbench.training.checks.parity import as_checked, tolerance_warnings
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -306,6 +302,32 @@ def test_a_wrong_evaluation_is_caught(wrong: type, step: int, seen: set[str], tm
 
 
 @pytest.mark.slow
+def test_a_difference_is_that_of_its_step_alone(tmp_path: Path) -> None:
+    """One device takes each step from the parameters that the strategy has reached, however wrong they are."""
+    run = configure(*DATA, "strategy=model_parallel", "devices=2")
+    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
+    rows = run_ranks(gate, 2, tmp_path, msgspec.structs.replace(run, strategy=IdleStage(**options)))[0]
+    for row in rows:
+        assert max(row["loss_difference"], row["gradient_difference"]) <= row["tolerance"] < row["parameter_difference"]
+
+
+def gate_without_updates(rank: int, size: int, run: RunConfig) -> list[dict[str, Any]]:
+    update = ModuleReplica._apply_gradients
+    ModuleReplica._apply_gradients = lambda self: None  # type: ignore[method-assign]
+    try:
+        return gate(rank, size, run)
+    finally:
+        ModuleReplica._apply_gradients = update  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_a_fault_that_single_shares_is_caught(tmp_path: Path) -> None:
+    """Strategies train with classes that `single` trains with, too; what they are compared with does not."""
+    rows = run_ranks(gate_without_updates, 2, tmp_path, configure(*DATA, "strategy=ddp", "devices=2"))[0]
+    assert not any(row["passed"] for row in rows)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "optimizer"), [(ForgetsItsStateEachEpoch, "adam"), (AsksForMuch, "sgd")])
 def test_forgotten_state_and_a_wide_tolerance_are_caught(wrong: type, optimizer: str, tmp_path: Path) -> None:
     """The check passes from one epoch to the next, and what it tolerates has an end."""
@@ -358,7 +380,7 @@ def test_the_reference_does_the_same_work_on_one_device() -> None:
 
 
 def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
-    from parallelbench.training.checks.differences import _evaluation_difference, _verdict
+    from parallelbench.training.checks.parity import _evaluation_difference, _verdict
 
     others = {"loss_difference": 0.0, "gradient_difference": 0.0, "parameter_difference": 0.0}
     same = _evaluation_difference([80.0, 12.0], [80.0, 12.0], 37)
@@ -376,7 +398,7 @@ def test_an_evaluation_differs_by_its_loss_or_by_a_single_prediction() -> None:
 
 
 def test_a_difference_of_names_shapes_counters_or_nan_is_never_small() -> None:
-    from parallelbench.training.checks.differences import _verdict, largest_difference
+    from parallelbench.training.checks.parity import _verdict, largest_difference
 
     one = {"w": np.ones(2), "n": np.array(3)}
     difference = functools.partial(largest_difference, floor=1.0)

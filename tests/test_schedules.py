@@ -21,7 +21,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.optim.schedules import Cosine, LinearWarmup, StepDecay
 from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.replica import ScheduledRate
-from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.checks.parity import as_checked
 from parallelbench.world.world import World
 from tests.helpers import configured, plain
 from tests.ranks import run_ranks

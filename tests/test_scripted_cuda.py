@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from parallelbench.config.components import Batch, Shard
-from parallelbench.config.run import RunConfig
 from parallelbench.loaders.stream import StreamedLoader, _Fetched
 from parallelbench.measure.clock import StepClock, TimedWindow
 from parallelbench.measure.memory import MemoryProbe
 from parallelbench.training import tuning
-from parallelbench.training.checks import parity
-from parallelbench.training.checks.likeness import as_checked
-from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.checks import before_training
+from parallelbench.training.checks.before_training import check_parity
+from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.loop import device_uuid
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
@@ -138,34 +137,23 @@ def test_a_trial_on_a_gpu_times_long_enough(
     assert waits[-1] == timed, "the host waits for the device before it reads the clock"
 
 
-@pytest.mark.parametrize("fails_in", ["prepare", "step"])
+@pytest.mark.parametrize("fails_in", ["__init__", "train"])
 def test_a_reference_that_does_not_fit_leaves_its_memory(fails_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = as_checked(configured(*TINY))
     left: list[bool] = []
-    prepared: list[Any] = []
-    prepare = type(run.strategy).prepare
-
-    def scarce(self: Any, model: Any, run: RunConfig, world: World) -> Any:
-        prepared.append(replica := prepare(self, model, run, world))
-        if len(prepared) == 2:  # the first is the strategy's own
-            if fails_in == "prepare":
-                raise torch.OutOfMemoryError("full")
-            replica.step = full  # type: ignore[method-assign]
-        return replica
-
-    def full(batch: Any) -> Any:
-        raise torch.OutOfMemoryError("full")
-
-    monkeypatch.setattr(type(run.strategy), "prepare", scarce)
-    monkeypatch.setattr(parity, "release", lambda: left.append(not hasattr(references[0], "replica")))
     references: list[Any] = []
-    begin = parity.Reference.__init__
+    begin = before_training.Reference.__init__
 
     def noted(self: Any, *arguments: Any) -> None:
         references.append(self)
         begin(self, *arguments)
 
-    monkeypatch.setattr(parity.Reference, "__init__", noted)
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(before_training.Reference, "__init__", noted)
+    monkeypatch.setattr(before_training.PlainTraining, fails_in, full)
+    monkeypatch.setattr(before_training, "release", lambda: left.append(not hasattr(references[0], "training")))
     arrays = run.data.load(Path("nowhere"))
     rows = check_parity(build_model(run), run, World(), lambda of, shard: build_loader(arrays, of, World(), shard))
     assert rows is None

@@ -14,7 +14,7 @@ from torch import nn
 
 from parallelbench.errors import ConfigError
 from parallelbench.results.journal import read_tables
-from parallelbench.training.checks.parts import check_arithmetic
+from parallelbench.training.checks.before_training import check_arithmetic
 from parallelbench.training.torch_session import build_model
 from tests.faults import fault
 from tests.helpers import TINY

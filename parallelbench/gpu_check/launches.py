@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from parallelbench.gpu_check.results import at_most
 from parallelbench.gpu_check.training import small_run, training_difference
 from parallelbench.gpu_check.variants import loader_of, replica_of
-from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.torch_session import build_model
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ from parallelbench.gpu_check.variants import PLAIN, loader_of, names_of, run_of
 from parallelbench.gpu_check.variants import runs as runs_of
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.processes import inherited
+from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.checks.closing import ClosingCheck
-from parallelbench.training.checks.differences import DIFFERENCES
-from parallelbench.training.checks.likeness import as_checked
-from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.checks.parity import DIFFERENCES, as_checked
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.settings import configure_torch

@@ -17,7 +17,7 @@ from parallelbench.config.components import Shard
 from parallelbench.gpu_check.results import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.variants import STEPS, loader_of, replica_of, run_of
 from parallelbench.strategies.fsdp.shards import shard_layers
-from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.numerics import set_precision

@@ -9,21 +9,24 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, count, repeat
 from typing import TYPE_CHECKING
 
 from parallelbench.config.components import Batch
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
     from torch import Tensor
 
     from parallelbench.config.components import Arrays, Data, Shard
+    from parallelbench.config.run import RunConfig
     from parallelbench.loaders.images import Normalise
     from parallelbench.measure.spans import Spanned
+
+    LoaderOf = Callable[[RunConfig, Shard], "BatchLoader"]
 
 
 TEST_BATCH_SIZE = 1024
@@ -53,6 +56,11 @@ def evaluation_slices(samples: int, *, index: int, count: int, at_most: int = TE
         size = min(per_step, samples - start)
         slices.append((start + size * index // count, start + size * (index + 1) // count))
     return slices
+
+
+def endless(loader: BatchLoader, *, first: int = 1) -> Iterator[Batch]:
+    """Batches of one epoch after the other, for checks that take more steps than some epochs have."""
+    return chain.from_iterable(map(loader.train, count(first)))
 
 
 @dataclass(frozen=True)

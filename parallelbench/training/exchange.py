@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from parallelbench.results.attempt import Attempt
-    from parallelbench.training.checks.differences import ComparedStep
+    from parallelbench.training.checks.parity import ComparedStep
 
 
 State = dict[str, "NDArray[Any]"]
@@ -84,7 +84,7 @@ class Exchange(NamedTuple):
 
     def step(self, name: str) -> ComparedStep:
         """A step that was handed over."""
-        from parallelbench.training.checks.differences import ComparedStep
+        from parallelbench.training.checks.parity import ComparedStep
 
         read = _read(self.folder / f"{name}.npz")
         gradients, state = (

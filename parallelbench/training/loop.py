@@ -13,7 +13,7 @@ from parallelbench.measure.clock import TimedWindow
 from parallelbench.measure.traffic import KINDS, Sent
 from parallelbench.results.telemetry import NOTHING
 from parallelbench.training import observers
-from parallelbench.training.checks.likeness import checks_arithmetic
+from parallelbench.training.checks.compared import checks_arithmetic
 from parallelbench.world import cuda
 from parallelbench.world.machine import node_name
 

@@ -11,7 +11,7 @@ from parallelbench.measure.clock import StepClock
 from parallelbench.measure.memory import MemoryProbe
 from parallelbench.measure.processor import ProcessorShare, WorkerProbe
 from parallelbench.results.tables import CLIPPING, COPIES, EXPERT_BALANCE, METRIC, SAMPLES, SETTLED
-from parallelbench.training.checks.likeness import Finding
+from parallelbench.training.checks.compared import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

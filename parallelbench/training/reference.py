@@ -20,10 +20,11 @@ from parallelbench.measure.layers import least_flop_per_sample
 from parallelbench.processes import die_with_parent
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal
-from parallelbench.training.checks.closing import STEPS, why_no_steps
+from parallelbench.training.checks.before_training import Reference
+from parallelbench.training.checks.closing import why_no_steps
+from parallelbench.training.checks.compared import CLOSING_STEPS, Finding, as_reference
 from parallelbench.training.checks.judge import Judge, Taken
-from parallelbench.training.checks.likeness import Finding, as_checked, as_reference, checks_parity
-from parallelbench.training.checks.parity import Reference, on_the_host
+from parallelbench.training.checks.parity import as_arrays, as_checked, checks_parity
 from parallelbench.training.exchange import Exchange, Order
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.training.worker import record
@@ -61,9 +62,9 @@ def main(arguments: list[str]) -> int:
 def make(run: RunConfig, attempt: Attempt) -> None:
     """Hand over the initial state and the order of samples, and what one device makes of them."""
     arrays, exchange = run.loader.arrays(run.data, run.site.data_folder), Exchange.of(attempt)
-    exchange.write_initial(on_the_host(build_model(run).state_dict()))
+    exchange.write_initial(as_arrays(build_model(run).state_dict()))
     exchange.write_facts({"least_flop_per_sample": least_flop_per_sample(run)})
-    further = -(-STEPS // run.steps_per_epoch) if run.measure.parity else 0
+    further = -(-CLOSING_STEPS // run.steps_per_epoch) if run.measure.parity else 0
     _write_orders(exchange, arrays, run, epochs=run.epochs + further)
     if checks_parity(run):
         _make_expected(exchange, arrays, as_checked(run))
@@ -72,7 +73,7 @@ def make(run: RunConfig, attempt: Attempt) -> None:
 def _make_expected(exchange: Exchange, arrays: Arrays, checked: RunConfig) -> None:
     """One device's steps of the checked run."""
     model, steps = build_model(checked), checked.measure.parity_steps
-    exchange.checked.write_initial(on_the_host(model.state_dict()))
+    exchange.checked.write_initial(as_arrays(model.state_dict()))
     _write_orders(exchange.checked, arrays, checked, epochs=-(-steps // checked.steps_per_epoch))
     reference = Reference(model, checked, World(), lambda run, shard: build_loader(arrays, run, World(), shard))
     for step in range(1, steps + 1):
@@ -127,7 +128,7 @@ def _findings(run: RunConfig, exchange: Exchange) -> list[Finding]:
         judging.begin_updates(kept)
     else:
         findings.append(Finding("steps", reason))
-    for step in range(1, STEPS + 1) if reason is None else ():
+    for step in range(1, CLOSING_STEPS + 1) if reason is None else ():
         taken = exchange.step(f"closing-{step}")
         number, after = run.epochs * run.steps_per_epoch + step, _as_tensors(taken.state)
         findings += judging.step(Taken(number, taken.loss, _as_tensors(taken.gradients), state, after, 1.0))

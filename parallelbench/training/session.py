@@ -14,10 +14,10 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure import environment
 from parallelbench.measure.environment_match import PLUGIN, differences, entries, is_of_program, must_match
 from parallelbench.training.checkpoint import EpochBoundary
-from parallelbench.training.checks.likeness import (
+from parallelbench.training.checks.compared import rounding
+from parallelbench.training.checks.parity import (
     parity_reference,
     reference_warnings,
-    rounding,
     statistics_warnings,
     tolerance_warnings,
 )

@@ -19,10 +19,11 @@ from parallelbench.measure.machine import probe
 from parallelbench.measure.memory import release
 from parallelbench.models.modules import built
 from parallelbench.training import session
+from parallelbench.training.checks.before_training import Initial, check_arithmetic, check_parity
 from parallelbench.training.checks.closing import ClosingCheck
-from parallelbench.training.checks.likeness import as_checked, checks_arithmetic, checks_parity, traits_warnings
-from parallelbench.training.checks.parity import check_parity
-from parallelbench.training.checks.parts import Initial, check_arithmetic, check_logits, check_mean, check_sums
+from parallelbench.training.checks.compared import checks_arithmetic
+from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
+from parallelbench.training.checks.parts import check_logits, check_mean, check_sums
 from parallelbench.training.checks.plain import check_rate
 from parallelbench.training.checks.traits import check_traits, traits_of
 from parallelbench.training.replica import new_replica

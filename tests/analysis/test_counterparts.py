@@ -31,7 +31,7 @@ from analysis.report.notes import warnings
 from analysis.runs.published import LOADED
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks.likeness import UNIT_ROUNDOFF
+from parallelbench.training.checks.compared import UNIT_ROUNDOFF
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
 from tests.analysis.factory import Fake, config, published

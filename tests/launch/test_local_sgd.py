@@ -18,7 +18,8 @@ from launch.sweep.compose import Extension
 from parallelbench.config.build import component_class
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks.likeness import as_checked, as_reference, checks_parity, parity_reference, rounding
+from parallelbench.training.checks.compared import as_reference, rounding
+from parallelbench.training.checks.parity import as_checked, checks_parity, parity_reference
 from tests.helpers import TINY
 from tests.launch.test_plugin import program
 from tests.ranks import run_ranks
@@ -131,7 +132,7 @@ def gates(rank: int, size: int, me: str, *choices: str) -> dict[str, list[dict[s
     sys.path.insert(0, me)
     import mystrategies.replicas
 
-    from parallelbench.training.checks.parity import check_parity
+    from parallelbench.training.checks.before_training import check_parity
     from parallelbench.training.torch_session import build_loader, build_model
     from parallelbench.world.world import World
 

@@ -11,7 +11,7 @@ from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.counted_bytes import CountedBytes
-from parallelbench.training.checks.likeness import statistics_warnings
+from parallelbench.training.checks.parity import statistics_warnings
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

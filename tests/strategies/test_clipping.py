@@ -24,7 +24,7 @@ from parallelbench.strategies.clipping import Clipping
 from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.fsdp import Fsdp
 from parallelbench.strategies.pipeline.split import LayerSplitReplica
-from parallelbench.training.checks.likeness import as_checked
+from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import configured

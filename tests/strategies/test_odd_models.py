@@ -16,8 +16,8 @@ from parallelbench.config.components import Traits
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks import traits as traits_module
-from parallelbench.training.checks.likeness import as_checked, checks_parity, traits_warnings
-from parallelbench.training.checks.parity import check_parity
+from parallelbench.training.checks.before_training import check_parity
+from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
 from parallelbench.training.checks.parts import check_logits
 from parallelbench.training.checks.traits import _of_steps, check_traits, traits_of
 from parallelbench.training.torch_session import build_model, draw_apart

@@ -16,7 +16,8 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.lbfgs import SandblasterLbfgs, sandblaster
 from parallelbench.strategies.lbfgs.sandblaster import ShardedVector
-from parallelbench.training.checks.likeness import as_checked, as_reference
+from parallelbench.training.checks.compared import as_reference
+from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

@@ -24,7 +24,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.strategies.pipeline import ModelParallel
 from parallelbench.strategies.pipeline.partition import assign
 from parallelbench.strategies.replica import ModuleReplica
-from parallelbench.training.checks.parts import Initial
+from parallelbench.training.checks.before_training import Initial
 from parallelbench.training.observers import Copies
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World

@@ -14,7 +14,7 @@ from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.replica import gradient_bytes
-from parallelbench.training.checks.likeness import as_reference
+from parallelbench.training.checks.compared import as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

@@ -15,7 +15,7 @@ from parallelbench.config.components import Shard
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.training.checks.likeness import as_reference
+from parallelbench.training.checks.compared import as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World

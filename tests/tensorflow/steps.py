@@ -61,7 +61,7 @@ class Quick(TensorFlowSession):
         return losses
 
     def _compared(self, replica: Any, losses: list[float]) -> Any:
-        from parallelbench.training.checks.differences import ComparedStep
+        from parallelbench.training.checks.parity import ComparedStep
 
         return ComparedStep(losses[-1], {}, replica.full_state_dict(), [0.0, 0.0])
 

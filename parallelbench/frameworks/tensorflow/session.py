@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -9,26 +10,21 @@ import tensorflow as tf
 from parallelbench.frameworks.meeting import PatienceError, Watchdog
 from parallelbench.frameworks.tensorflow.twins import BUFFERS
 from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
+from parallelbench.loaders.order import endless
 from parallelbench.measure.memory import release
-from parallelbench.training.checks.differences import ComparedStep, parity_row
-from parallelbench.training.checks.likeness import PARITY_TEST_SAMPLES, as_checked, checks_parity
+from parallelbench.training.checks.compared import CLOSING_STEPS
+from parallelbench.training.checks.parity import ComparedStep, as_checked, checks_parity, gathered, parity_rows
 from parallelbench.training.exchange import Exchange
 from parallelbench.training.session import RankSession
 from parallelbench.training.worker import give_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from parallelbench.config.components import Arrays, Batch
+    from parallelbench.config.components import Arrays
     from parallelbench.config.run import RunConfig
     from parallelbench.measure.clock import StartUp
     from parallelbench.results.attempt import Attempt
     from parallelbench.results.journal import Journal
     from parallelbench.training.exchange import State
-
-
-CLOSING_STEPS = 3
-"""As many further steps as `parallelbench.training.checks.closing.STEPS`, which judges them."""
 
 
 class TensorFlowSession(RankSession):
@@ -98,23 +94,18 @@ class TensorFlowSession(RankSession):
         replica: Any = checked.strategy.prepare(exchange.initial(), checked, self._world)  # type: ignore[arg-type]
         feed = checked.strategy.feed(arrays, checked, exchange, self._world)  # type: ignore[attr-defined]
         replica.keeps_gradients = True
-        batches, rows = _endless(feed), []
-        for step in range(1, checked.measure.parity_steps + 1):
-            observed = self._stepped(replica, feed, next(batches), checked)
-            if self._world.rank == 0:
-                rows.append(parity_row(step, observed, exchange.step(f"expected-{step}"), run=checked))
+        steps = count(1)
+
+        def reference(_: Any) -> ComparedStep | None:
+            """torch has taken them before this rank was started, each from its own state."""
+            return exchange.step(f"expected-{next(steps)}") if self._world.rank == 0 else None
+
+        rows = parity_rows(replica, feed, run=checked, world=self._world, reference=reference)
         replica.close()
         self._journal.write("parity", rows)
         passed = all(self._world.gather(all(row["passed"] for row in rows)))
         self._startup.done("parity")
         return passed
-
-    def _stepped(self, replica: Any, feed: Any, batch: Batch, run: RunConfig) -> ComparedStep:
-        """One step of the checked run, and an evaluation."""
-        (loss_sum, _) = self._over_ranks(replica.step(batch))
-        evaluated = self._over_ranks(replica.evaluate(feed.test(PARITY_TEST_SAMPLES)))
-        gradients, state = replica.full_gradients(), replica.full_state_dict()
-        return ComparedStep(loss_sum / run.global_batch_size, gradients, state, evaluated)
 
     def _close(self, replica: Any, feed: Any, *, evaluated: tuple[float, float]) -> None:
         """Train further steps, and hand over what they leave: torch judges them."""
@@ -123,15 +114,9 @@ class TensorFlowSession(RankSession):
         self._hand_over(0, ComparedStep(evaluated[0], {}, state, evaluated))
         self._hand_over_optimizer(replica)
         replica.keeps_gradients = True
-        batches = _endless(feed, first=run.epochs + 1)
-        for step in range(1, CLOSING_STEPS + 1) if run.strategy.equals_one_device(run) else ():
-            (loss_sum, _) = self._over_ranks(replica.step(next(batches)))
-            gradients, state = replica.full_gradients(), replica.full_state_dict()
-            self._hand_over(step, ComparedStep(loss_sum / run.global_batch_size, gradients, state, evaluated))
-
-    def _over_ranks(self, sums: Any) -> list[float]:
-        """Loss and correct predictions, summed over all ranks; None where a rank owns none."""
-        return self._world.total([0.0, 0.0] if sums is None else sums.tolist())
+        further = CLOSING_STEPS if run.strategy.equals_one_device(run) else 0
+        for step, batch in enumerate(islice(endless(feed, first=run.epochs + 1), further), start=1):
+            self._hand_over(step, ComparedStep(*gathered(replica, replica.step(batch), run, self._world), evaluated))
 
     def _hand_over(self, number: int, step: ComparedStep) -> None:
         if self._world.rank == 0:
@@ -142,14 +127,6 @@ class TensorFlowSession(RankSession):
         kept = {key: replica.full_optimizer_state(key) for key in self._run.optimizer.kept() or ()}  # type: ignore[attr-defined]
         if self._world.rank == 0:
             self._exchange.write_optimizer(kept)
-
-
-def _endless(feed: Any, *, first: int = 1) -> Iterator[Batch]:
-    """Batches of one epoch after the other."""
-    epoch = first
-    while True:
-        yield from feed.train(epoch)
-        epoch += 1
 
 
 def _parameters(initial: State) -> int:

@@ -1,4 +1,4 @@
-"""What a step computes with, as torch's dispatcher sees it: what a run claims is observed, not copied."""
+"""The closing check: what has been trained is held against plain code, and what a run says of itself against that."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.components import EXACT, TRAITS
 from parallelbench.config.run import own_reference
+from parallelbench.loaders.order import endless
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.optim.optimizers import Lbfgs
+from parallelbench.training.checks.compared import CLOSING_STEPS, Finding, pieces_of
 from parallelbench.training.checks.judge import DRAWS_ALWAYS, Judge, Taken
-from parallelbench.training.checks.likeness import Finding, pieces_of
-from parallelbench.training.checks.parity import endless
-from parallelbench.training.checks.plain import in_evaluation, kept_of_one, stay_in_evaluation
+from parallelbench.training.checks.parity import gathered
+from parallelbench.training.checks.plain import HALF, in_evaluation, kept_of_one, stay_in_evaluation
+from parallelbench.world.numerics import dtype_of
 from parallelbench.world.settings import changed_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from parallelbench.config.components import Shard, Traits
+    from parallelbench.config.components import Traits
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.order import BatchLoader
+    from parallelbench.loaders.order import BatchLoader, LoaderOf
     from parallelbench.measure.traffic import Sent
     from parallelbench.world.world import World
-
-    LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
 
 _PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "linear")
@@ -60,19 +60,8 @@ class ObservedWork(TorchDispatchMode):
         return result
 
 
-STEPS = 3
-"""Further steps that are compared: a strategy that idles every other step idles in one of them."""
 BYTES_LIMIT = 0.01
 """Largest share by which bytes that a strategy reports may differ from those that are counted."""
-
-FORMATS = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
-"""Format that products of a precision are in; TF32 is fp32 to whoever looks from outside."""
 
 EXCHANGES = "exchanges"
 LEAST_EXCHANGES = 0.75
@@ -144,7 +133,7 @@ class ClosingCheck:
     def _settings(self) -> None:
         """Whether torch still computes as the run asks for: what a library sets holds for the plain code here, too."""
         changed = changed_settings(self._run, self._world.device_type)
-        (ranks,) = self._over_ranks([float(bool(changed))])
+        (ranks,) = self._world.total([float(bool(changed))])
         names = ", ".join(changed) or ("on ranks other than the first" if ranks else "none")
         what = f"ranks on which settings of torch have changed since the start: {names}"
         self._findings.append(Finding("settings", what, difference=ranks, limit=0.0))
@@ -156,7 +145,7 @@ class ClosingCheck:
         self._replica.traffic.take()
         batches = endless(self._loader, first=self._run.epochs + 1)
         exchanges = self._world.exchange_counter()
-        for step in range(1, STEPS + 1):
+        for step in range(1, CLOSING_STEPS + 1):
             began = exchanges()
             batch, scale = next(batches), _scale(self._replica) if self._run.precision == "fp16" else 1.0
             if self._run.compile:
@@ -166,10 +155,8 @@ class ClosingCheck:
                     result = self._replica.step(batch)
             self._exchanges.append(exchanges() - began)
             reported_bytes += sum(self._replica.traffic.take().values())
-            loss_sum = self._over_ranks([0.0 if result is None else result[0].item()])[0]
-            gradients, after = self._replica.full_gradients(), self._replica.full_state_dict()
+            loss, gradients, after = gathered(self._replica, result, self._run, self._world)
             if self._judge is not None:
-                loss = loss_sum / self._run.global_batch_size
                 number = self._run.epochs * self._run.steps_per_epoch + step
                 taken = Taken(number, loss, gradients, state, after, scale)
                 self._findings += self._judge.step(taken)
@@ -177,15 +164,16 @@ class ClosingCheck:
         if self._judge is not None:
             self._findings += self._judge.rounding()
         self._claims(observed)
-        self._bytes(reported_bytes / STEPS, counted, sent=sent)
+        self._bytes(reported_bytes / CLOSING_STEPS, counted, sent=sent)
         self._held_exchanges(sent)
 
     def _claims(self, observed: ObservedWork) -> None:
         """Hold what the steps computed with against what the run says of itself."""
-        run, wanted = self._run, FORMATS[self._run.precision]
+        run = self._run
+        wanted = HALF.get(run.precision, dtype_of(run.precision))  # TF32 is fp32 to whoever looks from outside
         way = getattr(run.optimizer, "implementation", "auto")
         seen = [bool(observed.products), wanted in observed.products, way in observed.updates]
-        products, in_format, updated = self._over_ranks(list(map(float, seen)))
+        products, in_format, updated = self._world.total(list(map(float, seen)))
         if run.graph:
             what = "graph=true, but torch launched the products of a step one by one"
             self._findings.append(Finding("graph", what, difference=float(products > 0), limit=0.0))
@@ -211,10 +199,10 @@ class ClosingCheck:
         Early epochs may have sent more (what is sent once), but not less.
         """
         gloo_bytes = math.nan if counted.gloo_bytes is None else counted.gloo_bytes
-        counts = [each / STEPS for each in (counted.sent_bytes, counted.control_bytes, gloo_bytes)]
+        counts = [each / CLOSING_STEPS for each in (counted.sent_bytes, counted.control_bytes, gloo_bytes)]
         counts.append(float(len(counted.unknown)))
         values = [reported, *counts, *(epoch.step_bytes for epoch in self._held(sent))]
-        reported, large, small, on_gloo, unknown, *trained = self._over_ranks(values)
+        reported, large, small, on_gloo, unknown, *trained = self._world.total(values)
         why = self._why_bytes_not_counted()
         if unknown and not why:
             names = ", ".join(sorted(counted.unknown)) or "on ranks other than the first"
@@ -244,7 +232,7 @@ class ClosingCheck:
         """
         expected, fewest = min(self._exchanges), min(epoch.exchanges for epoch in self._held(sent))
         counted = expected > 0 and self._run.steps_per_epoch > 1
-        lacking, ranks = self._over_ranks([float(counted and fewest < LEAST_EXCHANGES * expected), float(counted)])
+        lacking, ranks = self._world.total([float(counted and fewest < LEAST_EXCHANGES * expected), float(counted)])
         why = self._why_no_exchanges(ranks)
         if why:
             self._findings.append(Finding(EXCHANGES, why))
@@ -266,9 +254,6 @@ class ClosingCheck:
         if self._world.size == 1:
             return "one process sends nothing through torch.distributed"
         return "compile=true" if self._run.compile else "graph=true" if self._run.graph else ""
-
-    def _over_ranks(self, values: list[float]) -> list[float]:
-        return self._world.sum(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 def why_no_steps(run: RunConfig, traits: Traits = TRAITS) -> str | None:

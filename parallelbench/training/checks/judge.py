@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from parallelbench.config.components import TRAITS, Shard
+from parallelbench.loaders.order import endless
 from parallelbench.optim.optimizers import Lbfgs
-from parallelbench.training.checks.differences import loss_difference
-from parallelbench.training.checks.likeness import Finding, granted_tolerance, pieces_of
-from parallelbench.training.checks.parity import endless
+from parallelbench.training.checks.compared import Finding, granted_tolerance, pieces_of
+from parallelbench.training.checks.parity import loss_difference
 from parallelbench.training.checks.plain import PlainModel, PlainOptimizer, clipped, kept_of_one
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import as_real, wide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
 
     from parallelbench.config.components import Batch, Traits
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.order import BatchLoader
+    from parallelbench.loaders.order import BatchLoader, LoaderOf
     from parallelbench.training.checks.plain import PlainStep
     from parallelbench.world.world import World
-
-    LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
 
 _NOISE = 1e-9
@@ -42,11 +40,10 @@ def relative_difference(values: Mapping[str, Tensor], expected: Mapping[str, Ten
 
     A tensor smaller than 1 % of all together counts as 1 %. NaN where any value is NaN.
     """
-    values, expected = _widened(values), _widened(expected)
-    if not _alike(values, expected):
+    if (pairs := _pairs(values, expected)) is None:
         return float("inf")
-    norms = torch.stack([tensor.norm() for tensor in expected.values()])
-    errors = torch.stack([(values[name] - expected[name]).norm() for name in expected])
+    norms = torch.stack([tensor.norm() for _, tensor in pairs])
+    errors = torch.stack([(value - tensor).norm() for value, tensor in pairs])
     return (errors / norms.clamp(min=max(_LEAST_SHARE * norms.norm().item(), 1e-300))).max().item()
 
 
@@ -55,11 +52,10 @@ def size_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 
     Infinite where names or shapes differ; NaN where any value is NaN.
     """
-    values, expected = _widened(values), _widened(expected)
-    if not _alike(values, expected):
+    if (pairs := _pairs(values, expected)) is None:
         return float("inf")
-    along = sum((values[name] * expected[name]).sum().item() for name in expected)
-    square = sum(each.square().sum().item() for each in expected.values())
+    along = sum((value * tensor).sum().item() for value, tensor in pairs)
+    square = sum(tensor.square().sum().item() for _, tensor in pairs)
     return abs(along - square) / max(square, 1e-300)
 
 
@@ -93,12 +89,11 @@ def unmoved(
     return stayed
 
 
-def _widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: wide(tensor) for name, tensor in tensors.items()}
-
-
-def _alike(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    return values.keys() == expected.keys() and all(values[name].shape == expected[name].shape for name in expected)
+def _pairs(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]] | None:
+    """Each value with the one expected, in fp64; None where names or shapes differ."""
+    pairs = [(wide(values[name]), wide(tensor)) for name, tensor in expected.items() if name in values]
+    same = values.keys() == expected.keys() and all(value.shape == tensor.shape for value, tensor in pairs)
+    return pairs if same else None
 
 
 DRAWS_ALWAYS = "the model draws random numbers in evaluation, too"
@@ -166,18 +161,19 @@ class Judge:
         try:
             self._loader = self._loader_of(run, Shard())
             self._batches = endless(self._loader, first=run.epochs + 1)
-            expected = self._plain.evaluate(state, self._loader.test(), precision=run.precision)
+            loss_sum, correct = self._plain.evaluate(state, self._loader.test(), precision=run.precision)
         except torch.OutOfMemoryError:
             return [Finding("evaluation", "one device has too little memory")]
         if self._traits.draws_in_evaluation:
             return [Finding("evaluation", DRAWS_ALWAYS)]
         what = f"{run.data.test_samples} test samples in {run.precision}, gathered parameters"
         floor = LOSS_FLOORS[run.precision]
-        off = abs(loss - expected[0]) / max(1.0, abs(expected[0]))
+        off = loss_difference(loss, loss_sum / run.data.test_samples)
+        off_by = abs(accuracy - correct / (run.data.test_samples * run.data.labels_per_sample))
         tie = 1.5 / run.data.test_samples  # one sample whose two best classes are nearly tied
         return [
             Finding("evaluation loss", what, difference=off, limit=floor),
-            Finding("evaluation accuracy", what, difference=abs(accuracy - expected[1]), limit=floor + tie),
+            Finding("evaluation accuracy", what, difference=off_by, limit=floor + tie),
         ]
 
     def threads(self, state: Mapping[str, Tensor]) -> list[Finding]:

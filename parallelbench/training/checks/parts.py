@@ -1,33 +1,20 @@
-"""Whether a model, a loss, a metric and the threads are what every strategy takes them for: asked before training."""
+"""Whether a model, a loss and a metric are what every strategy takes them for: asked before training."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 
 from parallelbench.errors import ConfigError, count_of, raised_at
 from parallelbench.models.modules import blank, built
-from parallelbench.results.tables import INITIAL
-from parallelbench.training.checks.judge import Judge
-from parallelbench.training.checks.likeness import Finding, as_reference
 from parallelbench.training.observers import metric_value
-from parallelbench.world.numerics import dtype_of, matching, wide
-from parallelbench.world.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
-    from parallelbench.config.components import Shard
-    from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.loaders.order import BatchLoader
-
-    LoaderOf = Callable[[RunConfig, Shard], BatchLoader]
 
 
 _SAMPLES_OF_LOGITS = 4
@@ -167,54 +154,3 @@ def _sums(run: RunConfig, logits: torch.Tensor, labels: torch.Tensor) -> torch.T
 
 def _metric_of(run: RunConfig) -> str:
     return f"metric={run.metric.name}: the function that metric.build returns"
-
-
-_SAMPLES_OF_ARITHMETIC = 32
-"""Most samples of the step: one thread in fp64 is slow."""
-
-
-def check_arithmetic(model: nn.Module, run: RunConfig, loader_of: LoaderOf) -> None:
-    """Raise `ConfigError` where a step on all of this rank's CPU threads is not the step that one thread computes.
-
-    `model`: the initial one, which is consumed.
-    """
-    own = run.global_batch_size // run.strategy.data_parallel_degree(run)
-    small = msgspec.structs.replace(as_reference(run), batch_size=min(own, _SAMPLES_OF_ARITHMETIC))
-    judge = Judge(model, small, World(), loader_of)
-    try:
-        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        wrong = [finding for finding in judge.threads(state) if finding.row(1)["passed"] is False]
-    finally:
-        judge.close()
-    if wrong:
-        what = ", ".join(f"{each.check} by {each.difference:.2g} (limit {each.limit:.2g})" for each in wrong)
-        threads = torch.get_num_threads()
-        raise ConfigError(
-            f"one step in {run.precision} on {threads} threads differs from the same step on one thread, {what}: a "
-            "library computes something else with several threads here; choose cores_per_device=1, and precision=fp64 "
-            "to see whether other kernels do better"
-        )
-
-
-class Initial:
-    """Rank 0's copy of the model as the seed gives it."""
-
-    def __init__(self, model: nn.Module, run: RunConfig, world: World) -> None:
-        """`model`: as it is built; a strategy may change it afterwards."""
-        state = model.state_dict() if world.rank == 0 else {}
-        self._state = {name: tensor.detach().clone() for name, tensor in state.items()}
-        self._dtype = dtype_of(run.precision)
-
-    def finding(self, replica: Replica) -> Finding:
-        """Hold what a replica has before its first step against it; means nothing but on rank 0. A collective."""
-        held = replica.full_state_dict()
-        unlike = [name for name in self._state.keys() | held.keys() if not self._is_held(name, held.get(name))]
-        what = f"tensors, before the first step, that are not those of the seed, of {len(self._state)}"
-        return Finding(INITIAL, what, difference=float(len(unlike)), limit=0.0)
-
-    def _is_held(self, name: str, held: torch.Tensor | None) -> bool:
-        """As the run's arithmetic has it."""
-        own = self._state.get(name)
-        if own is None or held is None:
-            return False
-        return torch.equal(wide(own.to(matching(own.dtype, self._dtype))), wide(held))

@@ -1,4 +1,4 @@
-"""Training and evaluation of one step in plain PyTorch on one device, from a state that is given."""
+"""Training and evaluation in plain PyTorch on one device, from a state that is given: no code of any strategy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from parallelbench.errors import ConfigError
+from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.world.generators import Generators
-from parallelbench.world.numerics import dtype_of, in_arithmetic, wide
+from parallelbench.world.numerics import MetricSums, dtype_of, in_arithmetic, wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from parallelbench.config.components import Batch, MeanLoss
     from parallelbench.config.run import RunConfig
+    from parallelbench.world.world import World
 
 
 def stay_in_evaluation(model: nn.Module) -> None:
@@ -65,10 +67,20 @@ class PlainModel:
     """The run's model on one device.
 
     `pieces`: slices of a global batch that are computed one after the other, each by its own batch statistics.
+    `metric`: whose sums evaluations give, too.
     """
 
-    def __init__(self, model: nn.Module, loss: MeanLoss, *, device: torch.device, pieces: int) -> None:
-        self._model, self._mean_loss, self._device, self._pieces = model, loss, device, pieces
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: MeanLoss,
+        *,
+        device: torch.device,
+        pieces: int = 1,
+        metric: MetricSums | None = None,
+    ) -> None:
+        self._model, self._mean_loss, self._device = model, loss, device
+        self._pieces, self._metric = pieces, metric
 
     def step(self, state: Mapping[str, Tensor], batch: Batch, *, precision: str, scale: float = 1.0) -> PlainStep:
         """Loss and gradients of a global batch at `state`; nothing is updated but buffers.
@@ -94,21 +106,21 @@ class PlainModel:
         return PlainStep(loss_sum / len(labels), gradients, buffers)
 
     @torch.no_grad()
-    def evaluate(self, state: Mapping[str, Tensor], batches: Iterable[Batch], *, precision: str) -> tuple[float, float]:
-        """Mean loss over these batches at `state`, and the share of correct predictions."""
+    def evaluate(self, state: Mapping[str, Tensor], batches: Iterable[Batch], *, precision: str) -> list[float]:
+        """Sums over these batches at `state`: of the loss, of correct predictions, and the metric's."""
         model = self._at(state, precision)
         model.eval()
-        loss_sum, correct, samples, predictions = 0.0, 0, 0, 0
+        total = [0.0] * (2 + (self._metric.size if self._metric else 0))
         for batch in batches:
             images, labels = self._inputs(batch, precision)
             logits = _logits(model, images, precision)
             if not len(labels):
                 continue
-            loss_sum += self._mean_loss(logits, labels).item() * len(labels)
-            correct += int((logits.argmax(dim=-1) == labels).sum().item())
-            samples += len(labels)
-            predictions += labels.numel()
-        return loss_sum / samples, correct / predictions
+            loss, correct = self._mean_loss(logits, labels).item() * len(labels), (logits.argmax(dim=-1) == labels)
+            more = self._metric.over(logits, labels).tolist() if self._metric else []
+            sums = [loss, correct.sum().item(), *more]
+            total = [before + each for before, each in zip(total, sums, strict=True)]
+        return total
 
     def _at(self, state: Mapping[str, Tensor], precision: str) -> nn.Module:
         model = in_arithmetic(self._model, dtype_of(precision), self._device)
@@ -140,6 +152,45 @@ def _logits(model: nn.Module, images: Tensor, precision: str) -> Tensor:
 
 def _wide(tensor: Tensor) -> Tensor:
     return wide(tensor.detach().to("cpu", copy=True))
+
+
+class PlainTraining(PlainModel):
+    """The run's training on one device, each step from a state that is given."""
+
+    def __init__(self, model: nn.Module, run: RunConfig, world: World) -> None:
+        """`model` is consumed."""
+        self._run = plain = _in_a_loop(run)
+        metric = MetricSums(run.metric_size, run.metric.build()) if run.metric_size else None
+        super().__init__(model, run.model.with_own_loss(run.loss.build()), device=world.device, metric=metric)
+        in_arithmetic(model, dtype_of(run.precision), world.device)
+        self._optimizer = plain.optimizer.build(model.parameters(), plain, world.device_type)
+        self._taken = 0
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers after the last step: the live ones."""
+        return self._model.state_dict()
+
+    def train(self, before: Mapping[str, Tensor], batch: Batch) -> tuple[float, dict[str, Tensor]]:
+        """Update from `before`: the loss there, and the gradients, before they are clipped, of the last evaluation."""
+        run, losses, gradients = self._run, list[float](), dict[str, Tensor]()
+        self._taken += 1
+        for group in self._optimizer.param_groups if run.lr_schedule.changes else ():
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * run.rate_factor(self._taken)
+
+        def evaluated() -> float:
+            losses.append(self.step(self.state() if losses else before, batch, precision=run.precision).loss)
+            named = self._model.named_parameters()
+            gradients.update({name: p.grad.to("cpu", copy=True) for name, p in named if p.grad is not None})
+            if run.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self._model.parameters(), run.clip_norm)
+            return losses[-1]
+
+        if isinstance(run.optimizer, Lbfgs):
+            self._optimizer.step(evaluated)  # which moves the model, and evaluates again
+        else:
+            evaluated()
+            self._optimizer.step()
+        return losses[0], gradients
 
 
 class PlainOptimizer:
@@ -204,7 +255,9 @@ def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
         together, _ = _first_update(run, 2)
     except Exception as error:  # a user's optimizer may raise anything
         return {}, f"the optimizer does not update a parameter by itself ({type(error).__name__})"
-    if odd := [key for key, value in kept.items() if not (_is_number(value) or _has_shape(value, alone.shape))]:
+    if odd := [
+        key for key, value in kept.items() if not (_is_number(value) or getattr(value, "shape", None) == alone.shape)
+    ]:
         return {}, f"the optimizer keeps something of another shape than the parameter's ({', '.join(odd)})"
     if not torch.equal(alone, together):
         return {}, "the optimizer updates parameters together, or at random"
@@ -271,7 +324,3 @@ def _in_a_loop(run: RunConfig) -> RunConfig:
 
 def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
-
-
-def _has_shape(value: Any, shape: torch.Size) -> bool:
-    return isinstance(value, Tensor) and value.shape == shape
