@@ -13,7 +13,7 @@ from torch import nn
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.models.mlp import LogisticRegression
-from parallelbench.training.checks.parts import check_logits
+from parallelbench.training.checks.components import check_logits
 from parallelbench.training.torch_session import Session
 from tests.strategies.training import configure
 

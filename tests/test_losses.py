@@ -17,7 +17,7 @@ from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.optim.losses import CrossEntropy, MeanSquaredError
-from parallelbench.training.checks.parts import check_mean
+from parallelbench.training.checks.components import check_mean
 from parallelbench.training.checks.plain import PlainModel
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums

@@ -17,7 +17,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.optim.metrics import CalibrationError, MacroF1, NoMetric, TopK
 from parallelbench.strategies.single import Single
 from parallelbench.training.checks.before_training import check_parity
-from parallelbench.training.checks.parts import check_sums
+from parallelbench.training.checks.components import check_sums
 from parallelbench.training.loop import NotFiniteError, Trainer
 from parallelbench.training.observers import metric_value
 from parallelbench.training.torch_session import build_model

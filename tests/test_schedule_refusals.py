@@ -15,7 +15,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Sgd
 from parallelbench.optim.schedules import Cosine
 from parallelbench.strategies.single import Single
-from parallelbench.training.checks.plain import check_rate
+from parallelbench.training.checks.components import check_rate
 from tests.strategies.training import configure
 
 RUN = ("data=synthetic", "data.train_samples=96", "batch_size=24", "epochs=5")

@@ -22,10 +22,15 @@ from parallelbench.training import session
 from parallelbench.training.checks.before_training import Initial, check_arithmetic, check_parity
 from parallelbench.training.checks.closing import ClosingCheck
 from parallelbench.training.checks.compared import checks_arithmetic
+from parallelbench.training.checks.components import (
+    check_logits,
+    check_mean,
+    check_rate,
+    check_sums,
+    check_traits,
+    traits_of,
+)
 from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
-from parallelbench.training.checks.parts import check_logits, check_mean, check_sums
-from parallelbench.training.checks.plain import check_rate
-from parallelbench.training.checks.traits import check_traits, traits_of
 from parallelbench.training.replica import new_replica
 from parallelbench.training.session import RankSession
 from parallelbench.world import machine

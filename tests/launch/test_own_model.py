@@ -19,7 +19,7 @@ from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks.parts import check_sums
+from parallelbench.training.checks.components import check_sums
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "".join((DOCS / name).read_text() for name in ("adding-a-model.md", "adding-data.md", "adding-a-loss.md"))

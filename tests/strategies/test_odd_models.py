@@ -15,11 +15,10 @@ from parallelbench.config.check import check_run
 from parallelbench.config.components import Traits
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks import traits as traits_module
+from parallelbench.training.checks import components
 from parallelbench.training.checks.before_training import check_parity
+from parallelbench.training.checks.components import _of_steps, check_logits, check_traits, traits_of
 from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
-from parallelbench.training.checks.parts import check_logits
-from parallelbench.training.checks.traits import _of_steps, check_traits, traits_of
 from parallelbench.training.torch_session import build_model, draw_apart
 from parallelbench.world.settings import changed_settings, configure_torch
 from parallelbench.world.world import World
@@ -153,9 +152,9 @@ def test_a_large_model_is_asked_without_values(oddity: Oddity, monkeypatch: pyte
     run, steps = odd_run("single", oddity), []
     expected = traits_of(run)
     real = _of_steps
-    monkeypatch.setattr(traits_module, "_LARGE", 0)
+    monkeypatch.setattr(components, "_LARGE_TO_TRAIN", 0)
     monkeypatch.setattr(
-        traits_module,
+        components,
         "_of_steps",
         lambda *given, has_values=True, **more: steps.append(has_values) or real(*given, has_values=has_values, **more),
     )

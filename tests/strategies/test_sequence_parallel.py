@@ -18,7 +18,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt import Gpt
 from parallelbench.strategies.tensor import sequence
-from parallelbench.training.checks.traits import check_traits, traits_of
+from parallelbench.training.checks.components import check_traits, traits_of
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

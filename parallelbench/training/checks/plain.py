@@ -10,13 +10,11 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Lbfgs
-from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import MetricSums, dtype_of, in_arithmetic, wide
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from parallelbench.config.components import Batch, MeanLoss
     from parallelbench.config.run import RunConfig
@@ -251,8 +249,8 @@ def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
     parameter by itself, and not at random. The same on every rank.
     """
     try:
-        alone, kept = _first_update(run, 1)
-        together, _ = _first_update(run, 2)
+        alone, kept = updated(run)
+        together, _ = updated(run, parameters=2)
     except Exception as error:  # a user's optimizer may raise anything
         return {}, f"the optimizer does not update a parameter by itself ({type(error).__name__})"
     if odd := [
@@ -264,53 +262,17 @@ def kept_of_one(run: RunConfig) -> tuple[dict[str, Any], str]:
     return {key: value for key, value in kept.items() if value is not None}, ""
 
 
-def check_rate(run: RunConfig) -> None:
-    """Raise `ConfigError` where the rate is to change, and the run's optimizer takes no notice of its groups' `lr`.
-
-    An optimizer that can't update a parameter by itself is left to the other checks.
-    """
-    if not run.lr_schedule.changes:
-        return
-    try:
-        full, half = (_two_updates(run, factor) for factor in (1.0, 0.5))
-    except KeyError as error:
-        follows = error.args != ("lr",)
-    except Exception:  # a user's optimizer may raise anything
-        follows = True
-    else:
-        follows = not torch.equal(full, half)
-    if not follows:
-        raise ConfigError(
-            f"lr_schedule={run.lr_schedule.name} with optimizer={run.optimizer.name} is refused: its updates do not "
-            'depend on param_groups["lr"], which a schedule sets before each step; read the rate there in step(), or '
-            "choose lr_schedule=constant"
-        )
-
-
-def _two_updates(run: RunConfig, factor: float) -> Tensor:
-    """A small parameter after two updates, of which the second has this multiple of the rate; the same at each call."""
-    plain = _in_a_loop(run)
-    parameter = nn.Parameter(torch.linspace(1.0, 2.0, 6).reshape(2, 3).double())
-    generators = Generators()
-    with generators.unchanged():
-        generators.seed(0)
-        optimizer = plain.optimizer.build([parameter], plain, "cpu")
-        for share in (1.0, factor):
-            for group in optimizer.param_groups:
-                group["lr"] *= share
-            parameter.grad = parameter.detach().flip(1) - 1.5
-            optimizer.step()
-    return parameter.detach()
-
-
-def _first_update(run: RunConfig, parameters: int) -> tuple[Tensor, dict[str, Any]]:
-    """The first of some small parameters after an update, and what the optimizer keeps of it."""
+def updated(run: RunConfig, *, parameters: int = 1, factors: Sequence[float] = (1.0,)) -> tuple[Tensor, dict[str, Any]]:
+    """The first of some small parameters after an update for each factor of the rate; and what is kept of it."""
     plain = _in_a_loop(run)
     several = [nn.Parameter(torch.linspace(1.0 + place, 2.0, 6).reshape(2, 3).double()) for place in range(parameters)]
     optimizer = plain.optimizer.build(several, plain, "cpu")
-    for parameter in several:
-        parameter.grad = parameter.detach().flip(1) - 1.5
-    optimizer.step()
+    for factor in factors:
+        for group in optimizer.param_groups if factor != 1 else ():
+            group["lr"] *= factor
+        for parameter in several:
+            parameter.grad = parameter.detach().flip(1) - 1.5
+        optimizer.step()
     return several[0].detach(), dict(sorted(optimizer.state[several[0]].items()))
 
 
