@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -274,18 +274,25 @@ def _refuse_secrets(run: RunConfig) -> None:
 def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prepared]) -> list[Prepared]:
     """Check every run before any starts; raises `ConfigError` that names all that are refused. Writes nothing."""
     prepared: list[Prepared] = []
-    reasons: list[str] = []
+    refused: list[tuple[str, ConfigError]] = []
     for planned in plan:
         try:
             prepared.append(prepare(planned))
         except ConfigError as error:
             run = planned.run
-            name = f"{run.data.name}, {run.model.name}, {run.strategy.name} × {run.devices}"
-            reasons.append(str(error) if len(plan) == 1 else f"{name}: {error}")
-    refused, advice = Refusals(), "; the other runs could start without it" if prepared else ""
-    for reason in reasons:
-        refused.add(f"{reason}{advice}")
-    refused.raise_any()
+            name = f"{run.data.name}, {run.model.name}, {run.strategy.name} × {run.devices}: "
+            refused.append((name if len(plan) > 1 else "", error))
+    refusals, advice = Refusals(), "; the other runs could start without it" if prepared else ""
+
+    def told(name: str, text: str) -> str:
+        return "\n".join(f"{name}{line}{advice}" for line in text.splitlines())
+
+    def in_full(name: str, why: ConfigError) -> str:
+        return told(name, str(why))
+
+    for name, why in refused:
+        refusals.add(told(name, why.reason), partial(in_full, name, why))
+    refusals.raise_any()
     for results in dict.fromkeys(item.planned.run.results for item in prepared):
         check_writable(expanded(results))
     return prepared

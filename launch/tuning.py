@@ -161,7 +161,7 @@ def refusal_of(run: RunConfig, patch: Patch, device_type: str) -> str | None:
     try:
         check_run(_patched(run, patch), device_type)
     except ConfigError as error:
-        return str(error)
+        return error.reason
     return None
 
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 class ConfigError(Exception):
     """A request that can't be carried out. The message names the value, the constraint and the fix."""
 
+    @property
+    def reason(self) -> str:
+        """The message without fixes that would be searched for only when somebody is told."""
+        return str(self.args[0])
+
 
 LEFT_OUT = (
     "a step left parameters without a gradient, which other ranks wait for: let each parameter take part in each step, "
@@ -33,23 +38,26 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[str, None] = {}
+        self._told: dict[str, Callable[[], str]] = {}
 
     def __enter__(self) -> None:
         """Begin a part; may be repeated."""
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         if isinstance(error, ConfigError):
-            self.add(str(error))
+            self.add(error.reason, error.__str__)
         return isinstance(error, ConfigError)
 
-    def add(self, text: str) -> None:
-        """Note a reason, or several in a line each; once is enough."""
-        self._lines |= dict.fromkeys(text.splitlines())
+    def add(self, reason: str, told: Callable[[], str] | None = None) -> None:
+        """Note a reason, or several in a line each; once is enough. `told` makes the same lines with their fixes."""
+        self._told.setdefault(reason, told or reason.__str__)
 
     def raise_any(self) -> None:
         """Raise a `ConfigError` with a line for each reason, the first of very many; nothing where there is none."""
-        lines = list(self._lines)
+        found: dict[str, None] = {}
+        for reason, told in self._told.items():  # what stays untold is only counted
+            found |= dict.fromkeys((told() if len(found) < MOST_REFUSALS else reason).splitlines())
+        lines = list(found)
         if more := len(lines[MOST_REFUSALS:]):
             lines = [*lines[:MOST_REFUSALS], f"and {count_of(more, 'more refusal')}"]
         if lines:

@@ -113,7 +113,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 _STRATEGIES_INTRO = """# Strategies: what is possible
 
-This page is generated from the strategies' own `check`s by `make docs`. A cell names the device counts (of 1, 2, 4 and
+This page is generated from the strategies' own rules by `make docs`. A cell names the device counts (of 1, 2, 4 and
 8) at which a strategy with its default options takes a model; – means refused, for a reason below the table. The data
 set is cut down to `data.train_samples=96`, which `batch_size=96` takes as a whole, and the optimizer is Adam, but for
 what the first table says a strategy needs. Options may widen or narrow this; `parallelbench show strategy=NAME` lists
@@ -147,13 +147,14 @@ def strategies_page() -> str:
     names = group_choices()["strategy"]
     parts = [_STRATEGIES_INTRO, "| strategy | what it does | needs |", "|---|---|---|"]
     parts += [f"| `{name}` | {_summary(name)} | {_NEEDS.get(name, '')} |" for name in names]
-    reasons: list[str] = []
+    reasons: dict[str, list[str]] = {}
     head = ["strategy", *(f"`{model}`" for model in _MODELS)]
     parts += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in names:
         cells = [_possible(name, model, options, reasons) for model, options in _MODELS.items()]
         parts.append(f"| `{name}` | {' | '.join(cells)} |")
-    parts += ["", "## Why not", "", *map(_item, dict.fromkeys(reasons)), "", *_updates()]
+    grouped = (reason.replace("model=…", f"model={' or '.join(dict.fromkeys(of))}") for reason, of in reasons.items())
+    parts += ["", "## Why not", "", *map(_item, grouped), "", *_updates()]
     return "\n".join(parts)
 
 
@@ -185,7 +186,7 @@ def _updates() -> Iterator[str]:
                 error = _refusal(_configured(name, model, [*_MODELS[model], option]), devices)
                 cells.append("–" if error else "yes")
                 if error:
-                    reasons.setdefault((name, key), f"`{name}`: {error}")
+                    reasons.setdefault((name, key), f"`{name}`: {error.splitlines()[0]}")
         rows.append((f"`{name}`", *cells))
     yield _UPDATES_INTRO
     yield _table(("strategy", *(f"`{option}`" for option in options)), rows)
@@ -206,7 +207,7 @@ def _refusal(run: RunConfig, devices: int) -> str:
     try:
         check_run(msgspec.structs.replace(run, devices=devices), device_type)
     except ConfigError as error:
-        return str(error)
+        return error.reason
     return ""
 
 
@@ -221,13 +222,15 @@ def _configured(strategy: str, model: str, options: list[str]) -> RunConfig:
     return one_run([*chosen, *own, f"model={model}", f"strategy={strategy}", *options]).run
 
 
-def _possible(strategy: str, model: str, options: list[str], reasons: list[str]) -> str:
+def _possible(strategy: str, model: str, options: list[str], reasons: dict[str, list[str]]) -> str:
+    """A cell of the table; `reasons`: why not → the models of which that is said."""
     run, possible = _configured(strategy, model, options), []
     for devices in _DEVICES:
         if not (error := _refusal(run, devices)):
             possible.append(str(devices))
         elif devices > 1 and strategy != "single":
-            reasons.append(f"`{strategy}`: {error}")
+            for line in error.splitlines():
+                reasons.setdefault(f"`{strategy}`: {line}".replace(f"model={model}", "model=…"), []).append(model)
     return ", ".join(possible) or "–"
 
 

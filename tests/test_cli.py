@@ -96,7 +96,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["data=mnits"], ["data=mnits is no choice: did you mean mnist? valid: mnist, "]),
     (["precision=fp31"], ["precision=fp31 is no choice", "fp32"]),
     (["epochs=many"], ["epochs='many' is not valid: expected `int`"]),
-    (["epochs=0"], ["epochs=0 trains nothing", "epochs of at least 1"]),
+    (["epochs=0"], ["epochs=0 trains nothing", "choose epochs=1"]),
     (["epochs=-1"], ["epochs=-1 is not valid", ">= 0"]),
     (["epochs=1.5"], ["epochs=1.5"]),
     (["optimizer.lr=-1"], ["optimizer.lr=-1", "> 0"]),
@@ -111,7 +111,7 @@ BAD: list[tuple[list[str], list[str]]] = [
     (["nodes=2", "devices=3", "strategy=ddp"], ["devices=3", "nodes=2", "multiple of 2"]),
     (
         ["strategy=ddp", "devices=2", ANYWAY, "batch_size=33"],
-        ["batch_size=33", "2 devices", "choose batch_size=32 or 34"],
+        ["batch_size=33", "2 equal parts", "choose batch_size=32 or 34"],
     ),
     (["strategy=ddp", "devices=2", ANYWAY, "batch_size=1"], ["batch_size=1", "choose batch_size=2"]),
     (["batch_size=100000"], ["batch_size=100000", "training samples"]),

@@ -23,7 +23,6 @@ from launch.tuning import try_out_here
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
-from parallelbench.frameworks.tensorflow import check_all_reduce
 from parallelbench.loaders import stream as stream_module
 from parallelbench.measure import attribution, bandwidth, machine, memory
 from parallelbench.measure.attribution import AttributionPass
@@ -300,12 +299,6 @@ def test_streams_hide_waiting() -> None:
     assert waits_are_hidden("cuda", compiled=False)
     assert waits_are_hidden("cpu", compiled=True)
     assert not waits_are_hidden("cpu", compiled=False)
-
-
-def test_tensorflow_takes_nccl_on_gpus_only() -> None:
-    check_all_reduce("nccl", ("nccl", "ring"), "cuda")
-    with pytest.raises(ConfigError, match=r"strategy\.all_reduce=nccl needs GPUs, and .*: choose ring"):
-        check_all_reduce("nccl", ("nccl", "ring"), "cpu")
 
 
 # --- all of them

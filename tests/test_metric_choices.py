@@ -357,12 +357,12 @@ def test_the_parity_check_compares_the_sums() -> None:
     [
         (["metric=top5", "metric.k=10"], r"each of 10 classes is among so many: choose metric.k of at most 9"),
         (["metric=calibration_error", "loss=mse"], "have no confidence by softmax: choose loss=cross_entropy"),
-        (["metric=top5", "strategy=tf_single"], "evaluates loss and accuracy only: choose metric=none, or a"),
+        (["metric=top5", "strategy=tf_single"], "evaluates loss and accuracy only: choose metric=none"),
         (["metric=macro_f2"], "macro_f1"),
         (["metric.k=3"], "metric.k"),
         (
             [*GPT, "metric=macro_f1", "strategy=tensor_parallel", "strategy.vocabulary_parallel=true", "devices=2"],
-            "metric=macro_f1 needs all logits at once: choose metric=none",
+            "metric=macro_f1 needs all logits at once: choose .*metric=none",
         ),
     ],
 )

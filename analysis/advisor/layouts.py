@@ -211,7 +211,7 @@ def _checked(run: RunConfig, chosen: Mapping[str, Any], device_type: str) -> Sui
         varied = msgspec.structs.replace(run, strategy=msgspec.structs.replace(run.strategy, **chosen))
         check_run(varied, device_type)
     except ConfigError as error:
-        return SuiteCandidate(run, options, str(error))
+        return SuiteCandidate(run, options, error.reason)
     usual = tuple(
         text
         for text, (name, value) in zip(options, chosen.items(), strict=True)

@@ -166,7 +166,8 @@ def _fitting(plain: Plain, point: Point, sweep: Sweep, plugin: str | None) -> Ru
     except ConfigError as error:
         if sweep.unfit != "left_out":
             raise
-        return f"left out, {plain['strategy']['name']} × {plain['devices']}: {error}"
+        why = "; ".join(error.reason.splitlines())
+        return f"left out, {plain['strategy']['name']} × {plain['devices']}: {why}"
     return run
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections import Counter
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -98,11 +97,11 @@ def _rows(
     runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], known: Sequence[State]
 ) -> Iterator[dict[str, Any]]:
     """The plan's runs as `--json` prints them."""
-    states = iter(known)
+    states, told = iter(known), {reason: _told(refused) for reason, refused in _reasons(checked).items()}
     for planned, item in zip(runs, checked, strict=True):
         if isinstance(item, ConfigError):
             run = _on_its_device(planned)
-            yield plan_row(run, slug(run), state="refused", reason=str(item), processes=None)
+            yield plan_row(run, slug(run), state="refused", reason=told[item.reason], processes=None)
         else:
             run, state = item.planned.run, next(states)
             reason = state.outcome.reason if state.outcome else ""
@@ -129,7 +128,7 @@ def _table(
     for planned, item, differs in zip(runs, checked, apart, strict=True):
         if isinstance(item, ConfigError):
             run, processes = _on_its_device(planned), "–"
-            state = f"[red]refused[/] ({numbers[str(item)]})"
+            state = f"[red]refused[/] ({numbers[item.reason]})"
         else:
             run = item.planned.run
             processes, state = str(run.strategy.processes(run, item.device_type)), _describe(next(states))
@@ -140,15 +139,24 @@ def _table(
     return listing(("run", *(("varying",) if any(apart) else ()), *columns), rows)
 
 
-def _reasons(checked: Sequence[Prepared | ConfigError]) -> Counter[str]:
-    """Why runs are refused, and how many for each reason."""
-    return Counter(str(item) for item in checked if isinstance(item, ConfigError))
+def _reasons(checked: Sequence[Prepared | ConfigError]) -> dict[str, list[ConfigError]]:
+    """The refusals by their reasons, so that what to choose is searched for once for each."""
+    found: dict[str, list[ConfigError]] = {}
+    for item in checked:
+        if isinstance(item, ConfigError):
+            found.setdefault(item.reason, []).append(item)
+    return found
+
+
+def _told(refused: Sequence[ConfigError]) -> str:
+    """What is told of refusals for the same reasons."""
+    return "; ".join(str(refused[0]).splitlines())
 
 
 def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
     """Notes about several rows of the table."""
-    for number, (reason, count) in enumerate(_reasons(checked).items(), start=1):
-        yield f"({number}) [red]refused[/], {count_of(count, 'run')}: {escape(reason)}"
+    for number, refused in enumerate(_reasons(checked).values(), start=1):
+        yield f"({number}) [red]refused[/], {count_of(len(refused), 'run')}: {escape(_told(refused))}"
     if any(not isinstance(item, ConfigError) and item.oversubscribed for item in checked):
         yield "oversubscribed: more devices than cores; such runs are marked and enter no timing figure"
 

@@ -282,7 +282,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
         with refused:
             parts[key] = build(node, key, plugin)
     with refused:
-        parts["launcher"] = _launcher(rest.pop("launcher", None), plugin)
+        parts["launcher"] = build_launcher(rest.pop("launcher", None), plugin)
     with refused:
         parts |= _settings(rest)
     with refused:
@@ -307,7 +307,7 @@ def _settings(rest: Mapping[str, Any]) -> dict[str, Any]:
     return {field: getattr(settings, field) for field in known}
 
 
-def _launcher(node: Any, plugin: str | None) -> LauncherOptions:
+def build_launcher(node: Any, plugin: str | None) -> LauncherOptions:
     """A launcher's options: the suite's by their `name`, those of a plugin by their `_target_`."""
     if node is None:
         raise ConfigError("launcher is missing")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from msgspec import Meta
 
+from parallelbench.config.rules import Ruled
 from parallelbench.config.sites import prepare_line, shipped
 from parallelbench.config.structure import Component
 from parallelbench.errors import ConfigError
@@ -478,7 +479,7 @@ class StateShards(NamedTuple):
         return cls(1 / parts, 1 / parts, 1 / parts)
 
 
-class Strategy(Component, frozen=True, kw_only=True):
+class Strategy(Ruled, frozen=True, kw_only=True):
     """A strategy's options. Importing the file loads no torch; `prepare` does."""
 
     framework: ClassVar[str] = "torch"
@@ -507,9 +508,6 @@ class Strategy(Component, frozen=True, kw_only=True):
     @abstractmethod
     def data_parallel_degree(self, run: RunConfig) -> int:
         """Slices that every global batch is cut into."""
-
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Raise `ConfigError` with the fix where the strategy can't do this run; before anything starts."""
 
     def equals_one_device(self, run: RunConfig) -> bool:
         """Whether training computes the same as on one device, so that parity can be checked."""
@@ -570,7 +568,7 @@ class Strategy(Component, frozen=True, kw_only=True):
         """Turn a model on the CPU, identical on every rank, into this rank's replica. `model` is consumed."""
 
 
-class Optimizer(Component, frozen=True, kw_only=True):
+class Optimizer(Ruled, frozen=True, kw_only=True):
     """An optimizer's options. Importing the file loads no torch."""
 
     lr: Annotated[float, Meta(gt=0)]
@@ -594,10 +592,6 @@ class Optimizer(Component, frozen=True, kw_only=True):
     can_be_compiled: ClassVar[bool] = False
     """Whether `torch.compile` takes an update (`compile_scope=step`), and all that it keeps begins as zeros: the steps
     that compile are undone so."""
-
-    @abstractmethod
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Raise `ConfigError` with the fix where the optimizer can't do this run."""
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:

@@ -95,10 +95,11 @@ def _below(key: str, part: Any) -> str:
     return f"{key}.{part}" if key else str(part)
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is one of a type."""
     # Each option by itself: msgspec 0.22 crashes where something is often converted to `Name | list[Name]`.
     if _is_union(kind) and not structs_in(kind):
-        return any(_fits(value, option) for option in typing.get_args(kind))
+        return any(fits(value, option) for option in typing.get_args(kind))
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -116,7 +117,7 @@ def _problems(value: Any, kind: Any, key: str) -> Iterator[str]:
     if isinstance(value, dict) and (structs := structs_in(kind)):
         yield from _problems_of_struct(value, structs, key)
         return
-    wrong = [(part, item, item_kind) for part, item, item_kind in _items(value, members) if not _fits(item, item_kind)]
+    wrong = [(part, item, item_kind) for part, item, item_kind in _items(value, members) if not fits(item, item_kind)]
     for part, item, item_kind in wrong:
         yield from _problems(item, item_kind, _below(key, part))
     if wrong:
@@ -125,7 +126,7 @@ def _problems(value: Any, kind: Any, key: str) -> Iterator[str]:
         yield f"{key}={value} is no choice: {choices(str(value), map(str, options))}"
     else:
         # A number, or true: Hydra and YAML read it so, where a text was meant.
-        unquoted = isinstance(value, (int, float)) and _fits(str(value), kind)
+        unquoted = isinstance(value, (int, float)) and fits(str(value), kind)
         advice = f"; quotes make it a text: '{key}=\"…\"'" if unquoted else ""
         yield f"{key or 'configuration'}={value!r} is not valid: expected {in_words(kind)}{advice}"
 
@@ -151,7 +152,7 @@ def _problems_of_struct(value: dict[Any, Any], structs: list[type[Struct]], key:
     if missing and not unknown:  # else an unknown key may be a missing one, wrongly written
         yield _missing(missing[0], key)
     for name, field in fields.items():
-        if name in value and not _fits(value[name], field.type):
+        if name in value and not fits(value[name], field.type):
             yield from _problems(value[name], field.type, _below(key, name))
 
 

@@ -175,7 +175,7 @@ def _plain(name: str, device_type: str, devices: int, nodes: int) -> dict[str, A
             try:
                 _run(options, device_type)
             except ConfigError as error:
-                reason = reason or str(error)
+                reason = reason or error.reason
                 continue
             return options
     raise SkippedError(f"no run of it fits {nodes * devices} devices: {reason}")

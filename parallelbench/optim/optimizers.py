@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from parallelbench.config.alternatives import other_optimizers
 from parallelbench.config.components import Optimizer
-from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
 
 
@@ -43,39 +42,39 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
     fuses_dtensors: ClassVar[bool] = False
     """Whether torch's fused update takes DTensors, which sharded strategies hold."""
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse updates that torch lacks, and those that would synchronise host and device in every step."""
-        if self.implementation == "fused" and not self._can_fuse(run):
-            raise ConfigError(
-                f"optimizer.implementation=fused with optimizer={self.name} and strategy={run.strategy.name} is "
-                "refused: torch has no fused update of this optimizer for sharded parameters (DTensors): choose "
-                "optimizer.implementation=auto"
-            )
-        if run.graph and self.implementation in ("for_loop", "foreach"):
-            raise ConfigError(
-                f"optimizer.implementation={self.implementation} with graph=true is refused: the host's part of an "
-                "update would be captured as it was at the first step; choose optimizer.implementation=auto"
-            )
-        if run.compiles_step:
-            self._check_compiled(run)
-        if device_type == "cuda" and run.precision == "fp16" and self.implementation in ("for_loop", "foreach"):
-            raise ConfigError(
-                f"optimizer.implementation={self.implementation} with precision=fp16 makes the host wait for the GPU "
-                "in every step (the gradient scaler's check): choose optimizer.implementation=fused or auto"
-            )
-
-    def _check_compiled(self, run: RunConfig) -> None:
-        if self.implementation == "fused":
-            raise ConfigError(
-                "optimizer.implementation=fused with compile_scope=step is refused: a fused update is one kernel "
-                "already, which torch.compile leaves as it is; choose optimizer.implementation=auto, or "
-                "compile_scope=model"
-            )
-        if self.counts_on_host and run.precision == "fp64":
-            raise ConfigError(
-                f"compile_scope=step with optimizer={self.name} and precision=fp64 is refused: torch's compiled update "
-                "corrects the bias of the running means in fp32; choose precision=fp32, or compile_scope=model"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Updates that torch lacks, and those that would synchronise host and device in every step."""
+        who, key = f"optimizer.implementation={self.implementation}", "optimizer.implementation"
+        fused, in_python = self.implementation == "fused", self.implementation in ("for_loop", "foreach")
+        yield (
+            fused and not self._can_fuse(run),
+            f"{who} with optimizer={self.name} and strategy={run.strategy.name} is refused: torch has no fused update "
+            "of this optimizer for sharded parameters (DTensors)",
+            (f"{key}=auto", key),
+        )
+        yield (
+            run.graph and in_python,
+            f"{who} with graph=true is refused: the host's part of an update would be captured as it was at the first "
+            "step",
+            (f"{key}=auto", key),
+        )
+        yield (
+            run.compiles_step and fused,
+            f"{who} with compile_scope=step is refused: a fused update is one kernel already, which torch.compile "
+            "leaves as it is",
+            (f"{key}=auto", "compile_scope"),
+        )
+        yield (
+            run.compiles_step and self.counts_on_host and run.precision == "fp64",
+            f"compile_scope=step with optimizer={self.name} and precision=fp64 is refused: torch's compiled update "
+            "corrects the bias of the running means in fp32",
+            ("precision=fp32", "compile_scope"),
+        )
+        yield (
+            device_type == "cuda" and run.precision == "fp16" and in_python,
+            f"{who} with precision=fp16 makes the host wait for the GPU in every step (the gradient scaler's check)",
+            (f"{key}=auto", f"{key}=fused"),
+        )
 
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
         """Build the optimizer of `parameters`, which are on their devices already."""
@@ -199,39 +198,37 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
     line_search_evaluations: Annotated[int, Meta(ge=1, le=1000)]
     """Step lengths after the first that an iteration tries at most."""
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse strategies that update by one gradient, mini-batches, and losses too coarse for a line search."""
-        if not run.strategy.evaluates_repeatedly:
-            others = other_optimizers(run)
-            raise ConfigError(
-                f"optimizer={self.name} with strategy={run.strategy.name} is refused: a step needs several gradients; "
-                f"choose strategy=sandblaster_lbfgs, or strategy=single devices=1"
-                + (f", or optimizer={others}" if others else "")
-            )
-        if run.global_batch_size != (needed := self.full_batch(run)):
-            per_device = run.scaling == "weak"
-            batch_size = needed // run.devices if per_device else needed
-            raise ConfigError(
-                f"batch_size={run.batch_size} with optimizer={self.name} is refused: an iteration takes the whole "
-                f"training set of data={run.data.name}: choose batch_size={batch_size}"
-                + (" (per device, since scaling=weak)" if per_device else "")
-            )
-        if run.precision in ("fp16", "bf16"):
-            raise ConfigError(
-                f"precision={run.precision} with optimizer={self.name} is refused: the line search compares losses "
-                "that differ by less than it resolves; choose precision=fp32 or fp64"
-            )
-        if run.channels_last:
-            raise ConfigError(f"channels_last=true with optimizer={self.name} is refused: choose channels_last=false")
-        if run.lr_schedule.changes:
-            raise ConfigError(
-                f"lr_schedule={run.lr_schedule.name} with optimizer={self.name} is refused: a line search finds each "
-                "step's length; choose lr_schedule=constant"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Strategies that update by one gradient, mini-batches, and losses too coarse for a line search."""
+        who = f"with optimizer={self.name} is refused"
+        yield (
+            not run.strategy.evaluates_repeatedly,
+            f"optimizer={self.name} with strategy={run.strategy.name} is refused: a step needs several gradients, as "
+            "sandblaster_lbfgs and single take them",
+            ("optimizer", "strategy"),
+        )
+        needed = self.full_batch(run) // (run.global_batch_size // run.batch_size)
+        yield (
+            run.strategy.evaluates_repeatedly and run.global_batch_size != self.full_batch(run),
+            f"batch_size={run.batch_size} {who}: an iteration takes the whole training set of data={run.data.name}",
+            (f"batch_size={needed}",),
+        )
+        yield (
+            run.precision in ("fp16", "bf16"),
+            f"precision={run.precision} {who}: the line search compares losses that differ by less than it resolves",
+            ("precision=fp32", "precision=fp64"),
+        )
+        yield run.channels_last, f"channels_last=true {who}", ("channels_last",)
+        yield (
+            run.lr_schedule.changes,
+            f"lr_schedule={run.lr_schedule.name} {who}: a line search finds each step's length",
+            ("lr_schedule=constant",),
+        )
         if run.clip_norm is not None:
-            raise ConfigError(
-                f"clip_norm={run.clip_norm:g} with optimizer={self.name} is refused: a line search needs the gradient "
-                "of the loss itself; choose clip_norm=null"
+            yield (
+                True,
+                f"clip_norm={run.clip_norm:g} {who}: a line search needs the gradient of the loss itself",
+                ("clip_norm",),
             )
 
     def full_batch(self, run: RunConfig) -> int:

@@ -10,12 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError
-
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
@@ -38,23 +37,18 @@ class Mesh:
         """Copies of the model; at least 1, also before `check`."""
         return max(1, self.devices // self.inner_size)
 
-    def check(self, run: RunConfig, *, least_data: int) -> None:
-        """Refuse dimensions of size 1, and sizes whose product doesn't divide the devices."""
+    def rules(self, run: RunConfig, *, least_data: int) -> Rules:
+        """Dimensions of size 1, and sizes whose product doesn't divide the devices."""
         who, size = f"strategy={run.strategy.name}", self.inner_size
         for name, part in self.inner.items():
-            if part < 2:
-                raise ConfigError(
-                    f"strategy.{name}={part} leaves {who} without that dimension: choose strategy.{name}=2 or more, or "
-                    "a strategy of fewer dimensions"
-                )
-        if self.devices % size or self.data < least_data:
-            options = " and ".join(f"strategy.{name}={part}" for name, part in self.inner.items())
-            more = f", at least {least_data * size}" if least_data > 1 else ""
-            advice = max(least_data, -(-self.devices // size)) * size
-            raise ConfigError(
-                f"{who} with {options} needs a multiple of {size} devices{more}, not devices={self.devices}: "
-                f"choose devices={advice}, or sizes whose product divides the devices"
-            )
+            yield part < 2, f"strategy.{name}={part} leaves {who} without that dimension", (f"strategy.{name}",)
+        options = " and ".join(f"strategy.{name}={part}" for name, part in self.inner.items())
+        more = f", at least {least_data * size}" if least_data > 1 else ""
+        yield (
+            self.devices % size or self.data < least_data,
+            f"{who} with {options} needs a multiple of {size} devices{more}, not devices={self.devices}",
+            ("devices", *(f"strategy.{name}" for name in self.inner)),
+        )
 
 
 def device_mesh(world: World, **sizes: int) -> DeviceMesh:

@@ -8,24 +8,35 @@ from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Traits
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
 
 
 _MOST_NAMES = 3
 
 
-def check_two_devices(run: RunConfig, *, instead: str = "strategy=single for one device") -> None:
-    """Refuse one device, where there is nothing to distribute; `instead` is what to choose there."""
+def check_two_devices(run: RunConfig, *, instead: str) -> None:
+    """Raise `ConfigError` for one device; `instead` is what to choose there."""
     if run.devices < 2:
         raise ConfigError(f"strategy={run.strategy.name} needs two devices or more: choose devices=2, or {instead}")
 
 
-def check_no_fp16(run: RunConfig, reason: str) -> None:
-    """Refuse fp16, whose gradients are scaled by one process; `reason` says why the strategy has none that could."""
-    if run.precision == "fp16":
-        raise ConfigError(
-            f"precision=fp16 with strategy={run.strategy.name} is refused: {reason}; choose precision=bf16"
-        )
+def two_devices(run: RunConfig) -> Rules:
+    """Refuses one device, where there is nothing to distribute."""
+    yield (
+        run.devices < 2,
+        f"strategy={run.strategy.name} needs two devices or more",
+        ("devices=2", "strategy=single devices=1", "devices"),
+    )
+
+
+def no_fp16(run: RunConfig, reason: str) -> Rules:
+    """Refuses fp16, whose gradients are scaled by one process; `reason` says why the strategy has none that could."""
+    yield (
+        run.precision == "fp16",
+        f"precision=fp16 with strategy={run.strategy.name} is refused: {reason}",
+        ("precision=bf16", "precision"),
+    )
 
 
 SCALES_ALONE = "each process would scale gradients on its own"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.config.components import Shard, StateShards, Strategy
-from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Lbfgs
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
@@ -35,12 +35,13 @@ class Single(Strategy, frozen=True, kw_only=True):
         """One: the whole batch."""
         return 1
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse more than one device."""
-        if run.devices != 1:
-            raise ConfigError(
-                f"strategy=single trains on one device, not devices={run.devices}: choose devices=1 or strategy=ddp"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """More than one device."""
+        yield (
+            run.devices != 1,
+            f"strategy=single trains on one device, not devices={run.devices}",
+            ("devices=1", "strategy"),
+        )
 
     def state_shards(self, run: RunConfig) -> StateShards:
         """A copy of everything."""

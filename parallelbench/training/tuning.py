@@ -163,7 +163,7 @@ def _tried(request: TrialRequest, patch: Patch, plugin: str | None) -> Trial:
         check_run(run, request.device_type)
         step_s, losses = timed(run, request.device_type, steps=request.steps)
     except ConfigError as error:
-        return Trial(patch=patch, refused=str(error))
+        return Trial(patch=patch, refused=error.reason)
     except (Exception, SystemExit) as error:  # any error of torch: other settings may work
         return Trial(patch=patch, refused=one_line(classify(error)[1]))
     return Trial(patch=patch, step_time_s=step_s, first_loss=losses[0], loss=statistics.fmean(losses))

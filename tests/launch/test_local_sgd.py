@@ -65,7 +65,7 @@ def test_it_is_checked_against_its_own_reference_for_a_step_more_than_it_takes_t
     ("options", "message"),
     [
         (["devices=1"], "needs two devices"),
-        (["batch_size=31"], "can't be divided among devices=2"),
+        (["batch_size=31"], "can't be divided into 2 equal parts"),
         (["model=cnn", "data.channels=3", "data.image_size=32", "model.norm=batch"], "choose model.norm=group"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_batch_of_fewer_samples_than_devices_is_left_out_in_words() -> None:
     words = ["sweep=gpt_layouts", "devices=512", "nodes=128", "launcher=slurm", "site=asu_sol", "sweep.repeats=1"]
     runs = [planned.run for planned in expand(words, tell=lines.append)]
     assert {run.strategy.name for run in runs} == {"context_parallel"}, "whose ranks share every sample"
-    reason = "batch_size=32 can't be divided among 512 devices by strategy=ddp: choose batch_size=512"
+    reason = "batch_size=32 can't be divided into 512 equal parts by strategy=ddp on devices=512"
     assert f"left out, ddp × 512: {reason}" in lines
     assert not [line for line in lines if "batch of 0" in line]
 

@@ -246,7 +246,7 @@ def test_sizes_that_do_not_fit_are_refused_with_the_fix(options: dict[str, Any],
 
 @pytest.mark.parametrize("strategy", ["pipeline", "model_parallel"])
 def test_a_balance_loss_is_refused_where_no_device_could_add_it(strategy: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.balance=0\.01 with strategy=.* choose model\.balance=0, or"):
+    with pytest.raises(ConfigError, match=r"model\.balance=0\.01 with strategy=.* choose model\.balance=0"):
         configure("data=tokens", "model=gpt_moe_tiny", f"strategy={strategy}", "devices=2")
     configure("data=tokens", "model=gpt_moe_tiny", f"strategy={strategy}", "devices=2", "model.balance=0")
 
@@ -261,5 +261,5 @@ def test_parts_of_the_sequence_are_refused(strategy: str) -> None:
 
 
 def test_steps_are_neither_compiled_nor_captured() -> None:
-    with pytest.raises(ConfigError, match=r"compile=true is refused: model=gpt_moe_tiny .* choose compile=false"):
+    with pytest.raises(ConfigError, match=r"compile=true is refused: model=gpt_moe_tiny"):
         configure("data=tokens", "model=gpt_moe_tiny", "compile=true")

@@ -140,7 +140,7 @@ def test_a_result_unlike_numpys_is_refused(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["epochs=0"], "epochs=0 trains nothing: choose preprocess.engine"),
+        (["epochs=0"], "epochs=0 trains nothing without preprocess.engine"),
         (["preprocess.recipe=sort"], "preprocess.engine=none does nothing: choose preprocess.engine=numpy"),
         (["preprocess.engine=numpy"], "preprocess.engine=numpy needs a recipe: valid: filter, join, normalise"),
         (
@@ -149,7 +149,7 @@ def test_a_result_unlike_numpys_is_refused(tmp_path: Path, monkeypatch: pytest.M
         ),
         (
             ["preprocess.engine=numpy", "preprocess.recipe=sort", "epochs=0", "devices=2", "strategy=ddp"],
-            "epochs=0 preprocesses only, in one process: choose devices=1, not 2",
+            "epochs=0 preprocesses only, in one process, not on devices=2: choose devices=1",
         ),
         (
             ["preprocess.engine=numpy", "preprocess.recipe=normalise"],

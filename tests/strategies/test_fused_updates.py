@@ -56,7 +56,7 @@ def test_what_is_fused_is_what_torch_can_fuse() -> None:
 def test_a_fused_update_that_torch_lacks_is_refused(strategy: str, devices: int, optimizer: str) -> None:
     asked = (f"strategy={strategy}", f"devices={devices}", f"optimizer={optimizer}", "model=vit_tiny")
     run = configured(*asked, "optimizer.implementation=fused")
-    with pytest.raises(ConfigError, match=r"optimizer\.implementation=fused .* choose optimizer\.implementation=auto"):
+    with pytest.raises(ConfigError, match=r"optimizer\.implementation=fused"):
         run.optimizer.check(run, "cuda")
     configured(*asked).optimizer.check(configured(*asked), "cuda")
 

@@ -97,8 +97,8 @@ def sent_in_a_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["strategy=tensor_parallel", "devices=3"], ["3 equal shards", "devices=3", "choose 2, 4"]),
-        (["strategy=tensor_parallel", "devices=4", *LLAMA], ["model.kv_heads=2", "4 equal shards", "choose 2"]),
+        (["strategy=tensor_parallel", "devices=3"], ["3 equal shards", "devices=3"]),
+        (["strategy=tensor_parallel", "devices=4", *LLAMA], ["model.kv_heads=2", "4 equal shards"]),
         (["data.sequence=13"], ["13 tokens", "model.sequence=12", "choose model.sequence=13"]),
         (["data.vocabulary=25"], ["model.vocabulary=24", "25", "choose model.vocabulary=25"]),
         (["data=digits"], ["model=gpt_tiny takes tokens", "data=digits holds images"]),

@@ -152,9 +152,9 @@ def test_a_server_that_ignores_a_worker_is_caught(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["devices=2", "strategy.servers=2"], ["leaves no worker", "devices=3 or more", "strategy.servers=1 or fewer"]),
-        (["devices=1"], ["leaves no worker", "choose devices=2 or more"]),
-        (["devices=4", "batch_size=25"], ["batch_size=25", "3 workers", "batch_size=24 or 27"]),
+        (["devices=2", "strategy.servers=2"], ["leaves no worker", "choose strategy.servers=1, or devices=3"]),
+        (["devices=1"], ["leaves no worker", "choose devices=2"]),
+        (["devices=4", "batch_size=25"], ["batch_size=25", "3 equal parts", "batch_size=24 or 27"]),
         (["devices=4", "batch_size=2"], ["choose batch_size=3"]),
         (["devices=3", "scaling=weak", "batch_size=9"], ["choose batch_size=8 or 10"]),
         (
@@ -165,7 +165,7 @@ def test_a_server_that_ignores_a_worker_is_caught(tmp_path: Path) -> None:
         (["devices=3", "precision=fp16"], ["precision=bf16"]),
         (
             ["devices=3", "strategy.mode=async", "model=resnet_tiny", "model.norm=sync", "data.image_size=32"],
-            ["model.norm=batch or model.norm=group"],
+            ["choose model.norm=batch or group"],
         ),
         (["devices=3", "strategy=downpour", "optimizer=adam"], ["optimizer=adagrad, or", "mode=async"]),
         (["devices=3", "strategy=downpour", "optimizer=sgd"], ["sgd with momentum", "optimizer.momentum=0.0"]),

@@ -254,12 +254,9 @@ def test_the_advised_number_of_micro_batches_is_accepted(schedule: str, devices:
     except ConfigError as error:
         message = str(error)
     advised = re.findall(r"choose strategy.micro_batches=(\d+)(?: or (\d+))?", message)
-    assert advised or "no number suits" in message or not message, message
+    assert advised or "choose" not in message, message
     for number in filter(None, advised[0] if advised else ()):
         configure(*DEEP, *options, f"strategy.micro_batches={number}")
-    if larger := re.search(r"choose batch_size=(\d+)", message):
-        with pytest.raises(ConfigError, match=r"choose strategy\.micro_batches="):  # some number suits
-            configure(*DEEP, *options, f"batch_size={larger[1]}", "strategy.micro_batches=1000")
 
 
 @pytest.mark.parametrize(

@@ -155,13 +155,13 @@ def test_a_shard_missing_from_dot_products_is_caught_even_in_fp32(tmp_path: Path
         ),
         (
             ["strategy=sandblaster_lbfgs", "devices=2", *FULL, "batch_size=24", "scaling=weak"],
-            ["choose batch_size=48 (per device"],
+            ["choose batch_size=48"],
         ),
         (["strategy=sandblaster_lbfgs", "devices=1", *FULL], ["devices=2", "strategy=single optimizer=lbfgs"]),
-        (["strategy=ddp", "devices=2", *FULL], ["strategy=ddp", "strategy=sandblaster_lbfgs", "strategy=single"]),
+        (["strategy=ddp", "devices=2", *FULL], ["strategy=ddp", "sandblaster_lbfgs and single", "choose optimizer="]),
         (
             ["strategy=parameter_server", "devices=2", *FULL],
-            ["=parameter_server", "or optimizer=adagrad, adam"],
+            ["=parameter_server", "choose optimizer="],
         ),
         (["strategy=single", *FULL, "batch_size=95"], ["choose batch_size=96"]),
         (["strategy=single", *FULL, "precision=bf16"], ["precision=fp32 or fp64"]),

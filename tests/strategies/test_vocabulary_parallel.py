@@ -210,20 +210,22 @@ def test_ranks_that_are_not_there_train() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model.vocabulary=25"], ["model.vocabulary=25", "among 2 tensor ranks", "choose model.vocabulary=26"]),
-        (["loss=mse"], ["loss=mse", "choose loss=cross_entropy"]),
-        (["compile=true"], ["never tried", "choose compile=false"]),
+        (["model.vocabulary=25"], ["model.vocabulary=25", "among 2 tensor ranks"]),
+        (["loss=mse"], ["loss=mse"]),
+        (["compile=true"], ["never tried"]),
     ],
 )
 @pytest.mark.parametrize("strategy", DEVICES)
 def test_what_cannot_be_divided_is_refused_with_the_fix(strategy: str, overrides: list[str], words: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"vocabulary_parallel=true is refused.*or strategy\.vocab.*=false") as error:
+    with pytest.raises(
+        ConfigError, match=r"vocabulary_parallel=true is refused.*: choose strategy\.vocab.*=false, or"
+    ) as error:
         on_least(strategy, DIVIDED, *overrides)
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
 def test_a_model_without_vocabulary_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model=mlp has no vocabulary to divide: choose model=gpt_tiny"):
+    with pytest.raises(ConfigError, match=r"model=mlp has no vocabulary to divide"):
         configure("data=synthetic", "model=mlp", "strategy=tensor_parallel", "devices=2", DIVIDED)
 
 

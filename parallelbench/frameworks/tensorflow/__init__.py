@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from parallelbench.config.components import Shard, StateShards, Strategy
-from parallelbench.errors import ConfigError, choices
 from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
 from parallelbench.models.mlp import LogisticRegression, Mlp
 from parallelbench.models.resnet import ResNet
@@ -21,6 +20,7 @@ from parallelbench.optim.optimizers import AdamW, FirstOrder
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Arrays
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
     from parallelbench.training.exchange import Exchange
@@ -37,76 +37,80 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
     spans_nodes: ClassVar[bool] = False
     """Whether its processes may be on several nodes."""
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse GPUs, models without a twin, and options that mean something to torch only."""
-        if device_type == "cuda":
-            raise ConfigError(
-                f"device=cuda with strategy={self.name} is refused: TensorFlow's part can't measure on GPUs yet and "
-                "runs on processors only: choose device=cpu"
-            )
-        if not isinstance(run.model, TWINS):
-            known = ", ".join(["logistic_regression", "mlp", "cnn_small", "cnn_large", "cnn", "resnet50"])
-            raise ConfigError(
-                f"model={run.model.name} has no twin in TensorFlow, so strategy={self.name} can't train it: choose one "
-                f"of {known}, or a strategy of torch"
-            )
-        if not isinstance(run.optimizer, FirstOrder):
-            raise ConfigError(
-                f"optimizer={run.optimizer.name} with strategy={self.name} is refused: TensorFlow's steps take one "
-                "gradient: choose sgd, adam, adamw or adagrad"
-            )
-        if run.precision not in ("fp64", "fp32"):
-            raise ConfigError(
-                f"precision={run.precision} with strategy={self.name} is refused: choose precision=fp32 or fp64"
-            )
-        if run.data.kind != "images":
-            raise ConfigError(
-                f"data={run.data.name} with strategy={self.name} is refused: TensorFlow's part takes images only, and "
-                f"it holds {run.data.kind}: choose a strategy of torch"
-            )
-        if run.loss != CrossEntropy(name=run.loss.name, label_smoothing=0.0):
-            raise ConfigError(
-                f"loss={run.loss.name} with strategy={self.name} is refused: TensorFlow's part computes cross entropy "
-                "without smoothing only: choose loss=cross_entropy loss.label_smoothing=0.0, or a strategy of torch"
-            )
-        if not isinstance(run.metric, NoMetric):
-            raise ConfigError(
-                f"metric={run.metric.name} with strategy={self.name} is refused: TensorFlow's part evaluates loss and "
-                "accuracy only: choose metric=none, or a strategy of torch"
-            )
-        self._refuse_torchs(run)
-
-    def _refuse_torchs(self, run: RunConfig) -> None:
-        """Refuse settings that would change nothing here."""
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """GPUs, models without a twin, and options that mean something to torch only."""
+        who = f"with strategy={self.name} is refused"
+        yield (
+            device_type == "cuda",
+            f"device=cuda {who}: TensorFlow's part can't measure on GPUs yet and runs on processors only",
+            ("device=cpu", "strategy"),
+        )
+        yield (
+            not isinstance(run.model, TWINS),
+            f"model={run.model.name} has no twin in TensorFlow, so strategy={self.name} can't train it",
+            ("model", "strategy"),
+        )
+        yield (
+            not isinstance(run.optimizer, FirstOrder),
+            f"optimizer={run.optimizer.name} {who}: TensorFlow's steps take one gradient",
+            ("optimizer", "strategy"),
+        )
+        yield run.precision not in ("fp64", "fp32"), f"precision={run.precision} {who}", ("precision=fp32", "precision")
+        yield (
+            isinstance(run.model, TWINS) and run.data.kind != "images",
+            f"data={run.data.name} {who}: TensorFlow's part takes images only, and it holds {run.data.kind}",
+            ("data", "strategy"),
+        )
+        yield (
+            run.loss != CrossEntropy(name=run.loss.name, label_smoothing=0.0),
+            f"loss={run.loss.name} {who}: TensorFlow's part computes cross entropy without smoothing only",
+            ("loss=cross_entropy loss.label_smoothing=0.0", "strategy"),
+        )
+        yield (
+            not isinstance(run.metric, NoMetric),
+            f"metric={run.metric.name} {who}: TensorFlow's part evaluates loss and accuracy only",
+            ("metric=none", "strategy"),
+        )
         implementation = getattr(run.optimizer, "implementation", "auto")
-        chosen = {
-            "compile=true": (run.compile, self.instead_of_compile),
-            "channels_last=true": (run.channels_last, "TensorFlow's images are channels last anyway: leave it out"),
-            "launcher.packed=true": (run.launcher.packed, "only torch's processes are forked: leave it out"),
-            "launcher=inline": (run.launcher.in_this_process, "TensorFlow has an environment of its own: leave it out"),
-            f"optimizer.implementation={implementation}": (implementation != "auto", "it is torch's: choose auto"),
-            f"loader={run.loader.name}": (
-                run.loader.name != "resident",
-                "choose loader=resident",
+        torchs = {
+            f"compile=true {who}: {self.instead_of_compile}": (run.compile, "compile=false"),
+            f"channels_last=true {who}: TensorFlow's images are channels last anyway": (
+                run.channels_last,
+                "channels_last=false",
             ),
-            f"preprocess.engine={run.preprocess.engine}": (
+            f"launcher.packed=true {who}: only torch's processes are forked": (
+                run.launcher.packed,
+                "launcher.pack=false",
+            ),
+            f"launcher=inline {who}: TensorFlow has an environment of its own": (
+                run.launcher.in_this_process,
+                "launcher=local",
+            ),
+            f"optimizer.implementation={implementation} {who}: it is torch's": (
+                implementation != "auto",
+                "optimizer.implementation=auto",
+            ),
+            f"loader={run.loader.name} {who}": (run.loader.name != "resident", "loader=resident"),
+            f"preprocess.engine={run.preprocess.engine} {who}: it is torch's": (
                 run.preprocess.engine != "none",
-                "it is torch's: choose none",
+                "preprocess.engine=none preprocess.recipe=null",
             ),
-            "measure.attribution_steps": (run.measure.attribution_steps > 0, "phases are torch's: choose 0"),
-            "measure.trace=true": (run.measure.trace, "the trace is torch's: choose false"),
-            "measure.detect_anomaly=true": (run.measure.detect_anomaly, "it is torch's: choose false"),
-            f"nodes={run.nodes}": (
-                run.nodes > 1 and not self.spans_nodes,
-                "choose nodes=1, or strategy=tf_multi_worker",
+            f"measure.attribution_steps {who}: phases are torch's": (
+                run.measure.attribution_steps,
+                "measure.attribution_steps=0",
             ),
+            f"measure.trace=true {who}: the trace is torch's": (run.measure.trace, "measure.trace=false"),
+            f"measure.detect_anomaly=true {who}: it is torch's": (
+                run.measure.detect_anomaly,
+                "measure.detect_anomaly=false",
+            ),
+            f"nodes={run.nodes} {who}": (run.nodes > 1 and not self.spans_nodes, "nodes=1"),
         }
-        for what, (is_chosen, advice) in chosen.items():
-            if is_chosen:
-                raise ConfigError(f"{what} with strategy={self.name} is refused: {advice}")
+        for reason, (refuses, fix) in torchs.items():
+            yield refuses, reason, (fix, "strategy")
 
-    instead_of_compile: ClassVar[str] = "it is torch's: choose false"
-    """What to choose instead of compile=true."""
+    instead_of_compile: ClassVar[str] = "it is torch's"
+    """Why not compile=true."""
 
     @abstractmethod
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
@@ -133,22 +137,26 @@ class MirroredCopies(TensorFlowStrategy, frozen=True, kw_only=True):
         """A copy of everything on each device."""
         return StateShards.even(1)
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse what a step that is not traced can't do, and what XLA can't compile."""
-        super().check(run, device_type)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """What a step that is not traced can't do, and what XLA can't compile."""
+        yield from super().rules(run, device_type)
         norm = getattr(run.model, "norm", None)
-        if self.xla and run.devices > 1 and norm in ("batch", "sync"):
-            raise ConfigError(
-                f"strategy.xla=true with model.norm={norm} and devices={run.devices} is refused: XLA can't compile a "
-                "forward pass in which devices exchange statistics: choose strategy.xla=false, or model.norm=group"
-            )
-        if self.xla and not self.tf_function:
-            raise ConfigError("strategy.xla=true needs strategy.tf_function=true: XLA compiles what was traced")
-        if self.trace == "startup" and not self.tf_function:
-            raise ConfigError(
-                "strategy.tf_function=false traces nothing: choose strategy.trace=first_epoch beside it, or "
-                "strategy.tf_function=true"
-            )
+        yield (
+            self.xla and run.devices > 1 and norm in ("batch", "sync"),
+            f"strategy.xla=true with model.norm={norm} and devices={run.devices} is refused: XLA can't compile a "
+            "forward pass in which devices exchange statistics",
+            ("strategy.xla", "model.norm"),
+        )
+        yield (
+            self.xla and not self.tf_function,
+            "strategy.xla=true needs strategy.tf_function=true: XLA compiles what was traced",
+            ("strategy.tf_function", "strategy.xla"),
+        )
+        yield (
+            self.trace == "startup" and not self.tf_function,
+            "strategy.tf_function=false traces nothing at strategy.trace=startup",
+            ("strategy.trace", "strategy.tf_function"),
+        )
 
     def prepare(self, model: Any, run: RunConfig, world: Any) -> Any:
         """This rank's replica; `model` is the initial state, under torch's names, in torch's layout."""
@@ -165,15 +173,13 @@ class MirroredCopies(TensorFlowStrategy, frozen=True, kw_only=True):
         )
 
 
-def check_all_reduce(chosen: str, known: tuple[str, ...], device_type: str) -> None:
-    """Refuse NCCL where there are no GPUs; `chosen`: the option `all_reduce`."""
-    if chosen not in known:
-        raise ConfigError(f"strategy.all_reduce={chosen} is not valid: {choices(chosen, known)}")
-    if chosen == "nccl" and device_type != "cuda":
-        others = " or ".join(name for name in known if name != "nccl")
-        raise ConfigError(
-            f"strategy.all_reduce=nccl needs GPUs, and TensorFlow's part runs on processors only: choose {others}"
-        )
+def no_nccl(chosen: str) -> Rules:
+    """Refuses NCCL, for there are no GPUs; `chosen`: the option `all_reduce`."""
+    yield (
+        chosen == "nccl",
+        "strategy.all_reduce=nccl needs GPUs, and TensorFlow's part runs on processors only",
+        ("strategy.all_reduce",),
+    )
 
 
 class TfSingle(MirroredCopies, frozen=True, kw_only=True):
@@ -190,14 +196,14 @@ class TfSingle(MirroredCopies, frozen=True, kw_only=True):
         """One: the whole batch."""
         return 1
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse more than one device."""
-        super().check(run, device_type)
-        if run.devices != 1:
-            raise ConfigError(
-                f"strategy={self.name} trains on one device, not devices={run.devices}: choose devices=1 or "
-                "strategy=tf_mirrored"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """More than one device."""
+        yield from super().rules(run, device_type)
+        yield (
+            run.devices != 1,
+            f"strategy={self.name} trains on one device, not devices={run.devices}",
+            ("devices=1", "strategy"),
+        )
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
         """TensorFlow's default strategy."""
@@ -223,10 +229,10 @@ class TfMirrored(MirroredCopies, frozen=True, kw_only=True):
         """One slice per device."""
         return run.devices
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse NCCL on CPUs."""
-        super().check(run, device_type)
-        check_all_reduce(self.all_reduce, ("auto", "nccl", "hierarchical_copy", "reduce_to_one"), device_type)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """NCCL."""
+        yield from super().rules(run, device_type)
+        yield from no_nccl(self.all_reduce)
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
         """The strategy over this process's devices."""
@@ -258,12 +264,11 @@ class TfMultiWorker(MirroredCopies, frozen=True, kw_only=True):
         """One slice per device."""
         return run.devices
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, and NCCL on CPUs."""
-        super().check(run, device_type)
-        check_all_reduce(self.all_reduce, ("auto", "nccl", "ring"), device_type)
-        if run.devices < 2:
-            raise ConfigError(f"strategy={self.name} needs devices=2 or more: choose strategy=tf_single for one")
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """One device, and NCCL."""
+        yield from super().rules(run, device_type)
+        yield from no_nccl(self.all_reduce)
+        yield run.devices < 2, f"strategy={self.name} needs devices=2 or more", ("devices=2", "strategy", "devices")
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
         """The strategy over all ranks."""
@@ -313,30 +318,26 @@ class TfParameterServer(TensorFlowStrategy, frozen=True, kw_only=True):
         """Not when gradients are applied in the order in which they happen to arrive."""
         return self.mode == "sync"
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse counts that don't fit, and what has no place on a server."""
-        super().check(run, device_type)
-        workers = run.devices - self.servers
-        if workers < 1:
-            raise ConfigError(
-                f"strategy.servers={self.servers} of devices={run.devices} leaves no worker: choose "
-                f"devices={self.servers + 1} or more"
-            )
-        if run.global_batch_size % workers:
-            raise ConfigError(
-                f"batch_size={run.batch_size} can't be divided among {workers} workers (devices={run.devices} less "
-                f"strategy.servers={self.servers}): choose a multiple of {workers}"
-            )
-        if getattr(run.model, "norm", None) in ("batch", "sync"):
-            raise ConfigError(
-                f"model.norm={run.model.norm} with strategy={self.name} is refused: "  # type: ignore[attr-defined]
-                "no server merges the workers' statistics: choose model.norm=group"
-            )
-        if self.mode == "async" and isinstance(run.optimizer, AdamW) and run.optimizer.weight_decay:
-            raise ConfigError(
-                f"optimizer={run.optimizer.name} with strategy.mode=async is refused: its decay would undo updates "
-                "that arrive meanwhile: choose optimizer.weight_decay=0 or optimizer=adam"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Counts that don't fit, and what has no place on a server."""
+        yield from super().rules(run, device_type)
+        yield (
+            run.devices <= self.servers,
+            f"strategy.servers={self.servers} of devices={run.devices} leaves no worker",
+            ("strategy.servers", f"devices={self.servers + 1}", "devices"),
+        )
+        norm = getattr(run.model, "norm", None)
+        yield (
+            norm in ("batch", "sync"),
+            f"model.norm={norm} with strategy={self.name} is refused: no server merges the workers' statistics",
+            ("model.norm", "strategy"),
+        )
+        yield (
+            self.mode == "async" and isinstance(run.optimizer, AdamW) and run.optimizer.weight_decay,
+            f"optimizer={run.optimizer.name} with strategy.mode=async is refused: its decay would undo updates that "
+            "arrive meanwhile",
+            ("optimizer.weight_decay", "optimizer=adam"),
+        )
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
         """This rank's server and, on rank 0, the coordinator."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 from parallelbench.config.components import Shard
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.errors import ConfigError
 from parallelbench.strategies.data_parallel import DdpStrategy
 from parallelbench.strategies.fsdp import ShardedStrategy
 from parallelbench.strategies.mesh import Mesh
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
@@ -45,10 +45,10 @@ class ContextParallel(DdpStrategy, frozen=True, kw_only=True):
         """One: every rank reads the whole batch."""
         return 1
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, models whose tokens meet outside of attention, and sizes that the devices don't divide."""
-        super().check(run, device_type)
-        check_context(run, exchange=self.exchange, ranks=run.devices, option="devices")
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """One device, models whose tokens meet outside of attention, and sizes that the devices don't divide."""
+        yield from super().rules(run, device_type)
+        yield from parts_of_sequences(run, exchange=self.exchange, ranks=run.devices, option="devices")
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Give the layers this rank's positions, and the attention its exchange; wrap the model in DDP."""
@@ -92,11 +92,11 @@ class FsdpCp(ShardedStrategy, frozen=True, kw_only=True):
         """One per group of ranks that share their sequences."""
         return self._mesh(run).data
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse meshes that aren't all devices, what context parallelism refuses, and what FSDP does."""
-        self._mesh(run).check(run, least_data=1)
-        check_context(run, exchange=self.exchange, ranks=self.context, option="strategy.context")
-        super().check(run, device_type)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Meshes that aren't all devices, what context parallelism refuses, and what FSDP does."""
+        yield from self._mesh(run).rules(run, least_data=1)
+        yield from parts_of_sequences(run, exchange=self.exchange, ranks=self.context, option="strategy.context")
+        yield from super().rules(run, device_type)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer over all ranks; give the layers this rank's positions, and the exchange its group."""
@@ -110,46 +110,32 @@ class FsdpCp(ShardedStrategy, frozen=True, kw_only=True):
         return Mesh(run.devices, {"context": self.context})
 
 
-def check_context(run: RunConfig, *, exchange: Exchange, ranks: int, option: str) -> None:
-    """Refuse models whose tokens meet outside of attention, and sizes that the ranks of a sequence don't divide.
+def parts_of_sequences(run: RunConfig, *, exchange: Exchange, ranks: int, option: str) -> Rules:
+    """Refuses models whose tokens meet outside of attention, and sizes that the ranks of a sequence don't divide.
 
-    `option`: what asks for so many ranks, as a command line says it without the number.
+    `option`: the key that asks for so many ranks.
     """
-    if run.model.token_heads is None:
-        raise ConfigError(
+    model = run.model
+    if model.token_heads is None:
+        yield (
+            True,
             f"strategy={run.strategy.name} cuts sequences of tokens, which only causal attention may join, but "
-            f"model={run.model.name} has no such attention: choose model=gpt or gpt_tiny, or strategy=ddp"
+            f"model={model.name} has no such attention, as gpt has it",
+            ("model", "strategy"),
         )
-    by_heads = exchange == "all_to_all"
-    _check_sequence(run, parts=ranks * (1 if by_heads else 2), because=f"{option}={ranks}")
-    if by_heads:
-        _check_heads(run, ranks=ranks, option=option)
-
-
-def _check_heads(run: RunConfig, *, ranks: int, option: str) -> None:
-    heads, _ = run.model.token_heads or (1, 1)
-    if heads % ranks:
-        fitting = ", ".join(str(n) for n in range(2, heads + 1) if heads % n == 0)
-        instead = f"{option}={fitting}, or strategy.exchange=ring" if fitting else "strategy.exchange=ring"
-        raise ConfigError(
-            f"strategy.exchange=all_to_all gives each device whole heads, but {option}={ranks} does not divide "
-            f"model.heads={heads}: choose {instead}"
-        )
-
-
-def _check_sequence(run: RunConfig, *, parts: int, because: str) -> None:
-    """Refuse sequences that can't be cut into so many equal parts."""
-    (tokens,) = run.data.shape
-    if tokens % parts == 0:
         return
-    below = tokens - tokens % parts
-    choices = [str(below)] if below else []
-    try:
-        run.model.check(in_channels=1, image_size=below + parts)
-        choices.append(str(below + parts))
-    except ConfigError:
-        choices = choices or [f"{below + parts} with model.sequence={below + parts}"]
-    raise ConfigError(
-        f"strategy={run.strategy.name} can't cut data.sequence={tokens} into {parts} equal parts "
-        f"({because}): choose data.sequence={' or '.join(choices)}"
+    by_heads = exchange == "all_to_all"
+    (tokens,), parts = run.data.shape, ranks * (1 if by_heads else 2)
+    longer = tokens + -tokens % parts
+    yield (
+        tokens % parts,
+        f"strategy={run.strategy.name} can't cut data.sequence={tokens} into {parts} equal parts ({option}={ranks})",
+        ("data.sequence", f"data.sequence={longer} model.sequence={longer}"),
+    )
+    heads, _ = model.token_heads
+    yield (
+        by_heads and heads % ranks,
+        f"strategy.exchange=all_to_all gives each device whole heads, but {option}={ranks} does not divide "
+        f"model.heads={heads}",
+        (option, "strategy.exchange=ring"),
     )

@@ -16,8 +16,7 @@ from msgspec import Meta
 
 from parallelbench.config.components import Shard, StateShards, Strategy
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.errors import ConfigError
-from parallelbench.strategies.refusals import check_two_devices, first_of, why_complex, why_untouched
+from parallelbench.strategies.refusals import first_of, two_devices, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.components import Traits
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.measure.traffic import Traffic
     from parallelbench.strategies.replica import ModuleReplica
@@ -38,31 +38,28 @@ class DataParallelStrategy(Strategy, frozen=True, kw_only=True):
         """One slice per device."""
         return run.devices
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device."""
-        check_two_devices(run)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """One device."""
+        return two_devices(run)
 
 
-def check_micro_batches(micro_batches: int, run: RunConfig) -> None:
-    """Refuse pieces of unequal size, and steps that are captured or compiled as one."""
+def equal_pieces(micro_batches: int, run: RunConfig) -> Rules:
+    """Refuses pieces of unequal size, and steps that are captured or compiled as one."""
     if micro_batches == 1:
         return
-    shards = run.strategy.data_parallel_degree(run)
-    batch = run.global_batch_size // shards
-    if batch % micro_batches and not run.global_batch_size % shards:
-        valid = [n for n in range(1, batch + 1) if batch % n == 0]
-        nearest = sorted(sorted(valid, key=lambda n: abs(n - micro_batches))[:2])
-        raise ConfigError(
-            f"strategy.micro_batches={micro_batches} doesn't divide a device's batch of {batch} samples "
-            f"(batch_size={run.batch_size}): choose strategy.micro_batches={' or '.join(map(str, nearest))}, or "
-            "another batch_size"
-        )
-    refused = {"graph=true": run.graph, "compile=true": run.compile}
-    if choice := next((choice for choice, chosen in refused.items() if chosen), ""):
-        raise ConfigError(
-            f"strategy.micro_batches={micro_batches} with {choice} is refused: steps would be made of two "
-            f"kinds of backward, with and without averaging; choose {choice.partition('=')[0]}=false, or "
-            "strategy.micro_batches=1"
+    shards, who = run.strategy.data_parallel_degree(run), f"strategy.micro_batches={micro_batches}"
+    batch, rest = divmod(run.global_batch_size, shards)
+    yield (
+        batch % micro_batches and not rest,
+        f"{who} doesn't divide a device's batch of {batch} samples (batch_size={run.batch_size})",
+        ("strategy.micro_batches", "batch_size"),
+    )
+    for key, chosen in {"graph": run.graph, "compile": run.compile}.items():
+        yield (
+            chosen,
+            f"{who} with {key}=true is refused: steps would be made of two kinds of backward, with and without "
+            "averaging",
+            (key, "strategy.micro_batches=1"),
         )
 
 
@@ -137,10 +134,10 @@ class AccumulatingDdp(DdpStrategy, frozen=True, kw_only=True):
         """As the option says."""
         return self.micro_batches
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, and pieces of unequal size."""
-        super().check(run, device_type)
-        check_micro_batches(self.micro_batches, run)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """One device, and pieces of unequal size."""
+        yield from super().rules(run, device_type)
+        yield from equal_pieces(self.micro_batches, run)
 
 
 class Ddp(AccumulatingDdp, frozen=True, kw_only=True):
@@ -157,19 +154,15 @@ class Ddp(AccumulatingDdp, frozen=True, kw_only=True):
     compression: Literal["none", "fp16", "bf16"]
     """Round gradients for the all-reduce; parity with one device then holds only as well as the format rounds."""
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse a promise that micro-batches break."""
-        super().check(run, device_type)
-        if self.static_graph and self.micro_batches > 1:
-            raise ConfigError(
-                f"strategy.static_graph=true with strategy.micro_batches={self.micro_batches} is refused: only the "
-                "last backward of a step averages; choose strategy.static_graph=false, or strategy.micro_batches=1"
-            )
-
-    def parity_tolerance(self) -> float:
-        """As exact as the format that gradients are rounded to: 11 significant bits in fp16, 8 in bf16."""
-        rounded = {"none": 0.0, "fp16": 1e-2, "bf16": 5e-2}[self.compression]
-        return max(rounded, super().parity_tolerance())
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """A promise that micro-batches break."""
+        yield from super().rules(run, device_type)
+        yield (
+            self.static_graph and self.micro_batches > 1,
+            f"strategy.static_graph=true with strategy.micro_batches={self.micro_batches} is refused: only the last "
+            "backward of a step averages",
+            ("strategy.static_graph", "strategy.micro_batches=1"),
+        )
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model; every rank then holds rank 0's parameters."""
@@ -222,14 +215,15 @@ class Zero1(AccumulatingDdp, frozen=True, kw_only=True):
 
     takes_own_loss: ClassVar[bool] = True
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, and fp16 on GPUs, where waiting would be measured."""
-        super().check(run, device_type)
-        if run.precision == "fp16" and device_type == "cuda":
-            raise ConfigError(
-                "precision=fp16 with strategy=zero1 makes the host wait for the GPU in every step (the gradient "
-                "scaler's check): choose precision=bf16"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """One device, and fp16 on GPUs, where waiting would be measured."""
+        yield from super().rules(run, device_type)
+        yield (
+            run.precision == "fp16" and device_type == "cuda",
+            "precision=fp16 with strategy=zero1 makes the host wait for the GPU in every step (the gradient scaler's "
+            "check)",
+            ("precision=bf16",),
+        )
 
     def state_shards(self, run: RunConfig) -> StateShards:
         """A copy of parameters and gradients, and an n-th of the optimizer's state."""
@@ -273,34 +267,33 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
         """One per GPU. No process group joins the GPUs, so each normalises its own piece, under norm=sync too."""
         return run.devices
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse CPUs, where `nn.DataParallel` is silently the bare module, several nodes, and compiling."""
-        if device_type != "cuda" or run.devices < 2:
-            where = "a CPU" if device_type != "cuda" else f"devices={run.devices}"
-            raise ConfigError(
-                f"strategy=data_parallel needs two CUDA devices or more, and on {where} would train on one device: "
-                "choose strategy=ddp with devices=2 or more"
-            )
-        if run.nodes > 1:
-            raise ConfigError(
-                f"strategy=data_parallel drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}: "
-                "choose strategy=ddp"
-            )
-        batch = run.global_batch_size
-        if batch % run.devices:
-            advice = max(1, batch // run.devices) * run.devices
-            raise ConfigError(
-                f"batch_size={batch} can't be scattered evenly over devices={run.devices}: choose batch_size={advice}"
-            )
-        if run.compile:
-            raise ConfigError(
-                "compile=true with strategy=data_parallel is refused: the module is copied anew in every step; "
-                "choose strategy=ddp"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """CPUs, where `nn.DataParallel` is silently the bare module, several nodes, and compiling."""
+        where = "a CPU" if device_type != "cuda" else f"devices={run.devices}"
+        yield (
+            device_type != "cuda" or run.devices < 2,
+            f"strategy=data_parallel needs two CUDA devices or more, and on {where} would train on one device",
+            ("strategy=ddp", "strategy=ddp devices=2"),
+        )
+        yield (
+            run.nodes > 1,
+            f"strategy=data_parallel drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}",
+            ("strategy", "nodes"),
+        )
+        yield (
+            run.global_batch_size % run.devices,
+            f"batch_size={run.global_batch_size} can't be scattered evenly over devices={run.devices}",
+            ("batch_size",),
+        )
+        yield (
+            run.compile,
+            "compile=true with strategy=data_parallel is refused: the module is copied anew in every step",
+            ("compile", "strategy"),
+        )
 
     def why_no_recomputation(self, run: RunConfig) -> str:
         """The threads' backward passes would restore the one state of random numbers under each other."""
-        return "the GPUs' threads share one state of random numbers, which each would restore: choose strategy=ddp"
+        return "the GPUs' threads share one state of random numbers, which each would restore"
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Put the model on the first GPU; each forward scatters the batch over all, and gathers the logits there."""

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.config.components import StateShards
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.errors import ConfigError
 from parallelbench.strategies.data_parallel import DdpStrategy
-from parallelbench.strategies.refusals import SCALES_ALONE, check_no_fp16
+from parallelbench.strategies.refusals import SCALES_ALONE, no_fp16
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
@@ -43,27 +43,31 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
         """Neighbouring ranks that have all experts together."""
         return self.expert_ranks or run.devices
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, models without experts, experts or devices that ranks don't divide, and fp16."""
-        super().check(run, device_type)
-        who, experts = f"strategy={self.name}", run.model.routed_experts
-        if not experts:
-            raise ConfigError(
-                f"{who} finds no experts in model={run.model.name}: choose model=gpt_moe or gpt_moe_tiny, or "
-                "strategy=ddp"
-            )
-        if self.expert_ranks is not None:
-            _check_groups(self.expert_ranks, run)
-        elif experts % run.devices:
-            valid = ", ".join(str(n) for n in range(2, experts + 1) if experts % n == 0)
-            more = -(-experts // run.devices) * run.devices
-            groups = _group_sizes(run)
-            fewer = f", strategy.expert_ranks={groups[-1]}" if groups else ""
-            raise ConfigError(
-                f"{who} can't divide model.experts={experts} among devices={run.devices}: choose devices={valid}"
-                f"{fewer}, or model.experts={more}"
-            )
-        check_no_fp16(run, SCALES_ALONE)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """One device, models without experts, experts or devices that ranks don't divide, and fp16."""
+        yield from super().rules(run, device_type)
+        devices, experts, ranks = run.devices, run.model.routed_experts, self.expert_ranks
+        yield (
+            not experts,
+            f"strategy={self.name} finds no experts in model={run.model.name}, as gpt_moe has them",
+            ("model", "strategy"),
+        )
+        yield (
+            ranks is None and experts % devices,
+            f"strategy={self.name} can't divide model.experts={experts} among devices={devices}",
+            ("devices", "strategy.expert_ranks", "model.experts"),
+        )
+        if ranks is not None:
+            reasons = {
+                "divides no experts": ranks == 1,
+                f"is more than devices={devices}": ranks > devices,
+                f"is all of devices={devices}, which strategy.expert_ranks=null says": ranks == devices,
+                f"does not divide devices={devices}": devices % ranks,
+                f"does not divide model.experts={experts}": experts % ranks,
+            }
+            reason = next((reason for reason, refuses in reasons.items() if refuses), "")
+            yield reason, f"strategy.expert_ranks={ranks} {reason}", ("strategy.expert_ranks", "strategy")
+        yield from no_fp16(run, SCALES_ALONE)
 
     def state_shards(self, run: RunConfig) -> StateShards:
         """An n-th of the experts, and a copy of the rest."""
@@ -79,29 +83,3 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
         divide_experts(model, world, ranks)
         replica = new_replica(self.in_ddp(model, run, world), run, world, ranks=ranks)
         return exchange_tokens(replica, world, ranks)
-
-
-def _group_sizes(run: RunConfig) -> list[int]:
-    """Numbers of ranks that can have all experts together, where others have copies."""
-    return [n for n in range(2, run.devices) if run.devices % n == 0 and run.model.routed_experts % n == 0]
-
-
-def _check_groups(ranks: int, run: RunConfig) -> None:
-    """Refuse groups of one rank, groups that devices or experts can't be divided into, and a single group."""
-    devices, experts = run.devices, run.model.routed_experts
-    reasons = {
-        "divides no experts": ranks == 1,
-        f"is more than devices={devices}": ranks > devices,
-        f"is all of devices={devices}, which strategy.expert_ranks=null says": ranks == devices,
-        f"does not divide devices={devices}": devices % ranks > 0,
-        f"does not divide model.experts={experts}": experts % ranks > 0,
-    }
-    reason = next((reason for reason, applies in reasons.items() if applies), "")
-    if not reason:
-        return
-    nearest = sorted(sorted(_group_sizes(run), key=lambda n: abs(n - ranks))[:2])
-    fixes = [f"strategy.expert_ranks={' or '.join(map(str, nearest))}"] if nearest else []
-    fixes += ["strategy.expert_ranks=null"] if experts % devices == 0 else []
-    if ranks == 1 or not fixes:
-        fixes.append("strategy=ddp")
-    raise ConfigError(f"strategy.expert_ranks={ranks} {reason}: choose {', or '.join(fixes)}")

@@ -10,18 +10,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from parallelbench.config.alternatives import any_of
 from parallelbench.config.components import StateShards
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.errors import ConfigError
-from parallelbench.strategies.data_parallel import DataParallelStrategy, check_micro_batches
-from parallelbench.strategies.refusals import check_no_fp16, first_of, why_complex, why_shared, why_uncut, why_untouched
+from parallelbench.strategies.data_parallel import DataParallelStrategy, equal_pieces
+from parallelbench.strategies.refusals import first_of, no_fp16, why_complex, why_shared, why_uncut, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.config.components import Traits
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
@@ -50,16 +49,16 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     def ranks_per_copy(self, run: RunConfig) -> int:
         """Neighbouring ranks that one copy of the model is sharded over."""
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, fp16, unequal micro-batches, and gathering in other arithmetic than layers compute in."""
-        super().check(run, device_type)
-        check_micro_batches(self.micro_batches, run)
-        if self.gather == "bf16" and run.precision != "bf16":
-            raise ConfigError(
-                f"strategy.gather=bf16 with precision={run.precision} is refused: layers would compute in bf16; choose "
-                "precision=bf16, or strategy.gather=stored"
-            )
-        check_no_fp16(run, "a rank would check only its own shard of the gradients for infinities")
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """One device, unequal micro-batches, gathering in other arithmetic than layers compute in, and fp16."""
+        yield from super().rules(run, device_type)
+        yield from equal_pieces(self.micro_batches, run)
+        yield (
+            self.gather == "bf16" and run.precision != "bf16",
+            f"strategy.gather=bf16 with precision={run.precision} is refused: layers would compute in bf16",
+            ("precision=bf16", "strategy.gather"),
+        )
+        yield from no_fp16(run, "a rank would check only its own shard of the gradients for infinities")
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """Layers are cut one by one, each parameter along its first dimension."""
@@ -121,20 +120,14 @@ class Hsdp(ShardedStrategy, frozen=True, kw_only=True):
         """As the option says."""
         return self.shard
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse groups that don't divide the devices, meshes of one dimension only, and fp16."""
-        if run.devices % self.shard:
-            above = -(-run.devices // self.shard) * self.shard
-            shards = any_of([str(n) for n in range(2, run.devices) if run.devices % n == 0])
-            raise ConfigError(
-                f"strategy.shard={self.shard} does not divide devices={run.devices}: "
-                f"choose devices={max(above, 2 * self.shard)}" + (f", or strategy.shard={shards}" if shards else "")
-            )
-        if self.shard == 1:
-            raise ConfigError("strategy.shard=1 shards nothing: choose strategy.shard=2 or more, or strategy=ddp")
-        if self.shard == run.devices:
-            raise ConfigError(
-                f"strategy.shard={self.shard} with devices={run.devices} leaves one copy of the model, and nothing to "
-                f"replicate: choose devices={2 * self.shard}, or strategy=fsdp"
-            )
-        super().check(run, device_type)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Groups that don't divide the devices, meshes of one dimension only, and what FSDP refuses."""
+        who, keys = f"strategy.shard={self.shard}", ("strategy.shard", "devices", "strategy")
+        yield run.devices % self.shard, f"{who} does not divide devices={run.devices}", keys
+        yield self.shard == 1, f"{who} shards nothing", ("strategy.shard", "strategy=ddp")
+        yield (
+            self.shard == run.devices > 1,
+            f"{who} with devices={run.devices} leaves one copy of the model, and nothing to replicate",
+            ("devices", "strategy"),
+        )
+        yield from super().rules(run, device_type)

@@ -14,25 +14,25 @@ from msgspec import Meta
 
 from parallelbench.config.components import Shard, Strategy
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.errors import ConfigError
 from parallelbench.strategies.mesh import Mesh, position_in
-from parallelbench.strategies.pipeline.partition import assign, check_split
+from parallelbench.strategies.pipeline.partition import assign, whole_layers
 from parallelbench.strategies.pipeline.schedules import Pipeline, Schedule, StageMap
 from parallelbench.strategies.refusals import (
     SCALES_ALONE,
-    check_no_fp16,
     first_of,
+    no_fp16,
     why_complex,
     why_shared,
     why_untouched,
 )
-from parallelbench.strategies.tensor import check_tensor_plan, why_drawn_in_parts, why_half_planned
+from parallelbench.strategies.tensor import even_shards, why_drawn_in_parts, why_half_planned
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.config.components import Traits
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
@@ -60,9 +60,10 @@ class PipelineStrategy(Strategy, frozen=True, kw_only=True):
         """One per copy of the model."""
         return self.mesh(run).data
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse stages that don't fit, and numbers of micro-batches that the schedule can't take."""
-        self.pipeline(run).check(run, self.stage_map, batch_size=run.global_batch_size // self.mesh(run).data)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Stages that don't fit, and numbers of micro-batches that the schedule can't take."""
+        batch, rest = divmod(run.global_batch_size, self.mesh(run).data)
+        return self.pipeline(run).rules(run, self.stage_map, batch_size=0 if rest else batch)
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """Each stage waits for the gradient of what it sent."""
@@ -76,10 +77,7 @@ class PipelineStrategy(Strategy, frozen=True, kw_only=True):
         """Where backward comes in two parts, each would compute the same layers again."""
         if not self.pipeline(run).splits_backward:
             return ""
-        return (
-            f"strategy.schedule={self.schedule} cuts backward in two, and each part would compute layers again: choose "
-            "strategy.schedule=1f1b or interleaved_1f1b"
-        )
+        return f"strategy.schedule={self.schedule} cuts backward in two, and each part would compute layers again"
 
     def bubble(self, run: RunConfig) -> float:
         """By the schedule's formula."""
@@ -130,10 +128,10 @@ class DpPp(PipelineStrategy, frozen=True, kw_only=True):
         """Copies × stages."""
         return Mesh(run.devices, {"stages": self.stages})
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""
-        self.mesh(run).check(run, least_data=2)
-        super().check(run, device_type)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""
+        yield from self.mesh(run).rules(run, least_data=2)
+        yield from super().rules(run, device_type)
 
 
 class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
@@ -171,11 +169,11 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
         """Those that share a stage's linear layers."""
         return self.tensor
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""
-        self.mesh(run).check(run, least_data=1)
-        check_tensor_plan(run, shards=self.tensor, option=f"strategy.tensor={self.tensor}")
-        super().check(run, device_type)
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""
+        yield from self.mesh(run).rules(run, least_data=1)
+        yield from even_shards(run, shards=self.tensor, option="strategy.tensor")
+        yield from super().rules(run, device_type)
 
 
 class ModelParallel(Strategy, frozen=True, kw_only=True):
@@ -197,15 +195,16 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
         """One: every part sees the whole batch."""
         return 1
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse splits that don't fit, several nodes of GPUs, and fp16 on CPUs."""
-        check_split(run, self.device_map)
-        if run.nodes > 1 and device_type == "cuda":
-            raise ConfigError(
-                f"strategy={self.name} drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Splits that don't fit, several nodes of GPUs, and fp16 on CPUs."""
+        yield from whole_layers(run, self.device_map)
+        yield (
+            run.nodes > 1 and device_type == "cuda",
+            f"strategy={self.name} drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}",
+            ("nodes", "strategy"),
+        )
         if device_type == "cpu":
-            check_no_fp16(run, f"on CPUs {SCALES_ALONE}")
+            yield from no_fp16(run, f"on CPUs {SCALES_ALONE}")
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """Each part waits for the gradient of what it sent."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
-from parallelbench.config.alternatives import deeper_models
-from parallelbench.errors import ConfigError, choices, count_of
-from parallelbench.strategies.refusals import check_two_devices
+from parallelbench.errors import choices, count_of
+from parallelbench.strategies.refusals import two_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,61 +17,49 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
 
 
-def check_split(run: RunConfig, device_map: Mapping[str, int] | None) -> None:
-    """Refuse a split that leaves a device without layers, or a layer without a device."""
-    check_two_devices(run)
+def whole_layers(run: RunConfig, device_map: Mapping[str, int] | None) -> Rules:
+    """Refuses a split that leaves a device without layers, or a layer without a device."""
+    yield from two_devices(run)
     names, parts = run.model.layer_names, run.devices
-    if parts > len(names):
-        fewer = f"{len(names)} or fewer" if device_map is None else f"{len({*device_map.values()})}, as the map has"
-        advice = f"choose devices={fewer}" if len(names) > 1 else "choose strategy=ddp"
-        if models := deeper_models(run, layers=parts):
-            advice += f", or model={models}"
-        layers = f"{count_of(len(names), 'layer')} ({', '.join(names)})"
-        raise ConfigError(
-            f"strategy={run.strategy.name} can't cut model={run.model.name} into devices={parts} parts: it has "
-            f"{layers}: {advice}"
-        )
-    if device_map is not None:
-        check_map(device_map, run, parts=parts, option="strategy.device_map", part="device")
-    check_tied(run, device_map, part="device")
+    yield (
+        parts > len(names),
+        f"strategy={run.strategy.name} can't cut model={run.model.name} into devices={parts} parts: it has "
+        f"{count_of(len(names), 'layer')} ({', '.join(names)})",
+        ("devices", "model", "strategy"),
+    )
+    yield from valid_map(device_map, run, parts=parts, part="device")
 
 
-def check_map(layers: Mapping[str, int], run: RunConfig, *, parts: int, option: str, part: str) -> None:
-    """Refuse an explicit map from layers to parts that misses a layer or a part, or names one that doesn't exist.
+def valid_map(layers: Mapping[str, int] | None, run: RunConfig, *, parts: int, part: str) -> Rules:
+    """Refuses maps from layers to parts that miss a layer or a part, or name one that doesn't exist; and to part layers
+    that share their weights. Without a map, parts are contiguous, so the ends are parted.
 
-    `option` is the map's name, `part` the word for one part.
+    `part`: the word for one part, "device" or "stage".
     """
-    names = run.model.layer_names
-    for name in layers:
-        if name not in names:
-            raise ConfigError(f"{option} names {name}, which model={run.model.name} lacks: {choices(name, names)}")
-    if missing := [name for name in names if name not in layers]:
-        raise ConfigError(f"{option} leaves out {', '.join(missing)}: give each layer a {part}")
-    if set(layers.values()) != set(range(parts)):
+    names, tied, option = run.model.layer_names, run.model.tied_layers, f"strategy.{part}_map"
+    if layers is not None:
+        unknown = [name for name in layers if name not in names]
+        for name in unknown[:1]:
+            yield True, f"{option} names {name}, which model={run.model.name} lacks: {choices(name, names)}", (option,)
+        missing = [name for name in names if name not in layers]
+        yield missing and not unknown, f"{option} leaves out {', '.join(missing)}: give each layer a {part}", (option,)
+        if unknown or missing:
+            return
         used = sorted(set(layers.values()))
-        raise ConfigError(f"{option} uses the {part}s {used}: with devices={run.devices} use each of 0 … {parts - 1}")
-
-
-def check_tied(run: RunConfig, layers: Mapping[str, int] | None, *, part: str) -> None:
-    """Refuse to part layers that share their weights. Without a map, parts are contiguous, so the ends are parted."""
-    tied = run.model.tied_layers
-    if tied and (layers is None or len({layers[name] for name in tied}) > 1):
-        raise ConfigError(
-            f"strategy={run.strategy.name} puts {' and '.join(tied)} of model={run.model.name} on one {part} each, but "
-            f"they share their weights, so their gradients would have to be summed: {_instead_of_tied(run, part)}"
+        yield (
+            used != list(range(parts)),
+            f"{option} uses the {part}s {used}: with devices={run.devices} use each of 0 … {parts - 1}",
+            (option, "devices"),
         )
-
-
-def _instead_of_tied(run: RunConfig, part: str) -> str:
-    """What to choose: a model of one's own need not have the option."""
-    if "tied" in run.model.__struct_fields__:
-        return "choose model.tied=false"
-    return (
-        f"put them on one {part} by strategy.{'stage' if part == 'stage' else 'device'}_map, give each layer weights "
-        "of its own, or choose strategy=ddp"
+    yield (
+        tied and (layers is None or len({layers[name] for name in tied}) > 1),
+        f"strategy={run.strategy.name} puts {' and '.join(tied)} of model={run.model.name} on one {part} each, but "
+        f"they share their weights, so their gradients would have to be summed; {option} may put them on one",
+        ("model.tied", option, "strategy"),
     )
 
 

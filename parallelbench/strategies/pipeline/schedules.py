@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from parallelbench.config.alternatives import any_of, deeper_models
-from parallelbench.errors import ConfigError, count_of
-from parallelbench.strategies.pipeline.partition import check_map, check_tied
-from parallelbench.strategies.refusals import SCALES_ALONE, check_no_fp16
+from parallelbench.errors import count_of
+from parallelbench.strategies.pipeline.partition import valid_map
+from parallelbench.strategies.refusals import SCALES_ALONE, no_fp16
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
 
 
@@ -77,99 +76,62 @@ class Pipeline:
         """Whether backward by input and backward by weight are apart."""
         return self.schedule in _SPLIT_BACKWARD
 
-    def check(self, run: RunConfig, stage_map: Mapping[str, int] | None, *, batch_size: int) -> None:
-        """Refuse what the schedule can't do; `batch_size` is the number of samples per step in this pipeline."""
-        who = f"strategy={run.strategy.name}"
-        if self.devices < 2:
-            raise ConfigError(f"{who} needs two stages or more, on a device each: choose devices=2, or strategy=single")
-        self._check_stages(run, who)
-        if stage_map is not None:
-            check_map(stage_map, run, parts=self.stages, option="strategy.stage_map", part="stage")
-            _check_order(stage_map, run)
-        check_tied(run, stage_map, part="stage")
-        self._check_micro_batches(run, batch_size)
-        check_no_fp16(run, SCALES_ALONE)
-        if run.compile and self.splits_backward:
-            raise ConfigError(
-                f"strategy.schedule={self.schedule} cuts backward in two, which compile=true doesn't allow: "
-                "choose compile=false or strategy.schedule=interleaved_1f1b"
-            )
+    def rules(self, run: RunConfig, stage_map: Mapping[str, int] | None, *, batch_size: int) -> Rules:
+        """What the schedule can't do.
 
-    def _check_stages(self, run: RunConfig, who: str) -> None:
-        v, names = self.stages_per_rank, run.model.layer_names
-        needed = self._stages_of(self.schedule)
-        if v != needed:
-            others = any_of([name for name in get_args(Schedule) if self._could_be(name)])
-            raise ConfigError(
-                f"strategy.schedule={self.schedule} puts {count_of(needed, 'stage')} on each device, not "
-                f"strategy.stages_per_rank={v}: choose strategy.stages_per_rank={needed}"
-                + (f", or strategy.schedule={others}" if others else "")
-            )
-        if self.stages > len(names):
-            models = deeper_models(run, layers=self.stages)
-            deeper = f", or model={models}" if models else ""
-            raise ConfigError(
-                f"{who} can't cut model={run.model.name} into {count_of(self.stages, 'stage')} "
-                f"({count_of(self.devices, 'device')} × strategy.stages_per_rank={v}): it has "
-                f"{count_of(len(names), 'layer')} ({', '.join(names)}): choose fewer devices or stages{deeper}"
-            )
-
-    def _stages_of(self, schedule: str) -> int:
-        """Stages that a schedule puts on each device; as asked for where it takes any number."""
-        return 1 if schedule in _ONE_STAGE else 2 if schedule in _V else self.stages_per_rank
-
-    def _could_be(self, schedule: Schedule) -> bool:
-        """Whether another schedule takes as many stages on each device, and as many micro-batches."""
-        other = replace(self, schedule=schedule)
-        return self._stages_of(schedule) == self.stages_per_rank and not other._obstacle(self.micro_batches)
-
-    def _check_micro_batches(self, run: RunConfig, batch_size: int) -> None:
-        if batch_size == 0:  # of a pipeline among more than there are samples: check_fit refuses the batch_size
-            return
-        m, option = self.micro_batches, f"strategy.micro_batches={self.micro_batches}"
-        valid = self._suiting(batch_size)
-        if m in valid:
-            return
-        why = self._obstacle(m) or f"doesn't divide the batch of {batch_size} samples (batch_size={run.batch_size})"
-        if valid:
-            nearest = sorted(sorted(valid, key=lambda n: abs(n - m))[:2])
-            advice = f"choose strategy.micro_batches={' or '.join(map(str, nearest))}, or another batch_size"
-        else:
-            larger, number = self._larger_batch_size(run)
-            advice = (
-                f"no number suits the batch of {batch_size} samples: choose batch_size={larger} "
-                f"strategy.micro_batches={number}, or fewer devices"
-            )
-        raise ConfigError(f"{option} {why}: {advice}")
-
-    def _suiting(self, batch_size: int) -> list[int]:
-        """Numbers of micro-batches that a batch of one pipeline can be cut into."""
-        return [n for n in range(1, batch_size + 1) if batch_size % n == 0 and not self._obstacle(n)]
-
-    def _larger_batch_size(self, run: RunConfig) -> tuple[int, int]:
-        """The next one whose batches, one for each pipeline, can be cut into micro-batches; and their number."""
-        per, pipelines = run.global_batch_size // run.batch_size, run.strategy.data_parallel_degree(run)
-        larger = (size for size in itertools.count(run.batch_size + 1) if size * per % pipelines == 0)
-        both = ((size, self._suiting(size * per // pipelines)) for size in larger)
-        size, numbers = next(found for found in both if found[1])
-        return size, min(numbers, key=lambda n: abs(n - self.micro_batches))
-
-    def _obstacle(self, m: int) -> str | None:
-        """Why the schedule can't take `m` micro-batches; None where it can."""
-        p = self.devices
-        least = {"gpipe": 1, "zbv": 2 * p - 1, "dualpipev": 2 * p}.get(self.schedule, p)
-        if m < least:
-            return f"is too few for strategy.schedule={self.schedule} with {self.stages} stages, which needs {least}"
-        rounds = m // p
-        if self.schedule in _IN_ROUNDS and m % rounds:
-            return f"can't be cut into {rounds} equal rounds by strategy.schedule={self.schedule}"
-        return None
-
-
-def _check_order(stage_map: Mapping[str, int], run: RunConfig) -> None:
-    stages = [stage_map[name] for name in run.model.layer_names]
-    if stages != sorted(stages):
-        raise ConfigError(
-            f"strategy.stage_map goes back to an earlier stage ({stages} in the order of the layers): "
-            "stages are runs of consecutive layers, so number them in order; strategy=model_parallel can go back"
+        `batch_size`: the samples per step of this pipeline; 0 where pipelines can't share a batch, which is refused
+        for itself.
+        """
+        who, names, v = f"strategy={run.strategy.name}", run.model.layer_names, self.stages_per_rank
+        schedule = f"strategy.schedule={self.schedule}"
+        yield (
+            self.devices < 2,
+            f"{who} needs two stages or more, on a device each",
+            ("devices=2", "strategy=single devices=1"),
         )
+        needed = 1 if self.schedule in _ONE_STAGE else 2 if self.schedule in _V else v
+        yield (
+            v != needed,
+            f"{schedule} puts {count_of(needed, 'stage')} on each device, not strategy.stages_per_rank={v}",
+            ("strategy.stages_per_rank", "strategy.schedule"),
+        )
+        yield (
+            self.stages > len(names),
+            f"{who} can't cut model={run.model.name} into {count_of(self.stages, 'stage')} "
+            f"({count_of(self.devices, 'device')} × strategy.stages_per_rank={v}): it has "
+            f"{count_of(len(names), 'layer')} ({', '.join(names)})",
+            ("devices", "model", "strategy.stages_per_rank", "strategy.stages", "strategy"),
+        )
+        yield from valid_map(stage_map, run, parts=self.stages, part="stage")
+        stages = [stage_map[name] for name in names if name in stage_map] if stage_map else []
+        yield (
+            stages != sorted(stages),
+            f"strategy.stage_map goes back to an earlier stage ({stages} in the order of the layers): stages are runs "
+            "of consecutive layers, so number them in order; strategy=model_parallel can go back",
+            ("strategy.stage_map",),
+        )
+        if batch_size:
+            yield from self._pieces(batch_size)
+        yield from no_fp16(run, SCALES_ALONE)
+        yield (
+            run.compile and self.splits_backward,
+            f"{schedule} cuts backward in two, which compile=true doesn't allow",
+            ("compile", "strategy.schedule"),
+        )
+
+    def _pieces(self, batch_size: int) -> Rules:
+        p, m = self.devices, self.micro_batches
+        keys, number = ("strategy.micro_batches", "batch_size", "devices"), f"strategy.micro_batches={m}"
+        least = {"gpipe": 1, "zbv": 2 * p - 1, "dualpipev": 2 * p}.get(self.schedule, p)
+        yield (
+            m < least,
+            f"{number} is too few for strategy.schedule={self.schedule} with {self.stages} stages, which needs {least}",
+            keys,
+        )
+        rounds = m // p
+        yield (
+            m >= least and self.schedule in _IN_ROUNDS and m % rounds,
+            f"{number} can't be cut into {rounds} equal rounds by strategy.schedule={self.schedule}",
+            keys,
+        )
+        yield batch_size % m, f"{number} doesn't divide the batch of {batch_size} samples of a pipeline", keys

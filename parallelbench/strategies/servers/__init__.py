@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from parallelbench.config.components import Strategy
-from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Adagrad, Sgd
-from parallelbench.strategies.refusals import check_no_fp16, first_of, why_complex, why_untouched
+from parallelbench.strategies.refusals import first_of, no_fp16, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.config.components import Traits
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
@@ -68,71 +68,64 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         """Not when pushes are applied in the order in which they happen to arrive."""
         return self.mode == "sync"
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse counts that don't fit, and options that servers can't combine."""
-        workers = run.devices - self.servers
-        if workers < 1:
-            raise ConfigError(
-                f"strategy.servers={self.servers} of devices={run.devices} leaves no worker: choose "
-                f"devices={self.servers + 1} or more"
-                + (f", or strategy.servers={run.devices - 1} or fewer" if run.devices > 1 else "")
-            )
-        if self.mode == "sync" and (self.n_push, self.n_fetch) != (1, 1):
-            raise ConfigError(
-                f"strategy.n_push={self.n_push} strategy.n_fetch={self.n_fetch} with strategy.mode=sync: synchronous "
-                "workers push and fetch in every step: choose strategy.n_push=1 strategy.n_fetch=1, or "
-                "strategy.mode=async"
-            )
-        if run.global_batch_size % workers:
-            below = run.batch_size - run.batch_size % workers
-            advice = f"{below} or {below + workers}" if below else f"{workers}"
-            raise ConfigError(
-                f"batch_size={run.batch_size} can't be divided among {workers} workers (devices={run.devices} less "
-                f"strategy.servers={self.servers}): choose batch_size={advice}"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Counts that don't fit, and options that servers can't combine."""
+        yield (
+            run.devices <= self.servers,
+            f"strategy.servers={self.servers} of devices={run.devices} leaves no worker",
+            ("strategy.servers", f"devices={self.servers + 1}", "devices"),
+        )
+        yield (
+            self.mode == "sync" and (self.n_push, self.n_fetch) != (1, 1),
+            f"strategy.n_push={self.n_push} strategy.n_fetch={self.n_fetch} with strategy.mode=sync: synchronous "
+            "workers push and fetch in every step",
+            ("strategy.n_push=1 strategy.n_fetch=1", "strategy.mode"),
+        )
         if self.name == "downpour":
-            self._check_downpour(run)
-        check_no_fp16(run, "each worker would scale gradients on its own")
-        if self.mode == "async" and run.clip_norm is not None:
-            raise ConfigError(
+            yield from self._of_downpour(run)
+        yield from no_fp16(run, "each worker would scale gradients on its own")
+        if self.mode == "sync":
+            return
+        sync = "strategy=parameter_server" if self.name == "downpour" else "strategy.mode"
+        if run.clip_norm is not None:
+            yield (
+                True,
                 f"clip_norm={run.clip_norm:g} with strategy.mode=async is refused: no server has a whole gradient, and "
-                f"none waits for the others; choose clip_norm=null, or {self._in_sync}"
+                "none waits for the others",
+                ("clip_norm", sync),
             )
-        if self.mode == "async" and run.lr_schedule.changes:
-            raise ConfigError(
-                f"lr_schedule={run.lr_schedule.name} with strategy.mode=async is refused: a server counts pushes, of "
-                f"which nobody knows to which step they belong; choose lr_schedule=constant, or {self._in_sync}"
-            )
-        if self.mode == "async" and getattr(run.model, "norm", None) == "sync":
-            raise ConfigError(
-                "model.norm=sync with strategy.mode=async is refused: workers would wait for each other in every "
-                "layer; choose model.norm=batch or model.norm=group"
-            )
+        yield (
+            run.lr_schedule.changes,
+            f"lr_schedule={run.lr_schedule.name} with strategy.mode=async is refused: a server counts pushes, of which "
+            "nobody knows to which step they belong",
+            ("lr_schedule=constant", sync),
+        )
+        yield (
+            getattr(run.model, "norm", None) == "sync",
+            "model.norm=sync with strategy.mode=async is refused: workers would wait for each other in every layer",
+            ("model.norm",),
+        )
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """All parameters are one real vector."""
         return first_of(why_untouched(traits), why_complex(traits))
 
-    @property
-    def _in_sync(self) -> str:
-        """What chooses servers that wait for all workers."""
-        return "strategy=parameter_server strategy.mode=sync" if self.name == "downpour" else "strategy.mode=sync"
-
-    def _check_downpour(self, run: RunConfig) -> None:
-        """Refuse all but Downpour SGD as Dean et al. (2012) define it: the rest is `strategy=parameter_server`."""
-        if self.mode != "async":
-            raise ConfigError(
-                "strategy=downpour with strategy.mode=sync is refused: Downpour SGD is asynchronous; choose "
-                "strategy=parameter_server strategy.mode=sync"
-            )
+    def _of_downpour(self, run: RunConfig) -> Rules:
+        """All but Downpour SGD as Dean et al. (2012) define it: the rest is `strategy=parameter_server`."""
+        yield (
+            self.mode != "async",
+            "strategy=downpour with strategy.mode=sync is refused: Downpour SGD is asynchronous",
+            ("strategy.mode", "strategy=parameter_server"),
+        )
         plain = isinstance(run.optimizer, Sgd) and not run.optimizer.momentum
-        if not plain and not isinstance(run.optimizer, Adagrad):
-            momentum = " with momentum" if isinstance(run.optimizer, Sgd) else ""
-            raise ConfigError(
-                f"strategy=downpour with optimizer={run.optimizer.name}{momentum} is refused: Downpour SGD (Dean et "
-                "al. 2012) is Adagrad, or plain SGD, on the server: choose optimizer=adagrad, or optimizer=sgd "
-                "optimizer.momentum=0.0; any other optimizer works with strategy=parameter_server strategy.mode=async"
-            )
+        momentum = " with momentum" if isinstance(run.optimizer, Sgd) else ""
+        yield (
+            not plain and not isinstance(run.optimizer, Adagrad),
+            f"strategy=downpour with optimizer={run.optimizer.name}{momentum} is refused: Downpour SGD (Dean et al. "
+            "2012) is Adagrad, or plain SGD, on the server, and any other optimizer strategy=parameter_server "
+            "strategy.mode=async",
+            ("optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0"),
+        )
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """A worker, or on the last ranks a server."""

@@ -8,18 +8,17 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.config.alternatives import models_that
+from parallelbench.config.build import package_of
 from parallelbench.config.components import Shard, Strategy
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.errors import ConfigError
 from parallelbench.optim.losses import CrossEntropy
 from parallelbench.optim.metrics import NoMetric
 from parallelbench.strategies.mesh import Mesh, device_mesh
 from parallelbench.strategies.refusals import (
     SCALES_ALONE,
-    check_no_fp16,
-    check_two_devices,
     first_of,
+    no_fp16,
+    two_devices,
     why_complex,
     why_shared,
     why_uncut,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.components import Split, Traits
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.measure.traffic import Traffic
     from parallelbench.world.world import World
@@ -58,10 +58,10 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
         """One: every rank reads the whole batch."""
         return 1
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, models with nothing to shard, and sizes that the devices don't divide."""
-        check_two_devices(run)
-        check_tensor_plan(run, shards=run.devices, option=f"devices={run.devices}")
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """One device, models with nothing to shard, and sizes that the devices don't divide."""
+        yield from two_devices(run)
+        yield from even_shards(run, shards=run.devices, option="devices")
 
     def draws_alike(self, run: RunConfig) -> int:
         """All: they compute on the same values."""
@@ -115,10 +115,10 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         """One per group of tensor ranks, which read the same samples."""
         return self._mesh(run).data
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse meshes that aren't all devices, models with nothing to shard, and sizes that don't divide."""
-        self._mesh(run).check(run, least_data=2)
-        check_tensor_plan(run, shards=self.tensor, option=f"strategy.tensor={self.tensor}")
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Meshes that aren't all devices, models with nothing to shard, and sizes that don't divide."""
+        yield from self._mesh(run).rules(run, least_data=2)
+        yield from even_shards(run, shards=self.tensor, option="strategy.tensor")
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """Layers are cut one by one, each parameter along its first dimension."""
@@ -176,28 +176,29 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         return Mesh(run.devices, {"tensor": self.tensor})
 
 
-def check_tensor_plan(run: RunConfig, *, shards: int, option: str) -> None:
-    """Refuse models whose linear layers can't be cut into `shards`, the number that `option` asks for."""
-    who, units, limits = f"strategy={run.strategy.name}", run.model.tensor_units, run.model.tensor_limits
-    if not run.model.tensor_plan():
-        own = type(run.model).__module__.partition(".")[0] != "parallelbench"
+def even_shards(run: RunConfig, *, shards: int, option: str) -> Rules:
+    """Refuses models whose linear layers can't be cut into `shards`, the number that the key `option` asks for."""
+    who, model = f"strategy={run.strategy.name}", run.model
+    yield from no_fp16(run, SCALES_ALONE)
+    if not model.tensor_plan():
+        own = package_of(type(model)) != "parallelbench"
         more = "; a model of your own names what is cut in its `tensor_plan` (docs/adding-a-model.md)" if own else ""
-        raise ConfigError(
-            f"{who} finds nothing to shard in model={run.model.name}: only pairs of linear layers are sharded, as "
-            f"DTensor's convolutions are not to be trusted; choose model=mlp, vit or cnn_small, or strategy=fsdp{more}"
+        yield (
+            True,
+            f"{who} finds nothing to shard in model={model.name}: only pairs of linear layers are sharded, as "
+            f"DTensor's convolutions are not to be trusted{more}",
+            ("model", "strategy"),
         )
-    if units % shards:
-        valid = [str(n) for n in range(2, min(units, 1024) + 1) if units % n == 0]
-        others = models_that(lambda model: bool(model.tensor_plan()) and model.tensor_units % shards == 0, run)
-        instead = f"model={others}, or strategy=ddp" if others else "strategy=ddp"
-        advice, because = ", ".join(valid) or instead, f" ({limits})" if limits else ""
-        raise ConfigError(
-            f"{who} can't cut model={run.model.name} into {shards} equal shards ({option}): its layers consist of "
-            f"{units} equal parts{because}: choose {advice}"
-        )
-    check_no_fp16(run, SCALES_ALONE)
-    _check_vocabulary(run, shards=shards)
-    _check_sequence(run, shards=shards)
+        return
+    because = f" ({model.tensor_limits})" if model.tensor_limits else ""
+    yield (
+        model.tensor_units % shards,
+        f"{who} can't cut model={model.name} into {shards} equal shards ({option}={shards}): its layers consist of "
+        f"{model.tensor_units} equal parts{because}",
+        (option, "model", "strategy"),
+    )
+    yield from _parts_of_vocabulary(run, shards=shards)
+    yield from _parts_of_samples(run, shards=shards)
 
 
 def divides_vocabulary(run: RunConfig) -> bool:
@@ -242,49 +243,46 @@ def why_drawn_in_parts(run: RunConfig, traits: Traits) -> str:
     )
 
 
-def _check_vocabulary(run: RunConfig, *, shards: int) -> None:
-    """Refuse to divide what isn't there or can't be divided, and losses that need all logits at once."""
+def _parts_of_vocabulary(run: RunConfig, *, shards: int) -> Rules:
+    """Refuses to divide what isn't there or can't be divided, and losses that need all logits at once."""
     if not divides_vocabulary(run):
         return
-    entries, fix = run.model.vocabulary_entries, "strategy.vocabulary_parallel=false"
-    near = -(-entries // shards) * shards
+    model, key = run.model, "strategy.vocabulary_parallel"
     reasons = {
-        f"model={run.model.name} has no vocabulary to divide: choose model=gpt_tiny": not entries,
-        f"model.vocabulary={entries} can't be divided evenly among {shards} tensor ranks: choose "
-        f"model.vocabulary={near}": entries % shards > 0,
-        f"loss={run.loss.name} needs all logits at once, only cross entropy is computed from parts: choose "
-        "loss=cross_entropy": type(run.loss) is not CrossEntropy,
-        f"metric={run.metric.name} needs all logits at once: choose metric=none": not isinstance(run.metric, NoMetric),
-        f"{run.model.own_loss} adds to a loss computed from parts: choose {run.model.without_own_loss}": (
-            run.model.own_loss != ""
+        f"model={model.name} has no vocabulary to divide": (not model.vocabulary_entries, "model"),
+        f"model.vocabulary={model.vocabulary_entries} can't be divided evenly among {shards} tensor ranks": (
+            model.vocabulary_entries % shards,
+            "model.vocabulary",
         ),
-        "compile=true was never tried with an embedding and a loss that send messages: choose compile=false": (
-            run.compile
+        f"loss={run.loss.name} needs all logits at once, only cross entropy is computed from parts": (
+            type(run.loss) is not CrossEntropy,
+            "loss=cross_entropy",
         ),
+        f"metric={run.metric.name} needs all logits at once": (not isinstance(run.metric, NoMetric), "metric=none"),
+        f"{model.own_loss} adds to a loss computed from parts": (model.own_loss, model.without_own_loss),
+        "compile=true was never tried with an embedding and a loss that send messages": (run.compile, "compile"),
     }
-    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
-        raise ConfigError(f"strategy.vocabulary_parallel=true is refused: {reason}, or {fix}")
+    for reason, (refuses, other) in reasons.items():
+        yield refuses, f"{key}=true is refused: {reason}", (key, other)
 
 
-def _check_sequence(run: RunConfig, *, shards: int) -> None:
-    """Refuse samples that are no sequences, and sequences that the tensor ranks don't divide."""
+def _parts_of_samples(run: RunConfig, *, shards: int) -> Rules:
+    """Refuses samples that are no sequences, and sequences that the tensor ranks don't divide."""
     if not divides_sequence(run):
         return
-    fix = "strategy.sequence_parallel=false"
+    key = "strategy.sequence_parallel"
     if not run.model.sequence_norms:
-        raise ConfigError(
-            f"strategy.sequence_parallel=true is refused: model={run.model.name} names no norms that can have parts of "
-            f"a sequence: choose model=gpt_tiny, or {fix}"
-        )
+        why = f"model={run.model.name} names no norms that can have parts of a sequence"
+        yield True, f"{key}=true is refused: {why}", (key, "model")
+        return
     tokens = run.data.shape[0]
-    if tokens % shards:
-        near = -(-tokens // shards) * shards
-        raise ConfigError(
-            f"strategy.sequence_parallel=true is refused: samples of {tokens} tokens can't be divided evenly among "
-            f"{shards} tensor ranks: choose data.sequence={near}, or {fix}"
-        )
-    if run.compile:
-        raise ConfigError(
-            "strategy.sequence_parallel=true is refused: compile=true was never tried with norms that send messages: "
-            f"choose compile=false, or {fix}"
-        )
+    yield (
+        tokens % shards,
+        f"{key}=true is refused: samples of {tokens} tokens can't be divided evenly among {shards} tensor ranks",
+        (key, "data.sequence"),
+    )
+    yield (
+        run.compile,
+        f"{key}=true is refused: compile=true was never tried with norms that send messages",
+        (key, "compile"),
+    )
