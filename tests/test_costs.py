@@ -45,4 +45,3 @@ def test_nothing_is_recorded_unless_it_is_asked_for(tmp_path: Path, monkeypatch:
     with costs.recorded("a test"):
         pass
     assert not list(tmp_path.iterdir())
-
