@@ -32,6 +32,7 @@ def answered(*arguments: str, limits: dict[int, int], cwd: Path) -> subprocess.C
     return subprocess.run(program, cwd=cwd, preexec_fn=limit, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.exhaustive
 @fault(
     "storage and input",
     "Few open files, or little address space",

@@ -147,6 +147,7 @@ def test_training_that_was_interrupted_is_bitwise_the_same(strategy: str, tmp_pa
         assert equal(state_resumed, state)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.cases("adam")
@@ -165,6 +166,7 @@ def numbers(losses: list[Any]) -> torch.Tensor:
     return torch.tensor([value for value in flat(losses) if value is not None], dtype=torch.float64)
 
 
+@pytest.mark.cases("single")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero1"])
 def test_running_statistics_and_adams_moments_are_kept(strategy: str, tmp_path: Path) -> None:
@@ -175,6 +177,7 @@ def test_running_statistics_and_adams_moments_are_kept(strategy: str, tmp_path: 
         assert equal(state_resumed, state)
 
 
+@pytest.mark.cases("parameter_server")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["parameter_server", "downpour"])
 def test_what_arrives_in_any_order_is_kept_exactly(strategy: str, tmp_path: Path) -> None:

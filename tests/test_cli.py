@@ -54,6 +54,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # --- options and overrides
 
 
+@pytest.mark.exhaustive
 @given(
     st.permutations([["--conf", "mine"], ["--plugin=package"], ["--retry", "oom"], ["epochs=1"], ["~sweep"], ["a=b"]])
 )
@@ -231,6 +232,7 @@ def told(capsys: pytest.CaptureFixture[str], verbs: list[list[str]], folder: Pat
     return message.removeprefix(f"parallelbench: {folder} ")
 
 
+@pytest.mark.slow
 def test_every_verb_refuses_a_folder_without_runs_in_the_same_words(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -478,6 +480,7 @@ def test_what_runs_or_is_no_run_is_not_forgotten(here: Path, capsys: pytest.Capt
     assert listing(here) == before
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_failed_its_parity_check_is_named_and_tried_again(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -497,6 +500,7 @@ def test_a_run_that_failed_its_parity_check_is_named_and_tried_again(
     assert len(list((folder.path.parent / ".forgotten").iterdir())) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_run_tries_again_what_failed(here: Path) -> None:
     from launch.sweep import one_run
@@ -539,6 +543,7 @@ def test_help_and_show_load_nothing_heavy(tmp_path: Path, arguments: list[str], 
     assert listing(tmp_path) == {}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_refusal_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     code, out, err = program(tmp_path, "run", "epohcs=3")
@@ -546,6 +551,7 @@ def test_a_refusal_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m parallelbench.cli show | true"
@@ -553,6 +559,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @fault(
     "storage and input",

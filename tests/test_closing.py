@@ -167,6 +167,7 @@ def test_a_fault_is_caught(number: int, faulty: list[set[str]]) -> None:
     assert FAULTS[number][2] <= faulty[number]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [
@@ -182,6 +183,7 @@ def test_what_every_later_step_hides_is_caught(fault: Fault, seen: str) -> None:
     assert failed(closed(World(), run, fault, 3)) == {seen}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "seen"), [("_train", "loss"), ("_test", "evaluation loss")])
 def test_a_loader_that_gives_one_batch_again_and_again_is_caught(
@@ -207,6 +209,7 @@ def test_a_loader_that_gives_one_batch_again_and_again_is_caught(
     assert seen in failed(checks(tmp_path / "wrong"))
 
 
+@pytest.mark.cases("sgd")
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_exchanges_left_out_in_early_epochs_are_caught(optimizer: str, tmp_path: Path) -> None:
@@ -232,6 +235,7 @@ def drifts_on_the_last_rank(replica: Any, k: int) -> None:
         once_after(replica, k, drift)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -262,6 +266,7 @@ def unlike(rows: list[tuple[float, ...]]) -> tuple[int, int]:
     return unlike_ranks(list(chain.from_iterable(rows)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=ddp", "devices=2")
@@ -272,6 +277,7 @@ def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
         assert failed(rows), f"{fault.__name__} after {k} steps"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seen"),
@@ -283,6 +289,7 @@ def test_stale_statistics_are_caught(fault: Fault, seen: str) -> None:
     assert seen in failed(closed(World(), run, fault, 7))
 
 
+@pytest.mark.exhaustive
 def test_bytes_are_not_compared_where_some_operation_is_unknown(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=ddp", "devices=2")
     (rows,) = run_ranks(on_ranks, 2, tmp_path, run, [(reduces_as_well, 0)])[0]
@@ -326,6 +333,7 @@ def with_optimizer(name: str, **more: Any) -> RunConfig:
     return msgspec.structs.replace(run, optimizer=kind(**own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"),
     [("Adam", {"amsgrad": True}), ("RMSprop", {"momentum": 0.9, "centered": True}), ("NAdam", {}), ("ASGD", {})],
@@ -350,6 +358,7 @@ def updates_one_by_one(replica: Any, k: int) -> None:
         group |= {"fused": False, "foreach": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "claims", "seen"),
     [
@@ -416,6 +425,7 @@ def test_every_shipped_strategy_passes(strategy: str, model: str, precision: str
         }
 
 
+@pytest.mark.slow
 def test_single_is_held_against_plain_code_too() -> None:
     run = configure(*SMALL, "strategy=single")
     assert isinstance(run.strategy, Single)
@@ -439,6 +449,7 @@ def test_a_tensor_without_a_gradient_may_stay_where_it_began() -> None:
     assert unmoved(before, before, small, lr=0.1) == 2, "a small gradient is none too small"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_limit_follows_what_the_number_format_does() -> None:
     """In bf16 gradients differ from fp64's by some per cent already on one device, and the limit says so."""

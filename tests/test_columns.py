@@ -206,6 +206,7 @@ def expected_run(results: Path) -> RunConfig:
     return configured(*(option for option in WEAK if option != "sweep.name=columns"), f"results={results}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_was_asked_for(weak: Ran) -> None:
     assert {name: weak.run[name] for name in ("devices", "nodes", "processes", "cores_per_device")} == {
@@ -230,6 +231,7 @@ def test_what_was_asked_for(weak: Ran) -> None:
     assert asked | {"sweep_name": "adhoc"} == json.loads(canonical_json(to_mapping(run)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
     assert weak.run["rounding"] == 2**-53
@@ -434,6 +436,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
     return Ran(folder.path), clock
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_facts_of_a_session(planted: tuple[Ran, Clock]) -> None:
     ran, _ = planted
@@ -447,6 +450,7 @@ def test_facts_of_a_session(planted: tuple[Ran, Clock]) -> None:
     assert ran.of("parity", "run_id", "attempt") == [(ran.run["run_id"], 2)]
 
 
+@pytest.mark.exhaustive
 def test_the_parts_of_the_start(planted: tuple[Ran, Clock]) -> None:
     """The capture of the environment took 100 s and is in none of them."""
     ran, _ = planted

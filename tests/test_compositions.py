@@ -52,12 +52,14 @@ def test_the_shorter_way_leads_where_hydra_leads(overrides: list[str]) -> None:
     assert outcome(_composed) == outcome(by_hydra)
 
 
+@pytest.mark.cases("loss")
 @pytest.mark.parametrize("group", sorted(group_choices()))
 def test_each_shipped_file_is_set_by_hand_to_what_hydra_makes_of_it(group: str) -> None:
     for name in group_choices()[group]:
         assert repr(_set_by_hand([f"{group}={name}"], None)) == repr(by_hydra([f"{group}={name}"], None))
 
 
+@pytest.mark.exhaustive
 def test_files_of_ones_own_that_do_more_than_set_their_node_are_left_to_hydra(tmp_path: Path) -> None:
     files = {
         "model/wide.yaml": "defaults: [mlp, _self_]\nname: wide\nhidden: [512]\n",

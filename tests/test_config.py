@@ -476,6 +476,7 @@ def test_names_that_are_not_are_refused(name: str) -> None:
         structure(name, Name, "name")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(path=st.sampled_from(leaves(BASE)), depth=st.integers(0, 3), value=junk)
@@ -486,6 +487,7 @@ def test_junk_values_are_refused_with_a_config_error_or_accepted(path: tuple[str
         assert from_mapping(to_mapping(run)) == run
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     path=st.sampled_from([(), ("model",), ("measure",), ("launcher",)]),

@@ -18,6 +18,7 @@ BURN = "import time\nwhile time.process_time() < 0.2: pass"
 NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])"
 
 
+@pytest.mark.cases("child")
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [BURN, NESTED], ids=["child", "grandchild"])
 def test_what_ended_and_what_lives_on_is_counted(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ def test_grouped_convolutions_are_counted_apart() -> None:
     assert counts["conv2"].grouped_flop == 2 * 256 * 14 * 14 * 9
 
 
+@pytest.mark.exhaustive
 def test_a_program_counts_for_those_who_load_no_torch() -> None:
     run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
     words = [sys.executable, "-m", "parallelbench.measure.layers"]
@@ -92,6 +93,7 @@ def test_a_model_that_looks_at_values_is_counted_with_them(monkeypatch: pytest.M
     assert [each.product_flop for each in counts_without_values(run)] == [each.product_flop for each in plain]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_model_that_fits_nowhere_is_counted() -> None:
     """70 billion parameters take 280 GB; the program may have 12 GiB of addresses."""

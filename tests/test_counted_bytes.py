@@ -69,6 +69,7 @@ def check(folder: Path, size: int) -> None:
         assert gloo == pytest.approx(textbook * (2 if name == "reduce-scatter" else 1), rel=1e-3), name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_gloo_sends_what_is_counted(size: int, tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_host_memory_is_page_locked_for_a_gpu_only(loader: str, monkeypatch: pyt
 # --- probes
 
 
+@pytest.mark.slow
 def test_memory_is_given_back_to_the_device(device: ScriptedCuda) -> None:
     memory.release()
     assert device.calls == ["release"]
@@ -133,6 +134,7 @@ def test_an_all_reduce_is_timed_until_the_device_has_done_it(
     assert capsys.readouterr().out == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_gpus_speed_is_measured_in_fp16(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_SIDES", {"cuda": 8})
     monkeypatch.setattr(machine, "_COPIED_BYTES", {"cuda": 64})
@@ -209,6 +211,7 @@ def test_the_sampler_watches_the_gpus_of_its_node(monkeypatch: pytest.MonkeyPatc
     assert watched == [2, 0]
 
 
+@pytest.mark.exhaustive
 def test_a_trial_on_a_gpu_is_told_to_time_long_enough(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr(tuning, "mean_step_s", lambda *_, least_s: asked.append(least_s) or 1.0)
@@ -304,11 +307,13 @@ def test_streams_hide_waiting() -> None:
 # --- all of them
 
 
+@pytest.mark.exhaustive
 def test_all_that_the_seam_offers_is_used() -> None:
     used = {place.rpartition("cuda.")[2] for place in places()}
     assert [name for name in functions() if name not in used] == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_each_branch_on_cuda_is_reached_by_some_test(tmp_path: Path) -> None:
     result = tmp_path / "reached.json"

@@ -62,6 +62,7 @@ def test_make_targets_named_in_the_documentation_exist() -> None:
         assert named <= targets, f"{path.name}: {named - targets}"
 
 
+@pytest.mark.slow
 def test_each_finding_about_gpus_names_a_test_that_exists_and_a_line_of_gpu_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -76,6 +76,7 @@ def test_what_may_halve_a_speed_is_recorded() -> None:
     assert preloaded == {"LD_PRELOAD": "libjemalloc.so.2 libtcmalloc.so liba.so"}, "not whose folder it is in"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_how_the_system_schedules_this_process_is_recorded() -> None:
     program = "from parallelbench.measure.environment import capture; import json; print(json.dumps(capture()))"

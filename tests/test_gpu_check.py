@@ -74,6 +74,7 @@ def program(names: str, code: str, **variables: str) -> subprocess.CompletedProc
 MAIN = "from parallelbench.gpu_check.__main__ import main; sys.exit(main())"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
     done = program(OTHERS, MAIN)
@@ -226,6 +227,7 @@ def test_the_counter_is_held_against_the_power(tmp_path: Path) -> None:
         judged(samples(energy_j=None))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_samplers_process_is_asked_for_energy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     profile = tmp_path / "profile.txt"
@@ -244,6 +246,7 @@ def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) ->
         device.clocks(CPU)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_known_tensor_is_in_the_hosts_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.host_memory().startswith("growth of the peak")
@@ -254,6 +257,7 @@ def test_a_known_tensor_is_in_the_hosts_peak(monkeypatch: pytest.MonkeyPatch) ->
         device.device_memory(CPU)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_arithmetic_that_is_too_rough_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error of a convolution in fp32" in device.arithmetic(CPU)
@@ -267,6 +271,7 @@ def test_arithmetic_that_is_too_rough_is_noticed(monkeypatch: pytest.MonkeyPatch
         device.arithmetic(CPU)
 
 
+@pytest.mark.slow
 def test_batches_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert training.batches(CPU).endswith("CPU's 0 (limit 1e-05)")
     monkeypatch.setattr(training, "loader_of", _Shifting(training.loader_of))
@@ -302,6 +307,7 @@ def test_training_is_compared_with_a_cpus(monkeypatch: pytest.MonkeyPatch) -> No
         training.like_a_cpu(CPU, "mlp")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_half_precision_that_is_not_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert training.precision(CPU, "bf16").startswith("largest relative difference of a loss")
@@ -353,6 +359,7 @@ def test_every_strategy_has_runs_on_four_gpus(name: str) -> None:
     assert variants.OWN.get(name, {}).keys() <= runs.keys()
 
 
+@pytest.mark.exhaustive
 def test_all_schedules_of_pipelines_are_tried() -> None:
     for gpus in (2, 4, 8):
         found = {run.strategy.schedule for run in variants.runs("pipeline", "cuda", gpus).values()}  # type: ignore[attr-defined]
@@ -366,11 +373,13 @@ def test_one_gpu_is_too_few_for_a_strategy() -> None:
         strategies.strategy("dp_tp", "cuda", 2)
 
 
+@pytest.mark.exhaustive
 def test_a_rehearsal_takes_as_few_processes_as_will_do() -> None:
     devices = {name: variants.runs(name, "cpu", 4)["plain"].devices for name in ("ddp", "dp_tp", "dp_pp_tp")}
     assert devices == {"ddp": 2, "dp_tp": 4, "dp_pp_tp": 4}
 
 
+@pytest.mark.slow
 def test_the_plain_run_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another one does wrong is not its fault."""
     tried: list[str] = []
@@ -414,6 +423,7 @@ def test_what_is_wrong_with_the_ranks_results_is_said(result: Result, error: str
         strategies.judge(plain, "cuda", {"plain": result}, error)
 
 
+@pytest.mark.slow
 def test_the_ranks_results_are_judged() -> None:
     runs = variants.runs("ddp", "cuda", 2)
     results = {label: GOOD if has_parity(run) else Result(trained=True, watched=True) for label, run in runs.items()}
@@ -442,6 +452,7 @@ def only(monkeypatch: pytest.MonkeyPatch, *labels: str) -> None:
     monkeypatch.setattr(variants, "OWN", {})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_strategys_ranks_are_started_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "sgd", "bf16")
@@ -450,6 +461,7 @@ def test_a_strategys_ranks_are_started_and_checked(monkeypatch: pytest.MonkeyPat
     assert text.endswith("; trained like plain code: plain, sgd, bf16")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_strategies_are_checked_on_several_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both nodes are this machine."""
@@ -475,6 +487,7 @@ def test_ranks_that_fail_or_hang_are_reported() -> None:
     assert output.endswith("ended after 0.5 s")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_rank_in_shards_is_held_against_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     text = training.sharded(CPU)
@@ -550,6 +563,7 @@ def test_whole_runs_are_judged(check: Any, words: str) -> None:
     assert words in check()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_too_little_memory_is_expected_to_be_an_outcome() -> None:
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1":
@@ -587,6 +601,7 @@ def test_one_gpu_is_too_few_for_a_rank_that_hangs() -> None:
         attempts.hangs("cuda", 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tensor_dataset", "dataloader", "arrow"])
 @pytest.mark.cases("arrow")

@@ -199,6 +199,7 @@ def test_an_interface_that_is_not_there_ends_the_attempt_with_its_name() -> None
     assert too_small(configured(f"nccl.interface={present}"), "cpu") is None
 
 
+@pytest.mark.cases("clip_norm-null-0.5")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "default", "other"),
@@ -222,6 +223,7 @@ def test_runs_are_compared_with_those_of_before(key: str, default: str, other: s
     assert row.time.median == pytest.approx(0.5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_runs_are_compared_by_backend(tmp_path: Path) -> None:
     times_s = {"default": 2.0, "lazy": 1.0, "legacy": 2.0}

@@ -81,6 +81,7 @@ def test_aliases_that_repeat_a_little_are_yaml_as_before() -> None:
         load_yaml(f"a: &x [{'1,' * 1100}]\nb: [{'*x,' * rows}]".encode())
 
 
+@pytest.mark.cases("lists1")
 @pytest.mark.parametrize("lists", [{"a": "[a, _self_]"}, {"a": "[b, _self_]", "b": "[a, _self_]"}])
 def test_defaults_that_include_each_other_are_refused(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lists: dict[str, str]
@@ -262,6 +263,7 @@ def test_a_package_named_like_the_suites_own_is_refused(here: Path, capsys: pyte
     assert str(here) not in sys.path
 
 
+@pytest.mark.exhaustive
 def test_a_report_goes_into_a_folder_among_its_results(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published(config(here / "results"))
     assert cli.main(["report", "results", "--out", "results/out"]) == 0

@@ -17,6 +17,7 @@ from tests.test_cli import here, refused
 __all__ = ["here"]
 
 
+@pytest.mark.slow
 def test_a_key_is_told_with_meaning_values_and_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["help", "optimizer.lr", "precision", "strategy"]) == 0
     text = capsys.readouterr().out
@@ -80,6 +81,7 @@ def mine(tmp_path: Path) -> Extension:
     return extension(str(tmp_path / "conf"), None)
 
 
+@pytest.mark.exhaustive
 def test_experiments_set_keys_of_the_whole_configuration(mine: Extension) -> None:
     for word in ("experiment=quick", "+experiment=quick"):
         (planned,) = expand([word], mine)

@@ -113,6 +113,7 @@ def test_who_follows_a_journal_gets_each_line_once_and_reads_none_twice(attempt:
     assert read_entries_from(path, len(content)) == ([], len(content))
 
 
+@pytest.mark.cases("1")
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_journal_cut_off_at_any_byte_keeps_exactly_the_epochs_before(attempt: Attempt, rank: int) -> None:

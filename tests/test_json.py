@@ -89,6 +89,7 @@ def _take(run: Path, seconds: float) -> None:
     manifest.write_text(json.dumps(plain))
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_has_the_printed_verdict_and_gate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for turn, (name, time_s) in enumerate((("a", 1.0), ("b", 1.2))):
         for repeat in range(4):
@@ -106,6 +107,7 @@ def test_a_comparison_has_the_printed_verdict_and_gate(here: Path, capsys: pytes
     assert told(capsys, "compare", "a", "b")[0]["gate"] is None
 
 
+@pytest.mark.exhaustive
 def test_claims_have_the_printed_verdicts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for strategy, devices, time_s in (("single", 1, 1.0), ("ddp", 2, 0.6)):
         for repeat in range(4):
@@ -118,6 +120,7 @@ def test_claims_have_the_printed_verdicts(here: Path, capsys: pytest.CaptureFixt
     assert all(f"{claim['claim']}: {claim['verdict']}" in printed for claim in found["claims"])
 
 
+@pytest.mark.exhaustive
 def test_claims_say_what_runs_show_that_the_publication_does_not_speak_of(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,6 +151,7 @@ def trained_on_squares(strategy: str) -> RunConfig:
     pytest.skip("GPUs only")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_closing_check_takes_the_same_loss(choice: list[str]) -> None:
     run = configure(*SMALL, "strategy=single", *choice)

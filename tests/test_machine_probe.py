@@ -44,6 +44,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.exhaustive
 def test_operations_and_bytes_are_counted_by_the_textbook(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     multiply, copy = torch.mm, torch.Tensor.copy_
@@ -64,6 +65,7 @@ def test_operations_and_bytes_are_counted_by_the_textbook(monkeypatch: pytest.Mo
     assert found["probed_start_memory_bytes_per_s"] == 2 * 2 * 2**20 / 4.0, "read once, written once"
 
 
+@pytest.mark.exhaustive
 def test_a_device_without_memory_left_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError

@@ -163,6 +163,7 @@ def test_parts_of_sequences_count_each_label_once(exchange: str, tmp_path: Path)
     counts_each_label_once(configure(*GPT, *chosen), tmp_path)
 
 
+@pytest.mark.cases("expert_parallel")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["tensor_parallel", "expert_parallel"])
 def test_divided_experts_count_each_label_once(strategy: str, tmp_path: Path) -> None:
@@ -205,6 +206,7 @@ def by_hand(run: RunConfig) -> list[float]:
 SMALL = (*SYNTHETIC, *MODELS["mlp"], "epochs=3", "measure.parity=false")
 
 
+@pytest.mark.cases("options0")
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [["strategy=ddp", "strategy.micro_batches=2"], ["strategy=pipeline"]])
 def test_after_each_epoch_the_table_has_it(options: list[str], tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def passed(run: RunConfig, folder: Path) -> bool:
     return all(row["passed"] for row in rows)
 
 
+@pytest.mark.cases("ddp-bf16")
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
 @pytest.mark.parametrize("strategy", ["ddp", "model_parallel"])
@@ -327,6 +328,7 @@ def test_a_fault_that_single_shares_is_caught(tmp_path: Path) -> None:
     assert not any(row["passed"] for row in rows)
 
 
+@pytest.mark.cases("ForgetsItsStateEachEpoch-adam")
 @pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "optimizer"), [(ForgetsItsStateEachEpoch, "adam"), (AsksForMuch, "sgd")])
 def test_forgotten_state_and_a_wide_tolerance_are_caught(wrong: type, optimizer: str, tmp_path: Path) -> None:
@@ -355,6 +357,7 @@ def test_the_rounding_of_a_run_is_that_of_its_coarsest_format() -> None:
     assert rounding(configure(*ddp, "data.image_size=32", "model=resnet_tiny", "model.norm=batch")) is None
 
 
+@pytest.mark.cases("optimizer1-bf16")
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
 @pytest.mark.parametrize("optimizer", [["optimizer=adam", "optimizer.lr=0.001"], ["optimizer=sgd"]])
@@ -363,6 +366,7 @@ def test_rounded_gradients_pass(compression: str, optimizer: list[str], tmp_path
     assert passed(configure(*DATA, "strategy=ddp", "devices=2", rounding, *optimizer), tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_local_batch_statistics_are_checked_with_shared_ones(tmp_path: Path) -> None:
     run = configure(*DATA, "data.image_size=32", "model=resnet_tiny", "model.norm=batch", "strategy=ddp", "devices=2")

@@ -109,6 +109,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.mark.exhaustive
 def test_known_times_come_through_to_the_table(clock: Clock, tmp_path: Path) -> None:
     trained(tmp_path, "measure.attribution_steps=3")
     runs = load(tmp_path)
@@ -131,6 +132,7 @@ def test_known_all_reduces_make_latency_and_bandwidth(monkeypatch: pytest.Monkey
     assert ring(World()) == {}
 
 
+@pytest.mark.exhaustive
 def test_results_are_the_same_with_the_pass_and_without(tmp_path: Path) -> None:
     numbers = []
     for name, steps in (("without", 0), ("with", 3)):
@@ -142,6 +144,7 @@ def test_results_are_the_same_with_the_pass_and_without(tmp_path: Path) -> None:
     assert numbers[0] == numbers[1]
 
 
+@pytest.mark.exhaustive
 def test_a_pass_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_pass: object, _steps: int) -> None:
         raise RuntimeError("no more")
@@ -156,6 +159,7 @@ def test_a_pass_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.M
     assert "what steps are spent on was not measured on every rank" in row["warnings"]
 
 
+@pytest.mark.exhaustive
 def test_a_trace_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_profiler: object, path: str) -> None:
         Path(f"{path}.tmp").write_text("half a tr")  # and not a word
@@ -169,6 +173,7 @@ def test_a_trace_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mon
     assert "there is no trace of every rank" in row["warnings"]
 
 
+@pytest.mark.exhaustive
 def test_the_trace_of_a_rank_holds_its_phases(tmp_path: Path) -> None:
     home = trained(tmp_path, "measure.trace=true")
     assert load(tmp_path).run["warnings"].item() is None

@@ -120,6 +120,7 @@ def test_a_kernel_that_says_nothing_gives_nulls(tmp_path: Path) -> None:
 BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_program_that_keeps_the_core_busy_is_seen() -> None:
     core = min(os.sched_getaffinity(0))

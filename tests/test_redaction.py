@@ -123,6 +123,7 @@ def test_what_is_no_token_stays() -> None:
         assert redacted(page.read_text(encoding="utf-8")) == page.read_text(encoding="utf-8"), page
 
 
+@pytest.mark.exhaustive
 def test_a_log_has_all_that_was_printed_but_for_tokens(tmp_path: Path) -> None:
     """Whoever prints, in whichever pieces: Python, another program, without a last line break."""
     log = tmp_path / "log.txt"
@@ -258,6 +259,7 @@ FILE = TOKENS["GitHub"][0]
 """A name that a module may have."""
 
 
+@pytest.mark.exhaustive
 @fault(
     "storage and input",
     "Secrets in variables, in what is printed and in errors",
@@ -303,6 +305,7 @@ def test_no_file_of_a_run_a_report_a_bundle_or_an_export_holds_a_token(
     ] == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_older_releases_recorded_is_in_no_report_and_no_bundle(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

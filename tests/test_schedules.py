@@ -200,6 +200,7 @@ def test_the_parity_check_finds_who_does_not_follow(name: str, tmp_path: Path) -
     assert all(row["passed"] for row in rows) == (name == "right")
 
 
+@pytest.mark.exhaustive
 def test_the_closing_check_knows_the_schedule() -> None:
     run = configure(*SMALL, "strategy=single", "optimizer.lr=0.01", "lr_schedule=cosine")
     assert failed(closed(World(), run)) == set()
@@ -219,6 +220,7 @@ def forgets_its_step(replica: Any, k: int) -> None:
     count.next_step = anew
 
 
+@pytest.mark.exhaustive
 def test_a_lost_step_number_is_found_after_training() -> None:
     run = configure(*SMALL, "strategy=single", "optimizer.lr=0.01", "lr_schedule=cosine", "lr_schedule.warmup_epochs=1")
     assert failed(closed(World(), run, forgets_its_step)) == {"update"}

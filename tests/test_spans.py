@@ -40,6 +40,7 @@ def walk(tree: Tree, spans: Spans, clock: Clock, phase: str, expected: dict[str,
             expected[inner] += 1
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_phases_sum_to_the_step_whatever_is_nested(tree: Tree) -> None:
     clock = Clock()

@@ -57,6 +57,7 @@ def loaded(**variables: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FEWER)
 def test_fewer_threads_than_torch_asks_for_are_refused(name: str) -> None:
     found = loaded(**{name: FEWER[name]})
@@ -65,12 +66,14 @@ def test_fewer_threads_than_torch_asks_for_are_refused(name: str) -> None:
     assert name in found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_threads_run_on_the_ranks_cores(name: str) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     assert loaded(**{name: ELSEWHERE[name]}) == [cores, cores], "not on one core only"
 
 
+@pytest.mark.exhaustive
 @fault(
     "workers",
     "Threads in the user's shell",
@@ -120,6 +123,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.cases("fp32")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
 @pytest.mark.usefixtures("two_threads")
 def test_a_step_on_all_threads_is_held_against_one_thread(precision: str) -> None:

@@ -25,6 +25,7 @@ def says(*arguments: str, **environment: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, re.sub(r"(?s)Traceback.*\n(?=\w+(: .*)?\n\Z)", "", done.stderr)
 
 
+@pytest.mark.cases("0-kill")
 @pytest.mark.parametrize(("depth", "deed"), [("2", "return"), *(("0", deed) for deed in DEEDS if deed != "return")])
 def test_a_fork_is_what_exec_makes(depth: str, deed: str) -> None:
     """How a program ends has nothing to do with what it started."""

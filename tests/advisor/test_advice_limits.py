@@ -184,6 +184,7 @@ def test_a_transformer_follows_what_is_asked_or_refuses_it(capsys: pytest.Captur
         assert why in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_intervals_are_wider_where_less_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
     def half(strategy: str, devices: int, site: str, kept: str = "none") -> float:
         shape = [*GPT[:-1], "batch_size=1024", f"site={site}"]
@@ -201,6 +202,7 @@ def test_intervals_are_wider_where_less_was_tried(capsys: pytest.CaptureFixture[
     assert half("fsdp", 8, "h100_80gb") == pytest.approx(1.5 * fit.half_width)
 
 
+@pytest.mark.slow
 def test_guessed_speeds_have_intervals_of_guesses(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, *GPT, "site=a100_80gb", "site.hardware=null", "devices=4")
     for each in found["rows"]:

@@ -223,6 +223,7 @@ def test_a_transformer_is_ranked_by_formula(capsys: pytest.CaptureFixture[str]) 
     assert reasons["pp", 64] == "pipeline=64 does not divide model.layers=24"
 
 
+@pytest.mark.exhaustive
 def test_ten_thousand_layouts_are_ranked_without_torch() -> None:
     """Counted in the program itself: how long it takes is in docs/advisor.md."""
     shape = ["model=gpt", "model.layers=96", "model.width=12288", "model.heads=96", "model.sequence=16384"]
@@ -286,6 +287,7 @@ def test_a_model_that_cant_be_counted_is_refused(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -314,6 +316,7 @@ def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     assert answer(capsys, *MLP, "devices=2")["rows"]
 
 
+@pytest.mark.exhaustive
 @fault(
     "submission",
     "A proposal for what is one's own",

@@ -145,6 +145,7 @@ def test_a_launcher_that_cannot_calibrate_says_so(tmp_path: Path) -> None:
         Other().calibrate(None, tmp_path)  # type: ignore[arg-type]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_this_machine_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "here.parquet"
@@ -160,6 +161,7 @@ def test_this_machine_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (figures.devices_per_node, figures.device_type, figures.network) == (2, "cpu", None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_nodes_meet_and_measure_the_network(tmp_path: Path) -> None:
     """What srun starts on each of two nodes, here side by side."""

@@ -73,6 +73,7 @@ def test_a_fit_finds_what_the_steps_were_made_with() -> None:
     assert fitted["matrix_share"] == pytest.approx(priors()["matrix_share"], rel=0.05)
 
 
+@pytest.mark.exhaustive
 def test_what_was_measured_of_a_row_does_not_change_its_own_prediction() -> None:
     """Doubling the times of one fold moves the predictions of the others only."""
     known = evidence()
@@ -92,6 +93,7 @@ def test_rows_of_one_layout_are_in_one_fold_wherever_they_stand() -> None:
     assert set(folds(layouts)) == set(range(FOLDS))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_intervals_hold_as_many_measurements_as_they_promise() -> None:
     within = []
@@ -110,6 +112,7 @@ def test_the_conformal_quantile_is_the_next_order_statistic() -> None:
     assert half_width(np.arange(1.0, 9.0)) is None
 
 
+@pytest.mark.exhaustive
 def test_rows_beyond_the_evidence_say_in_which_respects_and_get_wider_intervals() -> None:
     known = evidence()
     larger = layouts_of({**known.layouts.row(0), "data": 64, "global_batch": 512, "hidden": 8192})
@@ -130,6 +133,7 @@ def test_baselines_are_what_they_are_called() -> None:
     assert amdahl_s(layouts, amdahl, layouts) == pytest.approx(amdahl)
 
 
+@pytest.mark.exhaustive
 def test_regret_is_what_the_choice_costs() -> None:
     known = evidence(rows=40)
     sizes = {"layers": 8, "global_batch": 16, "micro_batch": 1}
@@ -144,6 +148,7 @@ def test_regret_is_what_the_choice_costs() -> None:
 # --- the published rows
 
 
+@pytest.mark.cases("llm-foundry-beyond-8")
 @pytest.mark.parametrize(
     ("arguments", "rows", "goal"),
     [
@@ -249,6 +254,7 @@ def test_a_site_without_figures_and_foreign_overrides_are_refused(capsys: pytest
     assert "nowhere.csv" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_file_says_what_it_ran_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The accelerator's site by its name; the network by the section's words; `site=` instead of both."""
     changed = {"GPU": "h100_80gb", "section": "H100 with 3200 Gbps"}

@@ -53,6 +53,7 @@ def looped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tupl
     return main(["advise", *asked, *words]), measuring.rounds
 
 
+@pytest.mark.exhaustive
 def test_a_round_measures_what_is_open_and_shows_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

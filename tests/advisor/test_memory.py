@@ -81,6 +81,7 @@ def test_recomputation_context_and_sequence_parallelism_leave_less() -> None:
     assert activations(tensor=8, sequence_parallel=1) < activations(tensor=8) < activations()
 
 
+@pytest.mark.cases("adam-cnn_small")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "cnn_small", "cnn", "resnet_tiny", "vit_tiny", "vit"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -101,6 +102,7 @@ RANKS = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "cnn_small", "vit_tiny"])
 def test_peaks_of_ranks_are_within_six_percent_of_what_their_tensors_hold(model: str) -> None:

@@ -63,6 +63,7 @@ def test_a_fit_repeats_the_steps_that_it_has_seen() -> None:
     assert max(errors) < 0.03, "the steps follow the formulas exactly"
 
 
+@pytest.mark.exhaustive
 def test_a_strategy_that_no_fit_saw_is_predicted_from_the_others() -> None:
     summary = checked(evidence(made(TRUTH)))
     assert summary["split"] == "leave_one_strategy_out"
@@ -97,6 +98,7 @@ def test_no_fit_sees_what_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not rest & {(steps[place].model, steps[place].strategy) for place in places}
 
 
+@pytest.mark.exhaustive
 def test_a_measured_time_changes_no_prediction_of_itself() -> None:
     steps = made(TRUTH)
     slower = [dataclasses.replace(s, step_s=3 * s.step_s) if s.strategy == "fsdp" else s for s in steps]
@@ -110,6 +112,7 @@ def test_a_measured_time_changes_no_prediction_of_itself() -> None:
     assert of_fsdp[0] == of_fsdp[1]
 
 
+@pytest.mark.exhaustive
 def test_what_a_strategy_leaves_is_learnt_and_shrunk() -> None:
     learnt = learnt_from(evidence(made(TRUTH, odd={"fsdp": 1.5})))
     assert 0.1 < learnt.offsets["fsdp"] < np.log(1.5)

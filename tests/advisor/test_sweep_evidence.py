@@ -61,6 +61,7 @@ def read(*folders: Path) -> SweepEvidence:
     return read_sweeps(folders, never)
 
 
+@pytest.mark.slow
 def test_steps_are_epochs_divided_by_their_steps(tmp_path: Path) -> None:
     evidence = read(sweep(tmp_path))
     found = {(step.run.model.name, step.strategy): step for step in evidence.steps}
@@ -112,6 +113,7 @@ def test_a_probed_latency_between_nodes_is_what_the_formulas_give_back() -> None
         assert all_reduce_s(np.array(1.0), everyone, links) == pytest.approx(8e-6 * 2 * (4 * nodes - 1))
 
 
+@pytest.mark.exhaustive
 def test_runs_that_dont_count_are_left_out(tmp_path: Path) -> None:
     sweep(tmp_path)
     disturbed = {"others_time_s": lambda epoch, rank: 100.0, "repeat": 1}
@@ -122,6 +124,7 @@ def test_runs_that_dont_count_are_left_out(tmp_path: Path) -> None:
         read(tmp_path / "more")
 
 
+@pytest.mark.cases("change0-packages.torch: 2.15.0 and 2.14.0")
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -146,6 +149,7 @@ def test_an_older_result_is_counted_anew(tmp_path: Path) -> None:
     assert step.layers == LAYERS["mlp"]
 
 
+@pytest.mark.exhaustive
 def test_check_prints_the_errors_of_left_out_strategies_and_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +167,7 @@ def test_check_prints_the_errors_of_left_out_strategies_and_models(
     assert {"  strategy fsdp", "  model mlp", "  baseline amdahl"} <= set(shown)
 
 
+@pytest.mark.exhaustive
 def test_a_calibration_of_another_device_is_refused(tmp_path: Path) -> None:
     rows = [*devices(1), *devices(4), *messages("link", 4)]
     write_calibration(tmp_path / "other.parquet", rows, FACTS)

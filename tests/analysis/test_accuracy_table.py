@@ -51,6 +51,7 @@ def test_one_run_answers_for_all_lengths_up_to_its_own(one_length: Path) -> None
     assert (row["train_accuracy_mean"], row["train_accuracy_sd"]) == (pytest.approx(0.15), pytest.approx(0.0))
 
 
+@pytest.mark.exhaustive
 def test_the_lengths_stand_beside_each_other_on_the_page_and_in_latex(one_length: Path) -> None:
     (table,) = accuracies_side_by_side(accuracies(load(one_length)))
     assert (table.work, table.epochs) == ("digits", [10, 30, 31])
@@ -67,6 +68,7 @@ def test_the_lengths_stand_beside_each_other_on_the_page_and_in_latex(one_length
     assert set(csv["groups"]) == {"digits · cnn_small"}
 
 
+@pytest.mark.exhaustive
 def test_runs_of_several_lengths_are_one_row_and_a_repeat_counts_once(tmp_path: Path) -> None:
     """As publication 000 ran it: a run for each length. The one of so many epochs says what they reach."""
     for repeat in range(2):
@@ -94,6 +96,7 @@ def test_a_rate_that_falls_to_the_end_makes_each_length_a_training_of_its_own(tm
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_page_of_one_length_has_it_in_its_results_alone(tmp_path: Path) -> None:
     published(config(tmp_path))
     page = write_report(tmp_path)

@@ -88,6 +88,7 @@ def legend(page: Any) -> dict[str, str]:
     return dict(zip(names, symbols.evaluate_all("found => found.map((s) => s.getAttribute('stroke'))"), strict=True))
 
 
+@pytest.mark.exhaustive
 def test_every_figure_is_drawn_and_nothing_is_cut_off(page: Any) -> None:
     specs = page.locator(DRAWN).count()
     assert specs >= 6
@@ -111,6 +112,7 @@ def test_every_figure_is_drawn_and_nothing_is_cut_off(page: Any) -> None:
     assert min(shrunk) > 0.85, shrunk
 
 
+@pytest.mark.exhaustive
 def test_hovering_a_bar_tells_its_numbers(page: Any) -> None:
     bar = page.locator("#figure-runtime .mark-rect path").first
     bar.scroll_into_view_if_needed()
@@ -125,6 +127,7 @@ def test_hovering_a_bar_tells_its_numbers(page: Any) -> None:
     assert shown["x"] + shown["width"] <= page.viewport_size["width"]
 
 
+@pytest.mark.exhaustive
 def test_the_filter_leaves_what_is_chosen_in_tables_and_figures(page: Any) -> None:
     everything, before = bars(page, "runtime"), legend(page)
     rows = page.locator("#configurations tr[data-configuration]:visible")

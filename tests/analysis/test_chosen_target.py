@@ -42,6 +42,7 @@ def told(results: Path, target: float | None) -> list[tuple[float | None, float 
     return list(rows.select("accuracy_target", "time_to_accuracy_s").rows())
 
 
+@pytest.mark.exhaustive
 def test_times_are_told_for_the_chosen_accuracy_and_by_default_for_the_ladders(results: Path) -> None:
     assert told(results, None) == [(0.95, 3.0), (0.95, 6.0)]
     assert told(results, 0.5) == [(0.5, 1.0), (0.5, 1.0)]
@@ -51,6 +52,7 @@ def test_times_are_told_for_the_chosen_accuracy_and_by_default_for_the_ladders(r
     assert told(results, 1.0) == [(1.0, None), (1.0, None)]
 
 
+@pytest.mark.exhaustive
 def test_energy_and_the_figures_take_the_same_accuracy(results: Path) -> None:
     runs = replace(load(results), target=0.95)
     least = summary(runs)["energy_to_accuracy_j"].to_list()
@@ -75,6 +77,7 @@ def test_who_does_not_reach_it_is_named_with_its_best(results: Path) -> None:
     assert unreached(replace(runs, target=0.5)) == unreached(load(results)) == []
 
 
+@pytest.mark.exhaustive
 def test_a_target_that_nobody_reaches_is_one_line_and_draws_nothing(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +91,7 @@ def test_a_target_that_nobody_reaches_is_one_line_and_draws_nothing(
     assert f"<em>Time to accuracy</em> ({line.rstrip('.')})" in page
 
 
+@pytest.mark.exhaustive
 def test_the_tables_have_the_chosen_accuracy(results: Path) -> None:
     write_report(results, target=0.95)
     rows = pl.read_csv(results / "report" / "tables" / "configurations.csv")

@@ -68,6 +68,7 @@ def by_name(runs: Runs) -> dict[str, Judgement]:
     return {finding.claim.name: finding for finding in judge_all(runs)}
 
 
+@pytest.mark.cases("1.5-refuted")
 @pytest.mark.parametrize(("effect", "said"), [(0.6, "reproduced"), (1.5, "refuted"), (1.0, "refuted")])
 def test_a_planted_effect_decides(tmp_path: Path, effect: float, said: str) -> None:
     finding = judge(two_devices(tmp_path, tuple(effect * w for w in WOBBLE)), claim(), seed="000")
@@ -81,6 +82,7 @@ def test_a_planted_effect_decides(tmp_path: Path, effect: float, said: str) -> N
     assert len(case.runs) == 12
 
 
+@pytest.mark.exhaustive
 def test_noise_decides_nothing_and_says_what_would(tmp_path: Path) -> None:
     finding = judge(two_devices(tmp_path, NOISE), claim(), seed="000")
     assert finding.verdict == "inconclusive"
@@ -105,6 +107,7 @@ def test_pairs_are_by_repeat(tmp_path: Path) -> None:
     assert "needs runs of the same work with at least two levels of devices; 6 repeats each" in finding.why
 
 
+@pytest.mark.cases("changes3")
 @pytest.mark.parametrize(
     "changes", [{"batch_size": 64}, {"precision": "bf16"}, {"epochs": 4}, {"optimizer": "adam"}, {"model": "mlp"}]
 )
@@ -116,6 +119,7 @@ def test_unlike_work_is_never_compared(tmp_path: Path, changes: dict[str, Any]) 
     assert judge(load(tmp_path), claim(), seed="000").cases == ()
 
 
+@pytest.mark.cases("failed")
 @pytest.mark.parametrize("reason", ["oversubscribed", "packed", "parity", "failed"])
 def test_invalid_timing_decides_nothing(tmp_path: Path, reason: str) -> None:
     for repeat in REPEATS:
@@ -136,6 +140,7 @@ def test_invalid_timing_decides_nothing(tmp_path: Path, reason: str) -> None:
     assert learned.verdict == ("reproduced" if timing_only else "inconclusive")
 
 
+@pytest.mark.exhaustive
 def test_what_the_runs_warn_of_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_devices(tmp_path, (0.6,) * 6)
     published(config(tmp_path, repeat=6), steady(10.0, warnings="the machine was busy"))
@@ -146,6 +151,7 @@ def test_what_the_runs_warn_of_is_told(tmp_path: Path, capsys: pytest.CaptureFix
     assert "the machine was busy" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_another_effect_in_other_work_leaves_the_claim_open(tmp_path: Path) -> None:
     two_devices(tmp_path, tuple(0.6 * w for w in WOBBLE))
     runs = two_devices(tmp_path, tuple(1.5 * w for w in WOBBLE), batch_size=64)
@@ -159,12 +165,14 @@ def test_another_effect_in_other_work_leaves_the_claim_open(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.exhaustive
 def test_work_with_too_few_repeats_is_told_and_does_not_count(tmp_path: Path) -> None:
     two_devices(tmp_path, (0.6,) * 6)
     finding = judge(two_devices(tmp_path, (1.5,) * 2, batch_size=64), claim(), seed="000")
     assert (finding.verdict, finding.why) == ("reproduced", "1 more with too few repeats")
 
 
+@pytest.mark.cases("1.0-0.6-reproduced")
 @pytest.mark.parametrize(("small", "large", "said"), [(1.0, 0.6, "reproduced"), (0.6, 1.0, "refuted")])
 def test_an_effect_of_an_effect(tmp_path: Path, small: float, large: float, said: str) -> None:
     """Devices help more with the larger batch, or less."""
@@ -178,6 +186,7 @@ def test_an_effect_of_an_effect(tmp_path: Path, small: float, large: float, said
     assert len(case.runs) == 24
 
 
+@pytest.mark.exhaustive
 def test_one_device_stands_for_every_strategy_and_levels_are_compared_step_by_step(tmp_path: Path) -> None:
     for repeat in REPEATS:
         published(config(tmp_path, repeat=repeat), steady(12.0))
@@ -207,6 +216,7 @@ def weak(root: Path, epoch_times_s: tuple[float, float], total_times_s: tuple[fl
     return load(root)
 
 
+@pytest.mark.exhaustive
 def test_the_published_scaling_is_told_from_what_start_up_made_of_it(tmp_path: Path) -> None:
     """Publication 002: 59 steps of 43.9 ms against 30 of 67.1 ms; 109.47 s against 78.61 s in all."""
     runs = weak(tmp_path, (59 * 0.04386, 30 * 0.06714), (109.47, 78.61))
@@ -221,12 +231,14 @@ def test_the_published_scaling_is_told_from_what_start_up_made_of_it(tmp_path: P
     assert findings["speed_up_not_linear"].verdict == "reproduced"
 
 
+@pytest.mark.exhaustive
 def test_another_scaling_refutes_the_published_one(tmp_path: Path) -> None:
     findings = by_name(weak(tmp_path, (2.0, 0.97), (61.0, 29.6)))
     names = ("scaling_steady", "scaling_with_startup", "speed_up_not_linear")
     assert [findings[name].verdict for name in names] == ["refuted"] * 3
 
 
+@pytest.mark.exhaustive
 def test_epochs_are_compared_within_a_run(tmp_path: Path) -> None:
     runs = two_devices(tmp_path, (0.6,) * 6)
     first = judge(
@@ -240,6 +252,7 @@ def test_epochs_are_compared_within_a_run(tmp_path: Path) -> None:
     assert last.verdict == "reproduced"
 
 
+@pytest.mark.exhaustive
 def test_steps_to_an_accuracy_at_the_best_learning_rate(tmp_path: Path) -> None:
     """Twice the batch: half the steps at its best learning rate, which is another."""
     needed = {(64, 0.1): 2, (64, 0.2): 4, (128, 0.1): 5, (128, 0.2): 2}
@@ -253,6 +266,7 @@ def test_steps_to_an_accuracy_at_the_best_learning_rate(tmp_path: Path) -> None:
     assert len(judge(load(tmp_path), claim(**changes), seed="0").cases) == 2  # each rate by itself
 
 
+@pytest.mark.exhaustive
 def test_what_gpus_alone_can_decide_says_so_on_cpus(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"metric": "peak_memory_sum_bytes", "gpus_only": "it is mostly libraries"}
     runs = two_devices(tmp_path / "cpu", (0.6,) * 6)
@@ -267,6 +281,7 @@ def test_what_gpus_alone_can_decide_says_so_on_cpus(tmp_path: Path) -> None:
     assert judge(load(tmp_path / "gpu"), claim(**changes), seed="0").verdict == "reproduced"
 
 
+@pytest.mark.exhaustive
 def test_where_gpus_were_measured_processors_decide_nothing(tmp_path: Path) -> None:
     """A sweep may have both, as TensorFlow's part runs on processors only."""
     two_devices(tmp_path, (1.5,) * 6)
@@ -362,6 +377,7 @@ def test_names_that_are_no_claims_are_refused() -> None:
         require_claims(["scaling_stead"])
 
 
+@pytest.mark.exhaustive
 def test_the_verb_prints_verdicts_and_what_is_lacking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_devices(tmp_path / "runs", tuple(0.6 * w for w in WOBBLE))
     path = written(tmp_path / "mine.yaml", {})

@@ -44,6 +44,7 @@ def pipelines(root: Path, *, devices: int = 4, device: str = "cuda", bubble: flo
             published(config(root, **(GPT | changes)), fake)
 
 
+@pytest.mark.cases("0.9-refuted")
 @pytest.mark.parametrize(("bubble", "verdict"), [(0.5, "reproduced"), (0.9, "refuted"), (1.3, "refuted")])
 def test_two_chunks_halve_the_bubble(bubble: float, verdict: str, tmp_path: Path) -> None:
     pipelines(tmp_path, bubble=bubble)
@@ -52,6 +53,7 @@ def test_two_chunks_halve_the_bubble(bubble: float, verdict: str, tmp_path: Path
     assert finding.cases[0].median == pytest.approx(bubble, rel=0.05)
 
 
+@pytest.mark.exhaustive
 def test_a_bubble_of_cores_is_measured_elsewhere(tmp_path: Path) -> None:
     pipelines(tmp_path, devices=2, device="cpu")
     finding = shipped(tmp_path, "interleaving_shrinks_bubble")
@@ -59,12 +61,14 @@ def test_a_bubble_of_cores_is_measured_elsewhere(tmp_path: Path) -> None:
     assert [other.outside for other in finding.elsewhere] == [("device_type=cpu", "devices=2")]
 
 
+@pytest.mark.cases("3.0-refuted")
 @pytest.mark.parametrize(("sent", "verdict"), [(2.0, "reproduced"), (1.0, "refuted"), (3.0, "refuted")])
 def test_two_chunks_send_twice_as_much_on_any_device(sent: float, verdict: str, tmp_path: Path) -> None:
     pipelines(tmp_path, device="cpu", sent=sent)
     assert shipped(tmp_path, "interleaving_sends_more").verdict == verdict
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("devices", "ratio"), [(4, 2), (2, 3)])
 def test_the_busiest_of_four_devices_sends_twice_as_much_and_of_two_three_times(
     devices: int, ratio: int, tmp_path: Path
@@ -78,6 +82,7 @@ def test_the_busiest_of_four_devices_sends_twice_as_much_and_of_two_three_times(
     assert busiest[2] == pytest.approx(ratio * busiest[1], rel=0.05)
 
 
+@pytest.mark.cases("2-13.0-refuted")
 @pytest.mark.parametrize(("nodes", "time_s", "verdict"), [(2, 7.0, "reproduced"), (2, 13.0, "refuted"), (1, 7.0, None)])
 def test_tensor_parallelism_is_asked_about_on_two_servers(
     nodes: int, time_s: float, verdict: str | None, tmp_path: Path
@@ -90,6 +95,7 @@ def test_tensor_parallelism_is_asked_about_on_two_servers(
     assert [other.outside for other in finding.elsewhere] == ([] if verdict else [("nodes=1",)])
 
 
+@pytest.mark.cases("full_recomputation_costs_a_third-mpt_1b-1.8-refuted")
 @pytest.mark.parametrize(
     ("name", "model", "ratio", "verdict"),
     [

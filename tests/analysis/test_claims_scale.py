@@ -78,6 +78,7 @@ def calls(runs: Runs) -> int:
     return total
 
 
+@pytest.mark.cases("repeats")
 @pytest.mark.parametrize("grown", ["works", "repeats"])
 def test_claims_cost_the_same_for_each_further_run(patterns: Runs, grown: str) -> None:
     """Of 12, 24 and 48 times the runs: what the second doubling adds per run, and what the first one does."""

@@ -39,6 +39,7 @@ def plant(root: Path, ratio: float, *, wobble: Sequence[float] = WOBBLE, gpu: bo
             published(run, steady(time_s, device_type=device))
 
 
+@pytest.mark.exhaustive
 def test_runs_elsewhere_decide_nothing_and_are_told(tmp_path: Path) -> None:
     plant(tmp_path, 1.5, gpu=False)
     finding = judge(load(tmp_path), claim(**ON_GPUS), seed="0")
@@ -48,6 +49,7 @@ def test_runs_elsewhere_decide_nothing_and_are_told(tmp_path: Path) -> None:
     assert (other.finding, other.outside, other.sweeps) == ("refuted", ("device_type=cpu",), ("demo",))
 
 
+@pytest.mark.exhaustive
 def test_runs_elsewhere_change_no_verdict(tmp_path: Path) -> None:
     """Many that decide the opposite, of another kind of device and of another batch; not even an interval."""
     plant(tmp_path, 0.6)
@@ -62,6 +64,7 @@ def test_runs_elsewhere_change_no_verdict(tmp_path: Path) -> None:
     assert (len(other.cases), sorted(other.outside)) == (3, ["batch_size=64", "device_type=cpu"])
 
 
+@pytest.mark.exhaustive
 def test_levels_elsewhere_do_not_come_between_those_of_the_publication(tmp_path: Path) -> None:
     """Batches of 128 and 512 are compared although somebody has measured 256, too."""
     for batch, time_s in ((128, 10.0), (256, 20.0), (512, 5.0)):
@@ -73,6 +76,7 @@ def test_levels_elsewhere_do_not_come_between_those_of_the_publication(tmp_path:
     assert [case.step for case in other.cases] == ["batch size 128 → 256", "batch size 256 → 512"]
 
 
+@pytest.mark.exhaustive
 def test_steps_of_another_run_than_theirs_are_elsewhere(tmp_path: Path) -> None:
     """11 and 5 steps an epoch, of digits in doubled batches, where 002 had 59 and 30 of MNIST."""
     plant(tmp_path, 0.7, epochs=10, scaling="weak")
@@ -112,6 +116,7 @@ def test_under_noise_a_quiet_machine_comes_before_more_repeats(values: tuple[flo
     assert "quiet" not in lacks, "steps and losses are as they are on any machine"
 
 
+@pytest.mark.exhaustive
 def test_the_demo_decides_nothing_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for planned in plan("demo"):
         for repeat in range(4):
@@ -124,6 +129,7 @@ def test_the_demo_decides_nothing_in_one_line(tmp_path: Path, capsys: pytest.Cap
     assert len(out) < 450
 
 
+@pytest.mark.exhaustive
 def test_what_is_measured_elsewhere_has_a_table_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tmp_path, 1.5, gpu=False)
     assert main(["claims", str(tmp_path)]) == 0
@@ -178,6 +184,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> list[Judgement]:
     return judge_all(load(root))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_no_publication_is_judged_by_anothers_runs(full: list[Judgement]) -> None:
     """Sweeps of one publication, which begin alike, share the runs on one device; small twins decide nothing here."""
@@ -188,6 +195,7 @@ def test_no_publication_is_judged_by_anothers_runs(full: list[Judgement]) -> Non
         assert not [sweep for sweep in used if sweep.endswith("_small")], finding.claim.name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_each_publications_sweep_has_runs_for_its_claims(full: list[Judgement]) -> None:
     """All but those of later epochs, of sweeps that are not here, of TensorFlow on GPUs, and of what nobody made up."""

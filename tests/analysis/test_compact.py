@@ -107,6 +107,7 @@ def test_tables_are_read_when_they_are_asked_for_also_after_the_copy_changed(tmp
     assert runs.ranks is runs.ranks
 
 
+@pytest.mark.exhaustive
 def test_some_columns_are_those_of_the_table_from_a_copy_and_without_one(tmp_path: Path) -> None:
     for repeat in range(3):
         finished(tmp_path, repeat)
@@ -139,6 +140,7 @@ CHANGES = st.lists(
 )
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=CHANGES)
 def test_after_any_changes_it_is_what_a_scan_finds(
@@ -180,6 +182,7 @@ def _set_times(folder: RunFolder) -> None:
         os.utime(path, (OLD, OLD))
 
 
+@pytest.mark.exhaustive
 def test_a_run_in_two_sweeps_counts_once(tmp_path: Path) -> None:
     for sweep in ("a", "b"):
         finished(tmp_path, 0, sweep_name=sweep)

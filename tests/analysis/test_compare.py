@@ -43,6 +43,7 @@ def row_of(runs: Runs, configuration: str) -> dict[str, Any]:
     return summary(runs).row(by_predicate=pl.col("configuration") == configuration, named=True)
 
 
+@pytest.mark.slow
 def test_strong_scaling_compares_times_pair_by_pair(tmp_path: Path) -> None:
     runs = pair(tmp_path, [(10.0, 8.0), (20.0, 10.0), (30.0, 20.0)])
     row = row_of(runs, "ddp × 2")
@@ -56,6 +57,7 @@ def test_strong_scaling_compares_times_pair_by_pair(tmp_path: Path) -> None:
     assert row["efficiency_with_startup"] == pytest.approx(71.2 / 51.2 / 2)
 
 
+@pytest.mark.slow
 def test_one_device_is_the_baseline_and_comes_first(tmp_path: Path) -> None:
     runs = pair(tmp_path, [(10.0, 8.0), (11.0, 8.0)])
     assert summary(runs)["configuration"].to_list() == ["single × 1", "ddp × 2"]
@@ -86,6 +88,7 @@ def test_without_a_baseline_there_is_no_speed_up(tmp_path: Path) -> None:
     assert [row[name] for name in ("speed_up", "verdict", "efficiency", "efficiency_with_startup")] == [None] * 4
 
 
+@pytest.mark.slow
 def test_a_repeat_without_its_partner_is_no_pair(tmp_path: Path) -> None:
     runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
     published(config(tmp_path, repeat=2, strategy="ddp", devices=2), steady(1.0))
@@ -139,6 +142,7 @@ def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_pat
     ]
 
 
+@pytest.mark.slow
 def test_untrustworthy_runs_are_excluded_with_the_reason(tmp_path: Path) -> None:
     published(config(tmp_path))
     published(config(tmp_path, repeat=1), Fake(parity_passed=False))
@@ -191,6 +195,7 @@ def test_time_to_accuracy_uses_the_highest_target_that_all_counted_runs_reach(tm
     assert summary(runs)["time_to_accuracy_s"].to_list() == [3.0, 6.0]
 
 
+@pytest.mark.slow
 def test_the_summary_has_its_documented_columns_and_the_terminal_its_numbers(tmp_path: Path) -> None:
     from rich.console import Console
 
@@ -260,6 +265,7 @@ def test_gains_are_one_row_per_pair(tmp_path: Path) -> None:
     assert found.select("repeat", "value").rows() == [(0, 1.25), (1, 2.0)]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path: Path) -> None:
     for name, time_s in (("resident", 2.0), ("arrow", 3.0), ("dataloader", 8.0)):
         published(config(tmp_path, loader=name), steady(time_s))

@@ -63,6 +63,7 @@ def test_the_host_threads_of_a_gpu_are_not_counted(tmp_path: Path) -> None:
     assert not found(tmp_path, gpu, device="cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_more_cores_than_its_devices_decide_nothing(tmp_path: Path) -> None:
     def two_cores(epoch: int, rank: int) -> float:

@@ -66,6 +66,7 @@ def six_seconds(**changes: Any) -> Fake:
     return Fake(epoch_time_s=lambda epoch, rank: 6.0 + epoch / 100, **changes)
 
 
+@pytest.mark.exhaustive
 def test_equal_losses_pass_and_others_exclude_a_run_everywhere(tmp_path: Path) -> None:
     same = two_sides(tmp_path / "same", six_seconds())
     assert of_ddp(same)["excess"] == 0.0
@@ -243,6 +244,7 @@ def test_right_trainings_stay_within_the_limit(model: str, optimizer: str, preci
     assert excess(run, one, losses(run, pieces=4)) <= 1
 
 
+@pytest.mark.cases("sgd-idles")
 @pytest.mark.parametrize(("optimizer", "fault"), [("sgd", "idles"), ("adam", "idles")])
 def test_wrong_trainings_exceed_it(optimizer: str, fault: str) -> None:
     """Even where nothing else is looked at; the closing check compares single steps, and finds smaller faults."""
@@ -251,6 +253,7 @@ def test_wrong_trainings_exceed_it(optimizer: str, fault: str) -> None:
     assert excess(run, losses(run), losses(run, fault=fault)) > 1
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_rate_shows_in_the_first_steps_and_in_no_epoch() -> None:
     """A rate that is 1 % too high from the fourth step on: far below what a mean over 59 steps could tell."""
     run = digits("model=mlp", "optimizer=sgd", "precision=fp32", "epochs=1", "batch_size=24")

@@ -42,6 +42,7 @@ def figure(runs: Runs, name: str) -> Any:
     return drawn
 
 
+@pytest.mark.cases("both")
 @pytest.mark.parametrize("busy", [(BUSY, BUSY), (BUSY, {}), ({}, BUSY)], ids=["both", "one device", "several"])
 def test_times_are_shown_and_no_verdict(tmp_path: Path, busy: tuple[dict[str, Any], dict[str, Any]]) -> None:
     runs = sides(tmp_path, *busy, epochs=3)
@@ -79,6 +80,7 @@ def test_hours_of_gpus_are_marked_as_the_times_that_they_are_made_of() -> None:
         assert [each.shown for each in cells({"gpu_hours": 0.25, "disturbed": disturbed}, [column])] == [shown]
 
 
+@pytest.mark.exhaustive
 def test_the_command_that_forgets_them_can_be_pasted(tmp_path: Path) -> None:
     runs = sides(tmp_path / "my results", BUSY, {}, epochs=3)
     (line,) = disturbed_lines(runs)
@@ -98,6 +100,7 @@ def values(chart: Any) -> list[dict[str, Any]]:
     return list(rows)
 
 
+@pytest.mark.exhaustive
 def test_runs_that_nobody_disturbed_decide_alone(tmp_path: Path) -> None:
     for repeat in range(6):
         published(config(tmp_path, repeat=repeat), steady(10.0 + repeat / 10))
@@ -114,6 +117,7 @@ def test_runs_that_nobody_disturbed_decide_alone(tmp_path: Path) -> None:
     assert "Other runs of the same count" in format_exclusions(runs)[0]
 
 
+@pytest.mark.exhaustive
 def test_undisturbed_runs_carry_no_mark(tmp_path: Path) -> None:
     runs = sides(tmp_path, {}, {}, epochs=3)
     assert DISTURBED_MARK not in terminal(runs)

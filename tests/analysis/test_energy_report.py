@@ -31,6 +31,7 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "demo"
 
 
+@pytest.mark.exhaustive
 def test_energies_are_in_the_page_and_what_was_not_measured_is_a_dash(sweep: Path) -> None:
     text = write_report(sweep).read_text(encoding="utf-8")
     table = text.partition('<table id="energy"')[2].partition("</table>")[0].replace("\u2060", "")
@@ -43,6 +44,7 @@ def test_energies_are_in_the_page_and_what_was_not_measured_is_a_dash(sweep: Pat
     assert ">0<" not in table
 
 
+@pytest.mark.exhaustive
 def test_the_figure_draws_what_was_measured_and_says_it(sweep: Path) -> None:
     (figure,) = (figure for figure in draw(load(sweep)) if figure.name == "energy")
     assert figure.chart is not None
@@ -61,6 +63,7 @@ def test_the_figure_draws_what_was_measured_and_says_it(sweep: Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_power_is_that_of_all_gpus_and_of_each(sweep: Path) -> None:
     (figure,) = draw(load(sweep), ["power"])
     assert figure.chart is not None
@@ -85,6 +88,7 @@ def test_flags_are_said_in_words(tmp_path: Path) -> None:
     assert lines[1].startswith("Telemetry of single × 1: samples more than 1 s apart"), "hosts without energy have gaps"
 
 
+@pytest.mark.exhaustive
 def test_without_energy_there_is_no_table_of_it(tmp_path: Path) -> None:
     published(config(tmp_path), Fake())
     assert '<table id="energy"' not in write_report(tmp_path).read_text(encoding="utf-8")

@@ -27,6 +27,7 @@ def rows_of(chart: Any) -> list[dict[str, Any]]:
     return list(rows)
 
 
+@pytest.mark.exhaustive
 def test_rates_are_samples_by_the_time_of_the_epoch_and_lines_begin_at_one_device(tmp_path: Path) -> None:
     """468 steps of 128 images: 59,904 samples an epoch."""
     for repeat, drift in enumerate((1.0, 1.1, 1.2)):
@@ -70,6 +71,7 @@ def test_frameworks_begin_at_their_own_one_device(tmp_path: Path) -> None:
     assert starts["tf_mirrored"] == starts["tf_single"] == pytest.approx(1497.6)
 
 
+@pytest.mark.exhaustive
 def test_sizes_of_the_training_set_share_an_axis_and_are_named_once(tmp_path: Path) -> None:
     for copies in (1, 4, 8):
         for strategy, devices in (("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 4)):
@@ -106,6 +108,7 @@ def test_one_size_or_one_number_of_devices_makes_no_figure(tmp_path: Path) -> No
     assert "several sizes of the training set" in epoch_time_data.finding(runs)
 
 
+@pytest.mark.exhaustive
 def test_a_heading_wider_than_its_panel_takes_no_width_from_it(tmp_path: Path) -> None:
     """At 175 mm two panels share 787 units; axes and gaps take less than 200 of them."""
     for batch in (64, 128):

@@ -83,6 +83,7 @@ def test_repeats_that_are_unlike_are_not_pooled(tmp_path: Path) -> None:
     assert set(learning(runs, test="test_accuracy", training="train_accuracy")["repeat"]) == {0, 1, 2}, "times alone"
 
 
+@pytest.mark.exhaustive
 def test_what_does_not_count_is_told_by_configuration_and_reason(tmp_path: Path) -> None:
     half_dead(tmp_path)
     published(config(tmp_path, strategy="fsdp", devices=2), Fake(parity_passed=False))
@@ -108,6 +109,7 @@ def test_very_many_are_told_in_few_lines(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.cases("arguments1")
 @pytest.mark.parametrize("arguments", [["report", "b"], ["claims", "b"], ["compare", "a", "b"]])
 def test_every_verb_that_reads_results_tells_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -123,6 +125,7 @@ def test_every_verb_that_reads_results_tells_it(
 # --- what one side lost
 
 
+@pytest.mark.exhaustive
 def test_the_gate_does_not_pass_what_one_side_has_lost(tmp_path: Path) -> None:
     a, b = whole(tmp_path / "a"), half_dead(tmp_path / "b")
     found = compare(a, b)
@@ -136,6 +139,7 @@ def test_the_gate_does_not_pass_what_one_side_has_lost(tmp_path: Path) -> None:
     assert gates.gate(compare(fewer, a), margin=0.5).code == gates.PASSED, "more repeats do no harm"
 
 
+@pytest.mark.exhaustive
 def test_of_two_values_of_a_key_the_failed_runs_are_told_too(tmp_path: Path) -> None:
     runs = half_dead(tmp_path)
     (tmp_path / "demo" / "half").mkdir()
@@ -146,6 +150,7 @@ def test_of_two_values_of_a_key_the_failed_runs_are_told_too(tmp_path: Path) -> 
     assert by(runs, "strategy", "ddp", "single", across=["devices"]).lost == ()
 
 
+@pytest.mark.exhaustive
 def test_values_of_a_key_are_what_they_are(tmp_path: Path) -> None:
     runs = whole(tmp_path)
     assert (
@@ -168,6 +173,7 @@ def test_one_epoch_has_no_steady_state_and_more_repeats_would_not_help(tmp_path:
     assert compare(b, a, across=["epochs"]).rows[0].shown_verdict == why.replace("side A", "side B")
 
 
+@pytest.mark.exhaustive
 def test_all_configurations_are_all_or_there_is_no_ratio_of_all(tmp_path: Path) -> None:
     a = measured(tmp_path / "a", [10.0, 10.1])
     b = measured(tmp_path / "b", [12.0, 12.2], fake={"started_at": LATER})

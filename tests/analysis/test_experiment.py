@@ -35,6 +35,7 @@ def environment(topology: str | None = TOPOLOGY) -> str:
     return json.dumps({"packages": {"torch": "2.15.0"}, "cuda": {"devices": gpus, "topology": topology}})
 
 
+@pytest.mark.exhaustive
 def test_it_names_hardware_framework_and_all_that_was_trained(tmp_path: Path) -> None:
     for strategy, devices in (("single", 1), ("ddp", 2), ("ddp", 10)):
         for epochs in (100, 9):

@@ -64,6 +64,7 @@ def epoch_numbers(sweep: Path) -> dict[tuple[str, int], dict[str, float]]:
     return {(row["run_id"], row["epoch"]): numbers_of(row, frame) for row in frame.iter_rows(named=True)}
 
 
+@pytest.mark.exhaustive
 def test_only_finished_runs_are_exported_with_the_tables_numbers(sweep: Path) -> None:
     exported = {run.run_id: run for run in exported_runs(load(sweep))}
     assert len(exported) == 3

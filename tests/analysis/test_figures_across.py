@@ -23,6 +23,7 @@ def rate_of(root: Path, samples_per_s: float, **changes: Any) -> None:
     published(run, Fake(epoch_time_s=lambda epoch, rank: 9 * time_s if epoch == 1 else time_s))
 
 
+@pytest.mark.exhaustive
 def test_rates_against_batches_are_paired_by_repeat(tmp_path: Path) -> None:
     for repeat in range(3):
         drift = 1 + repeat / 10
@@ -140,6 +141,7 @@ def test_runs_that_do_not_count_are_in_no_rate(tmp_path: Path) -> None:
     assert throughput_batch.figure(load(tmp_path)) is None
 
 
+@pytest.mark.exhaustive
 def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
     for repeat in range(3):
         for model, one, two in (("mlp", 4.0, 6.0), ("cnn_small", 40.0, 20.0)):
@@ -204,6 +206,7 @@ def regimes(root: Path, *, least: float, critical: float) -> None:
             published(run, Fake(test_accuracy=lambda epoch, n=needed: 0.92 if epoch >= n else 0.3, parity_passed=None))
 
 
+@pytest.mark.exhaustive
 def test_the_regimes_of_a_planted_curve(tmp_path: Path) -> None:
     regimes(tmp_path, least=20, critical=72)
     runs = load(tmp_path)

@@ -87,6 +87,7 @@ def test_each_model_and_data_set_has_a_table_of_its_own(tmp_path: Path) -> None:
     assert all(not each.differing for each in of(tmp_path))
 
 
+@pytest.mark.exhaustive
 def test_the_report_has_it_on_its_page_and_in_its_files(results: Path) -> None:
     page = write_report(results).read_text(encoding="utf-8")
     assert '<tr><th scope="row">epochs</th><td colspan="2">3</td></tr>' in page

@@ -52,6 +52,7 @@ def test_what_is_not_of_the_suite_is_left_as_it_is(tmp_path: Path) -> None:
     assert completed(run | {"strategy": gone})["strategy"] == gone
 
 
+@pytest.mark.cases("loss mse")
 @pytest.mark.parametrize(("changes", "by", "said"), CHOICES, ids=[said for *_, said in CHOICES])
 def test_both_kinds_are_told_apart_compared_and_named(
     changes: dict[str, Any], by: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -73,6 +74,7 @@ def test_a_component_has_no_options_of_another(tmp_path: Path) -> None:
     assert {value: len(ids) for value, ids in run_ids_by(runs, "loss.label_smoothing").items()} == {"0.0": 1, "null": 1}
 
 
+@pytest.mark.exhaustive
 def test_two_folders_that_differ_in_it_are_refused_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +87,7 @@ def test_two_folders_that_differ_in_it_are_refused_by_its_name(
     assert cli.main([*words, *shlex.split("--across loss.label_smoothing")]) == 0
 
 
+@pytest.mark.slow
 def test_what_no_run_chose_is_no_hyperparameter_but_exported(tmp_path: Path) -> None:
     published(config(tmp_path))
     (table,) = hyperparameters(load(tmp_path))

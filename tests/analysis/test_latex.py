@@ -38,6 +38,7 @@ TABLE = (
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_report_has_its_tables_for_a_paper(tmp_path: Path) -> None:
     for strategy, devices in (("single", 1), ("ddp", 2)):

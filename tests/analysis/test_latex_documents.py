@@ -66,6 +66,7 @@ def require_whole(document: str) -> list[Table]:
     return found
 
 
+@pytest.mark.exhaustive
 @settings(deadline=None, max_examples=50)
 @given(NAMES, NAMES, st.integers(1, 2 * MOST_ROWS + 1))
 def test_tables_of_any_names_are_whole(group: str, name: str, rows: int) -> None:
@@ -93,6 +94,7 @@ def decided(tmp_path_factory: pytest.TempPathFactory) -> Judgement:
     return judge(two_devices(tmp_path_factory.mktemp("claims"), tuple(0.6 * w for w in WOBBLE)), claim(), seed="007")
 
 
+@pytest.mark.exhaustive
 @settings(deadline=None, max_examples=50)
 @given(where=NAMES, step=NAMES)
 def test_claims_about_any_works_are_whole(decided: Judgement, where: str, step: str) -> None:

@@ -212,6 +212,7 @@ def test_a_journal_of_somebody_else_makes_no_rows(tmp_path: Path) -> None:
     assert runs.run.height + len(runs.skipped) == 1
 
 
+@pytest.mark.slow
 def test_the_same_run_in_two_sweeps_counts_once_and_the_finished_one_wins(tmp_path: Path) -> None:
     failed(config(tmp_path, sweep_name="a"), "killed", "first", epochs=1)
     second = published(config(tmp_path, sweep_name="b"))
@@ -230,6 +231,7 @@ def test_a_copy_is_told_from_another_measurement(tmp_path: Path) -> None:
     assert skipped.reason.startswith(f"the same run as in {first.path.parent} (equal run id), which is read instead")
 
 
+@pytest.mark.slow
 def test_of_two_measurements_that_of_the_larger_sweep_is_read(tmp_path: Path) -> None:
     """Its runs were measured in turn: a baseline from elsewhere would be compared with them."""
     published(config(tmp_path, sweep_name="adhoc"), Fake(epoch_time_s=lambda e, r: 20.0))
@@ -277,6 +279,7 @@ def test_pandas_frames_hold_the_same(tmp_path: Path) -> None:
     assert pl.from_pandas(frames["ranks"])["epoch_time_s"].to_list() == runs.ranks["epoch_time_s"].to_list()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_analysis_never_loads_torch_and_importing_it_loads_nothing_that_draws_or_tests() -> None:
     code = (

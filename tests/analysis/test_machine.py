@@ -71,6 +71,7 @@ def lost(share: float, epochs: set[int]) -> Any:
     return lambda epoch, rank: share * 5.0 if epoch in epochs and rank == 0 else 0.0
 
 
+@pytest.mark.exhaustive
 def test_a_median_that_may_rest_on_disturbed_epochs_counts_nowhere(tmp_path: Path) -> None:
     runs = sides(tmp_path, {}, {"others_time_s": lost(0.48, {3})}, epochs=3)
     gone = excluded(runs)
@@ -92,12 +93,14 @@ def test_a_median_that_may_rest_on_disturbed_epochs_counts_nowhere(tmp_path: Pat
     assert (finding.verdict, "6 runs don't count: disturbed" in finding.why) == ("inconclusive", True)
 
 
+@pytest.mark.exhaustive
 def test_what_a_disturbed_run_has_learned_counts(tmp_path: Path) -> None:
     runs = sides(tmp_path, {}, {"others_time_s": lost(0.48, {2, 3})}, epochs=3)
     learned = judge(runs, claim(metric="final_test_accuracy", expect={"above": 0.9}), seed="0")
     assert learned.verdict == "reproduced"
 
 
+@pytest.mark.exhaustive
 def test_fewer_disturbed_epochs_than_half_are_a_caveat(tmp_path: Path) -> None:
     runs = sides(tmp_path, {}, {"others_time_s": lost(0.48, {3})}, epochs=4)
     assert excluded(runs).is_empty()
@@ -161,12 +164,14 @@ def test_an_epoch_of_unknown_load_leaves_its_pool_unknown(tmp_path: Path) -> Non
     assert per_run(load(tmp_path))["disturbed_epochs"].item() == 70, "pools of a second, but for the first one"
 
 
+@pytest.mark.exhaustive
 def test_results_without_the_load_say_so(tmp_path: Path) -> None:
     runs = sides(tmp_path, {}, {"others_time_s": lambda epoch, rank: None})
     assert in_all(runs, "not all of the compared runs recorded the load during the run") == [True] * 3
     assert verdict_of(runs) == "faster"
 
 
+@pytest.mark.exhaustive
 def test_parity_on_one_side_only_is_said(tmp_path: Path) -> None:
     """The check warms up devices and libraries before the first epoch."""
     for repeat in REPEATS:
@@ -183,6 +188,7 @@ def test_parity_on_one_side_only_is_said(tmp_path: Path) -> None:
     assert "measure.parity" not in "".join(said(load(both)))
 
 
+@pytest.mark.exhaustive
 def test_epochs_of_unequal_length_are_said_in_the_same_words(tmp_path: Path) -> None:
     """Report and `compare` go on per sample; a claim about epochs is refused."""
     runs = sides(tmp_path, {}, {}, scaling="weak")
@@ -215,6 +221,7 @@ def test_which_sides_were_measured_one_after_the_other(one: list[float], other: 
     assert one_after_the_other([other, one]) is apart
 
 
+@pytest.mark.cases("1-6-not interleaved-words0")
 @pytest.mark.parametrize(
     ("in_turn", "repeats", "verdict", "words"),
     [
@@ -250,6 +257,7 @@ def speeds(start: float, end: float) -> dict[str, Any]:
     return {"speeds": {"probed_start_matmul_flop_per_s": start, "probed_end_matmul_flop_per_s": end}}
 
 
+@pytest.mark.exhaustive
 def test_unlike_probes_are_unlike_machines(tmp_path: Path) -> None:
     runs = sides(tmp_path, speeds(5e10, 4e10), speeds(3e10, 3.9e10))
     assert in_all(runs, "the sides differ in probed_matmul_flop_per_s: 5e+10 and 3.9e+10") == [True] * 3
@@ -258,12 +266,14 @@ def test_unlike_probes_are_unlike_machines(tmp_path: Path) -> None:
     by(runs, "configuration", "single × 1", "ddp × 2", across=["probed_matmul_flop_per_s"])
 
 
+@pytest.mark.exhaustive
 def test_probes_within_the_tolerance_say_nothing(tmp_path: Path) -> None:
     runs = sides(tmp_path, speeds(5e10, 4.1e10), speeds(4.1e10, 4.1e10))
     assert in_all(runs, "probed") == [False] * 3
     assert verdict_of(runs) == "faster"
 
 
+@pytest.mark.cases("8000000000.0-fp32-False")
 @pytest.mark.parametrize(
     ("flop", "precision", "believed"), [(6e9, "fp32", True), (8e9, "fp32", False), (8e9, "bf16", True)]
 )
@@ -278,6 +288,7 @@ def test_more_than_a_device_can_compute_is_not_believed(
     assert verdict_of(runs) == ("faster" if believed else "not comparable")
 
 
+@pytest.mark.exhaustive
 def test_a_machine_that_changes_its_speed_during_a_run_is_a_caveat(tmp_path: Path) -> None:
     runs = sides(tmp_path, speeds(5e10, 3e10), speeds(5e10, 5e10))
     changed = "changed by more than 25% during a run: probed_matmul_flop_per_s: 5e+10 and 3e+10"
@@ -285,6 +296,7 @@ def test_a_machine_that_changes_its_speed_during_a_run_is_a_caveat(tmp_path: Pat
     assert verdict_of(runs) == "faster"
 
 
+@pytest.mark.exhaustive
 def test_data_of_one_name_and_other_contents_are_not_compared(tmp_path: Path) -> None:
     runs = sides(tmp_path, {"data_sha256": "a" * 64}, {"data_sha256": "b" * 64})
     assert in_all(runs, "other contents (sha256 aaaaaaaaaaaa and bbbbbbbbbbbb") == [True] * 3
@@ -311,6 +323,7 @@ def test_what_halves_the_speed_must_match(slowing: dict[str, Any]) -> None:
     assert len(differences(entries(usual), entries(usual | slowing))) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_slowing_variable_is_refused_everywhere(tmp_path: Path) -> None:
     slowed = json.dumps(json.loads(Fake.environment) | {"variables": {"ATEN_CPU_CAPABILITY": "default"}})
     runs = sides(tmp_path, {}, {"environment": slowed})
@@ -334,6 +347,7 @@ def older_environment() -> str:
     return json.dumps(older)
 
 
+@pytest.mark.exhaustive
 def test_what_an_older_release_could_not_record_is_not_known_to_match(tmp_path: Path) -> None:
     older = {"environment": older_environment()}
     runs = sides(tmp_path, older, older)
@@ -342,6 +356,7 @@ def test_what_an_older_release_could_not_record_is_not_known_to_match(tmp_path: 
     assert verdict_of(runs) == "faster"
 
 
+@pytest.mark.exhaustive
 def test_of_the_release_before_only_what_it_lacks_is_not_known_to_match(tmp_path: Path) -> None:
     before = {"environment": json.dumps(json.loads(Fake.environment) | {"entries_version": 2})}
     runs = sides(tmp_path, before, before)
@@ -349,6 +364,7 @@ def test_of_the_release_before_only_what_it_lacks_is_not_known_to_match(tmp_path
     assert in_all(runs, "cpu_capability") == [False] * 3
 
 
+@pytest.mark.exhaustive
 def test_what_only_one_side_could_record_is_refused(tmp_path: Path) -> None:
     newer = json.dumps(json.loads(Fake.environment) | {"nice": 0})
     runs = sides(tmp_path, {"environment": older_environment()}, {"environment": newer})
@@ -403,6 +419,7 @@ def test_a_probe_of_other_cores_is_no_probe_of_another_machine(tmp_path: Path) -
     compare(a, b, across=["cores_per_device"])
 
 
+@pytest.mark.exhaustive
 def test_half_of_the_epochs_are_enough_whatever_was_not_measured_of_the_others(tmp_path: Path) -> None:
     share = lost(0.48, {2, 3, 4, 5, 6})
     runs = sides(
@@ -413,6 +430,7 @@ def test_half_of_the_epochs_are_enough_whatever_was_not_measured_of_the_others(t
     assert set(per_run(runs).join(gone, on="run_id", how="semi")["disturbed_epochs"]) == {4}
 
 
+@pytest.mark.cases("epochs2-total_training_time_s")
 @pytest.mark.parametrize(
     ("epochs", "metric"),
     [({1}, "first_epoch_time_s"), ({2}, "second_epoch_time_s"), ({1, 2}, "total_training_time_s")],
@@ -430,6 +448,7 @@ def test_times_of_disturbed_epochs_decide_nothing(tmp_path: Path, epochs: set[in
     assert pairing.speed_up() is not None
 
 
+@pytest.mark.exhaustive
 def test_a_disturbed_way_to_the_target_ranks_nobody(tmp_path: Path) -> None:
     """Though the runs count: their steady epochs were undisturbed."""
     quiet = sides(tmp_path / "quiet", {}, {"others_time_s": lost(0.0, set())}, epochs=6)

@@ -67,6 +67,7 @@ def judged(root: Path, *, old_repeats: set[int]) -> Judgement:
     return judge(load(root), claim(**LEANER), seed="000")
 
 
+@pytest.mark.exhaustive
 def test_what_tensors_hold_on_the_fullest_gpu_decides(tmp_path: Path) -> None:
     finding = judged(tmp_path, old_repeats=set())
     (case,) = finding.cases
@@ -76,6 +77,7 @@ def test_what_tensors_hold_on_the_fullest_gpu_decides(tmp_path: Path) -> None:
     assert table([finding])["metric"].to_list() == [NEW]
 
 
+@pytest.mark.cases("all")
 @pytest.mark.parametrize("old", [{0, 1, 2, 3, 4, 5}, {3}], ids=["all", "one"])
 def test_older_results_are_compared_by_what_the_driver_said_of_both_sides(old: set[int], tmp_path: Path) -> None:
     """One device is a process, whose peak is known of old results, too: never that against the driver's word."""
@@ -87,6 +89,7 @@ def test_older_results_are_compared_by_what_the_driver_said_of_both_sides(old: s
     assert table([finding])["metric"].to_list() == [OLD]
 
 
+@pytest.mark.exhaustive
 def test_without_either_there_is_no_case(tmp_path: Path) -> None:
     for repeat in REPEATS:
         for strategy in WIDE:

@@ -60,6 +60,7 @@ def by_group(paths: list[Path]) -> dict[str, list[tuple[Any, ...]]]:
     return {str(group): members.select(TOLD).rows() for (group,), members in rows.group_by("group")}
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_was_measured_elsewhere_is_kept_by_host_and_no_duplicate(two: list[Path]) -> None:
     runs = load_all(two)
     assert runs.run.height == runs.run["run_id"].n_unique() == 12
@@ -71,6 +72,7 @@ def test_a_run_that_was_measured_elsewhere_is_kept_by_host_and_no_duplicate(two:
     }
 
 
+@pytest.mark.exhaustive
 def test_no_pair_has_runs_of_two_machines(two: list[Path]) -> None:
     runs = load_all(two)
     pairings = against_one_device(runs).values()
@@ -81,6 +83,7 @@ def test_no_pair_has_runs_of_two_machines(two: list[Path]) -> None:
     assert all(run_id.endswith(f"@{machine}") for run_id, machine in definitions.items())
 
 
+@pytest.mark.exhaustive
 def test_one_device_of_another_machine_is_no_baseline(tmp_path: Path) -> None:
     for repeat in range(3):
         published(config(tmp_path / "a", repeat=repeat), on("alpha", 10.0))
@@ -94,6 +97,7 @@ def test_one_device_of_another_machine_is_no_baseline(tmp_path: Path) -> None:
     assert dict(together.select("configuration", "speed_up").rows())["ddp × 2"] == 2.0, "the hosts alone are alike"
 
 
+@pytest.mark.exhaustive
 def test_folders_that_share_a_host_are_one_machine(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "abc"]
     for repeat in range(3):
@@ -153,6 +157,7 @@ def test_equal_names_of_unlike_machines_and_unrecorded_hosts_are_told_apart_by_t
     assert facts(runs)["group"].n_unique() == 4
 
 
+@pytest.mark.exhaustive
 def test_what_each_machine_measured_is_as_in_its_own_report(tmp_path: Path) -> None:
     """Also where two sweeps have measured the same runs, of which each is paired with its own sweep's."""
     a = measured(tmp_path / "a", "alpha", 10.0, 6.0)
@@ -168,6 +173,7 @@ def test_what_each_machine_measured_is_as_in_its_own_report(tmp_path: Path) -> N
     assert ("fsdp × 2", 10.0, 2.0, 3, 3, 3) in every["digits · cnn_small · machine alpha"]
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_died_early_has_the_device_of_its_own_machine(two: list[Path]) -> None:
     run = config(two[1], strategy="fsdp", devices=2)
     failed(run, "error", "died", epochs=0)
@@ -207,6 +213,7 @@ def resign(run: RunFolder, table: str) -> None:
     path.write_text(json.dumps(manifest))
 
 
+@pytest.mark.cases("without_column-run.parquet lacks config_json")
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
@@ -230,6 +237,7 @@ def test_corrupted_results_and_those_of_unlike_schema_are_named_and_skipped(
     assert html.escape(why, quote=False) in (out / "index.html").read_text().replace("&#39;", "'")
 
 
+@pytest.mark.exhaustive
 def test_a_folder_of_which_nothing_can_be_read_keeps_none_of_the_others_from_being_told(two: list[Path]) -> None:
     bad = published(config(two[0].parent / "c"), on("gamma", 1.0))
     damage(bad)
@@ -240,6 +248,7 @@ def test_a_folder_of_which_nothing_can_be_read_keeps_none_of_the_others_from_bei
     assert replications(runs) == []
 
 
+@pytest.mark.exhaustive
 def test_the_report_tells_the_machines_and_their_replications(
     two: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,6 +280,7 @@ def test_samples_of_telemetry_have_the_ids_of_the_merged_runs(tmp_path: Path) ->
     assert sorted(runs.telemetry["run_id"].unique()) == sorted(runs.run["run_id"])
 
 
+@pytest.mark.exhaustive
 def test_the_command_for_what_is_not_compared_names_the_folder_of_its_machine(two: list[Path]) -> None:
     for repeat in range(3):
         other = on("beta", 3.0, python="3.13.0")

@@ -282,6 +282,7 @@ def test_without_pushes_there_is_no_staleness_and_pushes_without_delay_have_0(tm
     assert (row["staleness_mean"], row["staleness_max"]) == (0.0, 0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_is_drawn_beside_the_formula_on_gpus_only(tmp_path: Path) -> None:
     for kind, name in (("cuda", "GPU"), ("cpu", "CPU")):
@@ -387,6 +388,7 @@ def test_without_gpus_there_are_no_gpu_hours_nor_energies(tmp_path: Path) -> Non
     ] == [None] * 4
 
 
+@pytest.mark.slow
 def test_a_configurations_energy_is_paired_with_one_devices(tmp_path: Path) -> None:
     for repeat, (one, two) in enumerate([(100.0, 150.0), (110.0, 154.0), (90.0, 144.0)]):
         published(config(tmp_path, repeat=repeat), powered(lambda e, r, power_w=one: power_w))

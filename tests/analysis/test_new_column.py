@@ -113,6 +113,7 @@ def test_formulas_are_in_the_order_in_which_they_build_on_each_other() -> None:
         assert not later & set(taken), column.name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_declared_column_is_shown_everywhere(results: Path) -> None:
     page = write_report(results)
@@ -136,6 +137,7 @@ def test_a_declared_column_is_shown_everywhere(results: Path) -> None:
     assert "| median of `waited_sum_s` | median |" in written
 
 
+@pytest.mark.slow
 def test_no_words_decide_what_is_computed(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every meaning reads otherwise, and no number changes."""
 

@@ -61,6 +61,7 @@ def test_every_notebook_is_tested_and_none_holds_outputs() -> None:
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells(name).cells)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 @pytest.mark.cases("quick_look")
@@ -80,6 +81,7 @@ def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypat
         assert any("claims:" in table for table in tables)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_losses_come_out_again_in_plain_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the documentation alone: the notebook takes nothing of the suite but the run's configuration."""
@@ -106,6 +108,7 @@ def test_the_latest_sweep_is_the_one_that_was_written_to_last(tmp_path: Path, mo
         latest("tutorial_mlp")
 
 
+@pytest.mark.slow
 def test_sweeps_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(notebook.RESULTS, str(tmp_path))
     for repeat, sweep in enumerate(("one", "two_small", "three")):

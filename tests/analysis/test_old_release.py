@@ -93,6 +93,7 @@ def test_they_are_the_runs_that_the_same_configurations_are_today(results: Path)
     assert {row["run_id"] for row in answers("runs")} == {run_id(folder.config()) for folder in find_runs(results)}
 
 
+@pytest.mark.slow
 def test_they_mix_with_todays(results: Path) -> None:
     published(config(results, model="mlp"))
     runs = load(results)
@@ -104,6 +105,7 @@ def test_they_mix_with_todays(results: Path) -> None:
     assert_same(old, answers("summary"), keys=("configuration", "outcomes"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_report_shows_them(results: Path) -> None:
     runs = load(results)

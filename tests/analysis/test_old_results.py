@@ -45,6 +45,7 @@ def sweep(root: Path) -> list[RunFolder]:
     ]
 
 
+@pytest.mark.cases("epochs")
 @pytest.mark.slow
 @pytest.mark.parametrize("table", LOADED)
 def test_all_answers_come_without_a_tables_later_columns(table: str, tmp_path: Path) -> None:
@@ -61,6 +62,7 @@ def test_all_answers_come_without_a_tables_later_columns(table: str, tmp_path: P
     assert judge_all(runs)
 
 
+@pytest.mark.exhaustive
 def test_bytes_that_were_not_counted_are_null(tmp_path: Path) -> None:
     for folder in sweep(tmp_path):
         rewrite(folder, TABLES_VERSION - 1, lambda t: t | {"ranks": t["ranks"].drop("activation_bytes_sent")})
@@ -69,6 +71,7 @@ def test_bytes_that_were_not_counted_are_null(tmp_path: Path) -> None:
     assert set(found.unpivot()["value"]) == {None}
 
 
+@pytest.mark.slow
 def test_memory_of_a_device_is_known_where_it_is_a_process_under_any_version(tmp_path: Path) -> None:
     gpus = {"ddp": 2, "data_parallel": 1}
     for name, processes in gpus.items():

@@ -86,6 +86,7 @@ def in_environments(runs: Runs, one: dict[str, Any], other: dict[str, Any]) -> R
     return replace(runs, tables={**{name: runs.tables[name] for name in LOADED}, "run": run})
 
 
+@pytest.mark.exhaustive
 def test_what_is_altered_in_memory_is_what_folders_would_hold(alike: Runs, tmp_path: Path) -> None:
     one, other = {"packages.torch": "one"}, {"packages.torch": None}
     written, altered = measured(tmp_path, one, other), in_environments(alike, one, other)
@@ -139,6 +140,7 @@ def test_what_must_match_is_refused_everywhere(
     refused(runs, capsys, monkeypatch, f"the sides differ in {key}: one and {'null' if missing else 'another'}")
 
 
+@pytest.mark.exhaustive
 def test_where_the_repeat_that_counts_is_in_another_environment_nothing_is_compared(tmp_path: Path) -> None:
     """A side's first repeat counts, and those that are like it."""
     runs = measured(tmp_path, {}, {"packages.torch": "2.11.0"}, repeats=[0])
@@ -147,6 +149,7 @@ def test_where_the_repeat_that_counts_is_in_another_environment_nothing_is_compa
     assert "the sides differ in packages.torch: 2.15.0 and 2.11.0" in line
 
 
+@pytest.mark.exhaustive
 def test_a_later_repeat_in_another_environment_does_not_count(tmp_path: Path) -> None:
     row = summary(measured(tmp_path, {}, {"packages.torch": "2.11.0"}, repeats=[3])).row(1, named=True)
     assert (row["verdict"], row["speed_up_pairs"]) == (SpeedVerdict.FASTER.value, row["runs"] - 1)
@@ -175,6 +178,7 @@ def test_what_may_differ_is_compared_everywhere_with_the_same_ratio(key: str, al
     assert sum(f"differ in {key}" in note for note in notes_of_both) == (2 if key in REPORTED else 0) or not key
 
 
+@pytest.mark.cases("cudnn_benchmark")
 @pytest.mark.parametrize("key", SET_BY_LAUNCHER)
 def test_what_the_launcher_sets_must_match_between_runs_on_equal_devices(key: str, tmp_path: Path) -> None:
     for repeat, time_s in enumerate((10.0, 11.0)):
@@ -207,6 +211,7 @@ def on(device_type: str, root: Path, key: str, nodes: int = 1) -> Runs:
     return load(root)
 
 
+@pytest.mark.cases("variables.OMP_NUM_THREADS")
 @pytest.mark.parametrize("key", THREADS)
 def test_on_gpus_the_launcher_shares_the_cores_out_among_devices(key: str, tmp_path: Path) -> None:
     runs = on("cuda", tmp_path, key)
@@ -215,17 +220,20 @@ def test_on_gpus_the_launcher_shares_the_cores_out_among_devices(key: str, tmp_p
     assert any(key in warning for warning in notes.warnings(runs)), "a difference that the launcher explains is told"
 
 
+@pytest.mark.cases("variables.OMP_NUM_THREADS")
 @pytest.mark.parametrize("key", THREADS)
 def test_on_cpus_a_device_has_its_threads_however_many_devices_there_are(key: str, tmp_path: Path) -> None:
     assert summary(on("cpu", tmp_path, key)).row(1, named=True)["verdict"] == SpeedVerdict.NOT_COMPARABLE.value
 
 
+@pytest.mark.cases("1-not comparable")
 @pytest.mark.parametrize(("nodes", "verdict"), [(1, SpeedVerdict.NOT_COMPARABLE), (2, SpeedVerdict.FASTER)])
 def test_the_interface_is_another_only_between_nodes(nodes: int, verdict: SpeedVerdict, tmp_path: Path) -> None:
     runs = on("cpu", tmp_path, "variables.GLOO_SOCKET_IFNAME", nodes)
     assert summary(runs).row(1, named=True)["verdict"] == verdict.value
 
 
+@pytest.mark.exhaustive
 def test_threads_of_two_strategies_on_equal_devices_must_match(tmp_path: Path) -> None:
     for repeat in range(6):
         for strategy, threads in (("ddp", 1), ("fsdp", 8)):
@@ -244,6 +252,7 @@ def test_no_figure_ranks_what_is_not_compared(name: str, alike: Runs) -> None:
     assert "does not rank" not in ranking.finding
 
 
+@pytest.mark.exhaustive
 def test_an_effect_of_an_effect_holds_all_four_runs_against_each_other(tmp_path: Path) -> None:
     """The second effect's epochs hold 1,088 and 1,024 samples: the larger batch drops the rest."""
     for repeat in range(6):
@@ -259,6 +268,7 @@ def test_an_effect_of_an_effect_holds_all_four_runs_against_each_other(tmp_path:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_best_of_several_is_chosen_among_runs_of_one_environment(tmp_path: Path) -> None:
     needed = {(64, 0.1): 10.0, (64, 0.2): 11.0, (128, 0.1): 5.0, (128, 0.2): 6.0}
     for repeat in range(6):
@@ -285,6 +295,7 @@ def test_accuracies_that_do_not_count_are_left_out_of_the_finding(tmp_path: Path
     assert "configurations differ by at most 2 percentage points" in figure.finding
 
 
+@pytest.mark.exhaustive
 def test_repeats_without_a_partner_must_have_the_same_environment(tmp_path: Path) -> None:
     """Else their times are not in the medians beside the speed-up."""
     before = summary(measured(tmp_path, {}, {})).row(1, named=True)
@@ -364,6 +375,7 @@ def in_words(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     }
 
 
+@pytest.mark.cases("submits of one side after those of the other")
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 def test_every_room_says_the_same_of_when_and_how_much(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -389,6 +401,7 @@ def test_every_room_says_the_same_of_when_and_how_much(
         assert ("more than the ideal" in shown) == (reason.startswith("more than"))
 
 
+@pytest.mark.exhaustive
 def test_an_effect_of_effects_is_blocked_by_any_two_of_its_runs(tmp_path: Path) -> None:
     """Both effects are five times what two devices can do, so that the one ÷ the other is 1."""
     runs = in_circumstances(tmp_path, 5e4, [share / 5 for share in EVEN])
@@ -398,6 +411,7 @@ def test_an_effect_of_effects_is_blocked_by_any_two_of_its_runs(tmp_path: Path) 
     assert (case.verdict, "is not believed" in case.lacks) == ("inconclusive", True)
 
 
+@pytest.mark.cases("1.8")
 @pytest.mark.parametrize(
     ("share", "kind"), [(0.55, None), (0.4, Caveat.ABOVE_IDEAL), (0.1, Blocker.SUPERLINEAR)], ids=["1.8", "2.5", "10"]
 )
@@ -414,6 +428,7 @@ def test_more_devices_of_one_strategy_are_not_faster_by_any_factor(
     assert [issue.kind for issue in pairing.exchanged().blockers()] == kinds[: kind is Blocker.SUPERLINEAR]
 
 
+@pytest.mark.cases("True")
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_figure_across_works_gives_the_verdict_of_compare(apart: bool, tmp_path: Path) -> None:
     for repeat, wobble in enumerate((1.0, 1.01, 0.99, 1.02, 0.98, 1.0)):
@@ -433,6 +448,7 @@ def test_a_figure_across_works_gives_the_verdict_of_compare(apart: bool, tmp_pat
     assert ("measured apart" in figure.finding) is apart
 
 
+@pytest.mark.exhaustive
 def test_the_energy_of_all_configurations_is_judged_together(tmp_path: Path) -> None:
     """Of four, which no repeat tells from one device, none has an interval as if it were the only one."""
     for repeat, wobble in enumerate((1.0, 1.02, 0.98, 1.03, 0.97, 1.0)):
@@ -450,6 +466,7 @@ def test_the_energy_of_all_configurations_is_judged_together(tmp_path: Path) -> 
         assert row["energy_ratio_low"] < (alone.low or 0)
 
 
+@pytest.mark.exhaustive
 def test_a_claim_that_is_named_has_the_verdict_that_it_has_among_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -473,6 +490,7 @@ def test_a_claim_that_is_named_has_the_verdict_that_it_has_among_all(
     assert f"claim_0: {among.verdict}" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_a_choice_that_lacks_a_candidate_in_one_repeat_is_judged(tmp_path: Path) -> None:
     needed = {(64, 0.1): 10.0, (64, 0.2): 11.0, (128, 0.1): 5.0, (128, 0.2): 6.0}
     for repeat in range(7):

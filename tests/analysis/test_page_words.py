@@ -98,6 +98,7 @@ def test_the_check_finds_what_says_nothing() -> None:
         require_that_it_says_something(Page("<h1>Title</h1><h2>First</h2><h2>Next</h2><p>words</p>"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sweep", ["demo", "mnist_two_devices", "tutorial_mlp"])
 def test_every_heading_of_a_page_has_content_and_every_sentence_says_something(sweep: str, tmp_path: Path) -> None:
     page = write_report(made_up(tmp_path, [f"sweep={sweep}", "measure.telemetry_hz=1"]))

@@ -36,6 +36,7 @@ def written(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Path]:
     return [Path(line) for line in lines if line.endswith((".pdf", ".svg", ".png"))]
 
 
+@pytest.mark.cases("175")
 @pytest.mark.parametrize("width_mm", [85, 175])
 def test_a_figure_is_as_wide_as_a_papers_column(
     sweep: Path, tmp_path: Path, width_mm: int, capsys: pytest.CaptureFixture[str]

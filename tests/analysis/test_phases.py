@@ -75,6 +75,7 @@ def test_a_ring_takes_its_latencies_and_its_bytes(results: Path) -> None:
     assert by_strategy(ring_times(runs), results) == {"ddp": {"exposed_s": 3.0, "ring_s": pytest.approx(expected)}}
 
 
+@pytest.mark.exhaustive
 def test_the_figures_show_and_say_what_was_measured(results: Path) -> None:
     figures = {figure.name: figure for figure in draw(load(results))}
     chart = figures["attribution"].chart
@@ -96,6 +97,7 @@ def test_the_figures_show_and_say_what_was_measured(results: Path) -> None:
     assert found == ("ddp × 2", 3000.0, pytest.approx(ring_ms))
 
 
+@pytest.mark.exhaustive
 def test_without_attribution_the_figures_say_how_to_get_it(tmp_path: Path) -> None:
     published(config(tmp_path), Fake())
     figures = {figure.name: figure for figure in draw(load(tmp_path))}

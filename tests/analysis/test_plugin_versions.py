@@ -37,6 +37,7 @@ def strategy_of(root: Path, sources: str, times: list[float], *, at: float = IN_
         published(run, fake)
 
 
+@pytest.mark.slow
 def test_two_versions_of_a_strategy_are_two_variants_beside_one_baseline(tmp_path: Path) -> None:
     for repeat in range(3):
         published(config(tmp_path, repeat=repeat), steady(10.0 + repeat, started_at=IN_TURN + 1e5 * repeat))
@@ -51,6 +52,7 @@ def test_two_versions_of_a_strategy_are_two_variants_beside_one_baseline(tmp_pat
     assert not limited(runs, (Caveat.ENVIRONMENT,)), "that single has no plugin is no difference"
 
 
+@pytest.mark.slow
 def test_two_folders_of_two_versions_are_compared_only_where_that_is_named(tmp_path: Path) -> None:
     strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2])
     strategy_of(tmp_path / "b", TWO, [3.0, 3.3, 3.7], at=IN_TURN + 5e4)
@@ -64,12 +66,14 @@ def test_two_folders_of_two_versions_are_compared_only_where_that_is_named(tmp_p
     assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."
 
 
+@pytest.mark.slow
 def test_in_one_folder_they_are_compared_by_their_sources(tmp_path: Path) -> None:
     strategy_of(tmp_path, ONE, [6.0, 6.6, 7.2])
     strategy_of(tmp_path, TWO, [3.0, 3.3, 3.7], at=IN_TURN + 5e4)
     assert [row.verdict for row in by(load(tmp_path), "strategy.plugin_sources", ONE, TWO).rows] == ["faster"]
 
 
+@pytest.mark.slow
 def test_sources_that_count_as_the_same_are_compared_and_named(tmp_path: Path) -> None:
     strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2])
     strategy_of(tmp_path / "b", ONE, [6.0, 6.6, 7.2], at=IN_TURN + 5e4, now=TWO)
@@ -78,6 +82,7 @@ def test_sources_that_count_as_the_same_are_compared_and_named(tmp_path: Path) -
     assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."
 
 
+@pytest.mark.slow
 def test_two_versions_of_a_model_are_two_works(tmp_path: Path) -> None:
     for sources, strategy, devices in ((ONE, "single", 1), (TWO, "ddp", 2)):
         run = config(tmp_path, strategy=strategy, devices=devices)

@@ -72,6 +72,7 @@ def test_planted_watts_of_all_gpus_are_drawn_against_the_seconds_of_the_training
     assert all(words in image for words in ("Seconds since the first epoch began", "Power of all GPUs (W)", "ddp × 2"))
 
 
+@pytest.mark.exhaustive
 def test_samples_are_read_once_of_one_run_per_configuration_and_of_drawn_panels_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

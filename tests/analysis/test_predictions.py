@@ -43,6 +43,7 @@ def drawn(runs: Runs) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.exhaustive
 def test_measured_points_are_measured_and_what_lies_beyond_is_labelled_a_prediction(runs: Runs) -> None:
     rows = drawn(runs)
     shown = {(row["group"], row["variant"], row["x"]): row["y"] for row in rows if row["mark"] == "measured"}
@@ -60,6 +61,7 @@ def test_measured_points_are_measured_and_what_lies_beyond_is_labelled_a_predict
     assert "their network is assumed" in text
 
 
+@pytest.mark.exhaustive
 @fault(
     "numbers",
     "Several strategies at one number of devices",
@@ -75,6 +77,7 @@ def test_predictions_stand_at_the_devices_that_they_have(tmp_path: Path) -> None
     assert all(row["configuration"] == f"{row['variant']} × {row['x']:g}" for row in beyond)
 
 
+@pytest.mark.slow
 def test_no_prediction_has_seen_its_own_measurement(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     from analysis.advisor import check
     from analysis.advisor.fit import fitted
@@ -90,6 +93,7 @@ def test_no_prediction_has_seen_its_own_measurement(runs: Runs, monkeypatch: pyt
         assert not own & rest
 
 
+@pytest.mark.slow
 def test_of_few_configurations_the_interval_is_an_assumption_and_says_so(runs: Runs) -> None:
     assert forecast(runs).assumed
     assert "a factor of 2 both ways is assumed" in predictions.finding(runs)

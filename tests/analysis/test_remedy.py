@@ -70,6 +70,7 @@ def ids(runs: Runs, *configurations: dict[str, Any]) -> set[str]:
     return {run_id(config(runs.root, repeat=repeat, **each)) for repeat in every for each in configurations}
 
 
+@pytest.mark.exhaustive
 def test_what_the_report_refuses_is_compared_and_measured_by_its_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +101,7 @@ def remedies_for(runs: Runs, configuration: str) -> Remedies:
     return issue.remedies
 
 
+@pytest.mark.exhaustive
 def test_groups_that_differ_otherwise_are_compared_by_one_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +117,7 @@ def test_groups_that_differ_otherwise_are_compared_by_one_command(
         assert "batch size 64" in compares(each.issue.remedies.compare, capsys)
 
 
+@pytest.mark.exhaustive
 def test_a_claims_refusal_names_commands_that_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = measured(tmp_path)
     (effect,) = effects(runs, SHORTER)
@@ -124,6 +127,7 @@ def test_a_claims_refusal_names_commands_that_work(tmp_path: Path, capsys: pytes
     assert main(["plan", *issue.remedies.submit[1:]]) == 0
 
 
+@pytest.mark.exhaustive
 def test_a_refused_comparison_names_the_command_that_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +141,7 @@ def test_a_refused_comparison_names_the_command_that_compares(
     assert command in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_of_sides_with_several_strategies_a_command_names_one_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +165,7 @@ def test_two_folders_with_several_strategies_have_no_command_that_would_be_refus
     assert "`" not in told
 
 
+@pytest.mark.exhaustive
 def test_the_report_names_no_command_that_other_groups_would_have_refused(tmp_path: Path) -> None:
     for batch_size, ways in ((64, TWO[:0]), (128, TWO[:1]), (256, TWO[:1])):
         published(config(tmp_path, batch_size=batch_size), steady(10.0))
@@ -170,6 +176,7 @@ def test_the_report_names_no_command_that_other_groups_would_have_refused(tmp_pa
     assert main(list(command)) == 0
 
 
+@pytest.mark.exhaustive
 def test_further_repeats_come_after_those_that_do_not_count(tmp_path: Path) -> None:
     for repeat in range(5):
         published(config(tmp_path, repeat=repeat), steady(10.0 + repeat))
@@ -179,6 +186,7 @@ def test_further_repeats_come_after_those_that_do_not_count(tmp_path: Path) -> N
     assert "add 4 repeats per side, in turn (sweep.repeats=9)." in warning
 
 
+@pytest.mark.exhaustive
 def test_runs_that_differ_in_another_key_are_compared_by_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for repeat in range(2):
         for batch_size, entries in ((64, {}), (128, OLD)):

@@ -83,6 +83,7 @@ def page(sweep: Path) -> Page:
     return Page((sweep / "report" / "index.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.exhaustive
 def test_the_page_loads_nothing(sweep: Path, page: Page) -> None:
     assert page.loads
     images = [target for target in page.loads if target.startswith("figures/")]
@@ -128,6 +129,7 @@ def test_every_figure_is_valid_svg_and_pdf(sweep: Path) -> None:
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.exhaustive
 def test_figures_come_in_order_with_findings_from_the_data(sweep: Path) -> None:
     figures = {figure.name: figure for figure in draw(load(sweep))}
     assert [name for name in figures if name in NAMED] == NAMED
@@ -204,6 +206,7 @@ def test_of_very_long_curves_some_epochs_are_drawn_the_last_always(many: Runs) -
     assert found["value"].max() == 2.2
 
 
+@pytest.mark.exhaustive
 def test_very_many_epochs_are_a_parquet_file(many: Runs, tmp_path: Path) -> None:
     write_report(many.root, tmp_path / "report")
     found = pl.read_parquet(tmp_path / "report" / "tables" / "epochs.parquet")
@@ -241,6 +244,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_module, "draw", lambda runs: [])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_says_which_runs_were_resumed(tmp_path: Path) -> None:
     fake = Fake(resumed_after=2)
@@ -251,6 +255,7 @@ def test_the_page_says_which_runs_were_resumed(tmp_path: Path) -> None:
     write_report(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_second_report_replaces_the_first_and_leaves_nothing_behind(tmp_path: Path) -> None:
     published(config(tmp_path))
     first = write_report(tmp_path / "demo")
@@ -260,6 +265,7 @@ def test_a_second_report_replaces_the_first_and_leaves_nothing_behind(tmp_path: 
     assert sorted(path.name for path in (tmp_path / "demo").iterdir() if "digits" not in path.name) == ["report"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published(config(tmp_path))
@@ -295,6 +301,7 @@ def test_a_folder_with_no_finished_run_is_refused_before_anything_is_written(tmp
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.exhaustive
 def test_runs_that_do_not_count_make_a_report_that_says_so(tmp_path: Path) -> None:
     published(config(tmp_path, measure={"deterministic": True}, epochs=1))
     published(config(tmp_path, strategy="ddp", devices=2), Fake(parity_passed=False))
@@ -323,6 +330,7 @@ def test_nulls_are_dashes_and_never_zero(tmp_path: Path) -> None:
     assert next(table)["peak_memory_max_bytes"] == ""
 
 
+@pytest.mark.exhaustive
 @fault(
     "storage and input",
     "A name or an option that a spreadsheet takes for a formula",
@@ -342,6 +350,7 @@ def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
     assert [cell for cell in cells if cell.startswith(("=", "@", "+", "-")) and not numbers.fullmatch(cell)] == []
 
 
+@pytest.mark.exhaustive
 def test_many_groups_and_devices_are_drawn(tmp_path: Path) -> None:
     for model in ("cnn_small", "cnn_large"):
         for devices in (1, 2, 4, 16):
@@ -395,6 +404,7 @@ def every_strategy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "demo"
 
 
+@pytest.mark.exhaustive
 def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None:
     found = {figure.name: figure.finding.replace("\u202f", " ") for figure in draw(load(every_strategy))}
     assert found["communication"] == (
@@ -409,6 +419,7 @@ def test_findings_about_bytes_bubble_and_staleness(every_strategy: Path) -> None
     )
 
 
+@pytest.mark.exhaustive
 def test_the_new_figures_draw_the_numbers_of_the_tables(every_strategy: Path) -> None:
     charts = {figure.name: figure.chart for figure in draw(load(every_strategy)) if figure.chart}
     assert [name for name in charts if name in NAMED] == [*FIGURES, *RARER[:3]]
@@ -425,6 +436,7 @@ def test_the_new_figures_draw_the_numbers_of_the_tables(every_strategy: Path) ->
     assert shares == [(0, 50.0), (1, 25.0), (3, 25.0)]
 
 
+@pytest.mark.exhaustive
 def test_every_strategy_side_by_side(every_strategy: Path) -> None:
     text = write_report(every_strategy).read_text(encoding="utf-8").replace("\u202f", " ").replace("\u00a0", " ")
     assert all(f'<th scope="row">{name} × 2</th>' in text for name in STRATEGIES)
@@ -437,6 +449,7 @@ def test_every_strategy_side_by_side(every_strategy: Path) -> None:
     assert ">11.1 %</data>" in text
 
 
+@pytest.mark.exhaustive
 def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
     published(config(tmp_path))
     pipeline = foreign(config(tmp_path, devices=2), "pipeline")
@@ -447,6 +460,7 @@ def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_small_differences_of_accuracy_are_not_none(tmp_path: Path) -> None:
     """Nor are runs of one configuration, with the parity check and without, compared with each other."""
 
@@ -463,6 +477,7 @@ def test_small_differences_of_accuracy_are_not_none(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_no_bubble_can_be_told_from_a_shortfall_without_one_device(tmp_path: Path) -> None:
     published(foreign(config(tmp_path, devices=2), "pipeline"), Fake(theoretical_bubble=0.25))
     figure = next(figure for figure in draw(load(tmp_path)) if figure.name == "bubble")

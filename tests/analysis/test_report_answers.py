@@ -36,6 +36,7 @@ def plant(root: Path, times: dict[tuple[str, int], float], **work: Any) -> None:
             published(run, steady(time_s * WOBBLE[(repeat + devices) % 6]))
 
 
+@pytest.mark.exhaustive
 def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path) -> None:
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 6.0, ("ddp", 4): 4.0}, batch_size=128)
     assert matrix(load(tmp_path)) is None, "of one work, sentences say it"
@@ -65,6 +66,7 @@ def test_epochs_sort_as_numbers(tmp_path: Path) -> None:
     assert groups == [f"digits · cnn_small · epochs {epochs}" for epochs in (10, 30, 100)]
 
 
+@pytest.mark.slow
 def test_models_tell_two_devices_from_four(tmp_path: Path) -> None:
     for model in ("cnn_small", "cnn_large"):
         for strategy, devices in (("single", 1), ("ddp", 2), ("ddp", 4)):
@@ -90,6 +92,7 @@ def test_the_loss_is_told_by_configuration_and_says_nothing_twice(tmp_path: Path
     )
 
 
+@pytest.mark.exhaustive
 def test_an_efficiency_has_its_interval_and_its_verdict(tmp_path: Path) -> None:
     noisy = (1.3, 0.75, 1.1, 0.9, 1.2, 0.8)
     for repeat in REPEATS:
@@ -108,6 +111,7 @@ def test_an_interval_that_says_nothing_is_not_printed(low: float, high: float, w
     assert text.interval(1.0, low, high) == words
 
 
+@pytest.mark.exhaustive
 def test_ends_that_say_nothing_are_printed_nowhere(tmp_path: Path) -> None:
     """Neither in the headline, nor at a glance, nor below a figure, nor beside a claim."""
     for model in ("cnn_small", "mlp"):
@@ -130,6 +134,7 @@ def test_ends_that_say_nothing_are_printed_nowhere(tmp_path: Path) -> None:
     assert all(f" ({wide}), 3 repeats: " in words for words in effects)
 
 
+@pytest.mark.slow
 def test_what_is_true_of_several_works_is_one_warning(tmp_path: Path) -> None:
     """Samples that no batch holds, no run of one device, one that was measured with another torch."""
     apart, without = tmp_path / "apart", tmp_path / "without"
@@ -157,6 +162,7 @@ def test_computation_for_each_second_of_communication(tmp_path: Path) -> None:
     assert found == pytest.approx(4 * 12 / (4 + 8))
 
 
+@pytest.mark.exhaustive
 def test_a_claim_about_computation_and_communication_is_decided(tmp_path: Path) -> None:
     for repeat in REPEATS:
         for model, forward in (("cnn_small", 1.0), ("cnn_large", 5.0)):
@@ -172,6 +178,7 @@ def test_a_claim_about_computation_and_communication_is_decided(tmp_path: Path) 
     assert (finding.verdict, finding.cases[0].median) == ("reproduced", pytest.approx(3.0))
 
 
+@pytest.mark.exhaustive
 def test_claims_are_rows_of_the_page_the_csv_file_and_the_latex_table(tmp_path: Path) -> None:
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 6.0})
     runs = load(tmp_path)
@@ -202,6 +209,7 @@ def test_claims_are_rows_of_the_page_the_csv_file_and_the_latex_table(tmp_path: 
         assert rf"their own runs ({number} of 3)}}\label{{tab:claims-{number}}}" in part
 
 
+@pytest.mark.exhaustive
 def test_the_page_has_claims_a_line_for_what_is_not_drawn_and_no_empty_heading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +228,7 @@ def test_the_page_has_claims_a_line_for_what_is_not_drawn_and_no_empty_heading(
     assert (tmp_path / "demo" / "report" / "tables" / "claims.tex").read_text().startswith("% Needs")
 
 
+@pytest.mark.exhaustive
 def test_the_terminal_tells_the_answers_before_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tmp_path / "demo", {("single", 1): 10.0, ("ddp", 2): 6.0})
     assert main(["report", str(tmp_path / "demo")]) == 0
@@ -236,6 +245,7 @@ def test_a_group_says_once_what_two_keys_say() -> None:
     assert work_label(work | {"model.sequence": 512}, keys).endswith("batch size 4 · sequence 256 · sequence 512")
 
 
+@pytest.mark.exhaustive
 def test_repeats_that_would_decide_do_decide(tmp_path: Path) -> None:
     """One device, and two that are 1.2 times as fast in the middle, by 1.05 and 1.37 in turn."""
 

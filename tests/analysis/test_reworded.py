@@ -31,6 +31,7 @@ def answers(root: Path) -> tuple[pl.DataFrame, pl.DataFrame, list[Any]]:
     return summary(runs), by(runs, "strategy", "single", "ddp", across=["devices"]).frame, numbers
 
 
+@pytest.mark.exhaustive
 def test_reworded_reasons_change_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for repeat in range(8):
         fake = steady(10.0 + repeat, oversubscribed=repeat == 6, parity_passed=repeat != 7)

@@ -209,6 +209,7 @@ def test_the_error_of_each_is_that_of_benjamini_and_hochberg(p_values: list[floa
     assert error == pytest.approx(0.05 * max(rejected, 1) / max(len(p_values), 1))
 
 
+@pytest.mark.slow
 def test_a_slow_down_of_the_size_that_is_told_is_seen_in_four_of_five_cases() -> None:
     rng = np.random.default_rng(1)
     seen = rng.normal(0, 0.02, 6)

@@ -72,6 +72,7 @@ def language_model(root: Path, *, speeds: dict[str, Any] = SPEEDS, **changes: An
     return published(run, fake)
 
 
+@pytest.mark.exhaustive
 @fault(
     "numbers",
     "Numbers that are not finite",
@@ -125,6 +126,7 @@ def columns_of(root: Path) -> dict[str, Any]:
     return per_run(load(root)).select(NAMES).row(0, named=True)
 
 
+@pytest.mark.slow
 def test_they_are_those_by_hand(tmp_path: Path) -> None:
     language_model(tmp_path, strategy="ddp", devices=2)
     rate = 4096 * WINDOW / 2.0  # 4,096 windows fill 32 batches of 128
@@ -144,6 +146,7 @@ def test_they_are_those_by_hand(tmp_path: Path) -> None:
     assert (row["tokens_per_s"], row["final_perplexity"]) == pytest.approx((rate, math.exp(1.25)))
 
 
+@pytest.mark.slow
 def test_images_have_none_of_them(tmp_path: Path) -> None:
     published(config(tmp_path), Fake(speeds=SPEEDS))
     assert set(columns_of(tmp_path).values()) == {None}
@@ -204,6 +207,7 @@ def test_results_of_before_have_none(tmp_path: Path) -> None:
     assert set(columns_of(tmp_path).values()) == {None}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_report_shows_them_where_there_are_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_module, "draw", lambda runs: [])

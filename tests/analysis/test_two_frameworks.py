@@ -40,6 +40,7 @@ def measured(root: Path, *strategies: str, model: str = "cnn_small") -> Runs:
     return load(root)
 
 
+@pytest.mark.exhaustive
 def test_each_strategy_is_compared_with_one_device_of_its_framework(tmp_path: Path) -> None:
     runs = measured(tmp_path, *TIMES_S)
     rows = {row["configuration"]: row for row in summary(runs).to_dicts()}
@@ -53,12 +54,14 @@ def test_each_strategy_is_compared_with_one_device_of_its_framework(tmp_path: Pa
     assert row.verdict is SpeedVerdict.FASTER, "another framework may be faster by more than the devices"
 
 
+@pytest.mark.exhaustive
 def test_a_framework_without_one_device_is_named(tmp_path: Path) -> None:
     lines = [line for line in warnings(measured(tmp_path, "single", "ddp", "tf_multi_worker")) if "No speed-up" in line]
     assert len(lines) == 1
     assert "in tensorflow: no counted run of strategy=tf_single devices=1 did the same work" in lines[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_models_are_told_beside_their_frameworks_own_device(tmp_path: Path) -> None:
     for model in ("mlp", "cnn_small"):

@@ -58,6 +58,7 @@ def scaled(factor: float) -> dict[str, list[float]]:
     return {name: [time * factor * w for time, w in zip(times, wobble, strict=True)] for name, times in BEFORE.items()}
 
 
+@pytest.mark.exhaustive
 def test_what_torchrun_sets_for_its_processes_is_no_difference(tmp_path: Path) -> None:
     """A single process that drives both devices hasn't it."""
     sweep(tmp_path, {"model_parallel": [10.0, 11.0]})
@@ -68,6 +69,7 @@ def test_what_torchrun_sets_for_its_processes_is_no_difference(tmp_path: Path) -
     ]
 
 
+@pytest.mark.exhaustive
 def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_repeat(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
     b = sweep(tmp_path / "b", {"single": [10.0, 10.9, 12.2], "ddp": [6.6, 7.33, 7.85]}, at=BETWEEN, commit="456def")
@@ -92,6 +94,7 @@ def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_r
     assert energy.select("a", "b", "ratio", "verdict").rows() == [(None,) * 4] * 2, "not measured is null"
 
 
+@pytest.mark.exhaustive
 def test_the_same_times_of_day_are_the_same_run_and_no_comparison(tmp_path: Path) -> None:
     sweep(tmp_path / "a", BEFORE)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -99,6 +102,7 @@ def test_the_same_times_of_day_are_the_same_run_and_no_comparison(tmp_path: Path
         compare(load(tmp_path / "a"), load(tmp_path / "b"))
 
 
+@pytest.mark.exhaustive
 def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
     there = {"packages": {"torch": "2.16.0"}, "cuda": {"driver": "600"}, "variables": {"NCCL_ALGO": "Tree"}}
@@ -121,6 +125,7 @@ def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path)
         compare(a, b, across=["prcision"])
 
 
+@pytest.mark.exhaustive
 def test_host_commit_and_load_may_differ(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE, environment={"host": "n1", "load_average_1min": 0.1})
     b = sweep(tmp_path / "b", BEFORE, at=BETWEEN, environment={"host": "n2", "load_average_1min": 0.7})
@@ -129,6 +134,7 @@ def test_host_commit_and_load_may_differ(tmp_path: Path) -> None:
     assert found.notes[0] == "The compared runs differ in host: n1 and n2."
 
 
+@pytest.mark.exhaustive
 def test_what_one_side_lacks_is_named_and_what_does_not_count_is_not_compared(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE | {"fsdp": [7.0]})
     sweep(tmp_path / "b", {"ddp": [6.0, 6.6, 7.2], "model_parallel": [12.0]}, at=BETWEEN)
@@ -151,6 +157,7 @@ def test_a_side_without_a_counted_run_says_why(tmp_path: Path) -> None:
         compare(a, load(tmp_path / "b"))
 
 
+@pytest.mark.exhaustive
 def test_repeats_that_one_side_alone_has_are_told_of_either(tmp_path: Path) -> None:
     sweep(tmp_path / "a", {"ddp": [6.0, 6.6, 7.2], "fsdp": [7.0, 7.1]})
     sweep(tmp_path / "b", {"ddp": [6.0, 6.6], "fsdp": [7.0, 7.1, 7.2]}, at=BETWEEN)
@@ -159,6 +166,7 @@ def test_repeats_that_one_side_alone_has_are_told_of_either(tmp_path: Path) -> N
     assert "Side A lacks 1 of 3 repeats of fsdp × 2." in lines
 
 
+@pytest.mark.exhaustive
 def test_the_gate_names_the_groups_that_one_side_lacks(tmp_path: Path) -> None:
     sweep(tmp_path / "a", BEFORE)
     a = sweep(tmp_path / "a", BEFORE, changes={"batch_size": 64})
@@ -188,6 +196,7 @@ def test_the_values_that_a_key_has_are_named(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.cases("optimizer.lr=0.10,1000000.0")
 @pytest.mark.parametrize("given", ["optimizer.lr=0.1,1e6", "optimizer.lr=1e-1,1000000", "optimizer.lr=0.10,1000000.0"])
 def test_values_are_those_that_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
     for rate in (0.1, 1e6):
@@ -198,6 +207,7 @@ def test_values_are_those_that_are_equal(tmp_path: Path, capsys: pytest.CaptureF
     assert "faster" in capsys.readouterr().out
 
 
+@pytest.mark.cases("none has it")
 @pytest.mark.parametrize("others", [{}, {"zero1": [7.0]}], ids=["none has it", "an unrelated run has it"])
 def test_a_value_that_only_skipped_runs_have_is_found_and_their_folder_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], others: dict[str, list[float]]
@@ -215,6 +225,7 @@ def test_a_value_that_only_skipped_runs_have_is_found_and_their_folder_compared(
     assert "; their environments differ in python: 3.12.1 and 3.11" in skipped.reason
 
 
+@pytest.mark.exhaustive
 def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -> None:
     runs = sweep(tmp_path, BEFORE | {"fsdp": [6.6, 7.26, 8.0]})
     found = by(runs, "strategy", "ddp", "fsdp")
@@ -230,6 +241,7 @@ def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -
         by(runs, "strategyy", "ddp", "fsdp")
 
 
+@pytest.mark.exhaustive
 def test_what_may_differ_must_not_differ_within_a_side(tmp_path: Path) -> None:
     sweep(tmp_path / "a", BEFORE)
     sweep(tmp_path / "a", BEFORE, changes={"batch_size": 64})
@@ -252,6 +264,7 @@ def test_epochs_of_unequal_length_are_compared_by_sample(tmp_path: Path) -> None
     assert "ratios of times and energies are per sample" in found.notes[0]
 
 
+@pytest.mark.exhaustive
 def test_energy_and_memory_are_compared_where_both_measured_them(tmp_path: Path) -> None:
     cuda: dict[str, Any] = {"device_type": "cuda", "device_name": "GPU", "peak_allocated_bytes": lambda e, r: 2**30}
     a = sweep(tmp_path / "a", BEFORE, gpu_power_w=lambda e, r: 300.0, **cuda)
@@ -265,6 +278,7 @@ def test_energy_and_memory_are_compared_where_both_measured_them(tmp_path: Path)
 # --- the gate
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("factor", "code", "message"),
     [
@@ -289,6 +303,7 @@ def test_the_gate_fails_what_is_slower_with_confidence_and_passes_nothing_that_m
     )
 
 
+@pytest.mark.exhaustive
 def test_what_was_measured_in_one_submit_each_does_not_pass(tmp_path: Path) -> None:
     """However alike the repeats of each side are: the machine may have been another."""
     for side, at in (("a", 1.7e9), ("b", 1.8e9)):
@@ -305,6 +320,7 @@ def test_what_was_measured_in_one_submit_each_does_not_pass(tmp_path: Path) -> N
     assert gate.message.endswith(" Measure both sides in turn, then compare")
 
 
+@pytest.mark.cases("3")
 @pytest.mark.parametrize("repeats", [3, 6])
 def test_submits_of_one_side_after_those_of_the_other_are_no_more_than_one(tmp_path: Path, repeats: int) -> None:
     """However many there are: the machine may be slower from the first submit of the second side on."""
@@ -324,6 +340,7 @@ def test_submits_of_one_side_after_those_of_the_other_are_no_more_than_one(tmp_p
     assert (compare(a, c).rows[0].verdict, gates.gate(compare(a, c), margin=0.01).code) == ("slower", 1)
 
 
+@pytest.mark.exhaustive
 def test_each_row_says_why_it_has_no_verdict(tmp_path: Path) -> None:
     """One configuration was measured first on side A, the other one on side B."""
     for side, first in (("a", "single"), ("b", "ddp")):
@@ -335,6 +352,7 @@ def test_each_row_says_why_it_has_no_verdict(tmp_path: Path) -> None:
     assert "measure both in turn" in note
 
 
+@pytest.mark.exhaustive
 def test_what_limits_one_row_names_it(tmp_path: Path) -> None:
     sweep(tmp_path / "a", BEFORE)
     sweep(tmp_path / "b", {"ddp": BEFORE["ddp"]}, at=BETWEEN)
@@ -344,6 +362,7 @@ def test_what_limits_one_row_names_it(tmp_path: Path) -> None:
     assert any(note.startswith("single × 1: The two sides were measured apart") for note in found.notes)
 
 
+@pytest.mark.exhaustive
 def test_the_intervals_of_every_metric_allow_for_all_rows(tmp_path: Path) -> None:
     times = [10.0, 10.1, 9.9, 10.0, 10.1, 9.9]
     later = {"single": 1.03, "ddp": 0.99, "fsdp": 1.01, "zero1": 1.0}
@@ -370,6 +389,7 @@ def test_the_intervals_of_every_metric_allow_for_all_rows(tmp_path: Path) -> Non
         assert rate.low == pytest.approx(1 / (time.high or 0))
 
 
+@pytest.mark.exhaustive
 def test_the_gate_says_how_many_repeats_decide_and_they_do(tmp_path: Path) -> None:
     def measured(root: Path, repeats: int) -> gates.Gate:
         wobble = [(1.0, 1.02, 0.98)[repeat % 3] for repeat in range(repeats)]
@@ -385,6 +405,7 @@ def test_the_gate_says_how_many_repeats_decide_and_they_do(tmp_path: Path) -> No
     assert measured(tmp_path / "after", 6 + int(told[1])).code == 0
 
 
+@pytest.mark.exhaustive
 def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
     one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=BETWEEN))
@@ -420,6 +441,7 @@ def test_what_is_no_percentage_is_refused(bad: str) -> None:
         gates.percentage(bad)
 
 
+@pytest.mark.exhaustive
 def test_the_verb_prints_table_notes_and_verdict_and_exits_with_the_gates_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,7 @@ def both(tmp_path: Path) -> Runs:
     return load(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_each_configuration_has_the_baseline_of_its_own_sweep(both: Runs) -> None:
     rows = {row["configuration"]: row for row in summary(both).to_dicts() if "batch size 64" not in row["group"]}
     for name in ("ddp × 2", "zero1 × 2"):
@@ -58,6 +59,7 @@ def test_each_configuration_has_the_baseline_of_its_own_sweep(both: Runs) -> Non
     assert {run.sweep.name for pair in pairings["zero1 × 2"].pairs for run in pair.runs} == {"b"}
 
 
+@pytest.mark.exhaustive
 def test_compare_and_claims_take_the_same_pairs(both: Runs) -> None:
     (row,) = by(both, "configuration", "single × 1", "zero1 × 2").rows
     assert row.time is not None
@@ -66,6 +68,7 @@ def test_compare_and_claims_take_the_same_pairs(both: Runs) -> None:
     assert (case.median, case.verdict) == (pytest.approx(2.0), "reproduced")
 
 
+@pytest.mark.exhaustive
 def test_a_copy_of_a_sweep_counts_nowhere(both: Runs, tmp_path: Path) -> None:
     assert sorted(home.name for home in both.sweeps) == ["b"]
     assert "runs of its own sweep are compared with it, unless" in both.skipped[0].reason
@@ -79,6 +82,7 @@ def test_a_copy_of_a_sweep_counts_nowhere(both: Runs, tmp_path: Path) -> None:
     assert summary(copied).drop("configuration").equals(summary(both).drop("configuration"))
 
 
+@pytest.mark.exhaustive
 def test_a_measurement_that_counts_is_read_instead_of_one_that_does_not(tmp_path: Path) -> None:
     """Others disturbed the larger sweep's baseline: the smaller one's stands for it, in all verbs."""
     busy = {"others_time_s": lambda epoch, rank: 15.0}
@@ -106,12 +110,14 @@ def test_a_measurement_that_counts_is_read_instead_of_one_that_does_not(tmp_path
     assert skipped[0].twin.parent.name == "b"
 
 
+@pytest.mark.exhaustive
 def test_configurations_of_two_sweeps_are_not_ranked(both: Runs) -> None:
     """Each beside its own baseline has a speed-up; but of their times, those of the slower machine are larger."""
     (issue,) = (issue for group, issue in unlike_groups(both).items() if "batch size 64" not in group)
     assert issue.kind is Caveat.APART
 
 
+@pytest.mark.exhaustive
 def test_a_measurement_that_does_not_count_pairs_with_nothing(tmp_path: Path) -> None:
     """Others disturbed the smaller sweep's baseline, so its other runs are compared with the larger one's: apart."""
     busy = {"others_time_s": lambda epoch, rank: 15.0}
@@ -127,6 +133,7 @@ def test_a_measurement_that_does_not_count_pairs_with_nothing(tmp_path: Path) ->
     assert row["verdict"] == "not interleaved"
 
 
+@pytest.mark.exhaustive
 def test_a_claim_takes_both_values_from_the_sweep_that_its_pairing_names(tmp_path: Path) -> None:
     """The baseline beside zero1 counts, but others disturbed its first epoch: the other sweep's is no stand-in."""
     busy = {"others_time_s": lambda epoch, rank: 15.0 if epoch == 1 else 0.0}
@@ -146,6 +153,7 @@ def test_a_claim_takes_both_values_from_the_sweep_that_its_pairing_names(tmp_pat
     assert (case.median, case.verdict) == (1.0, "refuted")
 
 
+@pytest.mark.exhaustive
 def test_results_without_a_submit_have_the_verdict_that_their_sweep_has_alone(tmp_path: Path) -> None:
     """Their sessions are numbered among all runs of a sweep, also among those that are read from another one."""
     for repeat in REPEATS:
@@ -161,6 +169,7 @@ def test_results_without_a_submit_have_the_verdict_that_their_sweep_has_alone(tm
     assert found[0].pools == found[1].pools == tuple(range(6))
 
 
+@pytest.mark.exhaustive
 def test_rows_that_tie_each_others_pairs_leave_a_note_on_all_of_them(tmp_path: Path) -> None:
     """Each configuration has three independent pairs or four; together all six are one."""
     for place, pools in enumerate(([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 3])):

@@ -312,6 +312,7 @@ def test_a_killed_prepare_leaves_nothing_that_looks_finished(mnist_dir: Path, ki
     np.testing.assert_array_equal(data.load(mnist_dir).test_labels, raw.MNIST_LABELS[1])
 
 
+@pytest.mark.cases("True")
 @fault(
     "storage and input",
     "Two preparations of one data set at once",

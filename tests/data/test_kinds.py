@@ -203,6 +203,7 @@ def test_accuracy_is_the_share_of_all_labels() -> None:
     assert 0 < written[0]["train_accuracy"] < written[-1]["train_accuracy"] <= 1.0
 
 
+@pytest.mark.slow
 def test_models_of_tokens_are_counted() -> None:
     run = on_tokens()
     assert [row.name for row in layer_counts(run)] == ["embed", "hidden", "head"]

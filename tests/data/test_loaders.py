@@ -135,6 +135,7 @@ def test_copies_of_the_stored_samples_are_fed_alike(name: str) -> None:
     assert_equal(batches(loader(name, data, arrays)), expected)
 
 
+@pytest.mark.cases("tensor_dataset-True")
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "persistent"), FORKED)
 def test_workers_feed_the_same_bits_epoch_after_epoch(name: str, persistent: bool) -> None:
@@ -274,6 +275,7 @@ def _rank(name: str, pipe: Any) -> None:
     signal.pause()
 
 
+@pytest.mark.exhaustive
 @fault(
     "workers",
     "A rank whose loader has worker processes is killed",
@@ -323,6 +325,7 @@ def test_a_worker_that_is_killed_is_said_to_be(fed: BatchLoader) -> None:
     assert (kind, "Killed" in reason) == ("killed", True)
 
 
+@pytest.mark.slow
 @fault(
     "workers",
     "A user's code ends the program in a loader's worker",
@@ -348,6 +351,7 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
+@pytest.mark.slow
 @fault(
     "storage and input",
     "/dev/shm is too small for a loader's workers",
@@ -366,6 +370,7 @@ def test_too_little_shared_memory_is_said_with_the_remedy(fed: BatchLoader, monk
     assert "Traceback" not in reason
 
 
+@pytest.mark.slow
 @fault(
     "workers",
     "TMPDIR is longer than a socket's path may be",
@@ -386,6 +391,7 @@ def test_workers_send_batches_however_long_the_temporary_folder_is(
     ours.close()
 
 
+@pytest.mark.slow
 def test_a_batch_that_a_worker_can_not_send_is_not_waited_for(
     fed: BatchLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +400,7 @@ def test_a_batch_that_a_worker_can_not_send_is_not_waited_for(
         next(fed.train(1))
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_begin_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_loader, "_START_S", 0.1)
     monkeypatch.setattr(torch_loader, "_begin", lambda *_: None)
@@ -540,6 +547,7 @@ def _convert(data: Data, data_dir: Path) -> None:
     convert(data, data_dir, progress=silent)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_several_processes_may_convert_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")

@@ -65,6 +65,7 @@ def test_every_machine_makes_the_same_tokens() -> None:
     assert other.fingerprint(NOWHERE) != tokens(train_samples=8, test_samples=4).fingerprint(NOWHERE)
 
 
+@pytest.mark.cases("data0")
 @pytest.mark.parametrize("data", [tokens(), text()])
 def test_what_is_read_is_what_is_declared(data: Tokens | Text) -> None:
     arrays = checked(data, data.load(NOWHERE))
@@ -74,6 +75,7 @@ def test_what_is_read_is_what_is_declared(data: Tokens | Text) -> None:
     assert data.missing_files(NOWHERE) == []
 
 
+@pytest.mark.exhaustive
 def test_the_librarys_text_is_cut_into_windows_side_by_side() -> None:
     data, content = text(sequence=50, train_samples=30, test_samples=7), joined(library_files())
     arrays = data.load(NOWHERE)

@@ -174,6 +174,7 @@ def test_it_is_read_once_in_a_process_and_its_content_is_known(own: Extension, t
     assert len(digests) == 2
 
 
+@pytest.mark.exhaustive
 def test_arguments_and_classes_are_a_part_of_the_run(own: Extension) -> None:
     runs = [
         configured(own, "Images", *more)
@@ -253,6 +254,7 @@ def test_channels_that_come_last_are_refused_with_the_remedy(own: Extension) -> 
         checked(data, data.load(Path("nowhere")))
 
 
+@pytest.mark.slow
 def test_arguments_that_it_does_not_take_are_refused(own: Extension) -> None:
     with pytest.raises(ConfigError, match=r"can't be made with train=True and .*'size': 3"):
         check_run(configured(own, "Images", "data.arguments={size:3}"), "cpu")

@@ -61,6 +61,7 @@ def made(*arguments: str) -> Path:
     return Path(arguments[arguments.index("--out") + 1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_bundle_has_what_a_reader_needs(results: Path, here: Path) -> None:
     bundle = made(
@@ -91,6 +92,7 @@ def test_a_bundle_has_what_a_reader_needs(results: Path, here: Path) -> None:
     assert listed(DOCS / "publication.md") >= top
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_citation_is_one(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = unpack(made("results", "--out", "a.tar.gz", "--title", "On digits", "--author", "Doe, Jane"), here)
@@ -108,6 +110,7 @@ def test_the_citation_is_one(results: Path, here: Path, capsys: pytest.CaptureFi
     assert "expected a name" in refused(capsys, "bundle", "results", "--author", "Doe, ", "--out", "c.tar.gz")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_command_measures_the_run_that_it_stands_for(results: Path, here: Path) -> None:
     mine = foreign(config(here / "results", devices=2), "mine")
@@ -122,6 +125,7 @@ def test_every_command_measures_the_run_that_it_stands_for(results: Path, here: 
     assert alone.startswith("# digits-cnn_small-mine-x2")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_data_sets_that_take_files_are_prepared_first(here: Path) -> None:
     published(config(here / "results", data="mnist"))
@@ -225,6 +229,7 @@ def test_what_is_no_bundle_is_refused(here: Path, capsys: pytest.CaptureFixture[
     assert sorted(path.name for path in here.iterdir() if path.is_dir()) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_can_not_be_bundled_is_refused(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "there.tar.gz").write_text("")
@@ -243,6 +248,7 @@ def test_what_can_not_be_bundled_is_refused(results: Path, here: Path, capsys: p
     assert "holds no finished run" in refused(capsys, "bundle", "results")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_is_left_out_is_named(results: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = next(results.glob("demo/*ddp*r0*"))
@@ -252,6 +258,7 @@ def test_what_is_left_out_is_named(results: Path, here: Path, capsys: pytest.Cap
     assert not list(root.glob(f"results/demo/{bad.name}"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_a_second_sweep_measured_anew_is_bundled_too_and_copies_are_not(
     here: Path, capsys: pytest.CaptureFixture[str]
@@ -273,6 +280,7 @@ def test_what_a_second_sweep_measured_anew_is_bundled_too_and_copies_are_not(
     assert len(planned_again(bundled, here / "again", [], NOTHING)) == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_bundle_is_run_again_and_agrees(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = ("strategy=single", "epochs=2", "optimizer.lr=0.1,0.2", "measure.probe=false", "sweep.name=tiny")
@@ -293,6 +301,7 @@ def test_a_bundle_is_run_again_and_agrees(here: Path, capsys: pytest.CaptureFixt
     assert {path: path.stat().st_mtime_ns for path in (here / "again").rglob("*.parquet")} == before, "trained once"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_results_that_nobody_measured_do_not_agree(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Made-up losses of a run that trains: what trains again has others."""
@@ -307,6 +316,7 @@ def test_results_that_nobody_measured_do_not_agree(here: Path, capsys: pytest.Ca
     assert (here / "tiny-rerun" / "tiny").is_dir()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_queued_runs_are_compared_once_their_jobs_have_ended(
     here: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
@@ -333,6 +343,7 @@ def test_queued_runs_are_compared_once_their_jobs_have_ended(
     assert len(jobs) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_only_launcher_and_site_are_chosen_anew(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made("results", "--out", "a.tar.gz")
@@ -342,6 +353,7 @@ def test_only_launcher_and_site_are_chosen_anew(results: Path, capsys: pytest.Ca
     assert "site=nowhere" in refused(capsys, "rerun", "a.tar.gz", "site=nowhere")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_data_that_are_not_there_are_told_before_anything_is_trained(
     here: Path, capsys: pytest.CaptureFixture[str]

@@ -80,6 +80,7 @@ PASSED = {
 """What torch.distributed reads and the user's shell may say."""
 
 
+@pytest.mark.exhaustive
 def test_every_variable_of_torch_distributed_is_decided() -> None:
     names = read_by_distributed()
     assert {"MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCH_WORKER_SERVER_SOCKET"} <= names

@@ -241,6 +241,7 @@ def until(terminal: int, pattern: str, limit_s: float = 60.0) -> str:
     return found.group(1)
 
 
+@pytest.mark.cases("bash")
 @pytest.mark.slow
 def test_tabs_complete_in_the_shell_itself(terminal: tuple[str, int], place: Path) -> None:
     """Each line is finished by TAB, and then printed word by word instead of being run."""

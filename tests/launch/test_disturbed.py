@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_beside_a_busy_program_does_not_count(tmp_path: Path) -> None:
     core = this_machine().cores[0]  # the first rank's

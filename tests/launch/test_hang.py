@@ -57,6 +57,7 @@ OPTIONS = {
 QUIET = ["measure.probe=false", "measure.telemetry_hz=0"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", OPTIONS)
 @pytest.mark.cases("HangingDdp")
 def test_the_rank_that_hangs_is_named_and_not_those_that_wait_for_it(strategy: str, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str])
     assert len(listing(here)) == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_folder_runs_as_it_stands(here: Path) -> None:
     assert cli.main(["init", "stripes"]) == 0

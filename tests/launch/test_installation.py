@@ -58,6 +58,7 @@ def test_a_full_disk_is_told_in_gb_before_anything_is_fetched(
     assert not (tmp_path / "env").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_failed_or_was_interrupted_is_removed_and_begun_again(
     tmp_path: Path, room: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

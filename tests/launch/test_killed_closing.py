@@ -35,6 +35,7 @@ class Mine(Single, frozen=True, kw_only=True):
 '''
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_killed_in_its_closing_check_says_that_it_was_not_checked(tmp_path: Path) -> None:
     (tmp_path / "conf" / "strategy").mkdir(parents=True)

@@ -36,6 +36,7 @@ def table(run: Any, name: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.exhaustive
 def test_every_loader_ends_with_the_same_losses(tmp_path: Path) -> None:
     strategies, devices = ",".join(WAYS), ",".join(map(str, WAYS.values()))
     loaders = "loader:[resident,dataloader,tensor_dataset,arrow]"

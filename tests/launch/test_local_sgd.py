@@ -161,6 +161,7 @@ def _loader_of(build_loader: Any, arrays: Any, world: Any, run: Any, shard: Any)
     return build_loader(arrays, run, world, shard)
 
 
+@pytest.mark.cases("mse")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "choices", [("optimizer=sgd",), ("optimizer=adam",), ("optimizer=sgd", "loss=mse")], ids=["sgd", "adam", "mse"]

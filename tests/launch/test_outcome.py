@@ -217,6 +217,7 @@ def run_torchrun(attempt: Attempt, program: Path, *options: str, node: int = 0) 
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
+@pytest.mark.exhaustive
 def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, attempt: Attempt) -> None:
     """Of ranks that end at once torchrun's first line names any; those that it ends itself have no code."""
     program = tmp_path / "ranks.py"

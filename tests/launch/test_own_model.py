@@ -46,6 +46,7 @@ def me(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_missing_file_that_prepare_does_not_make_is_named_with_its_place(me: Path) -> None:
     (me / "data" / "shapes.npz").unlink()
@@ -75,6 +76,7 @@ def test_data_of_ones_own_that_prepare_makes_needs_the_options_of_the_command(
             check_data(run)
 
 
+@pytest.mark.slow
 def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(me)
     monkeypatch.syspath_prepend(me)
@@ -113,6 +115,7 @@ def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> N
     assert "ddp × 2" in done.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_loss_and_a_schedule_of_ones_own_train_like_one_device(me: Path) -> None:
     arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "model=wide", "batch_size=32", "epochs=2"]
@@ -124,6 +127,7 @@ def test_a_loss_and_a_schedule_of_ones_own_train_like_one_device(me: Path) -> No
     assert '"outcome":"ok"' in outcome.read_text()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_metric_of_ones_own_is_in_tables_and_report(me: Path) -> None:
     def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -144,6 +148,7 @@ def test_a_metric_of_ones_own_is_in_tables_and_report(me: Path) -> None:
     assert "near" in refused.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_metric_that_fails_is_told_of_before_training(me: Path) -> None:
     (me / "mine" / "__init__.py").open("a").write("\n\nNear.value = lambda self, sums: float('nan')\n")
@@ -158,6 +163,7 @@ def test_a_metric_that_fails_is_told_of_before_training(me: Path) -> None:
     assert not list((me / "results").rglob("epochs.parquet"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_pages_torch_dataset_is_one_line(me: Path) -> None:
     (command,) = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench run")]
@@ -173,6 +179,7 @@ def test_the_pages_torch_dataset_is_one_line(me: Path) -> None:
     assert len(row["data_sha256"]) == 64
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_pages_tokens_train_like_one_device(me: Path) -> None:
     chosen = ["model=table", "data=counting", "batch_size=20", "epochs=2", *TWO]
@@ -184,6 +191,7 @@ def test_the_pages_tokens_train_like_one_device(me: Path) -> None:
     assert '"outcome":"ok"' in outcome.read_text()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_on_arrays_of_another_size_ends_with_an_error_that_is_not_tried_again(me: Path) -> None:
     arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "model=wide", "batch_size=32", "data.test_samples=64"]

@@ -62,6 +62,7 @@ def row_of(run: RunFolder) -> dict[str, Any]:
 # --- the same training
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times(tmp_path: Path) -> None:
     model = ("model=mlp", "model.hidden=[32,16]", "optimizer=adam", "epochs=2", "sweep.repeats=2")
@@ -167,6 +168,7 @@ def outcome_of(run: RunFolder) -> Outcome:
     return outcome
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_goes_wrong_has_its_own_outcome_and_the_next_is_fine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -236,6 +238,7 @@ def test_a_warm_process_that_is_killed_ends_one_run_only(tmp_path: Path) -> None
     assert {run.config().epochs: run.state().label for run in find_runs(tmp_path)} == {1000000: "killed", 1: "ok"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.cases("9")
@@ -307,6 +310,7 @@ def test_runs_of_several_nodes_are_not_packed() -> None:
         prepare_for_site(many)
 
 
+@pytest.mark.exhaustive
 def test_a_packed_job_does_all_runs_of_its_shape() -> None:
     overrides = [*TINY, "launcher=slurm", "site=local_cluster", "sweep.repeats=3"]
     plan = expand([*overrides, "sweep.blocks=[{zip:{strategy:[single,ddp],devices:[1,2]}}]", PACKED])

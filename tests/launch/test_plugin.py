@@ -77,6 +77,7 @@ def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_report(user: Path) -> None:
     small = [*SMALL, "epochs=2", "launcher.oversubscribe=true"]
@@ -130,6 +131,7 @@ def test_show_lists_it_among_the_choices(user: Path) -> None:
     assert "mine model_parallel" in shown.stdout, "listed with the suite's own"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_without_being_named_nothing_of_it_is_imported(user: Path) -> None:
     refused = program(user, "show", "--conf", "conf", "strategy=mine")
@@ -262,6 +264,7 @@ def test_a_users_code_that_ends_the_program_is_no_success(
     sys.modules.pop("mystrategies", None)
 
 
+@pytest.mark.exhaustive
 @fault(
     "workers",
     "A user's code ends the program",

@@ -108,6 +108,7 @@ def test_text_can_not_move_from_one_file_to_the_next_unseen() -> None:
     assert of_tree({"a.py": "x", "b.py": "yz"}) != of_tree({"a.py": "xy", "b.py": "z"})
 
 
+@pytest.mark.exhaustive
 def test_a_changed_plugin_makes_other_runs_of_its_classes_and_of_no_others(me: Path) -> None:
     mine, single = asked(), asked("strategy=single")
     assert mine.plugin_sources == sources_now("mystrategies")
@@ -131,6 +132,7 @@ def test_a_run_folder_keeps_the_identity_it_was_made_with(me: Path) -> None:
     assert "plugin_sources" not in to_mapping(mine)["model"], "the suite's own"
 
 
+@pytest.mark.slow
 def test_a_component_of_the_suite_has_no_such_key(me: Path) -> None:
     plain = to_mapping(asked("strategy=single"))
     plain["strategy"]["plugin_sources"] = "mystrategies@0"
@@ -204,6 +206,7 @@ def test_the_environment_tells_the_sources_and_their_commit(me: Path) -> None:
     assert capture(plugin="mystrategies")["plugin"]["git"] == {"commit": clean["commit"], "dirty": True}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(me: Path) -> None:
     own = ["--conf", "conf", "--plugin", "mystrategies", *MINE]

@@ -177,6 +177,7 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     assert not (folder.path / "checkpoints").exists(), "a result needs none"
 
 
+@pytest.mark.exhaustive
 @fault(
     "lifecycle",
     "An attempt is asked to stop",
@@ -243,6 +244,7 @@ class Drops(Model, frozen=True, kw_only=True):
 '''
 
 
+@pytest.mark.exhaustive
 @fault(
     "lifecycle",
     "A run whose model draws random numbers is stopped",
@@ -293,6 +295,7 @@ def noisy(self: Mlp, **arguments: Any) -> torch.nn.Sequential:
     return model
 
 
+@pytest.mark.exhaustive
 @fault(
     "workers",
     "A model of one's own draws weights and noise from NumPy and Python's `random`, and its run is interrupted",
@@ -312,6 +315,7 @@ def test_what_a_model_draws_from_any_generator_goes_on_bitwise(tmp_path: Path) -
     assert went_on == straight
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_resumes_in_another_environment_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +330,7 @@ def test_a_run_that_resumes_in_another_environment_is_not_compared(
     assert row == (Exclusion.RESUMED_ELSEWHERE.value, run["resumed_elsewhere"])
 
 
+@pytest.mark.exhaustive
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     """It would have trained on two data sets, and recorded the first."""
     results = tmp_path / "results"
@@ -353,6 +358,7 @@ def truncate(path: Path) -> None:
 DAMAGES = {"flipped": flip, "truncated": truncate, "empty": lambda path: path.write_bytes(b"")}
 
 
+@pytest.mark.exhaustive
 @fault(
     "storage and input",
     "Truncated or bit-flipped checkpoint",
@@ -388,6 +394,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert f"the checkpoint after epoch {newest} of attempt 1 was damaged and not used" in run["warnings"]
 
 
+@pytest.mark.exhaustive
 def test_without_a_whole_checkpoint_a_run_starts_over(
     tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
@@ -437,6 +444,7 @@ def test_an_attempt_ends_when_a_newer_one_takes_over(tmp_path: Path) -> None:
     assert [measured_by[epoch] for epoch in (1, last, last + 1)] == [1, 1, 2]
 
 
+@pytest.mark.exhaustive
 @fault(
     "storage and input",
     "No room for a checkpoint",

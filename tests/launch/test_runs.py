@@ -110,6 +110,7 @@ def test_every_strategy_learns_what_one_device_learns(finished: dict[str, RunFol
             assert found[column] == pytest.approx(expected[column], abs=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_submitting_a_finished_sweep_again_starts_nothing(finished: dict[str, RunFolder]) -> None:
     results = finished["single x1"].path.parents[1]
     before = {path: path.stat().st_mtime_ns for path in results.rglob("*")}
@@ -129,6 +130,7 @@ def test_two_submits_at_once_execute_each_run_once(tmp_path: Path) -> None:
     assert [run.state().label for run in runs] == ["ok"] * 2
 
 
+@pytest.mark.exhaustive
 def test_run_prints_the_folder_last(tmp_path: Path) -> None:
     results = tmp_path / "results"
     code, text = completed("run", *QUICK, "epochs=1", "launcher=inline", results=results)
@@ -139,6 +141,7 @@ def test_run_prints_the_folder_last(tmp_path: Path) -> None:
     assert "done already" in text
 
 
+@pytest.mark.exhaustive
 @fault(
     "workers",
     "torch.compile is switched off",
@@ -156,6 +159,7 @@ def test_a_run_that_compiles_nothing_is_refused(variable: str, tmp_path: Path, m
     assert outcome.reason.startswith("compile=true, but torch.compile compiled nothing: unset TORCHDYNAMO_DISABLE")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.usefixtures("by_exec", "compiler")
 def test_the_second_run_of_one_process_is_compiled_too(tmp_path: Path) -> None:
@@ -165,6 +169,7 @@ def test_the_second_run_of_one_process_is_compiled_too(tmp_path: Path) -> None:
     assert code == 0, text
 
 
+@pytest.mark.exhaustive
 @fault(
     "workers",
     "torchrun fails by itself",
@@ -237,6 +242,7 @@ def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(
 # --- interruptions
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.cases("15")
 def test_an_interrupted_run_is_killed_in_order_and_can_be_repeated(number: signal.Signals, tmp_path: Path) -> None:
@@ -271,6 +277,7 @@ def test_impatient_interruptions_leave_no_process_and_no_running_run(tmp_path: P
     assert sorted(run.state().label for run in find_runs(results)) == ["killed", "missing"]
 
 
+@pytest.mark.exhaustive
 def test_an_inline_run_is_interrupted_too(tmp_path: Path) -> None:
     results = tmp_path / "results"
     with Program("run", *QUICK, ENDLESS, "launcher=inline", results=results) as program:
@@ -383,6 +390,7 @@ def test_a_rank_that_raises_is_named_and_the_others_do_not_hide_it(tmp_path: Pat
 # --- full disks
 
 
+@pytest.mark.exhaustive
 @fault(
     "storage and input",
     "Disk full during training",
@@ -414,6 +422,7 @@ def test_a_disk_that_fills_up_during_training_keeps_the_epochs_before(
     assert folder.state().attempt == 2
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_is_refused_and_no_run_looks_alive(small_disk: Path) -> None:
     results = small_disk / "results"
     ballast = fill_disk(small_disk)

@@ -85,6 +85,7 @@ def test_a_small_twin_needs_two_cores_and_no_preparation(name: str) -> None:
         assert planned.run.data.missing_files(Path("/nowhere")) == []
 
 
+@pytest.mark.exhaustive
 def test_repeats_are_enough_for_an_interval_unless_the_sweep_is_faithful() -> None:
     counts = {name: Counter(p.run.repeat for p in expand([f"sweep={name}"])) for name in CONFIGURATIONS}
     few = {name for name, repeats in counts.items() if len(repeats) < 6}
@@ -149,6 +150,7 @@ def test_a_cluster_with_four_gpus_takes_the_whole_sweep(
     assert not any(strategy.startswith("tf_") for strategy in kinds["cuda"])
 
 
+@pytest.mark.exhaustive
 def test_a_long_run_passes_through_the_states_of_a_short_one(tmp_path: Path) -> None:
     """What lets a run of 100 epochs answer for 10, 30 and 50."""
     run = ["run", "data=digits", "data.image_size=8", "model=mlp", "optimizer=adam", f"results={tmp_path}"]

@@ -105,6 +105,7 @@ def test_what_is_no_word_of_slurms_is_refused(override: str) -> None:
         one_run([*ON_SITE, override])
 
 
+@pytest.mark.cases("error")
 @fault(
     "submission",
     "A site's further option of sbatch is one that the suite sets, in full or shortened",
@@ -139,6 +140,7 @@ def test_every_option_of_a_job_is_known_as_the_suites(results: Path) -> None:
     assert {option.removeprefix("--") for option in options} <= OWN.keys()
 
 
+@pytest.mark.exhaustive
 def test_what_is_no_further_option_is_refused() -> None:
     for name in ("Comment", "--comment", "c", "job_name"):
         with pytest.raises(ConfigError, match=r"site\.sbatch\..* is no option: name a long one"):

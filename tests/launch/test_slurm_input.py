@@ -142,6 +142,7 @@ def generated(count: int) -> settings:
     )
 
 
+@pytest.mark.exhaustive
 @fault(
     "storage and input",
     "hostile overrides",
@@ -165,6 +166,7 @@ def test_hostile_overrides(given: list[str], folder: str, scripts: list[str], tm
     assert not list(tmp_path.iterdir()), "planning writes nothing"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @fault(
     "storage and input",
@@ -228,6 +230,7 @@ def own_site(folder: Path, *lines: str) -> tuple[str, ...]:
     return "site=mine", "--conf", str(folder)
 
 
+@pytest.mark.exhaustive
 def test_a_sites_file_may_have_shell_lines(tmp_path: Path, scripts: list[str]) -> None:
     own = own_site(tmp_path / "conf", "source ~/env.sh", "ulimit -n 4096")
     code, _, errors = program("plan", *SLURM, f"results={tmp_path}/results", *own)
@@ -237,6 +240,7 @@ def test_a_sites_file_may_have_shell_lines(tmp_path: Path, scripts: list[str]) -
     assert program("plan", *SLURM, f"results={tmp_path}", "site.name=default", *own)[0] == 2
 
 
+@pytest.mark.slow
 def test_a_reference_in_a_sites_file_leads_to_no_override(tmp_path: Path) -> None:
     own = own_site(tmp_path / "conf", "cd ${results}")
     code, _, errors = program("plan", *SLURM, "results='/tmp; touch pwned'", *own)

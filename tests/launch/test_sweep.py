@@ -259,6 +259,7 @@ def outcome_of(resolving: Callable[[], Any]) -> str:
         return str(error)[:40]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
@@ -364,6 +365,7 @@ sweeps = st.lists(
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @settings(deadline=None, max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(sweeps, st.randoms(use_true_random=False))
@@ -376,12 +378,14 @@ def test_any_run_of_any_sweep_is_what_hydra_composes(overrides: list[str], draw:
         assert composed_in_full(each) == each.run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_options_of_one_file_beside_choices_of_other_groups() -> None:
     for each in expand(["strategy=ddp,fsdp", "model=resnet50,resnet_tiny", "model.norm=sync", "devices=2"]):
         assert composed_in_full(each) == each.run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_files_that_reach_into_other_nodes_are_composed_as_hydra_does(tmp_path: Path) -> None:
     files = {

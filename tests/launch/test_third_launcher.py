@@ -215,6 +215,7 @@ def test_its_options_are_checked_and_identify_no_run(own: Path, capsys: pytest.C
     assert names <= set(printed(capsys, "plan", *local).split()), "the same runs by another launcher"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_its_daemon_trains_a_run_by_the_shared_life_cycle(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "submit", *RUNS)

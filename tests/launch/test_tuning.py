@@ -53,6 +53,7 @@ class Trials:
 # --- what is shared
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_all_runs_of_a_model_share_a_choice_and_other_models_have_their_own(tmp_path: Path) -> None:
     trials = Trials(FAST)

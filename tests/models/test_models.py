@@ -156,6 +156,7 @@ def test_channels_last_changes_no_number(name: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.cases("options1-resnet18")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "reference"),

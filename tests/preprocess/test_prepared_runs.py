@@ -34,6 +34,7 @@ def tables(results: Path) -> dict[str, list[dict[str, Any]]]:
     return {path.stem: pq.read_table(path).to_pylist() for path in folder.glob("*.parquet")}
 
 
+@pytest.mark.exhaustive
 def test_a_run_may_preprocess_only(tmp_path: Path) -> None:
     ran(tmp_path, "epochs=0", "preprocess.engine=polars", "preprocess.recipe=normalise", "preprocess.executions=2")
     found = tables(tmp_path)
@@ -66,6 +67,7 @@ def test_a_run_may_preprocess_only(tmp_path: Path) -> None:
     assert summary(runs)["preprocess_cold_time_s"].to_list() == [first["cold_time_s"]]
 
 
+@pytest.mark.exhaustive
 def test_what_engines_prepared_is_trained_on_alike(tmp_path: Path) -> None:
     """Same rows, same order: the same losses to the last bit; and one row has both costs."""
     for engine in ("numpy", "arrow"):
@@ -83,6 +85,7 @@ def test_what_engines_prepared_is_trained_on_alike(tmp_path: Path) -> None:
     assert row["end_to_end_time_s"] == pytest.approx(row["preprocess_time_s"] + row["total_time_s"])
 
 
+@pytest.mark.exhaustive
 @fault(
     "numbers",
     "Preprocessing that is executed several times",
@@ -99,6 +102,7 @@ def test_a_training_needs_one_execution(tmp_path: Path) -> None:
     assert row["end_to_end_time_s"] > first["cold_time_s"] + row["total_time_s"]
 
 
+@pytest.mark.exhaustive
 def test_all_ranks_train_on_what_rank_0_prepared(tmp_path: Path) -> None:
     options = ("devices=2", "strategy=ddp", "launcher.oversubscribe=true", "epochs=1")
     ran(tmp_path, *options, "preprocess.engine=numpy", "preprocess.recipe=sort")
@@ -108,6 +112,7 @@ def test_all_ranks_train_on_what_rank_0_prepared(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*/attempts/1/prepared-*"))
 
 
+@pytest.mark.exhaustive
 def test_a_crash_is_the_runs_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +125,7 @@ def test_a_crash_is_the_runs_outcome(
     assert outcome["reason"] == "preprocess.engine=velox with recipe=filter: its process was killed by SIGABRT"
 
 
+@pytest.mark.exhaustive
 def test_an_engine_that_fails_where_numpy_does_not_reproduces_the_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +147,7 @@ def test_an_engine_that_fails_where_numpy_does_not_reproduces_the_claims(
     assert load(tmp_path / "killed").run["preprocess_failed"].to_list() == [None]
 
 
+@pytest.mark.exhaustive
 def test_the_claims_about_velox_look_at_its_runs(tmp_path: Path) -> None:
     """Without Velox's environment: another engine's runs decide nothing."""
     ran(tmp_path, "epochs=0", "preprocess.engine=numpy", "preprocess.recipe=filter")

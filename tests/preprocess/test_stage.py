@@ -37,6 +37,7 @@ def arrays_of(run: RunConfig) -> Arrays:
     return run.data.load(Path("nowhere"))
 
 
+@pytest.mark.exhaustive
 def test_what_is_measured(tmp_path: Path) -> None:
     """The columns of a real process; those of a clock by what they must add up to."""
     run = run_of("preprocess.engine=arrow", "preprocess.recipe=filter", "preprocess.executions=3")
@@ -66,6 +67,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
     assert found.facts["preprocess_version"] == pyarrow.__version__
 
 
+@pytest.mark.exhaustive
 def test_several_batches_are_copied_by_who_needs_them_in_one(tmp_path: Path) -> None:
     """70,000 rows are two record batches."""
     run = run_of("preprocess.engine=numpy", "preprocess.recipe=statistics")
@@ -114,6 +116,7 @@ def test_an_engines_crash_is_one_line(
     assert not (tmp_path / "files").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_crash_after_the_result_was_written_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "engine"
     real = environments.interpreter("numpy")
@@ -124,6 +127,7 @@ def test_a_crash_after_the_result_was_written_costs_nothing(tmp_path: Path, monk
     assert stage.preprocess(run, arrays, tmp_path / "files").rows[0]["output_rows"] == 64
 
 
+@pytest.mark.exhaustive
 def test_a_result_unlike_numpys_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(task: Any, columns: Any) -> Any:
         expected = prepare(task, columns)
@@ -228,6 +232,7 @@ class Alone:
     rank, size = 0, 1
 
 
+@pytest.mark.cases("join")
 @pytest.mark.parametrize("recipe", ["filter", "subset", "join", "sort"])
 def test_a_run_trains_on_exactly_the_rows_of_the_recipe(tmp_path: Path, recipe: str) -> None:
     run = configured(*TINY, "data.train_samples=200", "preprocess.engine=polars", f"preprocess.recipe={recipe}")
@@ -254,6 +259,7 @@ def test_a_run_trains_on_exactly_the_rows_of_the_recipe(tmp_path: Path, recipe: 
     assert prepared.facts["dropped_samples"] == len(places) % 10
 
 
+@pytest.mark.exhaustive
 def test_what_a_killed_attempt_has_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
     left = [tmp_path / "1" / "preprocess" / "input.arrow", tmp_path / "2" / "prepared-images.unfinished.npy"]
     kept = [tmp_path / "1" / "journal-rank0.jsonl", tmp_path / "3" / "preprocess" / "input.arrow", tmp_path / "note"]
@@ -267,6 +273,7 @@ def test_what_a_killed_attempt_has_left_is_removed_at_the_next_start(tmp_path: P
     assert all(path.exists() for path in kept), "a later attempt's are its own"
 
 
+@pytest.mark.exhaustive
 def test_too_few_rows_for_a_batch_are_named(tmp_path: Path) -> None:
     run = configured(*TINY, "preprocess.engine=numpy", "preprocess.recipe=subset")
     stored = run.data.load(tmp_path)

@@ -36,6 +36,7 @@ def test_micro_batches_train_like_one_device_on_the_whole_batch(strategy: str, t
     assert_equal(run_ranks(train, run.devices, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.cases("ddp")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_clipped_gradients_are_those_of_all_micro_batches(strategy: str, tmp_path: Path) -> None:

@@ -270,6 +270,7 @@ def shares(rows: list[Row], phase: str) -> float:
     return max(row[phase] / row["step_time_s"] for row in rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_slow_rank_is_what_the_others_wait_for(tmp_path: Path) -> None:
     runs = {name: configure(*MLP, f"strategy={name}", "devices=2", *more) for name, (more, _) in ON_TWO.items()}
@@ -299,6 +300,7 @@ def with_slow_hooks(rank: int, size: int, runs: list[RunConfig]) -> list[list[Ro
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_delay_in_ddps_communication_hook_is_communication_and_no_part_of_backward(tmp_path: Path) -> None:
     runs = [configure(*MLP, f"strategy={name}", "devices=2") for name in ("ddp", "ring_ddp")]
@@ -309,6 +311,7 @@ def test_a_delay_in_ddps_communication_hook_is_communication_and_no_part_of_back
             assert quickest["backward_s"] < DELAY_S / 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_in_meshes_too(tmp_path: Path) -> None:
     runs = {name: configure(*MLP, f"strategy={name}", "devices=4", *more) for name, (more, _) in ON_FOUR.items()}

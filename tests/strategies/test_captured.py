@@ -66,6 +66,7 @@ def test_a_captured_step_trains_as_if_it_were_not(optimizer: str, device: Script
     assert (device.captured, device.replayed) == (1, 3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_statistics_and_random_numbers_are_as_before_the_warm_up(device: ScriptedCuda) -> None:
     run = configure(*NORMED)
@@ -111,6 +112,7 @@ def test_sums_of_a_step_outlast_the_next_one(device: ScriptedCuda) -> None:
     assert first.tolist() == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ddp_is_captured_like_one_device(tmp_path: Path) -> None:
     run = configure(*MLP, "strategy=ddp", "devices=2", *OPTIMIZERS["sgd"])
@@ -122,6 +124,7 @@ def test_ddp_is_captured_like_one_device(tmp_path: Path) -> None:
     assert traffic == [3 * sum(v.numel() for v in expected["gradients"].values()) * 8] * 2, "warm-up steps don't count"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_captured_layers_send_counts_at_each_replay(tmp_path: Path) -> None:
     run = configure(*NORMED, "model.norm=sync", "strategy=ddp", "devices=2")
@@ -154,6 +157,7 @@ def _train(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
         return trained | {"sent": replica.traffic.take()["gradient_bytes_sent"]}
 
 
+@pytest.mark.exhaustive
 def test_after_training_captured_steps_are_held_against_plain_code(device: ScriptedCuda) -> None:
     """All batches of a run have one shape, so the graph takes the closing check's, too."""
     run = captured(configure(*SMALL, "strategy=single"))
@@ -164,6 +168,7 @@ def test_after_training_captured_steps_are_held_against_plain_code(device: Scrip
     assert "update" in failed(closed(WORLD, run, stops_updating, 0))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_replayed_all_reduce_is_counted_by_nobody_and_no_fault(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=ddp", "devices=2")

@@ -63,6 +63,7 @@ def summed_up(norms: list[float], most: float) -> dict[str, float]:
     return dict(zip(NAMES, values, strict=True))
 
 
+@pytest.mark.slow
 def test_norms_are_those_of_a_loop_by_hand() -> None:
     first = by_hand(clipped_to(1e-3))
     most = sorted(by_hand(clipped_to(1e6)))[STEPS // 2]  # so that some steps are clipped, and some are not
@@ -75,6 +76,7 @@ def test_norms_are_those_of_a_loop_by_hand() -> None:
     assert 0 < of_ranks(0, 1, clipped_to(most))[0]["clipped_share"] < 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "clips"),

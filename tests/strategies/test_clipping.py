@@ -86,6 +86,7 @@ def test_every_strategy_clips_like_one_device(strategy: str, tmp_path: Path) -> 
         assert_equal(ranks, one_device(msgspec.structs.replace(run, clip_norm=None)), tolerance=1e-9)
 
 
+@pytest.mark.cases("servers")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -294,6 +295,7 @@ class ClipsNothing(Ddp, frozen=True, kw_only=True):
         return replica
 
 
+@pytest.mark.cases("SumsGradients-ddp")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "strategy"), [(SumsGradients, "ddp"), (ClipsItsShardAlone, "fsdp"), (ClipsNothing, "ddp")]
@@ -308,6 +310,7 @@ def test_the_parity_check_finds_who_clips_wrongly(kind: Any, strategy: str, tmp_
     assert not any(row["passed"] for row in wrong)
 
 
+@pytest.mark.cases("bf16")
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_the_closing_check_clips_in_plain_code(precision: str) -> None:
     run = configure(*SMALL, "strategy=single", f"precision={precision}", CLIPPED)
@@ -319,6 +322,7 @@ def test_the_closing_check_clips_in_plain_code(precision: str) -> None:
     assert "update" in failed(closed(World(), run, not_at_all))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_is_sent_to_clip_does_not_count_as_lost_bytes(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=fsdp", "devices=2", CLIPPED)
@@ -327,11 +331,13 @@ def test_what_is_sent_to_clip_does_not_count_as_lost_bytes(tmp_path: Path) -> No
     assert {"bytes", "exchanges", "update", "gradients"} <= passed(rows)
 
 
+@pytest.mark.exhaustive
 def test_statistics_are_none_of_the_gradient() -> None:
     run = configure(*NORMED, "strategy=single", CLIPPED)
     assert failed(closed(World(), run)) == set()
 
 
+@pytest.mark.slow
 def test_groups_are_dimensions_of_one_mesh(tmp_path: Path) -> None:
     assert run_ranks(total_of_four, 4, tmp_path) == [30.0 + 8.0] * 4
 

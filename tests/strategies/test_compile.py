@@ -69,6 +69,7 @@ def train_compiled(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return {**drive(replica, run), "graphs": first, "later": later - first}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", DEVICES)
@@ -105,6 +106,7 @@ def test_what_is_compiled(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler.given == (["loss", "step", "Sequential"] if scope == "step" else ["Sequential"])
 
 
+@pytest.mark.cases("adagrad")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_steps_that_compile_leave_no_trace(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Compiler(monkeypatch)
@@ -163,6 +165,7 @@ def test_a_server_compiles_its_update_before_the_first_gradient_arrives(monkeypa
     assert torch.equal(server._values, shard)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.cases("adam")

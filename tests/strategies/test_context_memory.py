@@ -19,6 +19,7 @@ from tests.strategies.test_context_parallel import (
 from tests.strategies.training import configure
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_ranks_keep_half_of_one_devices_activations_each() -> None:
     """Under `all_to_all` each keeps its tokens' results beside those of its heads."""

@@ -46,6 +46,7 @@ def small(exchange: str, devices: int, *options: str) -> RunConfig:
     return configure(*TOKENS, *SMALL, *asked, *options)
 
 
+@pytest.mark.cases("all_to_all-2-gpt2")
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), LLAMA, ("model.kv_heads=1",)], ids=["gpt2", "llama", "one_kv_head"])
 @pytest.mark.parametrize("devices", [2, 4])
@@ -140,6 +141,7 @@ def gates(rank: int, size: int, runs: list[RunConfig]) -> list[bool]:
     return [all(row["passed"] for row in gate(rank, size, run)) for run in runs]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_the_parity_gate_sees_every_fault(exchange: str, tmp_path: Path) -> None:
@@ -181,6 +183,7 @@ def values_sent(exchange: str, ranks: int, *, keys: int, repeats: bool = False) 
     return LAYERS * (passes + repeats) * forward
 
 
+@pytest.mark.cases("all_gather-2-2")
 @pytest.mark.slow
 @pytest.mark.parametrize(("exchange", "ranks", "kv_heads"), list(itertools.product(EXCHANGES, (2, 4), (4, 2))))
 def test_bytes_are_those_of_the_formulas(exchange: str, ranks: int, kv_heads: int, tmp_path: Path) -> None:
@@ -209,6 +212,7 @@ def test_attention_that_is_computed_again_sends_again_what_forward_sent(
         assert sent["passed_through"] == values + sent["said"]["gradient_bytes_sent"]
 
 
+@pytest.mark.cases("all_to_all")
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_training_that_was_interrupted_is_bitwise_the_same(exchange: str, tmp_path: Path) -> None:
@@ -218,6 +222,7 @@ def test_training_that_was_interrupted_is_bitwise_the_same(exchange: str, tmp_pa
         assert equal(state_resumed, state)
 
 
+@pytest.mark.cases("all_to_all")
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_the_closing_check_passes_and_evaluates_every_sample_once(exchange: str, tmp_path: Path) -> None:
@@ -228,6 +233,7 @@ def test_the_closing_check_passes_and_evaluates_every_sample_once(exchange: str,
     assert expected | {"bytes", "settled", "exchanges", "samples"} <= passed(rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_half_precision_trains_within_its_rounding(tmp_path: Path) -> None:
     runs = [small(exchange, 2, "precision=bf16", "epochs=1", *LLAMA) for exchange in EXCHANGES]
@@ -237,6 +243,7 @@ def test_half_precision_trains_within_its_rounding(tmp_path: Path) -> None:
         assert not failed(rows), [row for row in rows if row["passed"] is False]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_slow_rank_is_what_the_other_waits_for(tmp_path: Path) -> None:
     runs = {exchange: small(exchange, 2) for exchange in EXCHANGES}

@@ -60,6 +60,7 @@ class IdleOwner(Zero1, frozen=True, kw_only=True):
         return replica
 
 
+@pytest.mark.cases("DroppedGradient-ring_ddp-2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "strategy", "devices"),

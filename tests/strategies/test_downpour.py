@@ -126,6 +126,7 @@ class IgnoresWhatItFetches(ParameterServer, frozen=True, kw_only=True):
         return replica
 
 
+@pytest.mark.cases("LosesAPush")
 @pytest.mark.parametrize("wrong", [LosesAPush, AppliesAPushTwice, IgnoresWhatItFetches])
 def test_a_wrong_asynchronous_strategy_differs_from_the_replay(wrong: type[ParameterServer], tmp_path: Path) -> None:
     right = small(*ASYNC, "devices=3", model="mlp")
@@ -135,6 +136,7 @@ def test_a_wrong_asynchronous_strategy_differs_from_the_replay(wrong: type[Param
         assert_replayed(run, run_ranks(train_epochs, 3, tmp_path, run))
 
 
+@pytest.mark.exhaustive
 def test_asynchronous_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     options = ["strategy.servers=2", "strategy.n_push=3", "strategy.n_fetch=2"]
     run = small(*DOWNPOUR, "devices=4", *options)
@@ -271,6 +273,7 @@ def command(results: Path, *overrides: str) -> list[str]:
     return [*program, f"results={results}", *overrides]
 
 
+@pytest.mark.exhaustive
 def test_downpour_learns_the_digits(tmp_path: Path) -> None:
     subprocess.run(command(tmp_path, "epochs=10", "batch_size=64"), check=True, capture_output=True, timeout=400)
     (folder,) = tmp_path.glob("*/*/result")
@@ -285,6 +288,7 @@ def test_downpour_learns_the_digits(tmp_path: Path) -> None:
     assert pushes["staleness"].max() >= 1
 
 
+@pytest.mark.exhaustive
 def test_a_killed_worker_ends_the_others_and_is_named(tmp_path: Path) -> None:
     options = ["epochs=100000", "launcher.collective_timeout_s=20"]
     with subprocess.Popen(command(tmp_path, *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

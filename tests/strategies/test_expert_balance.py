@@ -86,6 +86,7 @@ def count_choices(total: list[int], _: Any, __: Any, logits: Tensor) -> None:
         total[index] += 1
 
 
+@pytest.mark.slow
 def test_an_epochs_imbalance_is_that_of_a_loop_by_hand() -> None:
     """Neither evaluations, nor a step before the first epoch, nor what is computed again count."""
     expected = by_hand(small())

@@ -38,6 +38,7 @@ def grouped(*options: str, devices: int = 4, expert_ranks: int = RANKS) -> RunCo
     return small(f"strategy.expert_ranks={expert_ranks}", *options, devices=devices)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -54,6 +55,7 @@ def test_groups_train_like_one_device(options: list[str], tmp_path: Path) -> Non
     assert_like_one_device(grouped(*options), tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_groups_without_test_samples_compute_those_of_others(tmp_path: Path) -> None:
     few = [text.replace("test_samples=13", "test_samples=1") for text in TOKENS]
@@ -111,6 +113,7 @@ def test_the_gate_sees_wrong_groups(wrong: Any, tmp_path: Path) -> None:
         assert_equal(ranks, one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_bytes_are_those_of_the_routing_within_groups_and_of_both_sums(tmp_path: Path) -> None:
     run = grouped(*LLAMA)
@@ -134,6 +137,7 @@ def test_bytes_are_those_of_the_routing_within_groups_and_of_both_sums(tmp_path:
         assert found["counted"] == pytest.approx(sent, rel=1e-12)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_each_rank_holds_a_share_of_the_experts_by_its_groups_ranks(tmp_path: Path) -> None:
     run = grouped()
@@ -165,6 +169,7 @@ def no_sums_from_now_on(replica: Any, k: int) -> None:
     once_after(replica, k, part)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_groups_pass_the_closing_check_which_compares_their_experts(tmp_path: Path) -> None:
     run = grouped("precision=fp32", "epochs=1", "clip_norm=1.0", "optimizer=adamw")
@@ -197,6 +202,7 @@ def phases_of_the_sums(rank: int, size: int, run: RunConfig) -> list[str | None]
     return seen
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_sums_begin_within_backward_and_waiting_for_them_is_communication(tmp_path: Path) -> None:
     sums = 2 * 4  # of two blocks; two matrices and their biases

@@ -48,6 +48,7 @@ def test_it_trains_like_one_device(devices: int, options: list[str], tmp_path: P
     assert_like_one_device(small(*options, devices=devices), tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_rank_without_test_samples_computes_those_of_others(tmp_path: Path) -> None:
     run = configure(*(each for each in TOKENS if "test_samples" not in each), *SMALL, *EXPERTS, "data.test_samples=1")
     alike = configure(
@@ -57,6 +58,7 @@ def test_a_rank_without_test_samples_computes_those_of_others(tmp_path: Path) ->
     assert_equal(run_ranks(train, 2, tmp_path, alike), one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.cases("False")
 @pytest.mark.parametrize("repeats", [False, True])
 def test_bytes_are_those_of_the_routing(repeats: bool, tmp_path: Path) -> None:
     """Where backward computes blocks again, it sends again what forward sent: by the same routing."""
@@ -136,6 +138,7 @@ def test_the_gate_sees_a_wrong_exchange(wrong: Any, tmp_path: Path) -> None:
         assert_equal(ranks, one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.cases("bf16")
 def test_it_passes_the_closing_check(precision: str, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def failures(wanted: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_selection_of_all_sizes_optimizers_and_precisions_trains() -> None:
     """Every strategy at 4 ranks or as few as it can take, with every optimizer and four precisions; and at 64."""
     diagonal = list(zip(OPTIMIZERS, ("bf16", "fp32", "fp16", "fp64"), strict=True))
@@ -108,6 +109,7 @@ def test_every_combination_trains(strategy: str) -> None:
     assert not failures([*cases(strategy, few, sizes=(least,)), *cases(strategy, many, sizes=(8,))])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [4, 64])
 @pytest.mark.cases("64")
 def test_groups_of_experts_train(size: int) -> None:
@@ -121,6 +123,7 @@ def test_what_no_made_up_rank_can_do_is_all_that_is_left_out() -> None:
     assert set(STRATEGIES) | NOT_POSSIBLE.keys() == set(torchs_strategies())
 
 
+@pytest.mark.exhaustive
 def test_what_goes_wrong_on_a_rank_is_noticed() -> None:
     """Foreach with fp16 lets the gradient scaler read whether a gradient is infinite, which runs refuse."""
     unknown, refused = (cases("ddp", [("sgd", "fp16")])[0] for _ in range(2))

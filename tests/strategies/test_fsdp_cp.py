@@ -45,6 +45,7 @@ def trained(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return drive(new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank)), run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "devices", "options"),
@@ -117,6 +118,7 @@ class FaultyFsdpCp(FsdpCp, frozen=True, kw_only=True):
         return replica
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.cases("ring")
@@ -132,6 +134,7 @@ def test_the_parity_gate_sees_faults_of_either_dimension(exchange: str, tmp_path
 # --- what is sent and held
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "options", "pieces", "repeats"),
@@ -162,6 +165,7 @@ def test_bytes_are_those_of_the_formulas(
         assert sent["passed_through"] == pytest.approx(sum(expected.values()), rel=1e-12)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_rank_holds_what_the_formula_says(tmp_path: Path) -> None:
     run = meshed("all_to_all", 4, "optimizer=adam")
@@ -171,6 +175,7 @@ def test_a_rank_holds_what_the_formula_says(tmp_path: Path) -> None:
     assert ranks == pytest.approx([formula] * 4, rel=0.02)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_training_that_was_interrupted_is_bitwise_the_same(tmp_path: Path) -> None:
     run = meshed("ring", 4, "optimizer.momentum=0.9")
@@ -179,6 +184,7 @@ def test_training_that_was_interrupted_is_bitwise_the_same(tmp_path: Path) -> No
         assert equal(state_resumed, state)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "options"),
@@ -198,6 +204,7 @@ def test_the_closing_check_passes_and_evaluates_every_sample_once(
     assert expected | {"samples"} <= passed(rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_slow_rank_is_what_the_others_wait_for(tmp_path: Path) -> None:
     """Those of its sequence, and those of the other slice, which need its shards."""
@@ -206,6 +213,7 @@ def test_a_slow_rank_is_what_the_others_wait_for(tmp_path: Path) -> None:
     assert shares(ranks[3]["fsdp_cp"], "forward_s") > 0.5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_group_of_ranks_has_the_runs_timeout(tmp_path: Path) -> None:
     run = meshed("ring", 4, f"launcher.collective_timeout_s={PATIENCE_S}")

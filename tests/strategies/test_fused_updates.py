@@ -40,6 +40,7 @@ KINDS: dict[str, type[FirstOrder]] = {"SGD": Sgd, "Adam": Adam, "AdamW": AdamW, 
 SHARDED = [("fsdp", 2), ("hsdp", 4), ("tensor_parallel", 2), ("dp_tp", 4), ("dp_pp_tp", 8)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_is_fused_is_what_torch_can_fuse() -> None:
     """Were torch to learn it, `auto` could be fused again: this test would say so."""

@@ -44,11 +44,13 @@ def assert_like_one_device(run: RunConfig, folder: Path) -> None:
     assert_equal(ranks, one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.cases("parameter_server")
 @pytest.mark.parametrize("strategy", [*WHOLE, "model_parallel", "pipeline", "dp_pp", "dp_pp_tp"])
 def test_every_strategy_trains_gpt_tiny_like_one_device(strategy: str, tmp_path: Path) -> None:
     assert_like_one_device(on_some_devices(strategy), tmp_path)
 
 
+@pytest.mark.cases("fsdp")
 @pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp", "fsdp", "pipeline"])
 def test_llamas_parts_train_like_one_device(strategy: str, tmp_path: Path) -> None:
     assert_like_one_device(on_some_devices(strategy, *LLAMA), tmp_path)
@@ -60,6 +62,7 @@ def test_tied_weights_train_like_one_device(strategy: str, tmp_path: Path) -> No
     assert_like_one_device(on_some_devices(strategy, *TIED), tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_tied_weights_can_stay_on_one_device_of_several(tmp_path: Path) -> None:
     split = "strategy.device_map={embed: 0, block1: 1, block2: 1, head: 0}"
     assert_like_one_device(small("model_parallel", 2, *TIED, split), tmp_path)
@@ -71,6 +74,7 @@ def test_tied_weights_on_two_devices_are_refused(strategy: str) -> None:
         on_some_devices(strategy, *TIED)
 
 
+@pytest.mark.cases("False-True")
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_fsdp_gathers_tied_weights_once(reshard: bool, tied: bool, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_step_of_a_small_model_is_few_launches_and_none_that_waits() -> None:
     run = configured(

@@ -46,6 +46,7 @@ def seen_and_counted(rank: int, size: int, run: RunConfig) -> tuple[float, int, 
     return replica.traffic.activation, recorded.carried["allreduce"], recorded.calls["allreduce"]
 
 
+@pytest.mark.cases("cnn_small")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "values", "sums"),
@@ -81,6 +82,7 @@ VIT_HELD = 9_866 + (1 + 5) * 32
 """Of VIT, with the class token and the position embedding twice: `fully_shard` pads their first dimension of 1."""
 
 
+@pytest.mark.cases("mlp-1")
 @pytest.mark.slow
 @pytest.mark.parametrize("gathers", [1, 2])
 @pytest.mark.parametrize(
@@ -101,6 +103,7 @@ def test_dp_tp_sends_what_the_formulas_say(
         assert sent["parameter_bytes_sent"] == gathers * (2 - 1) / 2 * held_bytes
 
 
+@pytest.mark.cases("tensor_parallel")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp"])
 def test_options(strategy: str, tmp_path: Path) -> None:
@@ -111,6 +114,7 @@ def test_options(strategy: str, tmp_path: Path) -> None:
     assert_equal(run_ranks(train, devices, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_copies_of_pipelines_share_batch_statistics(tmp_path: Path) -> None:
     """With one micro-batch, synchronised norms see the whole batch, so training is that of one device."""
@@ -119,6 +123,7 @@ def test_copies_of_pipelines_share_batch_statistics(tmp_path: Path) -> None:
     assert_equal(run_ranks(train, 4, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zbv"])
 def test_meshes_take_every_schedule(schedule: str, tmp_path: Path) -> None:
@@ -146,6 +151,7 @@ def held_by(layers: range, *, shards: int) -> float:
     return sum(WIDTHS[i] * WIDTHS[i + 1] / shards for i in layers) + sum(biases)
 
 
+@pytest.mark.cases("dp_pp-4-1")
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "devices", "shards"), [("dp_pp", 4, 1), ("dp_pp_tp", 8, 2)])
 def test_copies_of_pipelines_send_what_the_formulas_say(
@@ -177,6 +183,7 @@ def checked_and_trained(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return train(rank, size, run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["dp_tp", "dp_pp", "dp_pp_tp", "fsdp", "hsdp", "tensor_parallel"])
 @pytest.mark.cases("dp_tp", "fsdp")
@@ -202,6 +209,7 @@ def spoil_and_evaluate(rank: int, size: int, run: RunConfig, tensor: int) -> dic
     return {name: values.detach().clone() for name, values in kept.items()}
 
 
+@pytest.mark.cases("tensor_parallel-2")
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "devices"), [("tensor_parallel", 2), ("dp_tp", 4), ("dp_pp_tp", 4)])
 def test_what_tensor_ranks_hold_whole_is_the_same_after_an_evaluation(
@@ -299,6 +307,7 @@ def broken_gate(rank: int, size: int, run: RunConfig, mutation: str) -> list[dic
         return gate(rank, size, run)
 
 
+@pytest.mark.cases("copies are summed-fsdp-2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutation", "strategy", "devices"),

@@ -52,6 +52,7 @@ def test_gated_and_shared_experts_train_like_one_device(strategy: str, tmp_path:
     assert_like_one_device(routed(strategy, *LLAMA), tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", PARTED)
 @pytest.mark.cases("pipeline")
 def test_layers_on_several_devices_train_without_a_balance_loss(strategy: str, tmp_path: Path) -> None:

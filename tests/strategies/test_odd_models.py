@@ -74,6 +74,7 @@ def asked(run: RunConfig) -> Traits:
     return traits
 
 
+@pytest.mark.exhaustive
 @fault(
     "storage and input",
     "Odd models of one's own",
@@ -118,6 +119,7 @@ def trained(rank: int, size: int, cases: list[tuple[RunConfig, Traits]]) -> dict
     return found
 
 
+@pytest.mark.exhaustive
 def test_what_is_odd_is_found_and_said() -> None:
     traits = {oddity: traits_of(odd_run("single", oddity)) for oddity in get_args(Oddity) if oddity not in REFUSED}
     assert {name for name, found in traits.items() if found.draws} == IN_EVALUATION - {"batch_norm", "stochastic_depth"}

@@ -29,6 +29,7 @@ from tests.test_parity_gate import passed
 # --- shards and schedules
 
 
+@pytest.mark.slow
 @given(length=st.integers(0, 10_000), count=st.integers(1, 64))
 def test_shards_cover_the_vector_in_nearly_equal_parts(length: int, count: int) -> None:
     bounds = shard_bounds(length, count)
@@ -79,6 +80,7 @@ def test_a_schedule_pushes_every_gradient_and_fetches_only_within_the_epoch(
 # --- sync: like one device
 
 
+@pytest.mark.cases("3-options2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "options"),
@@ -93,6 +95,7 @@ def test_synchronous_servers_train_like_one_device(devices: int, options: list[s
     assert_equal(run_ranks(train, devices, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_synchronous_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     run = small("strategy=parameter_server", "devices=4", "strategy.servers=2")
@@ -113,6 +116,7 @@ def optimizer_bytes(rank: int, size: int, run: RunConfig) -> int:
     return sum(value.nbytes for state in states for value in state.values() if value.dim())
 
 
+@pytest.mark.cases("sync")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_optimizers_state_is_on_the_servers_only(mode: str, tmp_path: Path) -> None:
@@ -137,6 +141,7 @@ class DeafServer(ParameterServer, frozen=True, kw_only=True):
         return replica
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_server_that_ignores_a_worker_is_caught(tmp_path: Path) -> None:
     run = small("strategy=parameter_server", "devices=3")

@@ -155,6 +155,7 @@ def test_options_do_not_change_what_is_computed(strategy: str, option: str, tmp_
     assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.exhaustive
 def test_batch_norm_differs_between_shards(tmp_path: Path) -> None:
     run = configure(
         *SYNTHETIC, "model=resnet_tiny", "model.norm=batch", "data.image_size=32", "strategy=ddp", "devices=2"

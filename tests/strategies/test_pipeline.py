@@ -140,6 +140,7 @@ def evaluate_in_step(rank: int, size: int, runs: list[RunConfig]) -> list[list[f
     return results
 
 
+@pytest.mark.cases("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_never_wait_for_each_other_in_evaluation(size: int, tmp_path: Path) -> None:
@@ -288,6 +289,7 @@ def test_what_cannot_work_is_refused_with_the_fix(overrides: list[str], words: l
         assert word in str(refused.value)
 
 
+@pytest.mark.cases("overrides1")
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [["precision=bf16"], ["channels_last=true"], ["optimizer=adam"]])
 def test_options(overrides: list[str], tmp_path: Path) -> None:
@@ -299,6 +301,7 @@ def test_options(overrides: list[str], tmp_path: Path) -> None:
     assert_equal([rank[0] for rank in ranks], one_device(run), tolerance=tolerance)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_explicit_map_is_followed(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy.stage_map={fc1: 0, fc2: 1, fc3: 1, fc4: 1}")
@@ -351,6 +354,7 @@ def test_a_wrong_pipeline_is_caught(wrong: type, tmp_path: Path) -> None:
     assert not passed(msgspec.structs.replace(run, strategy=wrong(**options)), tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_whole_run_ends_well(tmp_path: Path) -> None:
     """As a user starts it, with the parity check before training and the bubble in the tables."""

@@ -42,6 +42,7 @@ def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
         torch.testing.assert_close(one[kind], other[kind], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize(
     "work", [[*RESNET, "model.norm=batch", FULL], [*VIT, FULL], [*VIT, SELECTIVE]], ids=["resnet", "vit", "selective"]
@@ -60,6 +61,7 @@ def test_a_language_model_trains_the_same_bits(recomputation: str) -> None:
     same_bits(bits(recomputation), bits())
 
 
+@pytest.mark.exhaustive
 def test_lbfgs_evaluates_the_same_bits() -> None:
     lbfgs = ("optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96")
     same_bits(*(trained(0, 1, small("single", 1, *lbfgs, *options)) for options in ((FULL,), ())))
@@ -109,6 +111,7 @@ def test_every_layer_but_the_last_is_computed_twice_and_evaluation_once() -> Non
     assert sorted(seen) == ["block1", "block2", "embed", "head"]
 
 
+@pytest.mark.exhaustive
 def test_kept_activations_are_the_values_between_layers() -> None:
     """What is kept for backward, counted on allocations: full keeps each block's output only, and random states."""
     kept = {
@@ -135,6 +138,7 @@ def test_every_strategy_trains_like_one_device(strategy: str, tmp_path: Path) ->
     assert_equal(ranks, one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.cases("context_parallel")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline", "context_parallel"])
 def test_attention_alone_is_recomputed_under_strategies_too(strategy: str, tmp_path: Path) -> None:
@@ -143,6 +147,7 @@ def test_attention_alone_is_recomputed_under_strategies_too(strategy: str, tmp_p
     assert_equal(ranks, one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.cases("ddp")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_synchronised_statistics_are_updated_once(strategy: str, tmp_path: Path) -> None:
@@ -161,6 +166,7 @@ def bytes_of_a_step(rank: int, size: int, run: RunConfig) -> dict[str, float]:
     return {"counted": counted.sent_bytes + counted.control_bytes, "reported": sum(replica.traffic.take().values())}
 
 
+@pytest.mark.cases("fsdp-2")
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "devices"), [("tensor_parallel", 2), ("dp_pp_tp", 4), ("fsdp", 2)])
 def test_bytes_are_those_of_the_formula_with_what_is_summed_again(strategy: str, devices: int, tmp_path: Path) -> None:

@@ -22,12 +22,14 @@ def assert_like_one_device(run: RunConfig, folder: Path) -> None:
     assert_equal(run_ranks(trained, run.devices, folder, run), one_device(run), tolerance=1e-9)
 
 
+@pytest.mark.cases("options1")
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(BY_TOKENS,), (DIVIDED,), (BY_TOKENS, DIVIDED)])
 def test_divided_tokens_and_vocabularies_train_like_one_device(options: tuple[str, ...], tmp_path: Path) -> None:
     assert_like_one_device(small("tensor_parallel", 2, FULL, *options), tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(BY_TOKENS,), (DIVIDED,), (BY_TOKENS, DIVIDED)])
 def test_messages_that_are_sent_again_are_counted(options: tuple[str, ...], tmp_path: Path) -> None:
@@ -40,6 +42,7 @@ def test_messages_that_are_sent_again_are_counted(options: tuple[str, ...], tmp_
     assert reported[FULL] > 1.05 * reported["activation_recomputation=none"]
 
 
+@pytest.mark.cases("ddp-options1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options"),

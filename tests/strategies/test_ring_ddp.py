@@ -42,6 +42,7 @@ def average_all(rank: int, ranks: int) -> list[tuple[torch.Tensor, torch.Tensor,
     return results
 
 
+@pytest.mark.cases("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_ring_equals_all_reduce_and_sends_what_the_textbook_says(ranks: int, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ STEPS = 12
 # --- sharded vectors
 
 
+@pytest.mark.cases("2-options0")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "options"),
@@ -101,6 +102,7 @@ def test_a_reduction_that_another_torch_may_use_is_an_error_and_not_a_parts(redu
         reduction(VECTOR.as_subclass(ShardedVector))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     run = small("strategy=sandblaster_lbfgs", "devices=3", *FULL)
@@ -132,6 +134,7 @@ class ForgetfulShard(SandblasterLbfgs, frozen=True, kw_only=True):
         return super().prepare(model, run, world)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_shard_missing_from_dot_products_is_caught_even_in_fp32(tmp_path: Path) -> None:
     run = small("strategy=sandblaster_lbfgs", "devices=2", "precision=fp32", *FULL)

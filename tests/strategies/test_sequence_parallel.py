@@ -32,6 +32,7 @@ from tests.test_parity_gate import gate
 BY_TOKENS = "strategy.sequence_parallel=true"
 
 
+@pytest.mark.cases("tensor_parallel-options2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options"),
@@ -64,6 +65,7 @@ def seen_and_counted(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return {"recorded": carried, "tokens": tokens, **replica.traffic.take()}
 
 
+@pytest.mark.cases("True")
 @pytest.mark.slow
 @pytest.mark.parametrize("divided", [False, True])
 def test_tensor_ranks_send_what_the_formula_says(divided: bool, tmp_path: Path) -> None:
@@ -84,6 +86,7 @@ def test_tensor_ranks_send_what_the_formula_says(divided: bool, tmp_path: Path) 
         assert rank["tokens"] == {6}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_blocks_send_what_megatrons_tensor_parallelism_sends(tmp_path: Path) -> None:
     """Four all-reduces per block; the suite's own tensor parallelism sums queries, keys and values one by one: six."""
@@ -113,6 +116,7 @@ def broken_gate(rank: int, size: int, run: RunConfig, mutation: str) -> list[dic
         return gate(rank, size, run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_pp_tp"])
@@ -121,6 +125,7 @@ def test_what_is_wrong_is_caught(strategy: str, mutation: str, tmp_path: Path) -
     assert not all(row["passed"] for row in rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", DEVICES)
 @pytest.mark.cases("dp_tp")
@@ -129,6 +134,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(strategy: str, tmp_path: Path) -> None
     assert run_ranks(continued, DEVICES[strategy], tmp_path, run) == [True] * DEVICES[strategy]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ranks_that_are_not_there_train() -> None:
     model = ["model=gpt_tiny", "model.layers=2", "data=tokens", "data.sequence=16", "data.train_samples=256"]
@@ -176,6 +182,7 @@ class Dropping(Gpt, frozen=True, kw_only=True):
         return model
 
 
+@pytest.mark.cases("tensor_parallel")
 @pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp"])
 def test_ranks_with_other_tokens_do_not_drop_alike(strategy: str) -> None:
     """Tensor ranks draw the same numbers, as they compute the same values; not so where tokens are divided."""

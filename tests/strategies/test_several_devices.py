@@ -77,6 +77,7 @@ def batch_of(run: RunConfig) -> Batch:
     return Batch(samples, torch.zeros(len(samples), dtype=torch.int64, device="cuda:0"), len(samples))
 
 
+@pytest.mark.cases("cnn-adam")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(
     "overrides",

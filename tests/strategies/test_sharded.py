@@ -85,6 +85,7 @@ def test_a_rank_holds_what_the_formula_says(strategy: str, ranks: int, optimizer
     assert ranks_hold == pytest.approx([formula] * ranks, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pipeline", "model_parallel", "tensor_parallel", "parameter_server"])
 def test_where_devices_hold_different_things_there_is_no_formula(strategy: str) -> None:
     run = configure(*MLP, f"strategy={strategy}", "devices=2")
@@ -106,6 +107,7 @@ def padded_bytes(run: RunConfig, shard: int) -> int:
     return 8 * sum(math.ceil(shape[0] / shard) * shard * math.prod(shape[1:]) for shape in shapes)
 
 
+@pytest.mark.cases("fsdp-mlp-False")
 @pytest.mark.slow
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize(
@@ -131,6 +133,7 @@ def test_a_step_sends_what_the_formulas_say(
     assert sum(rank["state"] for rank in found) == 2 * found[0]["model"] * replicas
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_zero1_sends_gradients_and_parameters_and_shares_out_the_optimizers_state(tmp_path: Path) -> None:
     run = configure(*MLP, "strategy=zero1", "devices=2")
@@ -154,6 +157,7 @@ def train_on(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.cases("zero1-2-model=cnn_small optimizer.momentum=0.9 channels_last=true")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "ranks", "options"),
@@ -173,6 +177,7 @@ def test_training_goes_on_after_evaluation(strategy: str, ranks: int, options: s
     assert_equal(run_ranks(train_on, ranks, tmp_path, run), drive(reference, alone), tolerance=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -194,12 +199,14 @@ def test_what_can_not_work_is_refused_with_the_fix(overrides: str, message: str)
         configure(*MLP, *overrides.split())
 
 
+@pytest.mark.slow
 def test_zero1_refuses_what_would_wait_for_the_gpu() -> None:
     run = configure(*MLP, "strategy=zero1", "devices=2", "precision=fp16")
     with pytest.raises(ConfigError, match=r"makes the host wait"):
         run.strategy.check(run, "cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_gathering_in_bf16_sends_half_and_trains_alike(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -68,6 +68,7 @@ def test_an_owner_sends_its_whole_tensors_to_all_others(size: int, tmp_path: Pat
     assert total == (size - 1) * PARAMETERS * FP64, "n all-gathers', as docs/bytes-and-phases.md says"
 
 
+@pytest.mark.exhaustive
 def test_model_parallel_sends_an_activation_forward_and_its_gradient_back(tmp_path: Path) -> None:
     run = configure(*DATA, "strategy=model_parallel", "devices=2", "strategy.device_map={conv1: 0, fc1: 1, fc2: 1}")
     assert run_ranks(one_step, 2, tmp_path, run) == [sent(activation=BATCH * CUT * FP64)] * 2
@@ -148,6 +149,7 @@ def test_what_norms_over_all_ranks_send_is_reported(strategy: str, size: int, tm
         assert sent > 0 or runs[0].strategy.data_parallel_degree(runs[0]) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
     ("strategy", "size"), [(["strategy=ddp"], 2), (["strategy=dp_pp", "strategy.micro_batches=2"], 4)]

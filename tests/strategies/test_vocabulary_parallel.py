@@ -75,6 +75,7 @@ def test_the_loss_of_parts_is_that_of_the_whole(kind: str, smoothing: float, tmp
         assert torch.equal(found["correct"], logits.argmax(-1) == labels), "of equal logits the first is predicted"
 
 
+@pytest.mark.cases("tensor_parallel-options1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options"),
@@ -109,6 +110,7 @@ def seen_and_counted(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 HEAD = "head.linear.weight"
 
 
+@pytest.mark.cases("0")
 @pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0, 1])
 def test_tensor_ranks_send_what_the_formula_says_and_hold_their_part(smoothing: int, tmp_path: Path) -> None:
@@ -122,6 +124,7 @@ def test_tensor_ranks_send_what_the_formula_says_and_hold_their_part(smoothing: 
         assert (rank["rows"], rank["widths"]) == ({12}, {12})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_stages_count_the_loss_where_it_is(tmp_path: Path) -> None:
     run = on_least("dp_pp_tp", DIVIDED, "strategy.stage_map={embed: 0, block1: 0, block2: 1, head: 1}")
@@ -160,6 +163,7 @@ def broken_gate(rank: int, size: int, run: RunConfig, mutation: str) -> list[dic
         return gate(rank, size, run)
 
 
+@pytest.mark.cases("parts are not summed")
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_what_is_wrong_is_caught(mutation: str, tmp_path: Path) -> None:
@@ -184,6 +188,7 @@ def continued(rank: int, size: int, run: RunConfig) -> bool:
     return losses[0] == losses[1] and all(torch.equal(mine[name], its[name]) for name in mine)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", DEVICES)
 @pytest.mark.cases("dp_tp")
@@ -193,6 +198,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(strategy: str, tmp_path: Path) -> None
     assert run_ranks(continued, DEVICES[strategy], tmp_path, run) == [True] * DEVICES[strategy]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ranks_that_are_not_there_train() -> None:
     """At 4 and at 64 ranks, the last one too; on what GPUs would do."""

@@ -25,6 +25,7 @@ processes {n} {n} {n + 1} {n + 1} {n}"""
 """Counters in mJ, powers in mW, clocks in MHz; the last value repeats. Each look at the processes takes two."""
 
 
+@pytest.mark.slow
 def test_every_column_of_four_gpus(tmp_path: Path) -> None:
     played = play(tmp_path, FOUR, samples=4, gpus=4)
     assert played.warnings == []
@@ -42,6 +43,7 @@ def test_every_column_of_four_gpus(tmp_path: Path) -> None:
     assert len(played.of(None)) == 4, "the host's own"
 
 
+@pytest.mark.slow
 def test_only_the_runs_own_gpus_are_asked(tmp_path: Path) -> None:
     first = play(tmp_path, FOUR, samples=1, gpus=2)
     assert {row["device_uuid"] for row in first.rows} == {"GPU-a", "GPU-b", None}
@@ -73,6 +75,7 @@ def test_without_permission_a_column_is_null_and_the_others_are_not(tmp_path: Pa
     assert played.warnings == [("no energy_j (Insufficient Permissions)", "GPU-a")]
 
 
+@pytest.mark.slow
 def test_an_old_driver_lacks_the_counter_and_has_one_power_only(tmp_path: Path) -> None:
     played = play(tmp_path, FOUR, samples=2, old_driver=True)
     assert played.column("GPU-a", "energy_j") == [None, None]

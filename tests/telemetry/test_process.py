@@ -59,6 +59,7 @@ def started(tmp_path: Path, **changes: Any) -> tuple[subprocess.Popen[bytes], Pa
     return subprocess.Popen(command, env=environment(profile, library())), recording
 
 
+@pytest.mark.slow
 def test_it_samples_until_it_is_told_to_end(tmp_path: Path, ending: list[subprocess.Popen[bytes]]) -> None:
     process, recording = started(tmp_path)
     ending.append(process)
@@ -109,6 +110,7 @@ def test_without_spare_cores_it_has_the_lowest_priority(tmp_path: Path, ending: 
             process.wait(0.01)
 
 
+@pytest.mark.slow
 def test_it_dies_with_the_rank(tmp_path: Path) -> None:
     recording = tmp_path / "telemetry.bin"
     rank = (

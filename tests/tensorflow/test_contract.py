@@ -36,6 +36,7 @@ def rows(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
     return {table: pq.read_table(folder.result / f"{table}.parquet").to_pylist() for table in TABLES}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("framework", "way", "victim"), WAYS)
 def test_a_killed_rank_costs_no_saved_epoch_and_the_result_is_whole(
     framework: str, way: tuple[str, ...], victim: int, tmp_path: Path

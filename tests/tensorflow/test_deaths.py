@@ -53,6 +53,7 @@ FATES: tuple[tuple[str, OutcomeName, str, int], ...] = (
 )
 
 
+@pytest.mark.exhaustive
 @fault(
     "workers",
     "A process of TensorFlow's is killed or stops",

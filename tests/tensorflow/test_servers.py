@@ -20,6 +20,7 @@ SERVED = ("strategy=tf_parameter_server", "devices=3", "launcher.oversubscribe=t
 EPOCHS, STEPS, WORKERS = 8, 2, 2
 
 
+@pytest.mark.exhaustive
 def test_asynchronous_updates_are_all_counted(tmp_path: Path) -> None:
     """Downpour's Adagrad: each slice makes one update, whoever computed it, and none is lost or made twice."""
     run = ("run", *TINY, "model=mlp", "model.hidden=[16]", "optimizer=adagrad", f"epochs={EPOCHS}")
@@ -40,6 +41,7 @@ def test_asynchronous_updates_are_all_counted(tmp_path: Path) -> None:
     assert (found["parity_passed"], found["theoretical_state_bytes"]) == (None, None), "not like one device"
 
 
+@pytest.mark.exhaustive
 def test_each_server_sends_the_bytes_of_the_variables_that_it_holds(tmp_path: Path) -> None:
     """Variables are placed in turn: of two servers one has the weights, the other the biases."""
     run = ("run", *TINY, "model=mlp", "model.hidden=[16]", "optimizer=sgd", "epochs=1", "precision=fp32")
@@ -53,6 +55,7 @@ def test_each_server_sends_the_bytes_of_the_variables_that_it_holds(tmp_path: Pa
     assert {sent[1], sent[2]} == {4 * slices * weights, 4 * slices * biases}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", ["tf_multi_worker", "tf_parameter_server"])
 def test_a_rank_that_stops_answering_is_named(strategy: str, tmp_path: Path) -> None:
     """gRPC itself waits for ever."""

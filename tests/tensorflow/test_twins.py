@@ -82,6 +82,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return cases | {name: said[name] for name in ("no gpu", "environment")}
 
 
+@pytest.mark.exhaustive
 def test_a_rank_says_that_tensorflow_finds_no_gpu(found: dict[str, Any]) -> None:
     assert found["no gpu"].startswith("TensorFlow finds 0 GPUs where the run has 1: install tensorflow[and-cuda]")
 
@@ -119,6 +120,7 @@ def test_a_push_is_as_stale_as_others_made_it(others: int, found: dict[str, Any]
     assert (case["moved"] > 1e-6) == (others > 0)
 
 
+@pytest.mark.exhaustive
 def test_both_frameworks_environments_match(found: dict[str, Any]) -> None:
     """But for what the launcher sets, and what the load of the moment is: else no claim could compare them."""
     program = "import json; from parallelbench.measure.environment import capture; print(json.dumps(capture()))"

@@ -13,6 +13,7 @@ from tests.tensorflow.test_contract import rows
 pytestmark = [pytest.mark.slow, pytest.mark.tensorflow]
 
 
+@pytest.mark.exhaustive
 def test_workers_evaluate_by_the_same_running_statistics(tmp_path: Path) -> None:
     """torch evaluates what rank 0 hands over, on one device: the closing check."""
     model = ("model=cnn", "model.widths=[8]", "model.norm=batch", "epochs=1", "launcher.oversubscribe=true")
