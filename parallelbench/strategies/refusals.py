@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError
-
 if TYPE_CHECKING:
     from parallelbench.config.components import Traits
     from parallelbench.config.rules import Rules
@@ -13,12 +11,6 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMES = 3
-
-
-def check_two_devices(run: RunConfig, *, instead: str) -> None:
-    """Raise `ConfigError` for one device; `instead` is what to choose there."""
-    if run.devices < 2:
-        raise ConfigError(f"strategy={run.strategy.name} needs two devices or more: choose devices=2, or {instead}")
 
 
 def two_devices(run: RunConfig) -> Rules:

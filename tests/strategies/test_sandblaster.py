@@ -160,7 +160,7 @@ def test_a_shard_missing_from_dot_products_is_caught_even_in_fp32(tmp_path: Path
             ["strategy=sandblaster_lbfgs", "devices=2", *FULL, "batch_size=24", "scaling=weak"],
             ["choose batch_size=48"],
         ),
-        (["strategy=sandblaster_lbfgs", "devices=1", *FULL], ["devices=2", "strategy=single optimizer=lbfgs"]),
+        (["strategy=sandblaster_lbfgs", "devices=1", *FULL], ["devices=2", "strategy=single devices=1"]),
         (["strategy=ddp", "devices=2", *FULL], ["strategy=ddp", "sandblaster_lbfgs and single", "choose optimizer="]),
         (
             ["strategy=parameter_server", "devices=2", *FULL],

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.data_parallel import DataParallelStrategy
-from parallelbench.strategies.refusals import check_two_devices, first_of, why_complex, why_untouched
+from parallelbench.strategies.refusals import first_of, two_devices, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelbench.config.components import Traits
     from parallelbench.config.replica import Replica
+    from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 
@@ -35,15 +35,16 @@ class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
 
     evaluates_repeatedly: ClassVar[bool] = True
 
-    def check(self, run: RunConfig, device_type: str) -> None:
-        """Refuse one device, and optimizers of another kind; `Lbfgs.check` refuses mini-batches."""
-        check_two_devices(run, instead="strategy=single optimizer=lbfgs")
-        if not isinstance(run.optimizer, Lbfgs):
-            batch_size = run.data.train_samples - run.data.train_samples % run.devices
-            raise ConfigError(
-                f"strategy={self.name} with optimizer={run.optimizer.name} is refused: the strategy is an optimizer "
-                f"itself; choose optimizer=lbfgs and batch_size={batch_size}, the whole training set"
-            )
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Refuses one device, and optimizers of another kind; `Lbfgs` refuses mini-batches."""
+        yield from two_devices(run)
+        whole = run.data.train_samples - run.data.train_samples % run.devices
+        yield (
+            not isinstance(run.optimizer, Lbfgs),
+            f"strategy={self.name} with optimizer={run.optimizer.name} is refused: the strategy is an optimizer "
+            "itself, over the whole training set",
+            (f"optimizer=lbfgs batch_size={whole}",),
+        )
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """All parameters are one real vector."""
