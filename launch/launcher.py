@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -271,6 +271,22 @@ def _refuse_secrets(run: RunConfig) -> None:
             refuse_token(str(value), where=key)
 
 
+class _RefusedRunError(ConfigError):
+    """A refusal in a plan of several runs: each of its lines names the run, and says what becomes of the others."""
+
+    def __init__(self, name: str, why: ConfigError, advice: str) -> None:
+        super().__init__(self._named(name, why.reason, advice))
+        self.name, self.why, self.advice = name, why, advice
+
+    def told_with(self, others: Sequence[ConfigError]) -> str:
+        whys = [other.why for other in others if isinstance(other, _RefusedRunError)]
+        return self._named(self.name, self.why.told_with(whys), self.advice)
+
+    @staticmethod
+    def _named(name: str, text: str, advice: str) -> str:
+        return "\n".join(f"{name}{line}{advice}" for line in text.splitlines())
+
+
 def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prepared]) -> list[Prepared]:
     """Check every run before any starts; raises `ConfigError` that names all that are refused. Writes nothing."""
     prepared: list[Prepared] = []
@@ -283,15 +299,8 @@ def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prep
             name = f"{run.data.name}, {run.model.name}, {run.strategy.name} × {run.devices}: "
             refused.append((name if len(plan) > 1 else "", error))
     refusals, advice = Refusals(), "; the other runs could start without it" if prepared else ""
-
-    def told(name: str, text: str) -> str:
-        return "\n".join(f"{name}{line}{advice}" for line in text.splitlines())
-
-    def in_full(name: str, why: ConfigError) -> str:
-        return told(name, str(why))
-
     for name, why in refused:
-        refusals.add(told(name, why.reason), partial(in_full, name, why))
+        refusals.add(_RefusedRunError(name, why, advice))
     refusals.raise_any()
     for results in dict.fromkeys(item.planned.run.results for item in prepared):
         check_writable(expanded(results))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from parallelbench.redaction import kind_of_token, redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
 
@@ -21,7 +21,11 @@ class ConfigError(Exception):
     @property
     def reason(self) -> str:
         """The message without fixes that would be searched for only when somebody is told."""
-        return str(self.args[0])
+        return str(self.args[0]) if self.args else ""
+
+    def told_with(self, others: Sequence[ConfigError]) -> str:
+        """What is told of this and of others that have the same reason."""
+        return str(self)
 
 
 LEFT_OUT = (
@@ -38,25 +42,27 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self._told: dict[str, Callable[[], str]] = {}
+        self._found: dict[str, list[ConfigError]] = {}
 
     def __enter__(self) -> None:
         """Begin a part; may be repeated."""
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         if isinstance(error, ConfigError):
-            self.add(error.reason, error.__str__)
+            self.add(error)
         return isinstance(error, ConfigError)
 
-    def add(self, reason: str, told: Callable[[], str] | None = None) -> None:
-        """Note a reason, or several in a line each; once is enough. `told` makes the same lines with their fixes."""
-        self._told.setdefault(reason, told or reason.__str__)
+    def add(self, refused: str | ConfigError) -> None:
+        """Note a reason, or several in a line each."""
+        error = ConfigError(refused) if isinstance(refused, str) else refused
+        self._found.setdefault(error.reason, []).append(error)
 
     def raise_any(self) -> None:
         """Raise a `ConfigError` with a line for each reason, the first of very many; nothing where there is none."""
         found: dict[str, None] = {}
-        for reason, told in self._told.items():  # what stays untold is only counted
-            found |= dict.fromkeys((told() if len(found) < MOST_REFUSALS else reason).splitlines())
+        for reason, (first, *others) in self._found.items():  # what stays untold is only counted
+            told = first.told_with(others) if len(found) < MOST_REFUSALS else reason
+            found |= dict.fromkeys(told.splitlines())
         lines = list(found)
         if more := len(lines[MOST_REFUSALS:]):
             lines = [*lines[:MOST_REFUSALS], f"and {count_of(more, 'more refusal')}"]

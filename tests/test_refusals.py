@@ -33,11 +33,9 @@ def refused(overrides: list[str], device_type: str = "cpu") -> UnfitError | None
 
 
 def chosen(overrides: list[str], fix: str) -> list[str]:
-    """The overrides with what a fix says in place of what they say of its keys."""
-    keys = [text.partition("=")[0] for text in fix.split()]
-    return [
-        text for text in overrides if not any(f"{text.partition('=')[0]}.".startswith(f"{key}.") for key in keys)
-    ] + [*fix.split()]
+    """The overrides with what a fix says in place of what they say of its keys: all others stay, as they are typed."""
+    keys = {text.partition("=")[0] for text in fix.split()}
+    return [*(text for text in overrides if text.partition("=")[0] not in keys), *fix.split()]
 
 
 def rejected(error: UnfitError, overrides: list[str], device_type: str) -> list[str]:
@@ -56,6 +54,7 @@ def rejected(error: UnfitError, overrides: list[str], device_type: str) -> list[
     ("overrides", "fixes"),
     [
         ("strategy=ddp devices=2 batch_size=95", ["batch_size=94", "batch_size=96"]),
+        ("strategy=single batch_size=2000", ["batch_size=96"]),
         ("strategy=ddp devices=1", ["devices=2", "strategy=single devices=1"]),
         ("strategy=single devices=2", ["devices=1", "strategy=ddp"]),
         ("strategy=ddp devices=2 strategy.micro_batches=7", ["strategy.micro_batches=6", "strategy.micro_batches=8"]),
@@ -75,11 +74,11 @@ def rejected(error: UnfitError, overrides: list[str], device_type: str) -> list[
         ("strategy=parameter_server devices=8", ["batch_size=91", "batch_size=84"]),
         ("strategy=downpour devices=2 optimizer=adam", ["optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0"]),
         ("strategy=tf_mirrored devices=2 clip_norm=1.0", ["clip_norm=null", "strategy=ddp"]),
-        ("strategy=ddp devices=2 optimizer=lbfgs", ["optimizer=adagrad", "optimizer=adam"]),
+        ("strategy=ddp devices=2 optimizer=lbfgs", ["optimizer=adagrad", "strategy=sandblaster_lbfgs"]),
         ("strategy=single devices=1 optimizer=lbfgs batch_size=24", ["batch_size=96"]),
         ("launcher=inline strategy=ddp devices=2", ["launcher=local"]),
         ("data=tokens strategy=context_parallel devices=3 model=gpt_tiny", ["data.sequence=60", "data.sequence=54"]),
-        ("data=tokens model=gpt_tiny strategy=expert_parallel devices=2", ["model=gpt_moe_tiny", "model=gpt_moe"]),
+        ("data=tokens model=gpt_tiny strategy=expert_parallel devices=2", ["model=gpt_moe", "strategy=ddp"]),
         ("data=tokens model=gpt_moe_tiny strategy=expert_parallel devices=6", ["devices=4", "devices=8"]),
         ("data=tokens model=gpt_moe_tiny strategy=expert_parallel devices=4 strategy.expert_ranks=3",
          ["strategy.expert_ranks=null", "strategy.expert_ranks=2"]),

@@ -293,8 +293,9 @@ class Collection:
         done = parts[-1]["run"].filter(pl.col("state") == "done").collect()[PLACE]
         settled = [place for place in done if now[place][1] < started - SETTLED_S]
         if len(settled) + len(new) - len(copied) >= max(WORTH_RUNS, WORTH_SHARE * len(new)):
+            kept = {*copied, *settled}
             with suppress(OSError):
-                _write(home, parts, [(*entry, place) for entry, place in found.items() if place in {*copied, *settled}])
+                _write(home, parts, [(*entry, place) for entry, place in found.items() if place in kept])
         return parts
 
     def _read(self, places: Sequence[int]) -> Scans:

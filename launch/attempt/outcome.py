@@ -135,7 +135,7 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         limit = "TensorFlow's heartbeat allows" if waited == gave_up else "launcher.collective_timeout_s"
         return "timeout", f"{_ranks(silent)} {hang}: {_ranks(waited)} waited for {whom} longer than {limit}"
     if _none_began(attempt):
-        failures = {exits.failure for exits in read_exits(attempt.path)}
+        failures = {exits.failure for exits in read_exits(attempt.path, processes)}
         if never_met := next((reason for failure, reason in _NEVER_MET.items() if failure in failures), None):
             return "killed", f"no rank was started: {never_met}"
         if _SIGNALLED in failures:
@@ -218,7 +218,7 @@ def exit_codes(attempt: Attempt, processes: int, returncode: int) -> dict[int, i
     """Exit codes per rank as far as they are known: of several, those of the ranks that failed by themselves."""
     if processes == 1:
         return {0: returncode}
-    return {rank: code for exits in read_exits(attempt.path) for rank, code in exits.codes.items()}
+    return {rank: code for exits in read_exits(attempt.path, processes) for rank, code in exits.codes.items()}
 
 
 def _death(code: int | None) -> str:

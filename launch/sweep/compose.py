@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Sweep, ValueType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -239,7 +239,12 @@ def _merged_node(group: str, name: str, conf: Path | None) -> DictConfig | None:
     if "@package" in text or not isinstance(content, DictConfig) or not content:
         return None
     order = content.pop("defaults", ["_self_"])
-    if "_self_" not in order or not set(order) <= {"_self_", *group_choices(conf)[group]}:
+    known = {"_self_", *group_choices(conf)[group]}
+    if (
+        not isinstance(order, list | ListConfig)
+        or order.count("_self_") != 1
+        or not all(each in known for each in order)
+    ):
         return None
     parts = [content if each == "_self_" else _merged_node(group, each, conf) for each in order]
     return None if None in parts else OmegaConf.merge(*parts)  # type: ignore[return-value]

@@ -150,7 +150,7 @@ def _reasons(checked: Sequence[Prepared | ConfigError]) -> dict[str, list[Config
 
 def _told(refused: Sequence[ConfigError]) -> str:
     """What is told of refusals for the same reasons."""
-    return "; ".join(str(refused[0]).splitlines())
+    return "; ".join(refused[0].told_with(refused[1:]).splitlines())
 
 
 def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:

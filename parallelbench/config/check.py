@@ -5,15 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from parallelbench.config.build import package_of
-from parallelbench.config.fixes import fixes, in_words
+from parallelbench.config.fixes import accepted, fixes, in_words
 from parallelbench.config.rules import Refusal, RefusedError, enforce
 from parallelbench.config.run import Preprocess, own_reference
-from parallelbench.config.task import RECIPES, SELECTING
-from parallelbench.errors import ConfigError, choices, count_of, raised_at
+from parallelbench.config.task import SELECTING
+from parallelbench.errors import ConfigError, count_of, raised_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
@@ -44,8 +46,19 @@ class UnfitError(RefusedError):
 
     def __str__(self) -> str:
         """A line for each refusal: the value, what must hold, and what to choose."""
-        told = zip(self.refusals, self.fixes(), strict=True)
-        return "\n".join(f"{each.reason}: choose {in_words(found)}" if found else each.reason for each, found in told)
+        return self.told_with(())
+
+    def told_with(self, others: Sequence[ConfigError]) -> str:
+        """The same of several runs: only what all of them accept is said to choose."""
+        runs = [(other._run, other._device_type) for other in others if isinstance(other, UnfitError)]
+        chosen = self.fixes()
+        together = [[fix] for fix in chosen[0]] if len(chosen) == 1 else [[fix for each in chosen for fix in each]]
+        good = [fix for each in together if all(accepted(*at, " ".join(each), refusals) for at in runs) for fix in each]
+        lines = []
+        for refusal, found in zip(self.refusals, chosen, strict=True):
+            said = [fix for fix in found if fix in good]
+            lines.append(f"{refusal.reason}: choose {in_words(said)}" if said else refusal.reason)
+        return "\n".join(lines)
 
 
 def refusals(run: RunConfig, device_type: str) -> Iterator[Refusal]:
@@ -118,7 +131,7 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         yield (
             run.epochs and chosen != Preprocess(),
             "preprocess has options, but preprocess.engine=none does nothing",
-            ("preprocess.engine",),
+            (" ".join(_undone(chosen)), "preprocess.engine"),
         )
         return
     who = f"preprocess.engine={chosen.engine}"
@@ -127,7 +140,7 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         f"{who} with data={run.data.name} is refused: its recipes are for images with one label each",
         ("preprocess.engine=none preprocess.recipe=null", "preprocess.engine"),
     )
-    yield chosen.recipe is None, f"{who} needs a recipe: {choices('', RECIPES)}", ("preprocess.recipe",)
+    yield chosen.recipe is None, f"{who} needs a recipe", ("preprocess.recipe",)
     yield (
         device_type == "cpu" and chosen.threads > run.cores_per_device,
         f"preprocess.threads={chosen.threads}, but a device has {count_of(run.cores_per_device, 'core')}",
@@ -149,6 +162,13 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         f"loader={run.loader.name} reads files of its own, not what was prepared",
         ("loader=resident",),
     )
+
+
+def _undone(chosen: Preprocess) -> Iterator[str]:
+    """The overrides that give its options back their defaults."""
+    for option, usual in msgspec.structs.asdict(Preprocess()).items():
+        if getattr(chosen, option) != usual:
+            yield f"preprocess.{option}={'null' if usual is None else usual}"
 
 
 def _recomputation(run: RunConfig) -> Rules:

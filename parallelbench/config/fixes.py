@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.config.build import COMPONENTS, build, build_launcher, load_yaml
+from parallelbench.config.rules import Refusal
 from parallelbench.config.run import Settings
 from parallelbench.config.structure import fits, listed
 from parallelbench.errors import ConfigError
@@ -18,7 +19,6 @@ from parallelbench.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from parallelbench.config.rules import Refusal
     from parallelbench.config.run import RunConfig
     from parallelbench.config.structure import Component
 
@@ -35,22 +35,25 @@ _REACH = 64
 
 
 def fixes(run: RunConfig, device_type: str, refused: Sequence[Refusal], judge: Judge) -> list[list[str]]:
-    """What to choose for each refusal, as overrides: at most two, of which each is accepted; none where none is found.
+    """What to choose for each refusal, as overrides; none where none is found.
 
-    Where there are several refusals, or one that no single key mends, one for each: together they are accepted. Where
-    one mends others too, these have none.
+    Of one refusal they are at most two, of which each is accepted. Where no single override mends all, there is one for
+    each: together they are accepted, or leave only what has none. Where one mends others too, these have none.
     """
-    if len(refused) == 1:
-        good = (fix for fix, _, left in _tried(run, device_type, refused[0], judge) if not left)
-        if found := list(itertools.islice(good, MOST)):
-            return [found]
+    if found := _single(run, device_type, refused, judge):
+        return found
     lines: dict[Refusal, dict[str, str]] = {refusal: {} for refusal in refused}
+    stuck = set[Refusal]()
     here, left, line = (run, device_type), list(refused), refused[0]
     for _ in range(len(refused) + _FURTHER):
-        line = left[0] if left[0] in lines else line  # else it follows from the fix before
-        nearer = _nearer(left, _tried(*here, left[0], judge))
-        if nearer is None:
+        wanted = [refusal for refusal in left if refusal not in stuck]
+        if not wanted:
             break
+        nearer = _nearer(left, wanted[0], _tried(*here, wanted[0], judge))
+        if nearer is None:
+            stuck.add(wanted[0])
+            continue
+        line = wanted[0] if wanted[0] in lines else line  # else it follows from the fix before
         fix, here, left = nearer
         for override in fix.split():
             key = override.partition("=")[0]
@@ -58,27 +61,59 @@ def fixes(run: RunConfig, device_type: str, refused: Sequence[Refusal], judge: J
                 for earlier in [each for each in overrides if f"{each}.".startswith(f"{key}.")]:
                     del overrides[earlier]
             lines[line][key] = override
-        if not left:
-            return [[" ".join(overrides.values())] if overrides else [] for overrides in lines.values()]
-    return [[] for _ in refused]
+    if any(refusal not in stuck or refusal not in lines for refusal in left):
+        return [[] for _ in refused]
+    return [[" ".join(overrides.values())] if overrides else [] for overrides in lines.values()]
+
+
+def accepted(run: RunConfig, device_type: str, fix: str, judge: Judge) -> bool:
+    """Whether a run is accepted with these overrides."""
+    other = _applied(run, device_type, fix)
+    return other is not None and _judged(*other, judge) == []
+
+
+def _single(run: RunConfig, device_type: str, refused: Sequence[Refusal], judge: Judge) -> list[list[str]] | None:
+    """What one override mends: one for all, or two of a single refusal, of which other keys go before further components."""
+    for refusal in refused:
+        found, more = list[str](), list[str]()
+        for key in refusal.keys:
+            good = (fix for fix, _, left in _tried(run, device_type, Refusal("", (key,)), judge) if not left)
+            of_key = list(itertools.islice(good, MOST))
+            found += [fix for fix in (of_key[:1] if key in COMPONENTS else of_key) if fix not in found]
+            more += of_key
+            if len(found) >= MOST:
+                break
+        if found:
+            chosen = list(dict.fromkeys([*found, *more]))[: MOST if len(refused) == 1 else 1]
+            return [chosen if each is refusal else [] for each in refused]
+    return None
 
 
 def _tried(run: RunConfig, device_type: str, refusal: Refusal, judge: Judge) -> Iterator[Trial]:
     """What may mend a refusal, nearest first, with the run that it makes and all that refuses it."""
     for fix in _in_turn(run, refusal.keys):
-        if other := _applied(run, device_type, fix):
-            yield fix, other, list(judge(*other))
+        other = _applied(run, device_type, fix)
+        if other and (left := _judged(*other, judge)) is not None:
+            yield fix, other, left
 
 
-def _nearer(left: Sequence[Refusal], trials: Iterable[Trial]) -> Trial | None:
-    """The first that leaves fewer refusals, or else the first that leaves others: what was hidden behind the first."""
-    others = None
+def _judged(run: RunConfig, device_type: str, judge: Judge) -> list[Refusal] | None:
+    """All that refuses a run; None where a check of somebody's own fails at a value that nobody asked for."""
+    try:
+        return list(judge(run, device_type))
+    except Exception:
+        return None
+
+
+def _nearer(left: Sequence[Refusal], target: Refusal, trials: Iterable[Trial]) -> Trial | None:
+    """The one that leaves fewest refusals, or else the first that leaves others: what was hidden behind the target."""
+    fewest = others = None
     for trial in trials:
-        if len(trial[2]) < len(left):
-            return trial
-        if others is None and left[0].keys not in [each.keys for each in trial[2]]:
+        if len(trial[2]) < len(fewest[2] if fewest else left):
+            fewest = trial
+        if others is None and target.keys not in [each.keys for each in trial[2]]:
             others = trial
-    return others
+    return fewest or others
 
 
 def in_words(chosen: Sequence[str]) -> str:
@@ -102,8 +137,11 @@ def _neighbours(run: RunConfig, key: str) -> Iterator[str]:
     """Overrides of a key that are valid by themselves, nearest first; none where the run lacks the key."""
     if key in COMPONENTS:
         own = getattr(run, key)
-        others = [each for name, each in _shipped(key).items() if name != own.name]
-        others.sort(key=lambda each: (-_kinship(each, own), -_abilities(each), -_in_common(each, own), each.name))
+        given = _given(key, own).keys()  # they stay on the command line, and are refused where a component lacks them
+        others = [
+            each for each in _shipped(key).values() if each.name != own.name and given <= {*each.__struct_fields__}
+        ]
+        others.sort(key=lambda each: (-_kinship(each, own), -_abilities(each), each.name))
         yield from (f"{key}={each.name}" for each in others)
         return
     node, _, option = key.rpartition(".")
@@ -128,12 +166,14 @@ def _numbers_near(value: int, run: RunConfig) -> list[int]:
     sizes = {size for size in fields if type(size) is int and size > 1}
     sizes |= {run.strategy.data_parallel_degree(run), *(size * run.devices for size in sizes)}
     below = [size * (value // size) for size in sizes]
-    divisors = [n for size in (run.devices, run.batch_size) for n in range(1, _REACH) if size % n == 0]
+    divisors = [n for size in (run.devices, run.batch_size) for n in range(1, _REACH + 1) if size % n == 0]
+    most = run.data.train_samples // max(1, run.global_batch_size // run.batch_size)  # that a batch may have
     near = {
         *range(value - _REACH, value + _REACH),
         *below,
         *(n + size for n, size in zip(below, sizes, strict=True)),
         *divisors,
+        *(size * (most // size) for size in sizes),
     }
     return sorted(near - {value}, key=lambda number: (abs(number - value), number))
 
@@ -144,7 +184,7 @@ def _applied(run: RunConfig, device_type: str, fix: str) -> tuple[RunConfig, str
         key, _, text = override.partition("=")
         node, _, option = key.rpartition(".")
         try:
-            value = _shipped(key)[text] if key in _GROUPS else _value(text)
+            value = _chosen(run, key, text) if key in _GROUPS else _value(text)
             changed = msgspec.structs.replace(getattr(run, node), **{option: value}) if node else value
             run = msgspec.structs.replace(run, **{node or option: changed})
         except (ConfigError, KeyError):
@@ -169,9 +209,18 @@ def _kinship(one: object, other: object) -> int:
     return len({*type(one).__mro__} & {*type(other).__mro__})
 
 
-def _in_common(one: Component, other: Component) -> int:
-    """How many options two components have alike."""
-    return sum(getattr(one, name) == getattr(other, name, None) for name in one.__struct_fields__)
+def _chosen(run: RunConfig, group: str, name: str) -> Any:
+    """A shipped component with the options that the run gives its own, as its command line would."""
+    chosen = _shipped(group)[name]
+    given = _given(group, getattr(run, group))
+    return msgspec.structs.replace(chosen, **{key: given[key] for key in given if key in chosen.__struct_fields__})
+
+
+def _given(group: str, own: Component) -> dict[str, Any]:
+    """The options in which a component differs from its shipped file; none where it has no such file."""
+    usual = _shipped(group).get(getattr(own, "name", ""))
+    options = own.__struct_fields__ if type(usual) is type(own) else ()
+    return {key: getattr(own, key) for key in options if getattr(own, key) != getattr(usual, key)}
 
 
 def _abilities(component: object) -> int:

@@ -16,6 +16,7 @@ import time
 import zipfile
 import zlib
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,10 @@ def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Call
     progress(f"{data.name}: train on them with data={data.name} data.files={named.files}")
 
 
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What numpy and zipfile raise for what is no .npz file, or one that is damaged, encrypted or packed otherwise."""
+
+
 def _own_arrays(data: PreparedData, path: Path) -> Arrays:
     """The four arrays of an .npz file; `ConfigError` where it holds others."""
     import numpy as np
@@ -118,7 +123,7 @@ def _own_arrays(data: PreparedData, path: Path) -> Arrays:
             held = {name: file[name] for name in names}
         if empty := [name for name, array in held.items() if not array.size]:
             raise ValueError(f"nothing in {', '.join(empty)}")
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, *_UNREADABLE) as error:
         raise ConfigError(f"data.files={path} is no .npz file of a data set ({error}): {fix}") from None
     for name, array in held.items():
         whole = name.endswith("labels") and array.dtype.kind in "iu"
@@ -191,7 +196,7 @@ def _published(data: PreparedData, raw_dir: Path, *, progress: Callable[[str], N
                     if (own / path).is_file() and file_digest(own / path, "md5") == md5[path]:
                         sync(own / path)
                         (own / path).replace(raw_dir / path)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, HTTPException) as error:
             missing = {path: md5[path] for path in absent if not (raw_dir / path).is_file()}
             if not missing or (isinstance(error, OSError) and _is_storage(error)):
                 raise

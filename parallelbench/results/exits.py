@@ -34,10 +34,13 @@ def write_exits(path: Path, exits: Exits) -> None:
         write_file(path, msgspec.json.encode(exits))
 
 
-def read_exits(attempt: Path) -> list[Exits]:
-    """Those of all nodes that have recorded theirs."""
+def read_exits(attempt: Path, processes: int) -> list[Exits]:
+    """Those of all nodes that have recorded theirs; a node has one of the run's processes or more.
+
+    Files are opened by name: on a network file system a folder may be listed as it was seconds ago.
+    """
     found = []
-    for path in attempt.glob("exits-node*.json"):
-        with suppress(OSError, msgspec.DecodeError):
-            found.append(msgspec.json.decode(read_record(path), type=Exits))
+    for node in range(processes):
+        with suppress(OSError, UnicodeDecodeError, msgspec.DecodeError):
+            found.append(msgspec.json.decode(read_record(exits_file(attempt, node)), type=Exits))
     return found

@@ -101,7 +101,8 @@ def publish(
     from parallelbench.results.telemetry import add_telemetry, read_telemetry  # loads numpy
 
     tables, events = measured
-    recordings = read_telemetry(attempt.path, tables["ranks"])
+    with storage_errors(attempt.path):
+        recordings = read_telemetry(attempt.path, tables["ranks"])
     add_telemetry(tables, events, recordings)
     row = run_row(run, attempt, outcome, events)
     row["oversubscribed"] = _oversubscribed(folder, tables["ranks"])

@@ -39,7 +39,7 @@ FIELDS = {
     "int64": Field("q", "<i8", -(2**63)),
     "float64": Field("d", "<f8", math.nan),
 }
-MARK = zlib.crc32(repr([(column.name, column.type) for column in COLUMNS]).encode())
+MARK = zlib.crc32(repr([(column.name, column.type, FIELDS[column.type]) for column in COLUMNS]).encode())
 """Begins and ends each record of these columns; those of others have another one. A page of the disk that a power cut
 left empty takes an end of each record that it touches, for records are shorter."""
 _RECORD = struct.Struct(f"<Q{''.join(FIELDS[column.type].code for column in COLUMNS)}Q")

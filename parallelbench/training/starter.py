@@ -134,7 +134,7 @@ def _watched(ranks: Mapping[int, subprocess.Popen[bytes]], exits: Path) -> int:
     """Wait for all; returns 0, or the exit code of the first that failed."""
     failed: dict[int, int] = {}
     failed_at = math.inf
-    while any(rank.poll() is None for rank in ranks.values()):
+    while None in [rank.poll() for rank in ranks.values()]:  # each is asked: any of them may have failed
         if _note_failures(ranks, failed, exits) and failed_at == math.inf:
             failed_at = time.monotonic()
         if time.monotonic() > failed_at + _LINGER_S:

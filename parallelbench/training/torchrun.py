@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ def main(arguments: list[str]) -> None:
     try:
         from torch.distributed.run import main as torchrun
 
-        _note_whom_it_ends(ended)
+        with suppress(ImportError, AttributeError):  # where a later torch has another class, none is noted
+            _note_whom_it_ends(ended)
         torchrun(arguments[1:])
     except Exception as error:
         from parallelbench.results.exits import write_exits  # not before: every run would wait for what it loads

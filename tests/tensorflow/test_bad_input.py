@@ -154,8 +154,16 @@ def test_of_ranks_that_ended_at_once_all_are_recorded(tmp_path: Path, monkeypatc
     for rank in (4, 5):
         ranks[rank].wait()
     assert starter._watched(ranks, exits_file(tmp_path, 1)) == 1
-    assert [exits.codes for exits in read_exits(tmp_path)] == [{4: 1, 5: -9}]
+    assert [exits.codes for exits in read_exits(tmp_path, 8)] == [{4: 1, 5: -9}]
     assert ranks[6].returncode == -9
+
+
+def test_a_rank_that_fails_is_seen_while_those_before_it_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter, "_LINGER_S", 0.0)
+    ranks = {rank: subprocess.Popen(["sh", "-c", what]) for rank, what in enumerate(("exec sleep 600", "exit 3"))}
+    assert starter._watched(ranks, exits_file(tmp_path, 0)) == 3
+    assert [exits.codes for exits in read_exits(tmp_path, 2)] == [{1: 3}]
+    assert ranks[0].returncode == -9
 
 
 def test_ranks_add_up_and_a_rank_that_never_joins_is_named() -> None:

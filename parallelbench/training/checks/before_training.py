@@ -147,7 +147,12 @@ class Reference:
         """Plain code's of any part of a batch, up to a factor; None where there are none."""
         if batch.images is None or batch.labels is None or self._prepare is not PlainTraining:
             return None
-        return as_arrays(self.training.step(state, batch, precision=self._run.precision).gradients)
+        try:
+            return as_arrays(self.training.gradients_at(state, batch))
+        except torch.OutOfMemoryError:
+            pass
+        release()  # not while the error is handled, since its traceback holds tensors
+        return None
 
 
 _SAMPLES_OF_ARITHMETIC = 32
