@@ -34,7 +34,7 @@ from parallelbench.config.identity import PLACES, run_id
 from parallelbench.config.plugin import imported_sources, training_plugin
 from parallelbench.config.run import Sweep
 from parallelbench.config.structure import structure
-from parallelbench.errors import ConfigError, Refusals, choices
+from parallelbench.errors import ConfigError, Refusals, choices, one_line
 from parallelbench.results.files import read_record
 from parallelbench.results.folder import find_runs
 
@@ -166,8 +166,7 @@ def _fitting(plain: Plain, point: Point, sweep: Sweep, plugin: str | None) -> Ru
     except ConfigError as error:
         if sweep.unfit != "left_out":
             raise
-        why = "; ".join(error.reason.splitlines())
-        return f"left out, {plain['strategy']['name']} × {plain['devices']}: {why}"
+        return f"left out, {plain['strategy']['name']} × {plain['devices']}: {one_line(error.reason)}"
     return run
 
 

@@ -164,6 +164,11 @@ class Ddp(AccumulatingDdp, frozen=True, kw_only=True):
             ("strategy.static_graph", "strategy.micro_batches=1"),
         )
 
+    def parity_tolerance(self) -> float:
+        """As exact as the format that gradients are rounded to: 11 significant bits in fp16, 8 in bf16."""
+        rounded = {"none": 0.0, "fp16": 1e-2, "bf16": 5e-2}[self.compression]
+        return max(rounded, super().parity_tolerance())
+
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model; every rank then holds rank 0's parameters."""
         from parallelbench.strategies.replica import gradient_bytes

@@ -74,7 +74,7 @@ def check_parity(
         run=run,
         world=world,
         reference=lambda before: None if reference is None else reference.step(before),
-        left_out=uncompared(run, traits),
+        besides=uncompared(run, traits),
         wrong_gradient=wrong_gradient,
     )
     replica.close()

@@ -118,13 +118,13 @@ def parity_rows(
     run: RunConfig,
     world: RankWorld,
     reference: Callable[[Mapping[str, Any] | None], ComparedStep | None],
-    left_out: Container[str] = (),
+    besides: Container[str] = (),
     wrong_gradient: Callable[[Batch, ComparedStep, ComparedStep], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Take the steps of `run`, as it is checked: rows of `parity` on rank 0, elsewhere none. A collective.
 
     `reference` gives one device's next step, None where there is none. It may begin at the state that the strategy has
-    reached, so that a difference is that step's; where it gets None, at its own. `left_out`: buffers that are not
+    reached, so that a difference is that step's; where it gets None, at its own. `besides`: buffers that are not
     compared. `wrong_gradient` is told of a first step whose gradient is wrong, and of the one expected.
     """
     rows: list[dict[str, Any]] = []
@@ -138,7 +138,7 @@ def parity_rows(
         if expected is None:
             continue
         observed = ComparedStep(loss, as_arrays(gradients), as_arrays(state), evaluated)
-        rows.append(row := _row(step, observed, expected, run=run, left_out=left_out))
+        rows.append(row := _row(step, observed, expected, run=run, besides=besides))
         before = state if math.isfinite(row["parameter_difference"]) else None  # of other shapes, or no numbers
         if step == 1 and wrong_gradient is not None and row["gradient_difference"] > row["tolerance"]:
             wrong_gradient(batch, observed, expected)
@@ -182,13 +182,11 @@ class ComparedStep(NamedTuple):
 
 
 def _row(
-    step: int, observed: ComparedStep, expected: ComparedStep, *, run: RunConfig, left_out: Container[str]
+    step: int, observed: ComparedStep, expected: ComparedStep, *, run: RunConfig, besides: Container[str]
 ) -> dict[str, Any]:
     """The columns of `parity` after a step, the first of which is 1."""
     samples = min(PARITY_TEST_SAMPLES, run.data.test_samples)
-    states = (
-        {name: each for name, each in step.state.items() if name not in left_out} for step in (observed, expected)
-    )
+    states = ({name: each for name, each in step.state.items() if name not in besides} for step in (observed, expected))
     row = {
         "step": step,
         "loss": observed.loss,
