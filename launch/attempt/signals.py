@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 _noted: deque[signal.Signals] = deque()
 _actions: dict[signal.Signals, Action] = {}
 _at_once = False
-_rung, _bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-"""A signal rings the bell before Python knows of it, so that also one that comes just before a rest ends it."""
+_bells: list[int] = []
+"""Pipes to read from, the present one last: a signal rings before Python knows of it, so that also one that comes just
+before a rest ends it. None is there at other times, for a fork would share it."""
 
 
 @contextmanager
 def noting(numbers: Iterable[signal.Signals], action: Action) -> Iterator[None]:
     """Note these signals meanwhile; `heed` calls `action` with each that has come."""
-    actions, bell = dict(_actions), signal.set_wakeup_fd(_bell, warn_on_full_buffer=False)
+    actions = dict(_actions)
+    bell, rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    _bells.append(bell)
+    outer = signal.set_wakeup_fd(rope, warn_on_full_buffer=False)
     before = {number: signal.signal(number, _note) for number in numbers}
     _actions.update(dict.fromkeys(before, action))
     try:
@@ -38,7 +42,10 @@ def noting(numbers: Iterable[signal.Signals], action: Action) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
+        _bells.remove(bell)
+        os.close(bell)
+        os.close(rope)
         _actions.clear()
         _actions.update(actions)
         if not _actions:
@@ -55,9 +62,12 @@ def heed() -> None:
 
 def rest(timeout_s: float | None, *files: FileDescriptorLike) -> None:
     """Wait until a noted signal comes, one of these files can be read, or the time is over; None: however long."""
-    select.select([_rung, *files], [], [], timeout_s)
-    with suppress(BlockingIOError):
-        os.read(_rung, select.PIPE_BUF)
+    if _noted:
+        return
+    select.select([*_bells[-1:], *files], [], [], timeout_s)
+    for bell in _bells[-1:]:
+        with suppress(BlockingIOError):
+            os.read(bell, select.PIPE_BUF)
 
 
 def action_of(number: signal.Signals) -> Action | None:
