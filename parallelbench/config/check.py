@@ -11,7 +11,7 @@ from parallelbench.config.build import package_of
 from parallelbench.config.fixes import accepted, fixes, in_words
 from parallelbench.config.rules import Refusal, RefusedError, enforce
 from parallelbench.config.run import Preprocess, own_reference
-from parallelbench.config.task import SELECTING
+from parallelbench.config.task import RECIPES, SELECTING
 from parallelbench.errors import ConfigError, count_of, raised_at
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         f"{who} with data={run.data.name} is refused: its recipes are for images with one label each",
         ("preprocess.engine=none preprocess.recipe=null", "preprocess.engine"),
     )
-    yield chosen.recipe is None, f"{who} needs a recipe", ("preprocess.recipe",)
+    yield chosen.recipe is None, f"{who} needs a recipe ({', '.join(sorted(RECIPES))})", ("preprocess.recipe",)
     yield (
         device_type == "cpu" and chosen.threads > run.cores_per_device,
         f"preprocess.threads={chosen.threads}, but a device has {count_of(run.cores_per_device, 'core')}",

@@ -145,8 +145,8 @@ def test_a_result_unlike_numpys_is_refused(tmp_path: Path, monkeypatch: pytest.M
     ("overrides", "message"),
     [
         (["epochs=0"], "epochs=0 trains nothing without preprocess.engine"),
-        (["preprocess.recipe=sort"], "preprocess.engine=none does nothing: choose preprocess.engine=numpy"),
-        (["preprocess.engine=numpy"], "preprocess.engine=numpy needs a recipe: valid: filter, join, normalise"),
+        (["preprocess.recipe=sort"], "preprocess.engine=none does nothing: choose preprocess.recipe=null"),
+        (["preprocess.engine=numpy"], "preprocess.engine=numpy needs a recipe .filter, join, normalise"),
         (
             ["preprocess.engine=numpy", "preprocess.recipe=sort", "preprocess.threads=2"],
             "preprocess.threads=2, but a device has 1 core",
