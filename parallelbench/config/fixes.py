@@ -73,7 +73,7 @@ def accepted(run: RunConfig, device_type: str, fix: str, judge: Judge) -> bool:
 
 
 def _single(run: RunConfig, device_type: str, refused: Sequence[Refusal], judge: Judge) -> list[list[str]] | None:
-    """What one override mends: one for all; two of a single refusal, of which one is another component at most."""
+    """What one override mends: one for all; two of a single refusal, where it can be not of two components alike."""
     for refusal in refused:
         found, more = list[str](), list[str]()
         for key in refusal.keys:
