@@ -73,7 +73,7 @@ def accepted(run: RunConfig, device_type: str, fix: str, judge: Judge) -> bool:
 
 
 def _single(run: RunConfig, device_type: str, refused: Sequence[Refusal], judge: Judge) -> list[list[str]] | None:
-    """What one override mends: one for all; two of a single refusal, where it can be not of two components alike."""
+    """What one override mends: one for all; of a single refusal two, of which a second component comes last."""
     for refusal in refused:
         found, more = list[str](), list[str]()
         for key in refusal.keys:
