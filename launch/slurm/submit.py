@@ -360,7 +360,8 @@ def time_limit() -> Iterator[threading.Event]:
         for child in psutil.Process().children():
             with suppress(psutil.Error):
                 if child.name() == "sbatch":
-                    for process in (*child.children(recursive=True), child):
+                    # Itself first: a script in sbatch's place would go on where its child was ended, and say it is done.
+                    for process in (child, *child.children(recursive=True)):
                         process.kill()
 
     timer = threading.Timer(scheduler.TIMEOUT_S, end)
