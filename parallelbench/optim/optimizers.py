@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
+from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -24,6 +26,17 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
+@functools.cache
+def _torch_version() -> tuple[int, int]:
+    """Of the installed torch, without importing it: refusals need it on a login node, too."""
+    major, minor, *_ = metadata.version("torch").split(".")
+    return int(major), int(minor)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
 class FirstOrder(Optimizer, frozen=True, kw_only=True):
     """Optimizers that take one gradient per step, and update each parameter by itself."""
 
@@ -33,7 +46,7 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
     weight_decay: NonNegative
     """L2 penalty (decoupled in AdamW)."""
     implementation: Literal["auto", "for_loop", "foreach", "fused"]
-    """How torch executes the update; auto: fused on CUDA (foreach where torch has no fused update of DTensors),
+    """How torch executes the update; auto: fused on CUDA (foreach where torch has no such fused update),
     torch's own default on CPU; foreach where the update is compiled (`compile_scope=step`)."""
 
     can_be_captured: ClassVar[bool] = True
@@ -41,16 +54,33 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
     """Whether torch counts updates on the host unless it is told that they are captured."""
     fuses_dtensors: ClassVar[bool] = False
     """Whether torch's fused update takes DTensors, which sharded strategies hold."""
+    fuses_on_cuda_since: ClassVar[tuple[int, int]] = (2, 0)
+    """First version of torch with a fused update for GPUs."""
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         """Updates that torch lacks, and those that would synchronise host and device in every step."""
         who, key = f"optimizer.implementation={self.implementation}", "optimizer.implementation"
         fused, in_python = self.implementation == "fused", self.implementation in ("for_loop", "foreach")
         yield (
-            fused and not self._can_fuse(run),
+            fused and not self._fuses_tensors(run),
             f"{who} with optimizer={self.name} and strategy={run.strategy.name} is refused: torch has no fused update "
             "of this optimizer for sharded parameters (DTensors)",
             (f"{key}=auto", key),
+        )
+        too_old = not self._fuses_on(device_type)
+        yield (
+            fused and too_old,
+            f"{who} with optimizer={self.name} is refused: torch has a fused update of it for GPUs since version "
+            f"{_dotted(self.fuses_on_cuda_since)}, and {_dotted(_torch_version())} is installed",
+            (f"{key}=auto", key),
+        )
+        needing = "graph=true" if run.graph else f"precision={run.precision}"
+        yield (
+            too_old and self.implementation == "auto" and (run.graph or run.precision == "fp16"),
+            f"{needing} with optimizer={self.name} is refused: on GPUs it needs "
+            f"a fused update, which torch has since version {_dotted(self.fuses_on_cuda_since)}, and "
+            f"{_dotted(_torch_version())} is installed",
+            ("graph=false" if run.graph else "precision=bf16", "optimizer"),
         )
         yield (
             run.graph and in_python,
@@ -97,10 +127,14 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
     def _automatic(self, run: RunConfig, device_type: str) -> dict[str, bool]:
         if run.compiles_step:
             return {"foreach": True}
-        return {"fused" if self._can_fuse(run) else "foreach": True} if device_type == "cuda" else {}
+        can_fuse = self._fuses_tensors(run) and self._fuses_on(device_type)
+        return {"fused" if can_fuse else "foreach": True} if device_type == "cuda" else {}
 
-    def _can_fuse(self, run: RunConfig) -> bool:
+    def _fuses_tensors(self, run: RunConfig) -> bool:
         return self.fuses_dtensors or not run.strategy.shards_tensors
+
+    def _fuses_on(self, device_type: str) -> bool:
+        return device_type != "cuda" or _torch_version() >= self.fuses_on_cuda_since
 
     def kept(self) -> tuple[str, ...] | None:
         """Torch's names of what is kept of each parameter, by which other frameworks hand it over; None: not known."""
@@ -170,6 +204,7 @@ class Adagrad(FirstOrder, frozen=True, kw_only=True):
     """Adagrad (Duchi et al. 2011)."""
 
     can_be_compiled: ClassVar[bool] = True
+    fuses_on_cuda_since: ClassVar[tuple[int, int]] = (2, 12)
     torch_name: ClassVar[str] = "Adagrad"
 
     eps: Positive

@@ -16,7 +16,7 @@ from parallelbench.loaders.order import generator
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.results.journal import Journal
 from parallelbench.training.loop import Trainer
-from parallelbench.training.torch_session import build_model
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
 
@@ -54,9 +54,11 @@ def figures() -> list[Figure]:
 class Suite:
     """The suite's own loop: probes, sampled steps, memory, journal with fsync. Without evaluation, as the bare loop."""
 
-    def __init__(self, run: RunConfig) -> None:
-        world = World()
-        self.model, self._run, self._loader = build_model(run), run, loader_of(run)
+    def __init__(self, run: RunConfig, world: World | None = None) -> None:
+        """`world`: None for a CPU."""
+        world = world or World()
+        self.model, self._run = build_model(run), run
+        self._loader = build_loader(run.data.load(Path("nowhere")), run, world, Shard())
         self._replica = run.strategy.prepare(self.model, run, world)
         keys = {"run_id": "bench", "attempt": 1}
         self._journal = Journal(Path(tempfile.mkdtemp()) / "journal-rank0.jsonl", keys=keys)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from parallelbench.errors import ConfigError
+from parallelbench.optim import optimizers
 from parallelbench.optim.optimizers import Adagrad, Adam, AdamW, FirstOrder, Sgd
 from tests.helpers import configured
 
@@ -60,6 +62,27 @@ def test_a_fused_update_that_torch_lacks_is_refused(strategy: str, devices: int,
     with pytest.raises(ConfigError, match=r"optimizer\.implementation=fused"):
         run.optimizer.check(run, "cuda")
     configured(*asked).optimizer.check(configured(*asked), "cuda")
+
+
+def test_an_adagrad_of_torch_2_11_is_not_fused_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was tried on a GPU: torch's own first step refuses it. Newer versions have a fused update."""
+    run = configured("optimizer=adagrad")
+    parameters = list(torch.nn.Linear(2, 2).parameters())
+
+    def implementation() -> tuple[bool | None, bool | None]:
+        chosen = run.optimizer.build(parameters, run, "cuda").defaults
+        return chosen["fused"], chosen["foreach"]
+
+    monkeypatch.setattr(optimizers, "_torch_version", lambda: (2, 12))
+    assert implementation() == (True, None)
+    monkeypatch.setattr(optimizers, "_torch_version", lambda: (2, 11))
+    assert implementation() == (None, True)
+    for changed in ("optimizer.implementation=fused", "precision=fp16", "graph=true"):
+        refused = configured("optimizer=adagrad", changed)
+        with pytest.raises(ConfigError, match=r"since version 2\.12, and 2\.11 is installed"):
+            refused.optimizer.check(refused, "cuda")
+        refused.optimizer.check(refused, "cpu")
+        configured("optimizer=adam", changed).optimizer.check(configured("optimizer=adam", changed), "cuda")
 
 
 @pytest.mark.slow
