@@ -109,6 +109,13 @@ class Row:
         }[objective]
         return float("inf") if found is None else found
 
+    def cost_ends(self, objective: Objective) -> tuple[float, float]:
+        """Ends of the cost's interval: memory has its own, all others follow from the step's."""
+        cost = self.cost(objective)
+        if objective == "memory":
+            return (1.0 - MEMORY_MARGIN) * cost, (1.0 + MEMORY_MARGIN) * cost
+        return cost * self.low_s / self.step_s, cost * self.high_s / self.step_s
+
     def as_dict(self) -> dict[str, Any]:
         """For programs: seconds, bytes, joules, shares; null where not known."""
         per_epoch = None if self.steps_per_epoch is None else self.steps_per_epoch * self.samples_per_step
@@ -338,9 +345,7 @@ def _up(hours: float) -> float:
 def _may_be_best(row: Row, rows: Sequence[Row], objective: Objective) -> bool:
     """Whether its interval reaches below the upper end of the best row's on as many devices."""
     best = chosen([each for each in rows if each.devices == row.devices], objective)
-    return (
-        best is None or row.cost(objective) * row.low_s / row.step_s <= best.cost(objective) * best.high_s / best.step_s
-    )
+    return best is None or row.cost_ends(objective)[0] <= best.cost_ends(objective)[1]
 
 
 def _one_each(rows: Sequence[Row]) -> list[Row]:

@@ -23,7 +23,8 @@ import numpy as np
 
 from analysis.advisor.step import SuiteJob, step_time
 from analysis.advisor.strategies import suite_phases
-from parallelbench.config.identity import canonical_json
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import PLACES, canonical_json
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class Seen:
     nodes: frozenset[int] = frozenset()
     samples: frozenset[float] = frozenset()
     """Per device and step."""
+    settings: frozenset[str] = frozenset()
+    """All else that decides about a step."""
 
     @classmethod
     def of(cls, runs: Sequence[RunConfig]) -> Seen:
@@ -162,6 +165,7 @@ class Seen:
             devices=frozenset(run.devices for run in runs),
             nodes=frozenset(run.nodes for run in runs),
             samples=frozenset(run.global_batch_size / run.devices for run in runs),
+            settings=frozenset(_settings(run) for run in runs),
         )
 
     def outside(self, run: RunConfig) -> tuple[str, ...]:
@@ -175,12 +179,35 @@ class Seen:
             "devices": run.devices > max(self.devices, default=0),
             "nodes": run.nodes > max(self.nodes, default=0),
             "batch": not min(self.samples, default=0.0) <= samples <= max(self.samples, default=0.0),
+            "settings": _settings(run) not in self.settings,
         }
         return tuple(name for name, outside in respects.items() if outside)
 
 
 def _trained(run: RunConfig) -> str:
     return canonical_json({"model": msgspec.to_builtins(run.model), "sample": run.data.shape})
+
+
+def _settings(run: RunConfig) -> str:
+    named = ("model", "data", "strategy", "optimizer", "precision", "devices", "nodes", "global_batch")
+    return canonical_json({key: value for key, value in of_a_step(run).items() if key not in named})
+
+
+NEVER_OF_A_STEP = (
+    *(*PLACES, "device", "same_plugin"),  # where; evidence is of one machine by other rules
+    *("seed", "repeat", "epochs", "lr_schedule", "metric"),
+    *("batch_size", "scaling"),  # the global batch says it
+)
+"""Keys of a run that can't change how long one of its steps takes."""
+NEVER_OF_A_STEP_MEASURED = ("parity", "parity_steps", "steps_per_epoch", "probe", "attribution_steps", "trace")
+"""The same of `measure`: before the first step, after the last epoch, or how many there are."""
+
+
+def of_a_step(run: RunConfig) -> dict[str, Any]:
+    """What of a configuration may decide how long a step takes: all but what can't, so that no option is forgotten."""
+    kept = {key: value for key, value in to_mapping(run).items() if key not in NEVER_OF_A_STEP}
+    measure = {key: value for key, value in kept["measure"].items() if key not in NEVER_OF_A_STEP_MEASURED}
+    return kept | {"measure": measure, "global_batch": run.global_batch_size}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.advisor.advice import Row
-from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, published_fit
+from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, of_a_step, published_fit
 from analysis.advisor.layouts import Impossible, options_of, strategy_name
 from analysis.advisor.machine import Machines
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
 from analysis.advisor.step import Phases, SuiteJob, step_time
 from analysis.advisor.strategies import suite_phases
 from analysis.advisor.transformer import model_flops
-from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 
@@ -63,16 +62,7 @@ class SuiteQuestion:
 
 def configuration_id(run: RunConfig) -> str:
     """Equal for runs whose steps are the same, wherever, how long and with which seeds they train."""
-    plain = to_mapping(run)
-    kept = {key: plain[key] for key in _OF_A_STEP if key in plain}
-    return canonical_json(kept | {"batch": run.global_batch_size, "sample": run.data.shape})
-
-
-_OF_A_STEP = (
-    *("model", "strategy", "optimizer", "loader", "devices", "nodes", "precision", "channels_last", "compile"),
-    *("cores_per_device", "clip_norm", "loss"),
-)
-"""What of a configuration decides how long a step takes."""
+    return canonical_json(of_a_step(run))
 
 
 def suite_rows(candidates: Sequence[SuiteCandidate], question: SuiteQuestion) -> tuple[list[Row], list[Impossible]]:

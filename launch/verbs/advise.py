@@ -677,5 +677,5 @@ def is_known(rows: Sequence[Row], objective: Objective) -> bool:
     if not alike or not alike[0].measured:
         return False
     first, *others = alike
-    worst = first.cost(objective) * first.high_s / first.step_s
-    return all(row.cost(objective) * row.low_s / row.step_s > worst for row in others)
+    worst = first.cost_ends(objective)[1]
+    return all(row.cost_ends(objective)[0] > worst for row in others)

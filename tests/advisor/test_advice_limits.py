@@ -145,6 +145,8 @@ def test_interleaved_stages_have_equally_many_layers() -> None:
         (["devices=4"], "devices"),
         (["devices=4", "nodes=2"], "nodes"),
         (["strategy=zero1"], "strategy"),
+        (["activation_recomputation=full"], "settings"),
+        (["clip_norm=1.0"], "settings"),
     ],
 )
 def test_a_run_that_nothing_measured_is_like_says_in_what(overrides: list[str], respect: str) -> None:

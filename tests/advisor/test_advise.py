@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.advisor.advice import Row, efficiency, ranked, sentence
+from analysis.advisor.advice import Row, efficiency, proposed, ranked, sentence
 from analysis.advisor.fit import Learnt, Seen
 from analysis.advisor.layouts import suite_candidates
 from analysis.advisor.machine import RateCurve, figures_of
@@ -20,7 +20,7 @@ from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, su
 from analysis.advisor.step import Phases
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
-from launch.verbs.advise import asked
+from launch.verbs.advise import asked, is_known
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from tests.advisor.machine import PLAIN, layers, machine
@@ -112,6 +112,23 @@ def test_a_measured_run_replaces_its_prediction_whatever_its_seed_and_length() -
     assert measured.as_dict()["energy_per_epoch_j"] == pytest.approx(30.0 * run.steps_per_epoch)
 
 
+@pytest.mark.cases("activation_recomputation=full", "compile_scope=step")
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("activation_recomputation=full", "compile_scope=step", "graph=true", "cudnn_benchmark=true"),
+        *("clip_norm=1.0", "nccl.per_edge=true", "measure.deterministic=true", "optimizer=adam", "loader=dataloader"),
+        *("channels_last=true", "batch_size=64", "loss=mse"),
+    ],
+)
+def test_a_run_with_another_option_of_a_step_is_no_measurement_of_it(option: str) -> None:
+    run = one_run([*MLP, "strategy=ddp", "devices=2", "device=cpu", option]).run
+    (row,) = rows_of(
+        "strategy=ddp", devices=[2], measured={configuration_id(run): KnownStep(step_s=9.99, energy_j=None)}
+    )[0]
+    assert not row.measured
+
+
 def test_rows_say_how_far_they_extrapolate_and_get_wider_intervals() -> None:
     assert {each.extrapolates for each in rows_of(devices=[2])[0]} == {("everything",)}
     seen = Seen.of([one_run([*MLP, "strategy=ddp", "devices=2", f"batch_size={size}"]).run for size in (32, 999)])
@@ -146,6 +163,17 @@ def test_what_does_not_fit_or_trains_otherwise_is_never_advised() -> None:
     text = sentence(rows, "time")
     assert text.startswith("Train with slow on 2 devices: 1 s per step")
     assert "fast needs 4.66 GiB of 3.73" in text
+
+
+def test_memory_that_is_surely_more_is_not_proposed_however_wide_the_times_interval() -> None:
+    wide: dict[str, Any] = {"low_s": 0.1, "high_s": 10.0, "capacity_bytes": 4e10}
+    rows = [row("slim", memory_bytes=2.6e9, **wide), row("near", memory_bytes=3.4e9, **wide)]
+    rows.append(row("hopeless", memory_bytes=1e10, **wide))
+    found = proposed(rows, "memory", budget_s=1e9, most_devices=None)
+    assert [each.strategy for each in found.rows] == ["slim", "near"]
+    measured = row("slim", memory_bytes=2.6e9, measured=True, **wide)
+    assert is_known([measured, rows[2]], "memory")
+    assert not is_known([measured, rows[1]], "memory")
 
 
 def test_objectives_weigh_time_devices_and_memory() -> None:
