@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+import msgspec
 import numpy as np
 
 from analysis.advisor.links import Group, Links, all_reduce_s, gather_s, send_s
@@ -18,6 +19,7 @@ from analysis.advisor.machine import (
     GPU_RATES,
     LATENCY_S,
     LAUNCH_S,
+    LINK,
     Known,
     MachineFigures,
     RateCurve,
@@ -67,16 +69,19 @@ def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, sou
     link = _tier("link", rows, facts, link=None, source=source)
     one_each = facts["version"] < 2 and facts["devices_per_node"] > 1
     network = None if one_each else _tier("network", rows, facts, link=link, source=source)
+    used, kind = facts["devices_per_node"], facts["device_type"]
+    shared = used if kind == "cpu" else 1
     return MachineFigures(
         accelerator=facts["device_name"],
-        device_type=facts["device_type"],
-        devices_per_node=facts["devices_per_node"],
+        device_type=kind,
+        devices_per_node=max(used, _devices_of_node(facts)),
+        busy_devices=used,
         peak_flops_per_s={},
         matmul_flops_per_s=_products(busy, source),
         memory_bytes_per_s=known(min(moved)),
-        memory_bytes=known(float(facts["memory_bytes"])),
+        memory_bytes=known(float(shared * facts["memory_bytes"])),
         launch_s=known(min(launches)),
-        link=link or _unmeasured_link(busy, source),
+        link=link or _unmeasured_link(kind, source),
         network=network,
         sharding=_sharding(rows, source),
         notes=tuple(_notes(facts, rows)),
@@ -86,6 +91,8 @@ def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, sou
 def _notes(facts: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
     if facts["devices_per_node"] == 1:
         yield "one device was calibrated: links are assumed"
+    if (whole := _devices_of_node(facts)) > facts["devices_per_node"]:
+        yield f"{facts['devices_per_node']} of a node's {whole} devices were calibrated: more may slow each other down"
     if facts["version"] < 2 and facts["devices_per_node"] > 1 and facts["nodes"] > 1:
         yield "the network was measured by one device of each node, which tells nothing of whole nodes: calibrate again"
     if facts["devices_per_node"] > 1 and not any(row["operation"] == "shard" for row in rows):
@@ -95,6 +102,18 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
             f"{count_of(others, 'other process', 'other processes')} kept the machine busy when the calibration began: "
             "latencies above all are too long; calibrate again when the machine is free"
         )
+
+
+def _devices_of_node(facts: Mapping[str, Any]) -> int:
+    """How many devices the node has that recorded its environment: not only those in use; 0: it does not say."""
+    environment = facts["environment"]
+    if facts["device_type"] == "cuda":
+        cuda = environment.get("cuda") or {}
+        # The driver lists a node's GPUs where torch sees those of the job alone.
+        return max(len(cuda.get("devices") or ()), len((cuda.get("power_limit_w") or "").split()))
+    cores, quota = environment.get("logical_cores") or 0, environment.get("cpu_quota_cores")
+    usable = cores if quota is None else min(cores, int(quota))
+    return int(usable // (facts.get("cores_per_device") or 1))
 
 
 def _products(busy: Sequence[Row], source: str) -> dict[Precision, RateCurve]:
@@ -204,11 +223,10 @@ class _Messages:
         return result
 
 
-def _unmeasured_link(busy: Sequence[Row], source: str) -> TierFigures:
-    """Links of a node with one device: nothing uses them."""
-    copies = max(row["size_bytes"] / row["time_s"] for row in busy if row["operation"] == "copy")
-    why = f"{source} had one device: messages are assumed to be as fast as copies"
-    return TierFigures(name="link", latency_s=Known(1e-5, "assumed", why), bytes_per_s=Known(copies, "assumed", why))
+def _unmeasured_link(kind: Literal["cpu", "cuda"], source: str) -> TierFigures:
+    """Of a node whose devices were calibrated one at a time."""
+    latency_s, bytes_per_s = (Known(value, "assumed", f"{source} had one device") for value in LINK[kind])
+    return TierFigures(name="link", latency_s=latency_s, bytes_per_s=bytes_per_s)
 
 
 PROBED_FLOP = {"cpu": 2.0 * 256**3, "cuda": 2.0 * 4096**3}
@@ -229,6 +247,7 @@ def probed_figures(rows: Rows) -> MachineFigures:
             "add a table of `parallelbench calibrate` with --from FILE.parquet"
         )
     kind, across = first["device_type"], [row for row in rows if row["nodes"] > 1]
+    used = max(row["devices"] // row["nodes"] for row in rows)
     link = _probed_tier("link", [row for row in rows if row["nodes"] == 1], LINK_SHARE * memory, _turn_s)
 
     def between_s(row: Mapping[str, Any]) -> float:
@@ -237,7 +256,8 @@ def probed_figures(rows: Rows) -> MachineFigures:
     return MachineFigures(
         accelerator=first["device_name"],
         device_type=kind,
-        devices_per_node=max(row["devices"] // row["nodes"] for row in rows),
+        devices_per_node=max(used, *map(_devices_of_run, rows)),
+        busy_devices=used,
         peak_flops_per_s={},
         matmul_flops_per_s=_probed_products(kind, products),
         memory_bytes_per_s=Known(memory, "measured", _SOURCE),
@@ -247,6 +267,14 @@ def probed_figures(rows: Rows) -> MachineFigures:
         network=_probed_tier("network", across, LINK_SHARE * memory, between_s) if across else None,
         notes=tuple(_probed_notes(kind)),
     )
+
+
+def _devices_of_run(row: Mapping[str, Any]) -> int:
+    """Devices of a node by the run's site; where the site is whatever machine there was, by its environment."""
+    site = msgspec.json.decode(row["config_json"])["site"]
+    if site["name"] != "default":
+        return int((site.get("hardware") or site)["devices_per_node"])
+    return _devices_of_node({**row, "environment": msgspec.json.decode(row["environment_json"])})
 
 
 def _probed_notes(kind: str) -> Iterator[str]:

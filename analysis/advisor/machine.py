@@ -109,7 +109,7 @@ class MachineFigures:
     memory_bytes_per_s: Known
     """What elementwise work reaches of one device's memory, bytes read and written, while all devices work."""
     memory_bytes: Known | None
-    """Memory of one device; None: not known."""
+    """Memory of one GPU, or of a node whose processors share it; None: not known."""
     launch_s: Known
     """Host time of one operation, forward; decides where operations are small."""
     link: TierFigures
@@ -117,6 +117,8 @@ class MachineFigures:
     """None: there is one node."""
     sharding: Sharding | None = None
     """None: never measured; copies and messages are then all that sharding is taken to cost."""
+    busy_devices: int | None = None
+    """Devices of a node that worked at once while they were measured; None: all."""
     power_w: Known | None = None
     """One device's power while it computes, its share of the host's not counted; None: never measured."""
     idle_power_w: Known | None = None
@@ -213,7 +215,7 @@ LIBRARIES_BYTES: dict[Literal["cpu", "cuda"], float] = {"cpu": 0.5 * 2**30, "cud
 def assumed_figures(
     device_type: Literal["cpu", "cuda"], *, devices_per_node: int, memory_bytes: float | None
 ) -> MachineFigures:
-    """A machine of which only the kind, the number of its devices and their memory are known."""
+    """A machine of which only the kind, the number of its devices and the memory are known."""
     cpu = device_type == "cpu"
 
     def known(value: float) -> Known:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from analysis.advisor.fit import of_a_step
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 from parallelbench.measure.counting import decode_counts, decode_memory
+from parallelbench.measure.environment import version
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
@@ -75,29 +77,28 @@ def _path_of(plugin: str | None) -> dict[str, str]:
     return {"PYTHONPATH": f"{known}{os.pathsep}{folder}" if known else str(folder)}
 
 
+NEVER_OF_A_LAYER = (
+    *("strategy", "loader", "devices", "nodes", "cores_per_device", "global_batch"),
+    *("measure", "nccl", "preprocess", "plugin_sources"),
+)
+"""What of a step's configuration can't change what one layer does on one device."""
+
+
 def _place(program: str, run: RunConfig) -> Path:
-    """Named after all that the counts depend on, the sources of the models among it."""
+    """Named after all that the counts may depend on: the configuration, the suite's sources, and torch's version."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    plain = to_mapping(run)
-    kept = {
-        key: plain[key]
-        for key in ("model", "optimizer", "precision", "loss", "activation_recomputation")
-        if key in plain
-    }
-    shape = {"shape": run.data.shape, "classes": run.data.num_classes, "program": program, "sources": _sources()}
-    key = hashlib.sha256(canonical_json(kept | shape).encode()).hexdigest()
+    kept = {key: value for key, value in of_a_step(run).items() if key not in NEVER_OF_A_LAYER}
+    made_by = {"program": program, "sources": _sources(), "torch": version("torch")}
+    key = hashlib.sha256(canonical_json(kept | made_by).encode()).hexdigest()
     return folder / "parallelbench" / "layers" / f"{key[:32]}.json"
 
 
 @cache
 def _sources() -> str:
-    """A digest of the files that say what models are and how they are counted."""
-    root = resources.files("parallelbench")
+    """A digest of the suite's files: models, optimizers and losses are among what is counted."""
     digest = hashlib.sha256()
-    for folder in ("models", "measure"):
-        for file in sorted((root / folder).iterdir(), key=lambda each: each.name):
-            if file.name.endswith(".py"):
-                digest.update(file.read_bytes())
+    for file in sorted(Path(str(resources.files("parallelbench"))).rglob("*.py")):
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

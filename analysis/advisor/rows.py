@@ -101,7 +101,7 @@ def _suite_row(candidate: SuiteCandidate, question: SuiteQuestion) -> Row:
         samples_per_step=run.global_batch_size,
         steps_per_epoch=run.steps_per_epoch,
         memory_bytes=None if question.memory is None else suite_peak_bytes(job, question.memory),
-        capacity_bytes=capacity_bytes(figures),
+        capacity_bytes=capacity_bytes(figures, run.devices // run.nodes),
         mfu=_mfu(job, phases.step_s),
         power_w=_power_w(learnt, phases),
         measured=False,
@@ -138,11 +138,14 @@ def _power_w(learnt: Learnt, phases: Phases) -> float | None:
     return learnt.busy_power_w * (1.0 - waiting) + learnt.waiting_power_w * waiting
 
 
-def capacity_bytes(figures: MachineFigures) -> float | None:
-    """Memory of a device, less what libraries take."""
+def capacity_bytes(figures: MachineFigures, in_use: int) -> float | None:
+    """Memory of a device, less what libraries take; so many processors of a node share its memory."""
     if figures.memory_bytes is None:
         return None
-    return figures.memory_bytes.value - (0.0 if figures.overhead_bytes is None else figures.overhead_bytes.value)
+    shared = in_use if figures.device_type == "cpu" else 1
+    return figures.memory_bytes.value / shared - (
+        0.0 if figures.overhead_bytes is None else figures.overhead_bytes.value
+    )
 
 
 def _mfu(job: SuiteJob, step_s: float) -> float | None:
@@ -251,7 +254,7 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
     peak = "bf16" in question.figures.peak_flops_per_s
     flops = (model_flops(layouts) / (layouts.devices * machines.peak_flops_per_s)).tolist()
     unlike, width = unpublished(layouts).tolist(), np.exp(half_widths(layouts, question)).tolist()
-    capacity, power = capacity_bytes(question.figures), question.figures.power_w
+    power = question.figures.power_w
     return [
         _gpt_row(
             layouts,
@@ -259,7 +262,6 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
             phases=dict(zip(columns, phases[place], strict=True)),
             width=width[place],
             memory_bytes=memory[place],
-            capacity=capacity,
             ideal_s=flops[place] if peak else None,
             power_w=None if power is None else power.value,
             question=question,
@@ -277,7 +279,6 @@ def _gpt_row(
     phases: Mapping[str, float],
     width: float,
     memory_bytes: float,
-    capacity: float | None,
     ideal_s: float | None,
     power_w: float | None,
     question: GptQuestion,
@@ -286,6 +287,7 @@ def _gpt_row(
 ) -> Row:
     parts = Phases(**phases)
     step_s, devices = parts.step_s, round(float(layouts.devices[place]))
+    nodes = -(-devices // question.figures.devices_per_node)
     outside = {
         "model": True,
         "strategy": unlike,
@@ -296,14 +298,14 @@ def _gpt_row(
         strategy=strategy_name(layouts, place),
         options=options_of(layouts, place),
         devices=devices,
-        nodes=-(-devices // question.figures.devices_per_node),
+        nodes=nodes,
         phases=parts,
         low_s=step_s / width,
         high_s=step_s * width,
         samples_per_step=round(float(layouts.global_batch[place])),
         steps_per_epoch=question.steps_per_epoch,
         memory_bytes=memory_bytes,
-        capacity_bytes=capacity,
+        capacity_bytes=capacity_bytes(question.figures, -(-devices // nodes)),
         mfu=None if ideal_s is None else ideal_s / step_s,
         power_w=power_w,
         measured=False,

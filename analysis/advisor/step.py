@@ -98,8 +98,8 @@ class SuiteJob:
         return sum(layer.parameters for layer in self.layers)
 
     def crowding(self, busy: int) -> float:
-        """Compute time where so many devices of a node work at once ÷ where all do."""
-        most = max(self.figures.devices_per_node, 2)
+        """Compute time where so many devices of a node work at once ÷ where as many do as were measured."""
+        most = max(self.figures.busy_devices or self.figures.devices_per_node, 2)
         alone = self.scales["alone"]
         return alone + (1.0 - alone) * (min(busy, most) - 1) / (most - 1)
 

@@ -56,7 +56,7 @@ def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
     figures = assumed_figures(
         "cuda" if kind == "cuda" else "cpu",
         devices_per_node=count,
-        memory_bytes=_host_bytes() / count if here and kind == "cpu" else None,
+        memory_bytes=_host_bytes() if here and kind == "cpu" else None,
     )
     return figures, [
         f"nothing was measured on site={run.site.name}, so its speeds are assumed: times may be wrong by a factor; run "

@@ -178,7 +178,8 @@ def main(arguments: Sequence[str]) -> int:
     world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
     world.wake()
     here = run.devices // run.nodes
-    others = max(0, others_running() - here)
+    world.barrier()  # so that all ranks sleep while each counts, and every process that runs is another's
+    others = others_running()
     rows = [*_device_rows(world, here), *_message_rows(world, here)]
     if world.rank == 0:
         facts = {

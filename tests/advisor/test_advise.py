@@ -7,10 +7,12 @@ import math
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from analysis.advisor import model_layers
 from analysis.advisor.advice import Row, efficiency, proposed, ranked, sentence
 from analysis.advisor.fit import Learnt, Seen
 from analysis.advisor.layouts import suite_candidates
@@ -313,6 +315,28 @@ def test_a_model_that_cant_be_counted_is_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(ConfigError, match="model=mlp can't be counted, so nothing can be predicted of it: RuntimeErr"):
         counted_by("tests.advisor.uncountable", run, plugin=None)
     assert not list(tmp_path.iterdir())
+
+
+def test_counts_are_kept_for_what_made_them_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade of torch, another file of the suite, another option: counted again. The same on more devices: not."""
+
+    def place(*overrides: str) -> Path:
+        model_layers._sources.cache_clear()
+        return model_layers._place("a program", one_run([*MLP, "device=cpu", *overrides]).run)
+
+    own = tmp_path / "optim" / "optimizers.py"
+    own.parent.mkdir()
+    own.write_text("first")
+    monkeypatch.setattr(model_layers, "resources", SimpleNamespace(files=lambda _: tmp_path))
+    first = place()
+    assert place("strategy=ddp", "devices=2", "seed=3") == first
+    assert place("channels_last=true") != first
+    own.write_text("second")
+    assert place() != first
+    own.write_text("first")
+    monkeypatch.setattr(model_layers, "version", lambda package: "99")
+    assert place() != first
+    model_layers._sources.cache_clear()
 
 
 @pytest.mark.exhaustive

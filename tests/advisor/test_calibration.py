@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from analysis.advisor.calibration import figures_of_calibration, read_figures
+from analysis.advisor.rows import capacity_bytes
 from launch.attempt.processes import calibration_arguments
 from launch.launcher import launcher_of
 from launch.slurm import calibration
 from launch.sweep import one_run
 from parallelbench.cli import main
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 from parallelbench.results.calibration import CALIBRATION, read_calibration, write_calibration
 
@@ -93,6 +96,42 @@ def test_links_of_one_device_are_assumed_and_load_is_told() -> None:
     figures = figures_of_calibration(devices(1), FACTS | {"devices_per_node": 1, "others_running": 3}, source="here")
     assert (figures.link.latency_s.origin, figures.network, figures.sharding) == ("assumed", None, None)
     assert [note.partition(" ")[0] for note in figures.notes] == ["one", "3"]
+
+
+def test_a_node_has_the_devices_that_its_environment_shows_and_not_only_those_in_use() -> None:
+    rows = [*devices(1), *devices(4), *messages("link", 4)]
+    eight = {"environment": {"logical_cores": 64, "cpu_quota_cores": 16.5}, "cores_per_device": 2}
+    figures = figures_of_calibration(rows, FACTS | eight, source="here")
+    assert (figures.devices_per_node, figures.busy_devices) == (8, 4)
+    assert any(note.startswith("4 of a node's 8 devices") for note in figures.notes)
+    seen = {"devices": [{}] * 4, "power_limit_w": "\n".join(["700.00"] * 8)}
+    gpus = FACTS | {"device_type": "cuda", "environment": {"cuda": seen}}
+    assert figures_of_calibration(rows, gpus, source="here").devices_per_node == 8
+
+
+def test_processors_share_the_memory_of_their_node() -> None:
+    """The table has an equal part for each of the devices that were calibrated: four, and eight are there."""
+    rows = [*devices(1), *devices(4), *messages("link", 4)]
+    whole = {"environment": {"logical_cores": 8}, "memory_bytes": 2**30}
+    figures = figures_of_calibration(rows, FACTS | whole, source="here")
+    assert [capacity_bytes(figures, devices) for devices in (1, 2, 8)] == [2**32, 2**31, 2**29]
+    gpu = figures_of_calibration(rows, FACTS | {"device_type": "cuda", "memory_bytes": 2**30}, source="here")
+    assert [capacity_bytes(gpu, devices) for devices in (1, 8)] == [2**30, 2**30]
+
+
+def test_a_single_other_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a calibration in this process, whose measurements are made up."""
+    from parallelbench.measure import calibration as measuring
+    from parallelbench.world import settings
+
+    for module, name in ((measuring, "die_with_parent"), (measuring, "pin"), (settings, "configure_torch")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(measuring, "_device_rows", lambda *_: devices(1))
+    monkeypatch.setattr(measuring, "_message_rows", lambda *_: [])
+    monkeypatch.setattr(measuring, "others_running", lambda: 1)
+    run = one_run(["strategy=single", "device=cpu", f"results={tmp_path}"]).run
+    assert measuring.main([str(tmp_path / "here.parquet"), "cpu", canonical_json(to_mapping(run))]) == 0
+    assert read_calibration(tmp_path / "here.parquet")[1]["others_running"] == 1
 
 
 def test_a_network_that_one_device_of_each_node_measured_is_not_taken_for_the_nodes() -> None:

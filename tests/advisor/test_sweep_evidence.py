@@ -82,7 +82,8 @@ def test_steps_are_epochs_divided_by_their_steps(tmp_path: Path) -> None:
 def probed(**values: Any) -> dict[str, Any]:
     plain = {"device_type": "cuda", "device_name": "a GPU", "devices": 16, "processes": 16, "nodes": 1}
     speeds = {"probed_latency_s": 4e-6, "probed_bandwidth_bytes_per_s": 1e10}
-    return plain | PROBES | speeds | values
+    where = {"config_json": '{"site":{"name":"default"}}', "environment_json": "{}"}
+    return plain | where | PROBES | speeds | values
 
 
 def test_the_probes_of_gpus_say_what_other_precisions_rest_on() -> None:
@@ -93,6 +94,21 @@ def test_the_probes_of_gpus_say_what_other_precisions_rest_on() -> None:
     assert (half.origin, single.origin) == ("measured", "assumed")
     assert single.rates[0] == pytest.approx(half.rates[0] / 8)
     assert any("fp16 only" in note for note in figures.notes)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"environment_json": json.dumps({"cuda": {"devices": [{}] * 4, "power_limit_w": "700\n" * 8}})},
+        {"config_json": json.dumps({"site": {"name": "mine", "devices_per_node": 8}})},
+        {"config_json": json.dumps({"site": {"name": "h100", "hardware": {"devices_per_node": 8}}})},
+        {"device_type": "cpu", "environment_json": json.dumps({"logical_cores": 16}), "cores_per_device": 2},
+    ],
+)
+def test_a_node_has_more_devices_than_the_runs_used(where: dict[str, Any]) -> None:
+    """Eight on one node would else be predicted as two nodes, over a network that nobody has."""
+    figures = probed_figures([probed(devices=2), probed(devices=4, **where)])
+    assert (figures.devices_per_node, figures.busy_devices) == (8, 4)
 
 
 def test_a_probed_latency_between_nodes_is_what_the_formulas_give_back() -> None:
