@@ -95,7 +95,6 @@ advise: $(STAMP)  ## calibrate this machine, advise, measure what is proposed, s
 	$(PARALLELBENCH) advise model=cnn_large data=digits devices=1,2 results=$(ADVICE) --from $(ADVICE)/calibration.parquet --loop 1 --budget 0.3h $(ARGS)
 	$(PARALLELBENCH) advise model=cnn_large data=digits devices=1,2,1024 batch_size=8192 --from $(ADVICE)/calibration.parquet --from $(ADVICE)/next_runs
 	$(PARALLELBENCH) advise model=gpt batch_size=1024 site=a100_80gb devices=1,2,1024
-	$(PARALLELBENCH) advise model=gpt batch_size=1024 site=a100_80gb devices=1024 --simulate
 
 twins: $(STAMP) tensorflow velox  ## before a release: the small twin of each published sweep, its report and its claims (over two hours on two quiet cores: docs/experiments.md)
 	@for sweep in $(notdir $(basename $(wildcard conf/sweep/*_small.yaml))); do \

@@ -218,25 +218,17 @@ def advise(
     objective: str,
     budget_h: float | None,
     rounds: int | None,
-    simulate: bool,
-    assumed: Sequence[str],
     check: str | None,
     known: Sequence[str],
     fit_up_to: int | None,
     as_json: bool,
 ) -> int:
-    """Do what the options ask: check predictions, simulate, measure in a loop, or recommend."""
-    from launch.verbs import advice_errors, simulation
+    """Do what the options ask: check predictions, measure in a loop, or recommend."""
+    from launch.verbs import advice_errors
 
     if check is not None:
         return advice_errors.advise(
             overrides, extension, check=check, known=known, fit_up_to=fit_up_to, as_json=as_json
-        )
-    if assumed and not simulate:
-        raise ConfigError("--assume is for --simulate: add it, or leave --assume out")
-    if simulate:
-        return simulation.simulate(
-            overrides, extension, known=known, objective=objective, assumed=assumed, as_json=as_json
         )
     if rounds is None:
         return recommend(overrides, extension, known=known, objective=objective, budget_h=budget_h, as_json=as_json)

@@ -284,10 +284,6 @@ VERBS = {
             type=_device_hours,
         ),
         _value("--loop", "N", "propose runs, train them and fit anew, at most N times", dest="rounds", type=_count),
-        _flag("--simulate", "what slow devices, broken links and failures may cost; not measured"),
-        _value(
-            "--assume", "KEY=VALUE", "with --simulate: another assumption", dest="assumed", action="append", default=[]
-        ),
         _value("--check", "CSV", "print the error on measured steps, in vTrain's or llm-foundry's columns"),
         _value(
             "--from",

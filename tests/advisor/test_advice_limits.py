@@ -11,7 +11,6 @@ import pytest
 from analysis.advisor.advice import ranked, sentence
 from analysis.advisor.fit import Seen, published_fit
 from analysis.advisor.layouts import gpt_layouts
-from analysis.advisor.simulation import daly_stretch
 from analysis.advisor.transformer import gpt_shape
 from launch.sweep import one_run
 from parallelbench.cli import main
@@ -111,13 +110,6 @@ def test_equal_memory_and_none_that_trains_alike_get_their_sentence() -> None:
     for memory_bytes in (1e8, 5e9, None):
         loose = [row("downpour", trains_alike=False, memory_bytes=memory_bytes)]
         assert sentence(loose, "time") == "No layout trains like one device: choose other strategies."
-
-
-def test_failures_beyond_every_number_leave_no_goodput(capsys: pytest.CaptureFixture[str]) -> None:
-    assert daly_stretch(1.0, checkpoint_s=1.0, restart_s=600.0, mtbf_s=0.2) == float("inf")
-    asked = ["model=gpt", "batch_size=4096", "site=h100_80gb", "devices=4096", "--simulate"]
-    found = answer(capsys, *asked, "--assume", "device_mtbf_hours=0.1")
-    assert {each["goodput"] for each in found["rows"]} == {0.0}
 
 
 def test_a_site_of_ones_own_folder_is_known_to_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
