@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +47,11 @@ class CausalAttention(nn.Module):
     Only the width of a head is fixed, not their numbers: shards of `query`, `key` and `value` hold whole heads.
     """
 
-    def __init__(self, options: GptOptions) -> None:
+    def __init__(self, options: GptOptions, rotary: Rotary | None) -> None:
+        """`rotary`: one for all layers of a model; None: positions are learned."""
         super().__init__()
         width, biases = options.width, options.positions == "learned"
-        self.head_width, self.rotary = width // options.heads, options.positions == "rope"
+        self.head_width, self.rotary = width // options.heads, rotary
         key_width = self.head_width * options.key_heads
         self.query = nn.Linear(width, width, bias=biases)
         self.key = nn.Linear(width, key_width, bias=biases)
@@ -69,8 +70,9 @@ class CausalAttention(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """What lies between the linear layers: (batch, tokens, heads × head_width) each, the same of queries back."""
         q, k, v = self._split(query), self._split(key), self._split(value)
-        if self.rotary:
-            q, k = turned(q, self.places), turned(k, self.places)
+        if self.rotary is not None:
+            tables = self.rotary.tables(q, self.places)
+            q, k = turned(q, *tables), turned(k, *tables)
         return self.join(q, k, v).transpose(1, 2).flatten(2)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -82,10 +84,10 @@ class CausalAttention(nn.Module):
 class DecoderBlock(nn.Module):
     """Attention and a perceptron, each behind a norm and beside a shortcut."""
 
-    def __init__(self, options: GptOptions) -> None:
+    def __init__(self, options: GptOptions, rotary: Rotary | None) -> None:
         super().__init__()
         width, hidden, biases = options.width, options.hidden_units, options.positions == "learned"
-        self.norm1, self.attention = new_norm(options), CausalAttention(options)
+        self.norm1, self.attention = new_norm(options), CausalAttention(options, rotary)
         self.norm2 = new_norm(options)
         self.fc1 = nn.Linear(width, hidden, bias=biases)
         self.gate = nn.Linear(width, hidden, bias=False) if options.mlp == "swiglu" else None
@@ -128,25 +130,67 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def turned(x: Tensor, places: Tensor | None = None) -> Tensor:
-    """Rotary positions: pairs (x[i], x[i + half]) of each head turned by position × 10000^(−i ÷ half).
+Tables = tuple[Tensor, Tensor]
+"""Cosines, and sines that are negative in the first half: (tokens, head_width) each."""
 
-    Maps (batch, heads, tokens, head_width) to the same shape; `places`: the tokens' positions, None: from 0 on. Angles
-    are computed here, in fp32 or better: no buffer has to be sent, stored or converted.
+
+class Rotary:
+    """The tables of rotary positions, which the layers of a model share and compute in their first pass only.
+
+    No buffers: nothing has to be sent, stored or converted. They are computed in the dtype in which they are used.
     """
-    half, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], Tables] = {}
+        """One process may drive several devices, and evaluate in another dtype."""
+
+    def tables(self, x: Tensor, places: Tensor | None) -> Tables:
+        """Those of (batch, heads, tokens, head_width); `places`: the tokens' positions, None: from 0 on.
+
+        A compiler merges the layers' tables itself; tensors without values are gone after their pass.
+        """
+        if torch.compiler.is_compiling() or type(x) is not Tensor:
+            return rotary_tables(x, places)
+        key = (x.device, _wide(x), *x.shape[-2:], places)
+        if (found := self._kept.get(key)) is None:
+            with torch.inference_mode(False):
+                found = self._kept[key] = rotary_tables(x, places)
+        return found
+
+
+def rotary_tables(x: Tensor, places: Tensor | None = None) -> Tables:
+    """Of the angles position × 10000^(−i ÷ half), computed in fp32 or better."""
+    half, wide = x.shape[-1] // 2, _wide(x)
     wavelengths = torch.arange(half, device=x.device, dtype=wide).mul_(-math.log(_BASE) / half).exp_()
     positions = torch.arange(x.shape[-2], device=x.device, dtype=wide) if places is None else places.to(wide)
     angles = positions[:, None] * wavelengths
-    first, second = x.to(wide).chunk(2, dim=-1)
     cosine, sine = angles.cos(), angles.sin()
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+    return torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)
+
+
+def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Pairs (x[i], x[i + half]) of each head turned by their positions' angles, in fp32 or better.
+
+    Maps (batch, heads, tokens, head_width) to the same shape.
+    """
+    values = x.to(cosine.dtype)
+    first, second = values.chunk(2, dim=-1)
+    return (torch.cat([second, first], dim=-1) * sine + values * cosine).to(x.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def new_rotary(options: GptOptions) -> Rotary | None:
+    """For all layers of a model; None: its positions are learned."""
+    return Rotary() if options.positions == "rope" else None
 
 
 def new_layers(options: GptOptions) -> list[nn.Module]:
     """Embedding, blocks and head, as GPT-2 draws them."""
-    embed, head = TokenEmbed(options), VocabularyHead(options)
-    layers = [embed, *(DecoderBlock(options) for _ in range(options.layers)), head]
+    embed, head, rotary = TokenEmbed(options), VocabularyHead(options), new_rotary(options)
+    layers = [embed, *(DecoderBlock(options, rotary) for _ in range(options.layers)), head]
     for layer in layers:
         initialise(layer, options)
     if options.tied:

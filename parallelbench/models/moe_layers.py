@@ -13,11 +13,20 @@ from torch import Tensor, nn
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.nn import functional as F
 
-from parallelbench.models.gpt_layers import STD, CausalAttention, TokenEmbed, VocabularyHead, initialise, new_norm
+from parallelbench.models.gpt_layers import (
+    STD,
+    CausalAttention,
+    TokenEmbed,
+    VocabularyHead,
+    initialise,
+    new_norm,
+    new_rotary,
+)
 
 if TYPE_CHECKING:
     from parallelbench.config.components import MeanLoss
     from parallelbench.models.gpt import GptOptions
+    from parallelbench.models.gpt_layers import Rotary
 
 
 class Routing(NamedTuple):
@@ -174,9 +183,9 @@ def unbalance(probabilities: Tensor, choices: Tensor) -> Tensor:
 class RoutedBlock(nn.Module):
     """Attention and a mixture of experts, each behind a norm and beside a shortcut."""
 
-    def __init__(self, options: GptOptions, routing: Routing, *, block: int) -> None:
+    def __init__(self, options: GptOptions, routing: Routing, rotary: Rotary | None, *, block: int) -> None:
         super().__init__()
-        self.norm1, self.attention = new_norm(options), CausalAttention(options)
+        self.norm1, self.attention = new_norm(options), CausalAttention(options, rotary)
         self.norm2, self.moe = new_norm(options), MixtureOfExperts(options, routing, block=block)
         self._is_first = block == 0
 
@@ -191,8 +200,8 @@ class RoutedBlock(nn.Module):
 
 def new_routed_layers(options: GptOptions, routing: Routing) -> list[nn.Module]:
     """Embedding, blocks and head, drawn as those of `Gpt`."""
-    embed, head = TokenEmbed(options), VocabularyHead(options)
-    blocks = [RoutedBlock(options, routing, block=index) for index in range(options.layers)]
+    embed, head, rotary = TokenEmbed(options), VocabularyHead(options), new_rotary(options)
+    blocks = [RoutedBlock(options, routing, rotary, block=index) for index in range(options.layers)]
     layers: list[nn.Module] = [embed, *blocks, head]
     for layer in layers:
         initialise(layer, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import itertools
 import math
@@ -29,10 +30,11 @@ from parallelbench.data.tokens import Tokens
 from parallelbench.errors import ConfigError
 from parallelbench.measure.layers import layer_counts
 from parallelbench.models.gpt import Gpt
-from parallelbench.models.gpt_layers import new_layers, turned
+from parallelbench.models.gpt_layers import CausalAttention, Rotary, new_layers, rotary_tables, turned
 from parallelbench.models.modules import sequence
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
+from tests.strategies.test_launches import Operations
 from tests.strategies.training import configure, loader_of
 
 SIZES = {"layers": 2, "width": 16, "heads": 4, "kv_heads": None, "sequence": 12, "vocabulary": 31}
@@ -124,12 +126,46 @@ def test_rotary_positions_turn_pairs_as_complex_numbers_and_know_distances_only(
     wavelengths = 10_000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
     angles = torch.arange(9, dtype=torch.float64)[:, None] * wavelengths
     by_hand = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
-    torch.testing.assert_close(turned(x), torch.cat([by_hand.real, by_hand.imag], -1), rtol=1e-12, atol=1e-12)
+    tables = rotary_tables(x)
+    torch.testing.assert_close(turned(x, *tables), torch.cat([by_hand.real, by_hand.imag], -1), rtol=1e-12, atol=1e-12)
     q, k = (vector.expand(1, 1, 9, 8) for vector in torch.randn(2, 8, dtype=torch.float64))
-    products = (turned(q) @ turned(k).transpose(2, 3))[0, 0]
+    products = (turned(q, *tables) @ turned(k, *tables).transpose(2, 3))[0, 0]
     for offset in range(-8, 9):
         along = products.diagonal(offset)
         torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-10, atol=1e-10)
+
+
+def test_rotary_tables_are_computed_in_a_models_first_pass_only_and_fit_each_pass() -> None:
+    model, x = built(positions="rope"), tokens()
+    with torch.no_grad():
+        with Operations() as first, torch.inference_mode():
+            model(x)
+        with Operations() as second:
+            model(x)
+    assert (first.seen["arange"], second.seen["arange"]) == (2, 0), "for all layers"
+    model(x).sum().backward()
+    assert not [name for name, _ in model.named_buffers()]
+    narrow, again = copy.deepcopy(model).float(), built(positions="rope")
+    torch.testing.assert_close(narrow(x), model(x).float(), rtol=1e-4, atol=1e-5)
+    for places in (torch.arange(12), torch.arange(12) * 3):
+        for each in (model, again):
+            for layer in each.modules():
+                if isinstance(layer, CausalAttention):
+                    layer.places = places
+        assert torch.equal(model(x), again(x)), "those of these places"
+    with torch.device("meta"):
+        empty = built(positions="rope")
+    assert empty(x.to("meta")).device.type == "meta"
+    empty.to_empty(device="cpu").load_state_dict(again.state_dict())
+    assert torch.equal(empty(x), built(positions="rope")(x))
+
+
+def test_rotary_tables_are_not_rounded_to_half_precision() -> None:
+    x = torch.randn(1, 1, 300, 8)
+    exact = turned(x, *Rotary().tables(x, None))
+    rounded = turned(x.bfloat16(), *Rotary().tables(x.bfloat16(), None))
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, rtol=0.01, atol=0.03)
 
 
 def test_grouped_heads_are_whole_ones_whose_keys_are_equal() -> None:
