@@ -122,6 +122,21 @@ FINDINGS = (
         ("tests/strategies/test_several_devices.py::test_nothing_adds_numbers_of_two_devices",),
         "strategy model_parallel",
     ),
+    Finding(
+        "`model.norm=sync` took 32 launches forward and 37 backward",
+        "torch's own kernels take 8 and 4, messages apart, and compute on one rank what plain norms do",
+        (
+            "tests/models/test_norms.py::test_torchs_kernels_take_few_launches_and_their_messages_are_counted",
+            "tests/models/test_norms.py::test_a_group_equals_batch_norm_on_the_whole_batch",
+        ),
+        "norm=sync on one rank",
+    ),
+    Finding(
+        "each block computed the tables of rotary positions twice in each pass",
+        "the layers of a model share them, and compute them in their first pass",
+        ("tests/models/test_gpt.py::test_rotary_tables_are_computed_in_a_models_first_pass_only_and_fit_each_pass",),
+        "no waits: gpt_tiny with rotary positions",
+    ),
 )
 """By the desk check's numbers, 1 to 12; then what was found since."""
 BAD_INPUT = {
@@ -150,6 +165,10 @@ BY_CONSTRUCTION = {
     "a step as one CUDA graph (`graph=true`) trains alike, and is refused where it can't be": (
         "tests/strategies/test_captured.py::test_what_can_not_be_captured_is_refused_with_the_reason",
         "captured steps (graph=true)",
+    ),
+    "captured steps of language models train alike": (
+        "tests/strategies/test_captured.py::test_gpu_check_holds_captured_steps_of_language_models_against_others",
+        "captured steps of gpt",
     ),
     "the loss and the update compiled (`compile_scope=step`) train alike, under every strategy that compiles": (
         "tests/strategies/test_compile.py::test_a_compiled_strategy_trains_like_one_device",

@@ -40,6 +40,7 @@ from parallelbench.telemetry.nvml import WAYS
 from parallelbench.world.machine import Gpu
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
+from tests.norm_kernels import kernels_on_cpus
 from tests.telemetry.playback import environment, library, recorded
 
 CPU = World()
@@ -102,6 +103,7 @@ def test_all_checks_can_be_loaded_with_these_packages() -> None:
         "compile",
         "compile_scope=step, adagrad",
         "no waits: cnn_small bf16",
+        "no waits: gpt_tiny bf16",
         "strategy ddp",
         "whole run",
     } <= set(found)
@@ -314,6 +316,17 @@ def test_a_half_precision_that_is_not_one_is_noticed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Numerics, "autocast", lambda _: contextlib.nullcontext())
     with pytest.raises(FailedError, match="last layer returned"):
         training.precision(CPU, "bf16")
+
+
+@pytest.mark.slow
+def test_norms_by_torchs_kernels_are_held_against_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FailedError, match="does not take torch's kernels"):
+        training.synchronized_norms(CPU)
+    with kernels_on_cpus():
+        assert "torch.bfloat16 0.00" in training.synchronized_norms(CPU)
+        monkeypatch.setattr(torch, "batch_norm_elemt", lambda x, *_: x.clone())
+        with pytest.raises(FailedError, match="float32"):
+            training.synchronized_norms(CPU)
 
 
 @pytest.mark.slow

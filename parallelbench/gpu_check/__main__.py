@@ -213,14 +213,19 @@ def _of_training(world: World) -> Iterator[tuple[str, Check]]:
     yield "one rank, sharded", on(training.sharded, world)
     if world.device_type != "cuda":
         return
+    yield "norm=sync on one rank", on(training.synchronized_norms, world)
     yield "captured steps (graph=true)", on(launches.captured, world)
+    yield "captured steps of gpt", on(launches.captured_gpt, world)
     yield "launches per step", on(launches.per_step, world)
     yield "milliseconds per step", on(launches.beside_a_bare_loop, world)
     yield "waits are noticed", on(training.waits_are_seen, world)
     for model in training.MODELS:
         for name in ("fp32", "bf16", "fp16"):
-            run = training.small_run(model, precision=name, channels_last=name != "fp32")
+            last = name != "fp32" and model not in training.OF_TOKENS
+            run = training.small_run(model, precision=name, channels_last=last)
             yield f"no waits: {model} {name}", on(training.watched, world, run)
+    llama = training.llama_run(precision="bf16")
+    yield "no waits: gpt_tiny with rotary positions", on(training.watched, world, llama)
     for name in ("sgd", "adamw", "adagrad"):
         yield f"no waits: {name}", on(training.watched, world, training.small_run("cnn_small", optimizer=name))
 

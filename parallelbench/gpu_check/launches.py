@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from parallelbench.gpu_check.results import at_most
-from parallelbench.gpu_check.training import small_run, training_difference
+from parallelbench.gpu_check.training import llama_run, small_run, training_difference
 from parallelbench.gpu_check.variants import loader_of, replica_of
 from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.torch_session import build_model
@@ -41,9 +41,19 @@ def per_step(world: World) -> str:
 
 def captured(world: World) -> str:
     """In fp64 a captured step trains like one that is not."""
-    run = as_checked(small_run("cnn_small"))
-    difference = training_difference(_graphed(run), world, run, world)
-    return at_most("largest relative difference", difference, 1e-9)
+    return _difference_when_captured(small_run("cnn_small"), world)
+
+
+def captured_gpt(world: World) -> str:
+    """Likewise of language models, with either kind of positions."""
+    runs = {"GPT-2's": small_run("gpt_tiny", optimizer="adamw"), "Llama's": llama_run(optimizer="adamw")}
+    texts = [f"{name} layers: {_difference_when_captured(run, world)}" for name, run in runs.items()]
+    return ", ".join(texts)
+
+
+def _difference_when_captured(run: RunConfig, world: World) -> str:
+    run = as_checked(run)
+    return at_most("largest relative difference", training_difference(_graphed(run), world, run, world), 1e-9)
 
 
 def beside_a_bare_loop(world: World) -> str:

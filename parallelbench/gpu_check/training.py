@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from parallelbench.config.components import Shard
 from parallelbench.gpu_check.results import FailedError, SkippedError, at_most
 from parallelbench.gpu_check.variants import STEPS, loader_of, replica_of, run_of
+from parallelbench.models.norms import SyncBatchNorm, has_kernels, synchronize_norms
 from parallelbench.strategies.fsdp.shards import shard_layers
 from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.loop import Trainer
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     Mode = Callable[[str], None]
 
 
-MODELS = ("mlp", "cnn_small", "cnn", "resnet_tiny", "vit_tiny")
+OF_TOKENS = ("gpt_tiny",)
+MODELS = ("mlp", "cnn_small", "cnn", "resnet_tiny", "vit_tiny", *OF_TOKENS)
 EPOCHS = 2
 """Of a training that is watched; the first warms up."""
-_GRAY = ("synthetic", {"channels": 1})
+_DATA = {"mlp": ("synthetic", {"channels": 1}), "gpt_tiny": ("tokens", {})}
 _STEPS_COMPARED = 3
 _TOLERANCE = 1e-9
 """In fp64, as the parity check's."""
@@ -47,8 +49,13 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def small_run(model: str, **changes: Any) -> RunConfig:
-    """A run of one of `MODELS`; the multi-layer perceptron wants one channel."""
-    return run_of(model=model, **({"data": _GRAY} if model == "mlp" else {}) | changes)
+    """A run of one of `MODELS`, on data that it takes."""
+    return run_of(model=model, **({"data": _DATA[model]} if model in _DATA else {}) | changes)
+
+
+def llama_run(**changes: Any) -> RunConfig:
+    """A run of a small language model with rotary positions."""
+    return run_of(model=("gpt_tiny", {"positions": "rope", "mlp": "swiglu"}), data=_DATA["gpt_tiny"], **changes)
 
 
 def batches(world: World) -> str:
@@ -274,15 +281,21 @@ _STEPS_IN_SHARDS = 3
 
 def sharded(world: World) -> str:
     """In fp64 a model in shards, of which one rank has all, trains like one that is not, with every optimizer."""
+    with _group_of_one(world):
+        kinds = ", ".join(dict.fromkeys((group_kinds() or {}).values()))
+        worst = max(_difference_in_shards(world, optimizer) for optimizer in OPTIMIZERS)
+    return f"{at_most('largest relative difference of a loss', worst, 1e-9)}, {', '.join(OPTIMIZERS)}, by {kinds}"
+
+
+@contextmanager
+def _group_of_one(world: World) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{Path(folder) / 'group'}"
         dist.init_process_group(backends(world.device_type), init_method=meeting, rank=0, world_size=1)
         try:
-            kinds = ", ".join(dict.fromkeys((group_kinds() or {}).values()))
-            worst = max(_difference_in_shards(world, optimizer) for optimizer in OPTIMIZERS)
+            yield
         finally:
             dist.destroy_process_group()
-    return f"{at_most('largest relative difference of a loss', worst, 1e-9)}, {', '.join(OPTIMIZERS)}, by {kinds}"
 
 
 def _difference_in_shards(world: World, optimizer: str) -> float:
@@ -297,4 +310,55 @@ def _difference_in_shards(world: World, optimizer: str) -> float:
         assert found is not None
         assert expected is not None
         worst = max(worst, abs(found[0].item() / expected[0].item() - 1))
+    return worst
+
+
+_NORM_INPUT = (96, 32, 14, 14)
+_NORM_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.02}
+
+
+def synchronized_norms(world: World) -> str:
+    """Norms over all ranks, of which one has all, by torch's kernels: like plain ones in fp64, in both layouts."""
+    texts = []
+    with _group_of_one(world):
+        for dtype, tolerance in _NORM_TOLERANCES.items():
+            worst = max(
+                _difference_of_norms(world, dtype, layout) for layout in (torch.contiguous_format, torch.channels_last)
+            )
+            texts.append(at_most(f"largest relative difference of {dtype}", worst, tolerance))
+    return ", ".join(texts)
+
+
+def _difference_of_norms(world: World, dtype: torch.dtype, layout: torch.memory_format) -> float:
+    """Of outputs, gradients and running statistics of three steps, relative to the largest of each."""
+    made = torch.Generator().manual_seed(0)
+    shape, worst = _NORM_INPUT, 0.0
+    channels = shape[1]
+    norm, plain = SyncBatchNorm(channels).to(world.device), torch.nn.BatchNorm2d(channels).double()
+    with torch.no_grad():
+        for each in (norm, plain):
+            each.weight.copy_(torch.linspace(0.5, 2.0, channels))
+            each.bias.copy_(torch.linspace(-1.0, 1.0, channels))
+    synchronize_norms(norm, dist.group.WORLD)
+    assert norm.process_group is not None
+    for _ in range(_STEPS_COMPARED):
+        images, gradient = (
+            torch.randn(shape, generator=made).to(dtype).contiguous(memory_format=layout) for _ in range(2)
+        )
+        here = (images + 3).to(world.device).requires_grad_()
+        there = (images + 3).double().requires_grad_()
+        if not has_kernels(here, norm.process_group):
+            raise FailedError(f"a norm over all ranks in {dtype} on {world.device} does not take torch's kernels")
+        found, expected = norm(here), plain(there)
+        found.backward(gradient.to(world.device))
+        expected.backward(gradient.double())
+        pairs = [(found, expected), (here.grad, there.grad), (norm.weight.grad, plain.weight.grad)]
+        pairs += [(norm.bias.grad, plain.bias.grad), *zip(norm.buffers(), plain.buffers(), strict=True)]
+        for value, right in pairs:
+            assert value is not None
+            assert right is not None
+            difference = (value.detach().cpu().double() - right.detach()).abs().max() / right.detach().abs().max()
+            worst = max(worst, difference.item())
+        norm.zero_grad()
+        plain.zero_grad()
     return worst

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.models.norms import SyncBatchNorm, group_norm, norm_layer, synchronize_norms
+from parallelbench.models.norms import SyncBatchNorm, group_norm, norm_layer, report_norms, synchronize_norms
+from tests.norm_kernels import kernels_on_cpus
 from tests.ranks import run_ranks
+from tests.strategies.test_launches import NO_LAUNCH, Operations
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,11 +70,12 @@ def _fresh(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _on_rank(rank: int, size: int) -> dict[Any, Any]:
-    """What one rank of a group sees, by dtype and layout."""
+    """What one rank of a group sees, by dtype, layout and whether it computes by torch's kernels."""
     group = dist.group.WORLD
     results = {}
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        for channels_last in (False, True):
+    cases = itertools.product((torch.float64, torch.float32, torch.bfloat16), (False, True), (False, True))
+    for dtype, channels_last, fused in cases:
+        with kernels_on_cpus() if fused else nullcontext():
             shards = []
             for step in range(STEPS):
                 x, upstream = _batch(size, step, dtype)
@@ -78,7 +84,7 @@ def _on_rank(rank: int, size: int) -> dict[Any, Any]:
             parameters = torch.float32 if dtype == torch.bfloat16 else dtype
             model = nn.Sequential(_fresh(SyncBatchNorm(CHANNELS), parameters))
             synchronize_norms(model, group)
-            results[dtype, channels_last] = _trained(model[0], shards, channels_last=channels_last)
+            results[dtype, channels_last, fused] = _trained(model[0], shards, channels_last=channels_last)
     return results
 
 
@@ -93,16 +99,17 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.04}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_a_group_equals_batch_norm_on_the_whole_batch(
-    ranks: list[dict[Any, Any]], dtype: torch.dtype, channels_last: bool
+    ranks: list[dict[Any, Any]], dtype: torch.dtype, channels_last: bool, fused: bool
 ) -> None:
     # The reference is fp64 on the same (rounded) inputs: only the rounding of the output may be added.
     whole = [_batch(len(ranks), step, dtype) for step in range(STEPS)]
     whole = [(x.double(), upstream.double()) for x, upstream in whole]
     expected = _trained(_fresh(nn.BatchNorm2d(CHANNELS), torch.float64), whole, channels_last=False)
-    seen = [rank[dtype, channels_last] for rank in ranks]
+    seen = [rank[dtype, channels_last, fused] for rank in ranks]
     close = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype], "check_dtype": False}
     for step in range(STEPS):
         for what in ("outputs", "input_grads"):
@@ -117,12 +124,50 @@ def test_a_group_equals_batch_norm_on_the_whole_batch(
             assert torch.equal(s["buffers"][name], seen[0]["buffers"][name]), "ranks must not drift apart"
 
 
+FORWARD = dict.fromkeys(
+    (
+        *("add_", "batch_norm_stats", "new_full", "cat", "batch_norm_gather_stats_with_counts", "_to_copy"),
+        "batch_norm_elemt",
+    ),
+    1,
+)
+BACKWARD = dict.fromkeys(("batch_norm_backward_reduce", "cat", "batch_norm_backward_elemt"), 1)
+"""Operations that launch something."""
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Any:
     """A group of this process alone: the collective path without other processes."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/init", rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+def test_torchs_kernels_take_few_launches_and_their_messages_are_counted(group: Any) -> None:
+    layer, traffic = SyncBatchNorm(CHANNELS), mock.Mock()
+    synchronize_norms(layer, group)
+    report_norms(layer, traffic)
+    x = torch.randn(4, CHANNELS, 5, 5, requires_grad=True)
+    with kernels_on_cpus():
+        with Operations() as forward:
+            y = layer(x)
+        gradient = torch.ones_like(y)
+        with Operations() as backward:
+            y.backward(gradient)
+    for passed, expected in ((forward, FORWARD), (backward, BACKWARD)):
+        assert {name: count for name, count in passed.seen.items() if name not in NO_LAUNCH} == expected
+    assert traffic.mock_calls == [
+        mock.call.all_gather("activation", 4 * (2 * CHANNELS + 1), 1),
+        mock.call.all_reduce("activation", 4 * 2 * CHANNELS, 1),
+    ]
+
+
+def test_one_value_in_all_is_for_the_plain_code(group: Any) -> None:
+    layer = SyncBatchNorm(CHANNELS)
+    synchronize_norms(layer, group)
+    with kernels_on_cpus():
+        assert layer(torch.ones(1, CHANNELS, 1, 1)).isfinite().all()
+    assert layer.running_var.isfinite().all()
 
 
 def test_without_a_group_it_is_batch_norm_and_needs_no_process_group() -> None:

@@ -24,7 +24,8 @@ STEPS = 64
 """Sums of so many steps are added up together."""
 NO_LAUNCH = {
     *("view", "_unsafe_view", "t", "transpose", "detach", "unbind", "select", "expand", "as_strided", "alias"),
-    *("permute", "squeeze", "unsqueeze", "slice", "empty", "empty_like", "empty_strided", "_reshape_alias"),
+    *("permute", "squeeze", "unsqueeze", "slice", "empty", "empty_like", "empty_strided", "new_empty"),
+    *("_reshape_alias", "split", "split_with_sizes"),
 }
 """Operations that only describe memory."""
 READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select"}
