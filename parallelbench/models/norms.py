@@ -143,6 +143,7 @@ class _FusedNorm(torch.autograd.Function):
         group: dist.ProcessGroup,
         traffic: Traffic | None,
     ) -> Tensor:
+        assert norm.momentum is not None
         x = _dense(x)
         channels, ranks = x.shape[1], group.size()
         mean, deviation = torch.batch_norm_stats(x, norm.eps)  # the inverse of the deviation
