@@ -188,12 +188,17 @@ def _of_nvml(world: World) -> Iterator[tuple[str, Check]]:
 
 
 def _of_a_device(world: World) -> Iterator[tuple[str, Check]]:
-    from parallelbench.gpu_check import device
+    from parallelbench.gpu_check import attention, device
 
     yield "step times against a stopwatch", on(device.clocks, world)
     yield "device memory", on(device.device_memory, world)
     yield "host memory", device.host_memory
     yield "arithmetic of fp32 and tf32", on(device.arithmetic, world)
+    for precision in attention.DTYPES if world.device_type == "cuda" else ("bf16",):
+        yield f"attention of blocks, {precision}", on(attention.exact, world, precision)
+    if world.device_type == "cuda":
+        for batch in (1, 8):
+            yield f"attention of blocks, ms at batch {batch}", on(attention.speed, world, batch)
 
 
 def _of_training(world: World) -> Iterator[tuple[str, Check]]:

@@ -18,7 +18,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed, attended
-from parallelbench.strategies.context import ContextParallel, attention
+from parallelbench.strategies.context import ContextParallel, blocks
 from parallelbench.strategies.context.replica import own_places
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
@@ -298,9 +298,9 @@ def three(heads: int, tokens: int = 300) -> tuple[torch.Tensor, ...]:
 
 def test_blocks_of_keys_merge_to_all_of_them() -> None:
     q, k, v = three(heads=2)
-    merged = attention.Merged(*attention.block(q, k, v, causal=True))
+    merged = blocks.Merged(*blocks.block(q, k, v, causal=True))
     more_keys, more_values = three(heads=2)[1:]
-    merged.add(slice(100, None), *attention.block(q[:, :, 100:], more_keys, more_values, causal=False))
+    merged.add(slice(100, None), *blocks.block(q[:, :, 100:], more_keys, more_values, causal=False))
     seen = torch.cat([torch.ones(300, 300).tril(), torch.ones(300, 300)], dim=1).bool()
     seen[:100, 300:] = False
     both = (
@@ -314,19 +314,9 @@ def test_blocks_of_keys_merge_to_all_of_them() -> None:
 def test_plain_blocks_are_those_of_torchs_kernel(causal: bool) -> None:
     """Devices without a kernel that gives the log-sum-exp compute in plain products, some rows at a time."""
     q, k, v = three(heads=4)
-    of_kernel = attention.block(q, k, v, causal=causal)
-    torch.testing.assert_close(attention.plain_block(q, k, v, causal=causal), of_kernel, rtol=1e-12, atol=1e-12)
+    of_kernel = blocks.block(q, k, v, causal=causal)
+    torch.testing.assert_close(blocks.plain_block(q, k, v, causal=causal), of_kernel, rtol=1e-12, atol=1e-12)
     gradient = torch.randn_like(q)
-    found = attention.plain_gradients(gradient, (q, k, v), of_kernel, causal=causal)
-    expected = attention.block_gradients(gradient, (q, k, v), of_kernel, causal=causal)
+    found = blocks.plain_gradients(gradient, (q, k, v), of_kernel, causal=causal)
+    expected = blocks.block_gradients(gradient, (q, k, v), of_kernel, causal=causal)
     torch.testing.assert_close(found, tuple(expected), rtol=1e-10, atol=1e-10)
-
-
-def test_devices_other_than_cpus_take_the_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = (each.to("meta") for each in three(heads=2))
-    monkeypatch.setattr(attention, "plain_block", lambda q, k, v, *, causal: (q, k.shape, v.shape, causal))
-    found = attention.block(q, k, v, causal=True)
-    assert found == (q, q.shape, q.shape, True)  # type: ignore[comparison-overlap]
-    monkeypatch.setattr(attention, "plain_gradients", lambda gradient, inputs, merged, *, causal: inputs)
-    of_inputs = attention.block_gradients(q, (q, k, v), (q, q[..., 0]), causal=True)
-    assert [each.shape for each in of_inputs] == [q.shape, k.shape, v.shape]

@@ -11,20 +11,18 @@ they would be those of the whole sequence, of each layer, on every rank. Ranks h
 HeadExchange: all-to-alls give each rank all tokens for a share of the heads, and take the results back, as
 DeepSpeed-Ulysses does (Jacobs et al. 2023, arXiv 2309.14509).
 
-Blocks are attention of some queries to some keys. With each comes the logarithm of its softmax's denominator
-(log-sum-exp, Dao et al. 2022, arXiv 2205.14135). So results of the same queries are merged as if all keys had been
-there at once, and each block's gradients follow from the merged result alone.
+While a block is computed, the next one's keys and values are on their way (`blocks.py` has the blocks).
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from parallelbench.models.gpt_layers import attended
+from parallelbench.strategies.context.blocks import Merged, block, block_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 
     from parallelbench.measure.traffic import Traffic
     from parallelbench.strategies.context.replica import ContextGroup
-
-    Three = tuple[Tensor, Tensor, Tensor]
 
 
 class Ring:
@@ -45,7 +41,7 @@ class Ring:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, own tokens, head_width) three times → the first one's shape."""
-        result: Tensor = _RingAttention.apply(q, torch.stack([k, v]), self)
+        result: Tensor = RingAttention.apply(q, torch.stack([k, v]), self)
         return result
 
     def pass_on(self, values: Tensor) -> Callable[[], Tensor]:
@@ -73,7 +69,9 @@ class Ring:
         return slice(half, None), slice(None)
 
 
-class _RingAttention(torch.autograd.Function):
+class RingAttention(torch.autograd.Function):
+    """Causal attention of a rank's queries to all keys, which come round the ring."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, own: Tensor, ring: Ring) -> Tensor:
         """`own`: this rank's keys and values."""
@@ -94,7 +92,7 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         """The gradient of each rank's keys and values follows them, and comes home when all have added to it."""
         q, held, result, normaliser = ctx.saved_tensors
-        ring, gradient = ctx.ring, gradients[0].contiguous()
+        ring, gradient = ctx.ring, _by_token(gradients[0])
         arrived = ring.pass_on(held)
         first, *of_own = block_gradients(gradient, (q, *held), (result, normaliser), causal=True)
         of_queries = first.to(torch.promote_types(q.dtype, torch.float32))
@@ -123,16 +121,26 @@ class Gathering:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, own tokens, head_width) three times → the first one's shape."""
-        result: Tensor = _GatheredAttention.apply(q, torch.stack([k, v]), self)
+        result: Tensor = GatheredAttention.apply(q, torch.stack([k, v]), self)
         return result
 
-    def gathered(self, own: Tensor) -> Tensor:
-        """Keys and values, (2, batch, heads, tokens, head_width), of all ranks in the order of the sequence."""
+    def gather(self, own: Tensor) -> Callable[[], Tensor]:
+        """Start to gather keys and values, (2, batch, heads, tokens, head_width); returns what waits for them.
+
+        They are those of all ranks, in the order of the sequence.
+        """
         parts = own.new_empty(self._ranks, *own.shape)
-        dist.all_gather_into_tensor(parts.flatten(0, 1), own, group=self._group)
+        work = dist.all_gather_into_tensor(parts.flatten(0, 1), own, group=self._group, async_op=True)
         self._traffic.all_gather("activation", parts.nbytes, self._ranks)
-        first, second = parts.chunk(2, dim=4)
-        return torch.cat([*first, *second.flip(0)], dim=3)
+
+        assert work is not None
+
+        def gathered() -> Tensor:
+            work.wait()
+            first, second = parts.chunk(2, dim=4)
+            return torch.cat([*first, *second.flip(0)], dim=3)
+
+        return gathered
 
     def summed(self, whole: Tensor) -> Tensor:
         """The opposite: of what each rank has of the whole sequence, the sum of this rank's pieces."""
@@ -153,12 +161,16 @@ class Gathering:
             yield slice(half, None), slice(first + half, second)
 
 
-class _GatheredAttention(torch.autograd.Function):
+class GatheredAttention(torch.autograd.Function):
+    """Causal attention of a rank's queries to all keys, which it gathers."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, own: Tensor, ranks: Gathering) -> Tensor:
         """`own`: this rank's keys and values."""
-        whole = ranks.gathered(own)
+        gathered = ranks.gather(own)
         merged = Merged(*block(q, *own, causal=True))
+        whole = gathered()
+        del gathered  # what arrived, in another order
         for queries, keys in ranks.seen(q.shape[2] // 2):
             merged.add(queries, *block(q[:, :, queries], *whole[:, :, :, keys], causal=False))
         result, normaliser = merged.taken(q.dtype)
@@ -168,9 +180,12 @@ class _GatheredAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Gather keys and values again; each rank sums what all have found for its own."""
         q, own, result, normaliser = ctx.saved_tensors
-        gradient, whole = gradients[0].contiguous(), ctx.ranks.gathered(own)
+        gathered, gradient = ctx.ranks.gather(own), _by_token(gradients[0])
         first, *of_own = block_gradients(gradient, (q, *own), (result, normaliser), causal=True)
+        whole = gathered()
+        del gathered  # what arrived, in another order
         of_queries = first.to(torch.promote_types(q.dtype, torch.float32))
         of_whole = torch.zeros_like(whole)
         for queries, keys in ctx.ranks.seen(q.shape[2] // 2):
@@ -180,6 +195,11 @@ class _GatheredAttention(torch.autograd.Function):
             of_queries[:, :, queries] += more
             of_whole[:, :, :, keys] += torch.stack(of_seen)
         return of_queries.to(q.dtype), torch.stack(of_own) + ctx.ranks.summed(of_whole), None
+
+
+def _by_token(gradient: Tensor) -> Tensor:
+    """(batch, heads, tokens, head_width) with a token's heads side by side: so kernels take it without a copy."""
+    return gradient.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class HeadExchange:
@@ -225,103 +245,3 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return ctx.ranks.sent(gradients[0]), None
-
-
-_ROWS = 256
-"""Queries whose scores are in memory at a time, where torch has no kernel that keeps them out of it."""
-
-
-def block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Results, like `q`, and their log-sum-exp of shape (batch, heads, queries), in fp32 or better.
-
-    (batch, heads, tokens, head_width) three times; keys and values may have fewer heads. `causal`: as many queries as
-    keys, of which each sees those up to its own.
-    """
-    k, v = (_for_each(q, heads) for heads in (k, v))
-    if q.device.type != "cpu":
-        return plain_block(q, k, v, causal=causal)
-    found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    return found
-
-
-def block_gradients(gradient: Tensor, inputs: Three, merged: tuple[Tensor, Tensor], *, causal: bool) -> Three:
-    """Of a block's queries, keys and values: `gradient` and `merged` are those of its queries' whole results."""
-    q = inputs[0]
-    k, v = (_for_each(q, heads) for heads in inputs[1:])
-    if q.device.type != "cpu":
-        found: Three = plain_gradients(gradient, (q, k, v), merged, causal=causal)
-    else:
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        found = kernel(gradient, q, k, v, *merged, 0.0, causal)
-    of_keys, of_values = (each.unflatten(1, (inputs[1].shape[1], -1)).sum(2) for each in found[1:])
-    return found[0], of_keys, of_values
-
-
-def _for_each(q: Tensor, heads: Tensor) -> Tensor:
-    """Keys or values, a head for each of the queries'."""
-    return heads.repeat_interleave(q.shape[1] // heads.shape[1], dim=1)
-
-
-class Merged:
-    """Results of the same queries, of more and more keys."""
-
-    def __init__(self, result: Tensor, normaliser: Tensor) -> None:
-        """Of the first block, which is changed."""
-        self._result = result.to(torch.promote_types(result.dtype, torch.float32))
-        self._normaliser = normaliser
-
-    def add(self, queries: slice, result: Tensor, normaliser: Tensor) -> None:
-        """Add a block of some of the queries."""
-        own, total = self._result[:, :, queries], self._normaliser[:, :, queries]
-        share = torch.sigmoid(normaliser - total)  # of the block, in the denominator of both
-        own.lerp_(result.to(own.dtype), share.unsqueeze(-1).to(own.dtype))
-        total.copy_(torch.logaddexp(total, normaliser))
-
-    def taken(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Results and their log-sum-exp."""
-        return self._result.to(dtype), self._normaliser
-
-
-def plain_block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """`block` by plain products, for any device and dtype."""
-    results, normalisers = [], []
-    with torch.autocast(q.device.type, enabled=False):
-        for rows in _pieces(q):
-            scores = _scores(q, k, rows, causal=causal)
-            normalisers.append(scores.logsumexp(dim=-1))
-            results.append((scores - normalisers[-1].unsqueeze(-1)).exp() @ v.to(scores.dtype))
-    return torch.cat(results, dim=2).to(q.dtype), torch.cat(normalisers, dim=2)
-
-
-def plain_gradients(gradient: Tensor, inputs: Three, merged: tuple[Tensor, Tensor], *, causal: bool) -> Three:
-    """`block_gradients` likewise; keys and values have as many heads as queries."""
-    q, k, v = inputs
-    wide = torch.promote_types(q.dtype, torch.float32)
-    of_queries, of_keys, of_values = (torch.zeros_like(each, dtype=wide) for each in inputs)
-    k_wide, v_wide, scale = k.to(wide), v.to(wide), 1 / math.sqrt(q.shape[-1])
-    with torch.autocast(q.device.type, enabled=False):
-        for rows in _pieces(q):
-            own, result = (each[:, :, rows].to(wide) for each in (gradient, merged[0]))
-            shares = (_scores(q, k, rows, causal=causal) - merged[1][:, :, rows].unsqueeze(-1)).exp()
-            of_values += shares.transpose(-1, -2) @ own
-            common = (own * result).sum(-1, keepdim=True)
-            of_scores = shares * (own @ v_wide.transpose(-1, -2) - common) * scale
-            of_queries[:, :, rows] = of_scores @ k_wide
-            of_keys += of_scores.transpose(-1, -2) @ q[:, :, rows].to(wide)
-    return of_queries.to(q.dtype), of_keys.to(k.dtype), of_values.to(v.dtype)
-
-
-def _pieces(q: Tensor) -> list[slice]:
-    """Of the queries."""
-    return [slice(first, first + _ROWS) for first in range(0, q.shape[2], _ROWS)]
-
-
-def _scores(q: Tensor, k: Tensor, rows: slice, *, causal: bool) -> Tensor:
-    """Of some queries and all keys, in fp32 or better."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    some = q[:, :, rows].to(wide)
-    scores = some @ k.to(wide).transpose(-1, -2) / math.sqrt(q.shape[-1])
-    if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + rows.start)
-        scores = scores.masked_fill(later, -math.inf)
-    return scores
