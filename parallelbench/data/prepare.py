@@ -13,6 +13,7 @@ import secrets
 import shutil
 import socket
 import time
+import tokenize
 import zipfile
 import zlib
 from contextlib import contextmanager, suppress
@@ -106,7 +107,8 @@ def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Call
     progress(f"{data.name}: train on them with data={data.name} data.files={named.files}")
 
 
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+_OF_NUMPY = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, tokenize.TokenError)
+_UNREADABLE = (*_OF_NUMPY, zipfile.BadZipFile, zlib.error)
 """What numpy and zipfile raise for what is no .npz file, or one that is damaged, encrypted or packed otherwise."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
@@ -172,7 +173,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
             raise self._damaged(path, f"has {size} bytes; expected: {dtype} {shape}; in {MANIFEST}: {recorded}")
         try:
             array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
+        except (ValueError, EOFError, TokenError) as error:
             raise self._damaged(path, f"can't be read ({error})") from None
         if array.shape != shape or array.dtype != dtype:
             raise self._damaged(path, f"holds {array.dtype} {array.shape}, expected {dtype} {shape}")

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import raw_data as raw
+import torchvision
 from torchvision import datasets
 
 from launch.sweep import one_run
@@ -166,7 +167,10 @@ def test_downloads_from_the_first_intact_mirror(tmp_path: Path, server: str) -> 
     files = {Path(path).name: content for path, content in raw.MNIST_FILES.items()}
     raw.put(dict.fromkeys(files, b"<html>moved</html>"), tmp_path / "broken")
     raw.put(files, tmp_path / "intact")
-    mirrors = [raw.NOWHERE, *(f"{server}/{folder}/" for folder in ("absent", "broken", "intact"))]
+    folders = ["absent", "broken", "intact"]
+    if tuple(map(int, torchvision.__version__.split(".")[:2])) < (0, 27):
+        folders.remove("broken")  # where older ones give up, and `prepare` says what to fetch by hand
+    mirrors = [raw.NOWHERE, *(f"{server}/{folder}/" for folder in folders)]
     data = raw.tiny_mnist(source=lambda self: raw.torchvisions_mnist(mirrors))
     prepare(data, tmp_path / "data", progress=silent)
     assert len(data.load(tmp_path / "data").train_labels) == raw.TRAIN
@@ -224,6 +228,11 @@ def pickled(folder: Path) -> None:
     path.write_bytes(b"\x80\x04N.".ljust(size, b"\0"))
 
 
+def endless_header(folder: Path) -> None:
+    path = folder / "train_images.npy"
+    path.write_bytes(path.read_bytes().replace(b"}", b" ", 1))
+
+
 def torn_manifest(folder: Path) -> None:
     path = folder / MANIFEST
     path.write_bytes(path.read_bytes()[:40])
@@ -234,7 +243,7 @@ def other_version(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(msgspec.json.encode({**manifest, "version": 99}))
 
 
-@pytest.mark.parametrize("damage", [truncate, wrong_dtype, pickled, torn_manifest, other_version])
+@pytest.mark.parametrize("damage", [truncate, wrong_dtype, pickled, endless_header, torn_manifest, other_version])
 def test_damaged_arrays_are_refused_and_replaced(mnist_dir: Path, damage) -> None:
     data = raw.tiny_mnist()
     prepare(data, mnist_dir, progress=silent)

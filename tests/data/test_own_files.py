@@ -116,7 +116,11 @@ def test_arrays_that_make_no_data_set_are_refused_and_publish_nothing(
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda b: b"", lambda b: b[:-9], lambda b: b"<html>", lambda b: b[:90] + b"?" + b[91:]]
+    "damage",
+    [
+        *(lambda b: b"", lambda b: b[:-9], lambda b: b"<html>", lambda b: b[:90] + b"?" + b[91:]),
+        lambda b: b.replace(b"}", b" "),  # a header without an end
+    ],
 )
 def test_a_damaged_file_likewise(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = Path(saved(tmp_path / "own.npz", arrays()))

@@ -80,7 +80,9 @@ def _request(
     command: Any, _paths: Any, _close: Any, keep: Any, cwd: Any, environment: Any, *rest: Any
 ) -> tuple[dict[str, Any], list[int]] | None:
     """What the server is asked for, and the three streams; None if only exec can do it."""
-    (stdin, _, _, stdout, _, stderr, _, _, _, session, group, *ids, umask, before, _vfork) = rest
+    # Before Python 3.14 it is said at the end whether vfork may be used.
+    (stdin, _, _, stdout, _, stderr, _, _, _, session, group, group_id, groups, user, umask, before, *_) = rest
+    ids = (group_id, groups, user)
     inline = any("launcher=inline" in os.fsdecode(word) for word in command)  # torch would count the cores too early
     if inline or len(keep) > 1 or group >= 0 or umask >= 0 or any(each is not None for each in ids):
         return None
