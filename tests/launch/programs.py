@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 600
 """How long anything may take before a test gives up; far more than it does take."""
+DYING_S = 60
+"""How long what is killed may take to be gone on a busy machine; less than ranks wait for each other by default."""
 
 
 class Program:
@@ -71,9 +73,9 @@ class Program:
                 found.append(process)
         return found
 
-    def survivors(self, *, timeout_s: float = 10) -> list[psutil.Process]:
-        """Processes that have not ended so many seconds after the program has."""
-        _, alive = psutil.wait_procs(self.others(), timeout=timeout_s)
+    def survivors(self) -> list[psutil.Process]:
+        """Processes that go on when the program has ended."""
+        _, alive = psutil.wait_procs(self.others(), timeout=DYING_S)
         return alive
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:

@@ -29,7 +29,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder, find_runs
 from parallelbench.training.warm import PRELOADED, forked, unforkable
 from tests.helpers import TINY
-from tests.launch.programs import Program, completed
+from tests.launch.programs import DYING_S, Program, completed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -234,7 +234,7 @@ def test_a_warm_process_that_is_killed_ends_one_run_only(tmp_path: Path) -> None
         (warm,) = psutil.Process(program.process.pid).children()
         warm.kill()
         assert program.end() == 1, program.text
-    assert psutil.wait_procs(before, timeout=10)[1] == []
+    assert psutil.wait_procs(before, timeout=DYING_S)[1] == []
     assert {run.config().epochs: run.state().label for run in find_runs(tmp_path)} == {1000000: "killed", 1: "ok"}
 
 
@@ -254,7 +254,7 @@ def test_finished_runs_stay_when_all_is_ended_midway(number: signal.Signals, tmp
         assert len(before) >= 4, "the warm process, the group's leader, two ranks"
         program.process.send_signal(number)
         program.end()
-    assert psutil.wait_procs(before, timeout=10)[1] == []
+    assert psutil.wait_procs(before, timeout=DYING_S)[1] == []
     labels = {run.config().epochs: run.state().label for run in find_runs(tmp_path)}
     assert labels == {1: "ok", 1000000: "killed", 2: "missing"}
 

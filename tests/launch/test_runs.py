@@ -252,7 +252,7 @@ def test_an_interrupted_run_is_killed_in_order_and_can_be_repeated(number: signa
         before = program.epochs(attempt, at_least=2)
         os.killpg(program.process.pid, number)  # as a terminal does
         assert program.end() == 130
-        assert program.survivors(timeout_s=10) == []
+        assert program.survivors() == []
         assert "1 run starts over because nothing was saved" in program.text
         assert "Traceback" not in program.text
     folder = the_run(results)
@@ -273,7 +273,7 @@ def test_impatient_interruptions_leave_no_process_and_no_running_run(tmp_path: P
         while program.process.poll() is None:
             program.process.send_signal(signal.SIGINT)
         assert program.end() in (130, -signal.SIGINT), program.text
-        assert program.survivors(timeout_s=10) == []
+        assert program.survivors() == []
     assert sorted(run.state().label for run in find_runs(results)) == ["killed", "missing"]
 
 

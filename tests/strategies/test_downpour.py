@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,12 +18,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
-from parallelbench.results.journal import read_entries
 from parallelbench.strategies.servers import ParameterServer
 from parallelbench.strategies.servers.servers import AsyncServer
 from parallelbench.strategies.servers.workers import AsyncWorker
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
+from tests.launch.programs import Program, completed, kill, the_run
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 
@@ -267,16 +261,15 @@ class Replay:
 # --- whole runs
 
 
-def command(results: Path, *overrides: str) -> list[str]:
-    options = ["device=cpu", "data=digits", "model=cnn_small", "strategy=downpour", "optimizer=adagrad", "devices=3"]
-    program = [sys.executable, "-m", "parallelbench.cli", "run", *options, "launcher.oversubscribe=true"]
-    return [*program, f"results={results}", *overrides]
+DIGITS = ("device=cpu", "data=digits", "model=cnn_small", "strategy=downpour", "optimizer=adagrad", "devices=3")
 
 
 @pytest.mark.exhaustive
 def test_downpour_learns_the_digits(tmp_path: Path) -> None:
-    subprocess.run(command(tmp_path, "epochs=10", "batch_size=64"), check=True, capture_output=True, timeout=400)
-    (folder,) = tmp_path.glob("*/*/result")
+    options = ("launcher.oversubscribe=true", "epochs=10", "batch_size=64")
+    code, text = completed("run", *DIGITS, *options, results=tmp_path)
+    assert code == 0, text
+    folder = the_run(tmp_path).result
     run, epochs, pushes = (pl.read_parquet(folder / f"{table}.parquet") for table in ("run", "epochs", "pushes"))
     assert epochs["test_accuracy"][-1] >= 0.95
     assert run["parity_passed"].to_list() == [None], "not checked: no order of arrival equals one device"
@@ -290,30 +283,13 @@ def test_downpour_learns_the_digits(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_killed_worker_ends_the_others_and_is_named(tmp_path: Path) -> None:
-    options = ["epochs=100000", "launcher.collective_timeout_s=20"]
-    with subprocess.Popen(command(tmp_path, *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            entries = wait_for(lambda: training_entries(tmp_path))
-            os.kill(entries[0]["pid"], signal.SIGKILL)
-            assert process.wait(timeout=240) != 0
-        finally:
-            process.kill()
-    (outcome,) = tmp_path.glob("*/*/attempts/1/outcome.json")
-    found = json.loads(outcome.read_text())
-    assert found["outcome"] == "killed"
-    assert "rank 1 was killed by SIGKILL" in found["reason"]
-
-
-def training_entries(results: Path) -> list[dict[str, Any]]:
-    """Worker 1's journal, once it has finished an epoch."""
-    entries = [entry for path in results.glob("*/*/attempts/1/journal-rank1.jsonl") for entry in read_entries(path)]
-    return entries if any(entry.get("table") == "ranks" for entry in entries) else []
-
-
-def wait_for(look: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.1)
-    raise TimeoutError
+    with Program("run", *DIGITS, "launcher.oversubscribe=true", "epochs=100000", results=tmp_path) as program:
+        attempt = program.attempt()
+        program.epochs(attempt, at_least=1)
+        kill(program.pid_of("rank 1", attempt))
+        assert program.end() == 1, program.text
+        assert program.survivors() == []
+    outcome = attempt.outcome()
+    assert outcome is not None
+    assert outcome.outcome == "killed"
+    assert "rank 1 was killed by SIGKILL" in outcome.reason
