@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +12,6 @@ from torch.nn import functional as F
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.components import Batch
 from parallelbench.config.identity import run_id
-from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.optim.losses import CrossEntropy, MeanSquaredError
 from parallelbench.training.checks.components import check_mean
@@ -23,9 +20,8 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
 from parallelbench.world.world import World
 from tests.helpers import configured
-from tests.ranks import run_ranks
-from tests.strategies.test_parity import MODELS, OVERRIDES, SHIPPED, SYNTHETIC, assert_equal
-from tests.strategies.training import configure, one_device, train
+from tests.strategies.test_parity import MODELS, SYNTHETIC
+from tests.strategies.training import configure
 from tests.test_closing import SMALL, closed, failed, passed
 
 PLAIN, SMOOTH = (CrossEntropy(name="x", label_smoothing=smoothing) for smoothing in (0.0, 0.1))
@@ -93,18 +89,6 @@ def test_tensorflow_refuses_what_it_does_not_compute(choice: list[str]) -> None:
     configure(*SYNTHETIC, *MODELS["mlp"], "strategy=tf_single")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", SHIPPED)
-@pytest.mark.cases("ddp", "pipeline", "dp_tp", "model_parallel")
-def test_every_strategy_trains_on_it_like_one_device(strategy: str, tmp_path: Path) -> None:
-    run = trained_on_squares(strategy)
-    if not run.strategy.equals_one_device(run):
-        pytest.skip("asynchronous")
-    ranks, expected = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run), one_device(run)
-    assert_equal(ranks, expected, tolerance=1e-9)
-    assert expected["steps"][0][0] < 24, "of cross entropy it would be 24 times the logarithm of 10"
-
-
 class Reduced(CrossEntropy, frozen=True, kw_only=True):
     """Cross entropy as a user may have written it; `name` says how."""
 
@@ -141,14 +125,6 @@ def test_means_are_not_refused(loss: Any, precision: str) -> None:
     check_mean(msgspec.structs.replace(run, loss=loss), "cpu")
     unknown = Reduced(name="logarithm", label_smoothing=0.0)
     check_mean(msgspec.structs.replace(run, loss=unknown), "cpu")
-
-
-def trained_on_squares(strategy: str) -> RunConfig:
-    for devices in (2, 4, 8):
-        with contextlib.suppress(ConfigError):
-            own = [*OVERRIDES.get(strategy, []), "loss=mse"]
-            return configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", f"devices={devices}", *own)
-    pytest.skip("GPUs only")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,8 +28,8 @@ from tests.strategies.test_context_parallel import SMALL as SMALL_GPT
 from tests.strategies.test_context_parallel import TOKENS
 from tests.strategies.test_expert_balance import KeptEpochs
 from tests.strategies.test_moe_parity import routed
-from tests.strategies.test_parity import MODELS, OVERRIDES, SHIPPED, SYNTHETIC
-from tests.strategies.training import configure, loader_of, one_device, shard_loader, train
+from tests.strategies.test_parity import MODELS, SYNTHETIC
+from tests.strategies.training import configure, loader_of, one_device, shard_loader, summed, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,36 +125,6 @@ def test_runs_without_a_metric_keep_their_id() -> None:
         assert from_mapping(to_mapping(configured(f"metric={name}"))) == configured(f"metric={name}")
 
 
-def chosen(strategy: str, *more: str) -> RunConfig:
-    for devices in (2, 4, 8):
-        with contextlib.suppress(ConfigError):
-            own = [*OVERRIDES.get(strategy, []), f"devices={devices}", *more]
-            return configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", *own)
-    pytest.skip("GPUs only")
-
-
-def added_up(ranks: list[dict[str, Any]]) -> list[float]:
-    owned = [rank["evaluated"] for rank in ranks if rank["evaluated"] is not None]
-    return torch.tensor(owned, dtype=torch.float64).sum(0).tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", SHIPPED)
-@pytest.mark.cases("ddp", "fsdp", "pipeline", "model_parallel", "dp_tp", "parameter_server")
-def test_every_strategy_counts_what_one_device_counts(strategy: str, tmp_path: Path) -> None:
-    run = chosen(strategy, "metric=macro_f1")
-    if not run.strategy.equals_one_device(run):
-        pytest.skip("asynchronous")
-    ranks, expected = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run), one_device(run)
-    found = added_up(ranks)
-    assert len(found) == 2 + 3 * 10
-    assert sum(found[-10:]) == 37, "all labels"
-    assert found[1:] == expected["evaluated"][1:]
-    assert sum(found[2:12]) == found[1]
-    trained_sums = [sums for rank in ranks for sums in rank["steps"] if sums is not None]
-    assert {len(sums) for sums in trained_sums} == {2}, "training computes none of it"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["ring", "all_to_all"])
 def test_parts_of_sequences_count_each_label_once(exchange: str, tmp_path: Path) -> None:
@@ -172,7 +141,7 @@ def test_divided_experts_count_each_label_once(strategy: str, tmp_path: Path) ->
 
 def counts_each_label_once(run: RunConfig, folder: Path) -> None:
     ranks, expected = run_ranks(train, run.devices, folder, run), one_device(run)
-    found, classes = added_up(ranks), 24
+    found, classes = summed([rank["evaluated"] for rank in ranks]), 24
     assert len(found) == 2 + 3 * classes, "of the model's vocabulary, which is larger than that of the data"
     assert sum(found[-classes:]) == 13 * run.data.labels_per_sample
     assert found[1:] == expected["evaluated"][1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from pathlib import Path
@@ -25,8 +24,8 @@ from parallelbench.training.checks.parity import as_checked
 from parallelbench.world.world import World
 from tests.helpers import configured, plain
 from tests.ranks import run_ranks
-from tests.strategies.test_parity import MODELS, OVERRIDES, SHIPPED, SYNTHETIC, assert_equal
-from tests.strategies.training import configure, one_device, train
+from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC
+from tests.strategies.training import configure
 from tests.test_checkpoint import equal, interrupted, small
 from tests.test_closing import SMALL, TRAINED, closed, failed
 from tests.test_parity_gate import gate
@@ -138,29 +137,6 @@ def test_every_schedule_of_the_suite_is_shortened_to_steps() -> None:
 
 
 # --- on ranks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [name for name in SHIPPED if name not in WITHOUT])
-@pytest.mark.cases("ddp", "zero1", "fsdp", "pipeline", "parameter_server")
-def test_every_strategy_follows_it_like_one_device(strategy: str, tmp_path: Path) -> None:
-    run = scheduled(strategy)
-    assert len({run.rate_factor(step) for step in (1, 2, 3)}) == 3
-    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run)
-    expected = one_device(run)
-    assert_equal(ranks, expected, tolerance=1e-9)
-    unscheduled = one_device(from_mapping(to_mapping(run) | {"lr_schedule": plain()["lr_schedule"]}))
-    with pytest.raises(AssertionError):
-        assert_equal(ranks, unscheduled, tolerance=1e-9)
-
-
-def scheduled(strategy: str) -> RunConfig:
-    """The strategy on as few devices as it takes; that of GPUs alone is skipped."""
-    for devices in (2, 4, 8):
-        with contextlib.suppress(ConfigError):
-            own = OVERRIDES.get(strategy, [])
-            return configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", f"devices={devices}", *own, *COSINE)
-    pytest.skip("GPUs only")
 
 
 @pytest.mark.parametrize("strategy", WITHOUT)

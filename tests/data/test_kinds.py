@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +26,7 @@ from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.test_parity import SHIPPED, assert_equal
+from tests.strategies.test_parity import assert_equal
 from tests.strategies.training import configure, one_device, shard_loader, train
 from tests.test_closing import Rows, closed, failed, passed
 
@@ -152,20 +151,6 @@ def test_every_loader_feeds_the_same(loader: str, tokens: bool, precision: str) 
 
 
 # --- strategies and checks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [name for name in SHIPPED if name not in ("downpour", "sandblaster_lbfgs")])
-@pytest.mark.cases("ddp", "pipeline", "fsdp")
-def test_every_strategy_trains_on_vectors_like_one_device(strategy: str, tmp_path: Path) -> None:
-    for devices in (2, 4, 8):
-        with contextlib.suppress(ConfigError):
-            run = configure(*VECTORS, f"strategy={strategy}", f"devices={devices}")
-            break
-    else:
-        pytest.skip("GPUs only")
-    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run)
-    assert_equal(ranks, one_device(run), tolerance=1e-9)
 
 
 @pytest.mark.slow

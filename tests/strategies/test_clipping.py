@@ -29,7 +29,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import configured
 from tests.ranks import run_ranks
-from tests.strategies.test_parity import MODELS, OVERRIDES, SHIPPED, SYNTHETIC, assert_equal
+from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC, assert_equal
 from tests.strategies.training import STEPS, configure, loader_of, one_device, shard_loader, train
 from tests.test_closing import NORMED, SMALL, closed, failed, on_ranks, passed, stays_right
 from tests.test_parity_gate import gate
@@ -73,17 +73,6 @@ def test_short_gradients_stay_as_they_are() -> None:
     torch.testing.assert_close(
         one_device(run), one_device(msgspec.structs.replace(run, clip_norm=None)), rtol=0, atol=0
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [name for name in SHIPPED if name not in WITHOUT])
-@pytest.mark.cases("ddp", "fsdp", "pipeline", "dp_tp", "dp_pp_tp")
-def test_every_strategy_clips_like_one_device(strategy: str, tmp_path: Path) -> None:
-    run = clipping(strategy)
-    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run)
-    assert_equal(ranks, one_device(run), tolerance=1e-9)
-    with pytest.raises(AssertionError):
-        assert_equal(ranks, one_device(msgspec.structs.replace(run, clip_norm=None)), tolerance=1e-9)
 
 
 @pytest.mark.cases("servers")

@@ -176,22 +176,6 @@ def test_copies_of_pipelines_send_what_the_formulas_say(
         assert result["parameter_bytes_sent"] == 0
 
 
-def checked_and_trained(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
-    """What one run does in one process: the parity check with a replica of its own, then training."""
-    rows = gate(rank, size, run)
-    assert all(row["passed"] for row in rows)
-    return train(rank, size, run)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["dp_tp", "dp_pp", "dp_pp_tp", "fsdp", "hsdp", "tensor_parallel"])
-@pytest.mark.cases("dp_tp", "fsdp")
-def test_a_second_replica_in_the_same_process(strategy: str, tmp_path: Path) -> None:
-    run = configure(*VIT, f"strategy={strategy}", "devices=4")
-    assert_equal(run_ranks(checked_and_trained, 4, tmp_path, run), one_device(run), tolerance=1e-9)
-
-
 def spoil_and_evaluate(rank: int, size: int, run: RunConfig, tensor: int) -> dict[str, torch.Tensor]:
     """What a rank holds whole after an evaluation, before which all but the first of the tensor ranks had drifted."""
     replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))

@@ -60,7 +60,7 @@ IN_EVALUATION = {"dropout", "stochastic_depth", "draws_always", "batch_norm"}
 
 
 def odd_run(strategy: str, oddity: Oddity, *more: str) -> RunConfig:
-    chosen = ["model=mlp", "batch_size=24", "optimizer=sgd", "optimizer.lr=0.05", *MORE.get(strategy, [])]
+    chosen = ["model=mlp", "batch_size=24", "epochs=1", "optimizer=sgd", "optimizer.lr=0.05", *MORE.get(strategy, [])]
     run = one_run([*DATA, *chosen, f"strategy={strategy}", f"devices={DEVICES.get(strategy, 2)}", *more]).run
     return msgspec.structs.replace(run, model=Odd(name="odd", oddity=oddity))
 

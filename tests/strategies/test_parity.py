@@ -51,64 +51,46 @@ CHESSBOARD = [
 @pytest.mark.parametrize(("strategy", "model", "size"), CHESSBOARD)
 @pytest.mark.cases("ddp-resnet_group-*", "fsdp-resnet_group-*", "pipeline-resnet_group-*", "*-mlp-4")
 def test_every_shipped_strategy_trains_like_one_device(strategy: str, model: str, size: int, tmp_path: Path) -> None:
+    """And a state of one device passes through it; so it does between any two, for their names and layout are its."""
+    options = [f"launcher.collective_timeout_s={PATIENCE_S}", *OVERRIDES.get(strategy, [])]
     for devices in (size, *([] if model == "mlp" else [6 - size])):  # where a size is refused, the other one
         try:
-            overrides = OVERRIDES.get(strategy, [])
-            run = configure(*SYNTHETIC, *MODELS[model], f"strategy={strategy}", f"devices={devices}", *overrides)
+            run = configure(*SYNTHETIC, *MODELS[model], f"strategy={strategy}", f"devices={devices}", *options)
             break
         except ConfigError as error:
             refused = error
     else:
         pytest.skip(f"refused: {refused}")
-    if not run.strategy.equals_one_device(run):
-        pytest.skip("asynchronous: compared with a sequential simulation elsewhere")
-    if local_statistics(run):
-        pytest.skip("micro-batches under norm=sync normalise on their own; norm=group is tested")
-    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), tmp_path, run)
-    assert_equal(ranks, one_device(run), tolerance=1e-9)
+    expected = one_device(run)
+    ranks = run_ranks(train_and_hand_on, run.strategy.processes(run, "cpu"), tmp_path, run, expected["state"])
+    trained, handed_on, timeouts = zip(*ranks, strict=True)
+    assert list(handed_on[0]) == list(expected["state"])
+    torch.testing.assert_close(handed_on[0], expected["state"], rtol=0, atol=0)
+    assert set().union(*timeouts) == {PATIENCE_S}, "torch gives a new group half an hour, however short the run's own"
+    if _computes_as_one_device(run):
+        assert_equal(list(trained), expected, tolerance=1e-9)
 
 
-@pytest.mark.parametrize("model", ["vit_tiny", "resnet_group", "mlp"])
-@pytest.mark.parametrize("strategy", SHIPPED)
-@pytest.mark.cases("ddp-mlp", "fsdp-mlp", "pipeline-mlp", "dp_pp_tp-mlp")
-def test_a_state_passes_through_every_strategy(strategy: str, model: str, tmp_path: Path) -> None:
-    """So it does between any two: what each leaves has one device's names and layout, as the test above shows."""
-    overrides = OVERRIDES.get(strategy, [])
-    for size in (4, 2):
-        with contextlib.suppress(ConfigError):
-            run = configure(*SYNTHETIC, *MODELS[model], f"strategy={strategy}", f"devices={size}", *overrides)
-            break
-    else:
-        pytest.skip("refused at 2 and at 4 devices")
-    state = one_device(run)["state"]
-    ranks = run_ranks(hand_on, run.strategy.processes(run, "cpu"), tmp_path, run, state)
-    assert list(ranks[0]) == list(state)
-    torch.testing.assert_close(ranks[0], state, rtol=0, atol=0)
+def _computes_as_one_device(run: RunConfig) -> bool:
+    """Asynchronous ones do not: they are compared with a sequential simulation elsewhere.
+
+    Nor do micro-batches under norm=sync, which normalise on their own; norm=group is tested.
+    """
+    return run.strategy.equals_one_device(run) and not local_statistics(run)
 
 
-def hand_on(rank: int, size: int, run: RunConfig, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+Trained = tuple[dict[str, Any] | None, dict[str, torch.Tensor], set[float]]
+
+
+def train_and_hand_on(rank: int, size: int, run: RunConfig, state: dict[str, torch.Tensor]) -> Trained:
+    """What `train` gives, where that can be compared; the state as it comes out again; groups' timeouts in seconds."""
+    trained = train(rank, size, run) if _computes_as_one_device(run) else None
     model = build_model(run).double()
     model.load_state_dict(state, strict=True)
-    return run.strategy.prepare(model, run, World(rank=rank, size=size, local_rank=rank)).full_state_dict()
-
-
-@pytest.mark.parametrize("strategy", SHIPPED)
-@pytest.mark.cases("ddp", "fsdp", "pipeline", "dp_pp_tp")
-def test_every_group_of_ranks_has_the_runs_timeout(strategy: str, tmp_path: Path) -> None:
-    """torch gives a new group half an hour, however short the run's own patience."""
-    overrides = [f"launcher.collective_timeout_s={PATIENCE_S}", *OVERRIDES.get(strategy, [])]
-    try:
-        run = configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", "devices=4", *overrides)
-    except ConfigError as error:
-        pytest.skip(f"refused: {error}")
-    assert set().union(*run_ranks(timeouts, run.strategy.processes(run, "cpu"), tmp_path, run)) == {PATIENCE_S}
-
-
-def timeouts(rank: int, size: int, run: RunConfig) -> set[float]:
-    """Seconds that each process group waits that this rank is in; the first is that of `run_ranks`."""
-    run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-    groups = dist.distributed_c10d._world.pg_map
-    return {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
+    handed_on = run.strategy.prepare(model, run, World(rank=rank, size=size, local_rank=rank)).full_state_dict()
+    groups = dist.distributed_c10d._world.pg_map  # of both replicas; the first is that of `run_ranks`
+    cpu = torch.device("cpu")
+    return trained, handed_on, {group._get_backend(cpu).options._timeout.total_seconds() for group in groups}
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -17,7 +17,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.faults import fault
 from tests.ranks import run_ranks
-from tests.strategies.test_parity import MODELS, OVERRIDES, SHIPPED, SYNTHETIC
+from tests.strategies.test_parity import OVERRIDES, SHIPPED, SYNTHETIC
 from tests.strategies.training import configure, loader_of
 
 pytestmark = pytest.mark.slow
@@ -134,7 +134,8 @@ def bytes_of_norms(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str
 @pytest.mark.parametrize("strategy", SHIPPED)
 @pytest.mark.cases("ddp-4", "fsdp-2")
 def test_what_norms_over_all_ranks_send_is_reported(strategy: str, size: int, tmp_path: Path) -> None:
-    asked = [*MODELS["resnet_sync"], f"strategy={strategy}", f"devices={size}", *OVERRIDES.get(strategy, [])]
+    small = ["model=resnet_tiny", "data.image_size=8"]
+    asked = [*small, f"strategy={strategy}", f"devices={size}", *OVERRIDES.get(strategy, [])]
     try:
         runs = [configure(*SYNTHETIC, *asked, f"model.norm={norm}") for norm in ("sync", "batch")]
     except ConfigError as error:
