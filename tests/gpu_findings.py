@@ -143,6 +143,15 @@ FINDINGS = (
         ("tests/strategies/test_fused_updates.py::test_an_adagrad_of_torch_2_11_is_not_fused_on_gpus",),
         "no waits: adagrad",
     ),
+    Finding(
+        "the parity check of a large language model took twice the memory of its training, and more",
+        "a smaller model of its kind is checked, which the strategy cuts alike; the run says so",
+        (
+            "tests/advisor/test_parity_memory.py::test_the_check_takes_no_more_memory_than_the_training",
+            "tests/strategies/test_excerpt.py::test_a_wrong_strategy_is_caught",
+        ),
+        "",
+    ),
 )
 """By the desk check's numbers, 1 to 12; then what was found since."""
 BAD_INPUT = {

@@ -139,6 +139,26 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
         """As the option says."""
         return self.vocabulary
 
+    def mlp_parameters(self, hidden_units: int) -> int:
+        """Of a perceptron with so many hidden units."""
+        matrices = (3 if self.mlp == "swiglu" else 2) * self.width * hidden_units
+        return matrices + (hidden_units + self.width if self.positions == "learned" else 0)
+
+    @property
+    def block_mlp_parameters(self) -> int:
+        """Of what a block has besides attention and norms: here of its perceptron."""
+        return self.mlp_parameters(self.hidden_units)
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model, by formula."""
+        learned = self.positions == "learned"
+        norm = self.width * (2 if learned else 1)
+        key_width = self.width // self.heads * self.key_heads
+        attention = 2 * (self.width + key_width) * (self.width + (1 if learned else 0))
+        ends = self.vocabulary * self.width * (1 if self.tied else 2) + (self.sequence * self.width if learned else 0)
+        return ends + norm + self.layers * (2 * norm + attention + self.block_mlp_parameters)
+
     def vocabulary_plan(self) -> dict[str, Split]:
         """Rows of the embedding and of the head."""
         return {"embed.tokens": "row", "head.linear": "column"}

@@ -118,29 +118,18 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
     @property
     def expert_parameters(self) -> int:
         """Of one expert."""
-        matrices = 3 if self.mlp == "swiglu" else 2
-        biases = self.hidden_units + self.width if self.positions == "learned" else 0
-        return matrices * self.width * self.hidden_units + biases
+        return self.mlp_parameters(self.hidden_units)
+
+    @property
+    def block_mlp_parameters(self) -> int:
+        """Of the router, of all experts, and of the shared one."""
+        shared = 0 if self.shared_width is None else self.mlp_parameters(self.shared_width)
+        return self.experts * (self.width + self.expert_parameters) + shared
 
     @property
     def active_parameters(self) -> int:
         """Parameters that compute a token: all but those of the experts that were not chosen."""
         return self.parameters - self.layers * (self.experts - self.top_k) * self.expert_parameters
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model, by formula."""
-        learned = self.positions == "learned"
-        norm = self.width * (2 if learned else 1)
-        key_width = self.width // self.heads * self.key_heads
-        attention = 2 * self.width * (self.width + key_width) + (2 * (self.width + key_width) if learned else 0)
-        shared = 0
-        if self.shared_width is not None:
-            shared = (3 if self.mlp == "swiglu" else 2) * self.width * self.shared_width
-            shared += self.shared_width + self.width if learned else 0
-        routed = self.experts * (self.width + self.expert_parameters)
-        ends = self.vocabulary * self.width * (1 if self.tied else 2) + (self.sequence * self.width if learned else 0)
-        return ends + norm + self.layers * (2 * norm + attention + routed + shared)
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         """Build the layers, with a logit for each entry of the vocabulary; raises `ConfigError` where `check` does."""

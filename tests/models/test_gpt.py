@@ -208,7 +208,14 @@ def parameters_of(model: Gpt) -> int:
 
 @pytest.mark.parametrize("name", ["gpt", "gpt2_small"])
 def test_gpt_2s_smallest_model_has_its_published_number_of_parameters(name: str) -> None:
-    assert parameters_of(shipped(name)) == 124_439_808
+    assert parameters_of(shipped(name)) == shipped(name).parameters == 124_439_808
+
+
+@pytest.mark.parametrize("others", [{}, {"mlp": "swiglu"}, {"positions": "rope", "mlp": "swiglu", "kv_heads": 2}])
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_are_those_of_the_formula(tied: bool, others: dict[str, Any]) -> None:
+    model = msgspec.structs.replace(shipped("gpt_tiny"), tied=tied, **others)
+    assert model.parameters == parameters_of(model)
 
 
 PUBLISHED = list(

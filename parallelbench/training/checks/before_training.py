@@ -14,15 +14,15 @@ from parallelbench.errors import ConfigError
 from parallelbench.loaders.order import endless
 from parallelbench.measure.memory import release
 from parallelbench.results.tables import INITIAL
-from parallelbench.training.checks.compared import Finding, as_reference, uncompared, why_in_evaluation
-from parallelbench.training.checks.judge import Judge
-from parallelbench.training.checks.parity import (
+from parallelbench.training.checks.compared import (
     PARITY_TEST_SAMPLES,
-    ComparedStep,
-    as_arrays,
-    gradient_hint,
-    parity_rows,
+    Finding,
+    as_reference,
+    uncompared,
+    why_in_evaluation,
 )
+from parallelbench.training.checks.judge import Judge
+from parallelbench.training.checks.parity import ComparedStep, as_arrays, gradient_hint, parity_rows
 from parallelbench.training.checks.plain import PlainTraining, stay_in_evaluation
 from parallelbench.training.replica import new_reference, new_replica
 from parallelbench.world.numerics import dtype_of, matching, set_precision, wide

@@ -34,6 +34,8 @@ class Finding(NamedTuple):
         return {"epoch": epoch, **self._asdict(), "passed": passed}
 
 
+PARITY_TEST_SAMPLES = 37
+"""Test samples that parity evaluates after each step: a prime number, so that every split makes unequal parts."""
 CLOSING_STEPS = 3
 """Steps after the last epoch that are compared: a strategy that idles every other step idles in one of them."""
 WIDEST_TOLERANCE = 0.05

@@ -18,12 +18,14 @@ from parallelbench.loaders.order import endless
 from parallelbench.optim.optimizers import Adagrad, Adam
 from parallelbench.strategies.single import Single
 from parallelbench.training.checks.compared import (
+    PARITY_TEST_SAMPLES,
     WIDEST_TOLERANCE,
     granted_tolerance,
     local_statistics,
     uncompared,
     why_in_evaluation,
 )
+from parallelbench.training.checks.excerpt import excerpt
 from parallelbench.training.observers import metric_sums
 
 if TYPE_CHECKING:
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
 _LEAST_EPS = 1e-6
 _SAMPLES = 32
 """Approximate samples per step: enough to distinguish a right strategy from a wrong one."""
-PARITY_TEST_SAMPLES = 37
-"""Test samples that are evaluated after each step: a prime number, so that every split makes unequal parts."""
 _CLIP_NORM = 1e-4
 """Largest norm that gradients are clipped to: that of an untrained model's is far larger, also of a squared error."""
 _EPOCH_STEPS = 2
@@ -58,7 +58,8 @@ def checks_parity(run: RunConfig) -> bool:
 def as_checked(run: RunConfig) -> RunConfig:
     """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split.
 
-    A schedule's changes are moved into the few steps that are compared; gradients are clipped to less than their norms.
+    A large language model is a smaller one of its kind (`excerpt`). A schedule's changes are moved into the few steps
+    that are compared; gradients are clipped to less than their norms.
     """
     checked = msgspec.structs.replace(
         run,
@@ -84,7 +85,7 @@ def as_checked(run: RunConfig) -> RunConfig:
         # Micro-batches pass a layer one after the other, so not even synchronised statistics cover the whole batch.
         norm = "sync" if run.strategy.micro_batches_per_step(run) == 1 else "group"
         checked = msgspec.structs.replace(checked, model=msgspec.structs.replace(run.model, norm=norm))
-    return checked
+    return excerpt(checked)
 
 
 def _checked_optimizer(run: RunConfig) -> Optimizer:
