@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ import torch.distributed as dist
 from parallelbench.errors import ConfigError
 from parallelbench.optim import optimizers
 from parallelbench.optim.optimizers import Adagrad, Adam, AdamW, FirstOrder, Sgd
+from parallelbench.strategies import mesh
 from tests.helpers import configured
 
 _UPDATE = """
@@ -92,10 +97,37 @@ def test_every_strategy_that_shards_tensors_says_so() -> None:
     assert sharding == [name for name, _ in SHARDED]
 
 
-def test_every_installed_process_group_takes_a_timeout() -> None:
-    """Groups of meshes get the run's own; torch's backends for NCCL differ in their private methods."""
-    classes = [getattr(dist.distributed_c10d, name, None) for name in ("ProcessGroupGloo", "ProcessGroupNCCL")]
-    classes += [getattr(dist.distributed_c10d, name, None) for name in ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")]
-    function = "set_timeout" if hasattr(dist, "set_timeout") else "_set_default_timeout"
-    for kind in filter(None, classes):
-        assert hasattr(kind, function), kind
+@pytest.mark.parametrize("name", ["ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"])
+def test_every_installed_process_group_takes_a_timeout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of meshes get the run's own; torch's backends for NCCL differ in their private methods.
+
+    A group whose CUDA backend is a stand-in with the methods of each class, and no others.
+    """
+    kind = getattr(dist.distributed_c10d, name, None)
+    if kind is None:
+        pytest.skip(f"this torch has no {name}")
+    given: list[timedelta] = []
+
+    class Backend:
+        def __getattr__(self, method: str) -> Callable[[timedelta], None]:
+            if not hasattr(kind, method):
+                raise AttributeError(f"{name} has no {method}")
+            return given.append
+
+    class Group(dist.ProcessGroup):
+        """As torch's, which asks each backend: the public way by a method that all of them must have."""
+
+        _device_types: Any = (torch.device("cuda"),)
+
+        def _get_backend(self, device: torch.device) -> Any:
+            return Backend()
+
+        def set_timeout(self, timeout: timedelta) -> None:
+            Backend().set_timeout(timeout)
+
+    options = SimpleNamespace(_timeout=timedelta(seconds=7))
+    world = SimpleNamespace(_get_backend=lambda device: SimpleNamespace(options=options))
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=world))
+    monkeypatch.setattr(dist.distributed_c10d, "_rank_not_in_group", lambda group: False)
+    mesh._set_run_timeout(Group(0, 1))
+    assert given == [timedelta(seconds=7)]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.strategies.replica import gradient_bytes
 from parallelbench.training.checks.compared import as_reference
 from parallelbench.training.torch_session import build_model
@@ -211,7 +212,7 @@ def test_zero1_refuses_what_would_wait_for_the_gpu() -> None:
 def test_gathering_in_bf16_sends_half_and_trains_alike(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Autocast rounds parameters for the layers anyway, so the losses are the same."""
+    """Autocast rounds parameters for the layers anyway, so the losses are the same. Bytes are those that are sent."""
     options = [*GATHERED, "strategy=fsdp", "devices=2", "precision=bf16"]
     stored, rounded = (
         run_ranks(_trained_and_sent, 2, folder, configure(*options, f"strategy.gather={how}"))
@@ -221,12 +222,17 @@ def test_gathering_in_bf16_sends_half_and_trains_alike(
         assert others == pytest.approx(losses, rel=2e-2)
         assert less["parameter_bytes_sent"] * 2 == sent["parameter_bytes_sent"]
         assert less["gradient_bytes_sent"] == sent["gradient_bytes_sent"]
+        assert less["counted"] == pytest.approx(less["parameter_bytes_sent"] + less["gradient_bytes_sent"], rel=0.01)
+        assert sent["counted"] == pytest.approx(sent["parameter_bytes_sent"] + sent["gradient_bytes_sent"], rel=0.01)
 
 
 GATHERED = ["data=synthetic", "data.channels=1", "data.image_size=8", "data.train_samples=96", "model=mlp"]
 
 
-def _trained_and_sent(rank: int, size: int, run: RunConfig) -> tuple[list[float], dict[str, int]]:
+def _trained_and_sent(rank: int, size: int, run: RunConfig) -> tuple[list[float], dict[str, float]]:
     replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-    results = [replica.step(batch) for batch in loader_of(replica, run).train(epoch=1)]
-    return [result[0].item() for result in results if result is not None], replica.traffic.take()
+    with (counted := CountedBytes()):
+        results = [replica.step(batch) for batch in loader_of(replica, run).train(epoch=1)]
+    assert not counted.unknown
+    sent = counted.sent_bytes + counted.control_bytes
+    return [result[0].item() for result in results if result is not None], replica.traffic.take() | {"counted": sent}
