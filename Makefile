@@ -103,7 +103,7 @@ twins: $(STAMP) tensorflow velox  ## before a release: the small twin of each pu
 
 gpu-check:  ## what only a GPU can show (needs no installation but for whole runs); in a job with LAUNCHER=slurm SITE=… ARGS=nodes=2
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m \
-		$(if $(filter slurm,$(LAUNCHER)),parallelbench.entry launch.slurm.gpu_check site=$(SITE) results=$(RESULTS),parallelbench.gpu_check) $(ARGS)
+		$(if $(filter slurm,$(LAUNCHER)),parallelbench.entry launch.slurm.errands gpu-check site=$(SITE) results=$(RESULTS),parallelbench.gpu_check) $(ARGS)
 
 bench: $(STAMP)  ## paired benchmarks of the suite itself; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from launch import tuning as tuning_module
-from launch.slurm.shape import shape_of
+from launch.slurm.jobs import shape_of
 from launch.sweep import expand
 from launch.tuning import try_out_here
 from parallelbench.config.check import check_run

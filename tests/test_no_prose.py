@@ -27,8 +27,6 @@ PATTERNS = {"match", "search", "fullmatch", "split", "findall", "finditer", "sub
 SAME_TEXT = {"lower", "upper", "casefold", "strip", "one_line", "escape"}
 """Methods and functions that give a sentence back."""
 EXCEPTIONS = {
-    # sbatch exits with 1 whatever it refuses: only its text says what that was.
-    ("launch/slurm/scheduler.py", "refusal"): 3,
     # gloo raises a plain RuntimeError for a lost rank and for a timeout, torch's CPU allocator for a lack of memory;
     # TensorFlow says only in words that it has given a rank up, and DDP that it misses a gradient.
     ("parallelbench/training/worker.py", "classify"): 5,

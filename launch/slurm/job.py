@@ -26,7 +26,7 @@ from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
 from launch.launcher import saved
 from launch.slurm import record, scheduler
-from launch.slurm.container import ask_outside
+from launch.slurm.jobs import ask_outside
 from launch.slurm.rendezvous import POLL_S, join, offer
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from parallelbench.config.identity import slug

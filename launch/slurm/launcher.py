@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
-from launch.slurm import bandwidth, calibration, cluster, record, scheduler
-from launch.slurm.arrays import in_turns, job_groups
-from launch.slurm.cluster import known_limits
-from launch.slurm.hours import Hours, left, used
-from launch.slurm.queue import PAUSED, WAITING, Tracker, stuck, track
+from launch.slurm import cluster, errands, record, scheduler
+from launch.slurm.cluster import known_cluster
+from launch.slurm.errands import queue_report, reports
+from launch.slurm.jobs import Hours, in_turns, job_groups
+from launch.slurm.queue import PAUSED, WAITING, Tracker, left, stuck, track, used
 from launch.slurm.record import FOLDER, holding
-from launch.slurm.report import queue_report, reports
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
-from launch.slurm.submit import batch_script, device_type_of, not_submitted, prepare_for_site, submit
+from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.folder import RunFolder
@@ -136,7 +135,7 @@ class OnSlurm(Launcher):
 
     def calibrate(self, prepared: Prepared, path: Path) -> None:
         """In a short job on the run's nodes."""
-        calibration.calibrate(prepared, path)
+        errands.calibrate(prepared, path)
 
     def findings(self) -> Iterable[tuple[str, str]]:
         """The cluster's partitions, limits and accounts."""
@@ -155,7 +154,7 @@ class OnSlurm(Launcher):
     def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
         """All-reduces between nodes, in a short job."""
         two_nodes = ["launcher=slurm", "strategy=ddp", "nodes=2", "devices=2"]
-        return bandwidth.findings(one_run([*two_nodes, *overrides], extension).run)
+        return errands.bandwidth(one_run([*two_nodes, *overrides], extension).run)
 
 
 def _print(console: Console, text: str) -> None:
@@ -230,22 +229,24 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
     statuses = _statuses(prepared, states)
     to_start = [item for item, status in zip(prepared, statuses, strict=True) if status.starts(frozenset())]
     groups = job_groups(to_start)
-    cluster = known_limits(groups)
+    cluster = known_cluster()
     if rest := not_submitted(statuses, frozenset()):
         console.print(f"\n{rest}", markup=False, highlight=False)
-    accepted = not scheduler.available() or cluster.kinds is not None
+    accepted = not scheduler.available() or bool(cluster.kinds)
     turns = in_turns(groups)
     for shape, group in enumerate(groups):
         lengths = _lengths([len(turn.group.tasks()) for turn in turns if turn.shape == shape], cluster.longest)
         in_turn = ", in turn with the other shapes" if sum(turn.shape == shape for turn in turns) > 1 else ""
         console.print(f"\n[bold]{_arrays(lengths)}[/]{in_turn}, each {group.shape}: at most {group.most_hours}")
-        for refusal in cluster.refusals(group):
-            accepted = False
+        answer = cluster.answer(group.job)
+        accepted = accepted and not answer.refusals
+        for refusal in answer.refusals:
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
-        for warning in cluster.notes(group):
-            console.print(f"[yellow]note[/]: {escape(warning)}")
-        script = batch_script(group, lengths[0])
-        console.print(script, style="dim", markup=False, highlight=False, soft_wrap=True)
+        for note in answer.notes:
+            console.print(f"[yellow]note[/]: {escape(note)}")
+        if answer.start:
+            console.print(answer.start, highlight=False)
+        console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
     for warning in cluster.notes_on_all(groups):
         console.print(f"[yellow]note[/]: {escape(warning)}")
     most = sum((group.most_hours for group in groups), Hours())
@@ -258,9 +259,11 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
 def verdict(prepared: Prepared) -> str:
     """What a run's job asks for, and what the cluster says to that."""
     (group,) = job_groups([prepared])
-    cluster = known_limits([group])
-    found = [*cluster.refusals(group), *cluster.notes(group), cluster.unknown]
-    return f"{group.shape}: {'; '.join(filter(None, found)) or 'the cluster takes it'}"
+    cluster = known_cluster()
+    answer = cluster.answer(group.job)
+    found = [*answer.refusals, *answer.notes, cluster.unknown]
+    took = f"the cluster takes it{f', and it {answer.start}' if answer.start else ''}"
+    return f"{group.shape}: {'; '.join(filter(None, found)) or took}"
 
 
 def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[JobStatus]:

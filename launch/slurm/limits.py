@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
 from launch.slurm.scheduler import SchedulerError, minutes
-from launch.slurm.shape import slurm
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from launch.slurm.arrays import JobGroup
+    from launch.slurm.jobs import Job
     from parallelbench.config.sites import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
@@ -66,39 +65,23 @@ class Allowed:
     default_partition: str = ""
     queued: int = 0
     """This user's jobs in the queue."""
-    checks_qos: bool = True
-    """Whether Slurm refuses a QOS that an account does not have."""
     safe: bool = False
     """Whether Slurm starts only jobs that a group's minutes (`GrpTRESMins`) let run to their end; else it kills them.
 
     A job's own minutes (`MaxTRESMins`) hold it either way (acct_policy.c).
     """
 
-    def closed(self, batch: JobGroup) -> Iterator[str]:
-        """Why no job of the group's may be charged to its account."""
-        site = batch.runs[0].planned.run.site
-        if self._association(site) is None:
-            yield self._no_association(site)
-
-    def refusals(self, batch: JobGroup) -> Iterator[str]:
-        """Why the jobs of a group would be refused, or would wait for ever."""
-        site = batch.runs[0].planned.run.site
-        association = self._association(site)
-        if association is None:
-            yield self._no_association(site)
-            return
-        if self.checks_qos and site.qos and site.qos not in association.qos:
-            yield f"site.qos={site.qos} is not open to the account {association.account}: {', '.join(association.qos)}"
-            return
-        limits, wall_min = self._limits(site), slurm(batch.runs[0].planned.run).time_limit_min
-        if (most := limits.get("MaxWall")) and wall_min > most.value:
-            yield f"launcher.time_limit_min={wall_min}, but the {most.source} allows {most.value}"
-        for name, wanted in _tres(batch).items():
+    def refusals(self, job: Job, partition: str) -> Iterator[str]:
+        """Why Slurm would take a job for a partition, and let it wait for ever."""
+        limits = self._limits(job.site, partition)
+        if (most := limits.get("MaxWall")) and job.minutes > most.value:
+            yield f"launcher.time_limit_min={job.minutes}, but the {most.source} allows {most.value}"
+        for name, wanted in _tres(job).items():
             for key in (f"MaxTRES {name}", f"MaxTRESPU {name}", f"GrpTRES {name}"):
                 if (most := limits.get(key)) and wanted > most.value:
                     yield f"{wanted} {_unit(name)} a job, but the {most.source} allows {most.value}: ask for fewer"
                     break
-            yield from self._minutes(limits, name, wanted, wall_min)
+            yield from self._minutes(limits, name, wanted, job.minutes)
 
     def _minutes(self, limits: Limits, name: str, wanted: int, wall_min: int) -> Iterator[str]:
         for key, whose in (("MaxTRESMins", "a job"), *([("GrpTRESMins", "in all")] if self.safe else [])):
@@ -108,15 +91,15 @@ class Allowed:
                     f"{_unit(name)} × min {whose}: lower launcher.time_limit_min, or ask for fewer"
                 )
 
-    def warnings(self, batches: Sequence[JobGroup]) -> Iterator[str]:
-        """Why jobs can't be queued yet, or wait in the queue, although all can run in the end."""
+    def warnings(self, batches: Sequence[tuple[Job, int]]) -> Iterator[str]:
+        """Why jobs, so many of each kind, can't be queued yet, or wait in the queue, although all run in the end."""
         jobs = Counter[tuple[str, Limit]]()
-        for batch in batches:
-            limits, count = self._limits(batch.runs[0].planned.run.site), len(batch.tasks())
+        for job, count in batches:
+            limits = self._limits(job.site, (job.site.partition or self.default_partition).partition(",")[0])
             jobs.update({(key, limits[key]): count for key in ("MaxSubmit", "MaxJobs") if key in limits})
-            at_once = min(_at_once(batch, limits), key=lambda limit: limit.value, default=None)
+            at_once = min(_at_once(job, limits), key=lambda limit: limit.value, default=None)
             if at_once is not None and at_once.value < count:
-                yield f"the {at_once.source} lets {at_once.value} of these {count} jobs run at once ({batch.shape})"
+                yield f"the {at_once.source} lets {at_once.value} of these {count} jobs run at once ({job.shape})"
         for (key, limit), count in jobs.items():
             if key == "MaxJobs" and count > limit.value:
                 yield f"the {limit.source} lets {limit.value} of these {count} jobs run at once"
@@ -139,32 +122,13 @@ class Allowed:
         for name in sorted({name for each in self.associations for name in each.qos} & self.qos.keys()):
             yield f"QOS {name}", "; ".join(map(_shown, self.qos[name].items())) or "no limits of its own"
 
-    def _association(self, site: Site) -> Association | None:
-        """The association that a job of the site is charged to: its partition's own, else that of all partitions."""
-        by_partition = {each.partition: each for each in self.associations if each.account == self._account(site)}
-        return by_partition.get(site.partition or self.default_partition, by_partition.get(""))
-
-    def _account(self, site: Site) -> str | None:
-        return site.account or next((each.account for each in self.associations if each.default), None)
-
-    def _no_association(self, site: Site) -> str:
-        account, names = self._account(site), sorted({each.account for each in self.associations})
-        if not names:
-            return "this user has no account in the cluster's accounting: ask its administrators for one"
-        if account is None:
-            return f"this user has no default account: set site.account to one of {', '.join(names)}"
-        if account not in names:
-            return f"site.account={account} is no account of this user: choose one of {', '.join(names)}"
-        own = [each.partition for each in self.associations if each.account == account]
-        partitions = f"{'partition' if len(own) == 1 else 'partitions'} {', '.join(own)}"
-        partition = site.partition or f"{self.default_partition}, the default"
-        return f"the account {account} is for the {partitions}, not for {partition}: set site.partition"
-
-    def _limits(self, site: Site) -> Limits:
+    def _limits(self, site: Site, partition: str) -> Limits:
         """A QOS overrides the account, limit by limit (Slurm's resource_limits page, on their hierarchy)."""
-        association = self._association(site)
+        account = site.account or next((each.account for each in self.associations if each.default), None)
+        by_partition = {each.partition: each for each in self.associations if each.account == account}
+        association = by_partition.get(partition, by_partition.get(""))
         if association is None:
-            return {}
+            return {}  # Slurm refuses the job
         # As Slurm chooses: the association's default, its only one, the cluster's.
         only = association.qos[0] if len(association.qos) == 1 else "normal"
         return association.limits | self.qos.get(site.qos or association.default_qos or only, {})
@@ -187,8 +151,7 @@ def allowed(default_partition: str = "") -> Allowed | None:
         associations = [replace(a, limits=_tightest(a.limits, groups.get(a.account, {}))) for a in associations]
         qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
     queued = len(scheduler.queue())
-    checks_qos, safe = bool(enforced & {"qos", "all"}), bool(enforced & {"safe", "all"})
-    return Allowed(associations, qos, default_partition, queued, checks_qos=checks_qos, safe=safe)
+    return Allowed(associations, qos, default_partition, queued, safe=bool(enforced & {"safe", "all"}))
 
 
 def _user() -> str:
@@ -254,9 +217,9 @@ def _amount(text: str) -> int:
     return round(float(text[:-1]) * _MIB[unit]) if unit in _MIB else int(text)
 
 
-def _tres(batch: JobGroup) -> dict[str, int]:
-    """The resources that one job of a batch requests, by Slurm's names."""
-    shape, kind = batch.shape, batch.runs[0].planned.run.site.gpu_type
+def _tres(job: Job) -> dict[str, int]:
+    """The resources that a job requests, by Slurm's names."""
+    shape, kind = job.shape, job.site.gpu_type
     gpus = shape.nodes * shape.gpus_per_node
     resources = {
         "cpu": shape.nodes * shape.cpus_per_node,
@@ -267,9 +230,9 @@ def _tres(batch: JobGroup) -> dict[str, int]:
     return resources | ({f"gres/gpu:{kind}": gpus} if kind else {})
 
 
-def _at_once(batch: JobGroup, limits: Limits) -> Iterator[Limit]:
-    """How many jobs of a batch each limit on resources lets run at the same time."""
-    for name, amount in _tres(batch).items():
+def _at_once(job: Job, limits: Limits) -> Iterator[Limit]:
+    """How many such jobs each limit on resources lets run at the same time."""
+    for name, amount in _tres(job).items():
         for key in (f"MaxTRESPU {name}", f"GrpTRES {name}"):
             if amount and (most := limits.get(key)) and most.value >= amount:
                 yield Limit(most.value // amount, most.source)

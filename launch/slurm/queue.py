@@ -6,6 +6,7 @@ the others leave open. However many sweeps there are, `track` asks the queue onc
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -14,11 +15,10 @@ import msgspec
 
 from launch.launcher import RunStatus, saved
 from launch.slurm import record, scheduler
-from launch.slurm.hours import STUCK_S, Hours, left, may_hold
 from launch.slurm.job import leave_calls
-from launch.slurm.shape import slurm
+from launch.slurm.jobs import Hours, most_seconds, slurm
 from parallelbench.errors import StorageError
-from parallelbench.results.attempt import Attempt
+from parallelbench.results.attempt import HEARTBEAT_S, Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from parallelbench.results.folder import RunFolder, State
 
 
+STUCK_S = 120.0
+"""A job that is still there so long after the end of its last run is stuck; ending takes it seconds."""
 UNSEEN_S = 60.0
 """A submission whose answer was lost, and whose job has not appeared for this time, never reached Slurm."""
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"}
@@ -344,3 +346,78 @@ def _ended(state: State) -> float:
     """When a run ended for good, Unix time, s; 0: it did not."""
     over = state.state == "done" or (state.state == "failed" and not state.to_run)
     return state.outcome.finished_at if over and state.outcome is not None else 0.0
+
+
+def used(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> Hours:
+    """Device-hours used by those attempts that jobs started. A job's own start and end are not included.
+
+    `submissions` are all of the run. Each attempt had the devices of its own one; if its record is gone, of the last.
+    """
+    by_token, total = {each.token: each for each in submissions}, Hours()
+    for attempt in attempts:
+        if (supervisor := attempt.supervisor()) is not None and supervisor.job:
+            own = by_token.get(supervisor.job.partition(".")[0], submissions[-1])
+            total += Hours.of(seconds(attempt), devices=own.devices, gpus=own.asks_for_gpus)
+    return total
+
+
+def left(
+    submission: Submission, attempts: Sequence[Attempt], *, running: bool, again: bool = True, paused: bool = False
+) -> Hours:
+    """Device-hours that a job in the queue may still use, at most; `attempts` are those of all its runs.
+
+    Its earlier starts do not count, nor does the time that the attempts of the present start have taken. `again`:
+    whether it may start once more. `paused`: it is suspended, for a time that Slurm does not count.
+    """
+    limit_s = 60.0 * submission.launcher.time_limit_min
+    began: dict[int, list[float]] = {}
+    for attempt in attempts:
+        restarts = _restarts(submission, attempt)
+        if restarts is not None:
+            began.setdefault(restarts, []).append(_began(attempt))
+    if not began:
+        return Hours.of(most_seconds(submission.launcher), devices=submission.devices, gpus=submission.asks_for_gpus)
+    last = max(began)
+    whole_s = max(0, submission.launcher.attempts - last - 1) * limit_s if again else 0.0
+    taken_s = 0.0 if paused else max(0.0, time.time() - min(began[last]))
+    this_s = max(0.0, limit_s - taken_s) if running else 0.0
+    return Hours.of(whole_s + this_s, devices=submission.devices, gpus=submission.asks_for_gpus)
+
+
+def _restarts(submission: Submission, attempt: Attempt) -> int | None:
+    """In which start of the submission's job an attempt began, from 0; None: in another job."""
+    supervisor = attempt.supervisor()
+    token, _, start = supervisor.job.partition(".") if supervisor else ("", "", "")
+    number = start.rpartition(".")[2]
+    return int(number) if token == submission.token and number.isdecimal() else None
+
+
+def _began(attempt: Attempt) -> float:
+    """When an attempt was claimed, Unix time, s."""
+    try:
+        return os.stat(attempt.path / "supervisor.json").st_mtime
+    except OSError:
+        return time.time()
+
+
+def seconds(attempt: Attempt) -> float:
+    """How long an attempt has taken so far, s: from its description to half a beat after its last heartbeat."""
+    try:
+        began = os.stat(attempt.path / "attempt.json").st_mtime
+    except OSError:
+        return 0.0
+    try:
+        # Not the outcome's time: another process may have written it much later.
+        return max(0.0, os.stat(attempt.path / "heartbeat").st_mtime + HEARTBEAT_S / 2 - began)
+    except OSError:
+        return 0.0
+
+
+def may_hold(records: Mapping[Path, Sequence[Submission]], runs: Mapping[Path, Look]) -> bool:
+    """Whether Slurm may still have a job of runs that are done: later than its time limit after, it can't."""
+    for sweep, submissions in records.items():
+        limit_s = 60.0 * max((each.launcher.time_limit_min for each in submissions), default=0)
+        ends = (state.outcome.finished_at for _, state in runs.get(sweep, ()) if state.outcome is not None)
+        if submissions and any(STUCK_S < time.time() - end < limit_s + STUCK_S for end in ends):
+            return True
+    return False

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.slurm.shape import asks_for_gpus
 from parallelbench.config.sites import Site, SlurmLauncher, with_new_options
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results import liveness
@@ -32,6 +31,14 @@ if TYPE_CHECKING:
 FOLDER = "submissions"
 LOCK_ABSENCE_S = 120.0
 """A lock whose process can't be seen to live from here counts as abandoned after this time without a touch."""
+
+
+def asks_for_gpus(site: Site, device_type: str) -> bool:
+    """Whether a run's devices are GPUs that Slurm allocates.
+
+    A CPU run at a GPU site leaves the GPUs to others; a site of CPUs may have GPUs that are only allocated.
+    """
+    return bool(site.gpus_per_node) and (device_type == "cuda" or site.device == "cpu")
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,6 @@ after growing pauses.
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import re
 import shutil
@@ -46,6 +44,8 @@ _ADVICE = (
 )
 _ANSWER_LOST = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
 _LIMIT_REACHED = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job violates accounting/QOS policy")
+_NO_NODES = ("Requested node configuration is not available", "Invalid time specified")
+"""The latter is said of a reservation that begins later."""
 _NO_CONTROLLER = "(connect failure)"
 
 _LEAKING = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SUBMITIT_", "PMI", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_")
@@ -69,6 +69,8 @@ class NoJob(Enum):
     REFUSED = "refused"
     LIMIT = "limit"
     """The user may not have so many jobs; fewer may fit."""
+    NO_NODES = "no_nodes"
+    """No nodes that suit are there or, where only a test was asked for, none that are up at the time."""
     NOT_REACHED = "not_reached"
     """No controller took the connection, so none has heard of the job."""
     LOST = "lost"
@@ -81,6 +83,11 @@ class SubmissionError(SchedulerError):
     def __init__(self, message: str, why: NoJob) -> None:
         super().__init__(message)
         self.why = why
+
+    @property
+    def refused(self) -> bool:
+        """Whether Slurm has answered, and will not answer otherwise to the same question."""
+        return self.why in (NoJob.REFUSED, NoJob.LIMIT, NoJob.NO_NODES)
 
 
 @dataclass(frozen=True)
@@ -134,16 +141,31 @@ def _leaks(name: str) -> bool:
     return name.startswith(_LEAKING) and name != "SLURM_CONF"
 
 
-def ask(command: Sequence[str], *, patient: bool = False, timeout_s: float | None = None) -> str:
-    """The output of a query; raises `SchedulerError` where Slurm gives none within `timeout_s` (None: `TIMEOUT_S`)."""
+def ask(command: Sequence[str], *, patient: bool = False, timeout_s: float | None = None, script: str = "") -> str:
+    """The output of a query; raises `SchedulerError` where Slurm gives none within `timeout_s` (None: `TIMEOUT_S`).
+
+    `script`: what it reads from its standard input.
+    """
     for pause_s in PAUSES_S if patient else ():
         try:
-            return _run(command, timeout_s=timeout_s)
+            return _run(command, timeout_s=timeout_s, script=script)
         except (NoSlurmError, NoAnswerError):
             raise
-        except SchedulerError:
+        except SchedulerError as error:
+            if isinstance(error, SubmissionError) and error.refused:
+                raise
             time.sleep(pause_s)
-    return _run(command, timeout_s=timeout_s)
+    return _run(command, timeout_s=timeout_s, script=script)
+
+
+def estimated_start(script: str, *, patient: bool = False) -> float | None:
+    """When Slurm would start such a job if it were submitted now, Unix time, s; None: it takes it, and names no time.
+
+    Submits nothing. Raises `SubmissionError` where Slurm takes no such job, or none such now.
+    """
+    answer = ask(["sbatch", "--test-only"], patient=patient, script=script)
+    found = re.search(r" to start at (\d+-\d\d-\d\dT\d\d:\d\d:\d\d) ", answer)
+    return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
 
 
 def tell(command: Sequence[str], *, waits: bool = False, script: str = "") -> str:
@@ -172,8 +194,9 @@ def _run(command: Sequence[str], *, waits: bool = False, script: str = "", timeo
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"{command[0]} gave no answer within {limit_s:g} s: run the same command later") from None
     if done.returncode:
-        raise SchedulerError(f"{command[0]}: {explain(done.stderr or done.stdout or f'exit code {done.returncode}')}")
-    return done.stdout
+        said = done.stderr or done.stdout or f"exit code {done.returncode}"
+        raise refusal(said) if command[0] == "sbatch" else SchedulerError(f"{command[0]}: {explain(said)}")
+    return done.stderr if "--test-only" in command else done.stdout
 
 
 def explain(text: str) -> str:
@@ -183,15 +206,17 @@ def explain(text: str) -> str:
     return f"{line}: {advice}" if advice else line
 
 
-def refusal(error: Exception) -> SubmissionError:
+def refusal(error: str) -> SubmissionError:
     """What an error of sbatch means. Only its text says that: sbatch exits with 1 for all of them."""
-    text = one_line(str(error))
+    text = one_line(error.strip().removeprefix("sbatch: error: "))
     if any(sign in text for sign in _ANSWER_LOST):
         why = NoJob.LOST
     elif _NO_CONTROLLER in text:
         why = NoJob.NOT_REACHED
     elif any(sign in text for sign in _LIMIT_REACHED):
         why = NoJob.LIMIT
+    elif any(sign in text for sign in _NO_NODES):
+        why = NoJob.NO_NODES
     else:
         why = NoJob.REFUSED
     return SubmissionError(f"sbatch: {explain(text)}", why)
@@ -275,36 +300,6 @@ def tasks_of(job: str) -> list[str]:
             first, last, step = (int(text) if text else None for text in found.groups())
             tasks += range(first or 0, (last if last is not None else first or 0) + 1, step or 1)
     return [f"{array}_{task}" for task in tasks]
-
-
-_NAME = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_MOST = 100_000
-"""Most numbers of one range, and names of one entry; no cluster has more nodes."""
-
-
-def hosts(text: str | None) -> frozenset[str]:
-    """The nodes of a list; empty for none."""
-    return frozenset(name for found in _NAME.findall(text or "") for name in _names(found))
-
-
-def _names(text: str) -> Iterator[str]:
-    """Those of one entry, which may have several brackets: `r[1-2]n[1-4]`."""
-    parts = [list(_numbers(match[1])) if match[1] else [match[0]] for match in _PART.finditer(text)]
-    if (count := math.prod(map(len, parts))) > _MOST:
-        raise ConfigError(f"{text} are {count} nodes, and no cluster has more than {_MOST}: name fewer")
-    yield from map("".join, itertools.product(*parts))
-
-
-def _numbers(text: str) -> Iterator[str]:
-    """The numbers between brackets, each as wide as the first of its range is written."""
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not (dash and first.isdecimal() and last.isdecimal()):
-            yield part
-            continue
-        for number in range(int(first), min(int(last), int(first) + _MOST) + 1):
-            yield f"{number:0{len(first)}d}"
 
 
 def minutes(text: str) -> int | None:

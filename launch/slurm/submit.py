@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,16 +19,11 @@ import psutil
 
 from launch.launcher import checked, states_of
 from launch.leftovers import remove_intent, untouched
-from launch.slurm import container, job, record, scheduler
-from launch.slurm.arrays import JobGroup, in_turns, job_groups
+from launch.slurm import job, record, scheduler
 from launch.slurm.cluster import require_accepted
-from launch.slurm.hours import Hours
+from launch.slurm.jobs import Hours, JobGroup, check_container, in_turns, job_groups, job_of_runs, shape_of, site_flags
 from launch.slurm.queue import track
-from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
-from launch.slurm.shape import batch_parameters, charged_devices, shape_of, site_flags, slurm
-from parallelbench.config.plugin import plugin_of
-from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import storage_errors
 
@@ -38,12 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launch.launcher import Prepared, SubmitOptions
-    from launch.slurm.arrays import Turn
+    from launch.slurm.jobs import Job, Shape, Turn
     from launch.slurm.queue import JobStatus
-    from launch.slurm.shape import Shape
+    from launch.slurm.record import Submission
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
-    from parallelbench.config.sites import Site, SlurmLauncher
+    from parallelbench.config.sites import Site
     from parallelbench.results.folder import RunFolder
 
 
@@ -64,7 +58,7 @@ def prepare_for_site(planned: PlannedRun) -> Prepared:
             "choose nodes=1 or launcher.pack=false"
         )
     prepared = checked(replace(planned, run=run))
-    container.check_container(run)
+    check_container(run)
     check_plain(run.sweep_folder.absolute())
     return prepared
 
@@ -86,7 +80,7 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
     sweep = prepared[0].planned.run.sweep_folder
     wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
     _check_budget(wanted, options.max_gpu_hours)
-    require_accepted(wanted)
+    require_accepted([group.job for group in wanted])
     with record.lock(sweep):
         statuses, to_start = _to_start(prepared, options.retry, locked=True)
         if rest := not_submitted(statuses, options.retry):
@@ -158,21 +152,7 @@ def _submit_turn(sweep: Path, turn: Turn, longest: int) -> Iterator[Submission]:
 
 
 def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submission:
-    run = group.runs[0].planned.run
-    submission = Submission(
-        token=record.new_token(),
-        created_at=time.time(),
-        job=None,
-        tasks=tasks,
-        devices=charged_devices(group.shape, run.site),
-        device_type=group.device_type,
-        launcher=slurm(run),
-        site=run.site,
-        plugin=plugin_of(run),
-        same_plugin=run.same_plugin,
-        umask=record.readable_by_others(),
-        submit=group.submit,
-    )
+    submission = group.submission(tasks, record.new_token())
     path = _recorded(sweep, submission)
     try:
         number = sbatch(path, submission, group.shape)
@@ -219,7 +199,7 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
 
     if not shutil.which("srun"):  # which submitit asks for, and the batch script calls
         raise SubmissionError(str(scheduler.no_program("srun")), NoJob.REFUSED)
-    executor = _executor(path.parent, submission, shape)
+    executor = _executor(job_of_runs(submission, shape, path.parent))
     quiet = contextlib.redirect_stderr(io.StringIO())
     with scheduler.clean_environment(), record.private(), quiet, time_limit() as exceeded:
         try:
@@ -228,42 +208,11 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
         except StorageError as error:  # mostly before sbatch was called: its name tells whether there is a job
             raise SubmissionError(str(error), NoJob.REFUSED) from None
         except (FailedJobError, FailedSubmissionError) as error:
-            raise no_answer() if exceeded.is_set() else scheduler.refusal(error) from None
+            raise no_answer() if exceeded.is_set() else scheduler.refusal(str(error)) from None
     return str(jobs[0].job_id).partition("_")[0]
 
 
-def batch_script(group: JobGroup, count: int) -> str:
-    """The batch script of an array of `count` jobs of one shape."""
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    run = group.runs[0].planned.run
-    folder = record.folder_of(run.sweep_folder, "TOKEN").absolute()
-    shape, launcher, site = group.shape, slurm(run), run.site
-    parameters = _parameters(
-        folder, shape, launcher=launcher, site=site, plugin=plugin_of(run), name="parallelbench-TOKEN"
-    )
-    words = _command(folder, shape, site, plugin_of(run))
-    return str(_make_sbatch_string(words, folder, **parameters, map_count=count if count > 1 else None))
-
-
-def _command(folder: Path, shape: Shape, site: Site, plugin: Sequence[str]) -> str:
-    """What a job executes on each of its nodes."""
-    folders = container.needed_folders(site, folder.parents[1], plugin)
-    program = ["-u", "-m", ENTRY, "launch.slurm.start", str(folder)]
-    return shlex.join(container.command(site, program, gpus=bool(shape.gpus_per_node), folders=folders))
-
-
-def _parameters(
-    folder: Path, shape: Shape, *, launcher: SlurmLauncher, site: Site, plugin: Sequence[str], name: str
-) -> dict[str, Any]:
-    """Those of the batch script; in a container with what it needs before and after the program."""
-    flags = container.srun_flags(site, container.needed_folders(site, folder.parents[1], plugin))
-    after = container.outside(site, folder)
-    plain = batch_parameters(shape, launcher, site, name=name, srun=flags)
-    return plain | ({"teardown": after} if after else {})
-
-
-def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
+def _executor(asked: Job) -> Any:
     from submitit.slurm.slurm import SlurmExecutor
 
     class Executor(SlurmExecutor):
@@ -271,12 +220,10 @@ def _executor(folder: Path, submission: Submission, shape: Shape) -> Any:
 
         @property
         def _submitit_command_str(self) -> str:
-            return _command(self.folder, shape, site, submission.plugin)
+            return shlex.join(asked.command())
 
-    site, launcher, plugin = submission.site, submission.launcher, submission.plugin
-    parameters = _parameters(folder, shape, launcher=launcher, site=site, plugin=plugin, name=submission.name)
-    executor = Executor(folder=folder.absolute(), max_num_timeout=submission.launcher.attempts)
-    executor.update_parameters(**parameters)
+    executor = Executor(folder=asked.folder, max_num_timeout=asked.launcher.attempts)
+    executor.update_parameters(**asked.batch())
     return executor
 
 
@@ -360,7 +307,7 @@ def time_limit() -> Iterator[threading.Event]:
         for child in psutil.Process().children():
             with suppress(psutil.Error):
                 if child.name() == "sbatch":
-                    # Itself first: a script in sbatch's place would go on where its child was ended, and say it is done.
+                    # Itself first: a script in its place would go on where its child was ended, and say it is done.
                     for process in (child, *child.children(recursive=True)):
                         process.kill()
 

@@ -76,7 +76,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="repeat also what has passed")
     parser.add_argument("--rehearse", action="store_true", help="take two CPU processes for GPUs")
     parser.add_argument("--only", metavar="PATTERN", default="*", help="checks by name, e.g. --only='strategy *'")
-    # Of a job on several nodes, by `python -m parallelbench.entry launch.slurm.gpu_check`.
+    # Of a job on several nodes, by `python -m parallelbench.entry launch.slurm.errands gpu-check`.
     parser.add_argument("--nodes", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--host", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -14,7 +14,7 @@ from analysis.advisor.calibration import figures_of_calibration, read_figures
 from analysis.advisor.rows import capacity_bytes
 from launch.attempt.processes import calibration_arguments
 from launch.launcher import launcher_of
-from launch.slurm import calibration
+from launch.slurm import errands
 from launch.sweep import one_run
 from parallelbench.cli import main
 from parallelbench.config.build import to_mapping
@@ -168,9 +168,9 @@ def test_a_job_asks_for_all_devices_of_its_nodes(tmp_path: Path) -> None:
     words = ["launcher=slurm", "site=vtrain", "nodes=2", "devices=16", "strategy=ddp", f"results={tmp_path}"]
     planned = one_run(words)
     prepared = launcher_of(planned.run).prepare(planned)
-    command = calibration.command(prepared, tmp_path, tmp_path / "table.parquet")
+    command = errands.calibration_job(prepared, tmp_path, tmp_path / "table.parquet").srun()
     assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=a100:8", "--time=15"} <= set(command)
-    assert "launch.slurm.calibration" in command[-1]
+    assert "launch.slurm.errands calibration-on-node" in command[-1]
 
 
 def test_a_launcher_that_cannot_calibrate_says_so(tmp_path: Path) -> None:
@@ -207,7 +207,8 @@ def test_two_nodes_meet_and_measure_the_network(tmp_path: Path) -> None:
     words = ["launcher=slurm", "site=local_cluster", "nodes=2", "devices=2", "device=cpu", "strategy=ddp"]
     planned = one_run([*words, f"results={tmp_path}"])
     prepared, table = launcher_of(planned.run).prepare(planned), tmp_path / "table.parquet"
-    program = ["-m", "launch.slurm.calibration", str(tmp_path), "lo", *calibration_arguments(prepared, table)]
+    own = ["calibration-on-node", str(tmp_path), "lo", *calibration_arguments(prepared, table)]
+    program = ["-m", "launch.slurm.errands", *own]
     nodes = [
         subprocess.Popen(
             [sys.executable, *program],

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.slurm import record
+from launch.slurm.jobs import slurm
 from launch.slurm.record import Submission
-from launch.slurm.shape import slurm
 from launch.sweep import one_run
 from parallelbench.config.run import RunConfig
 from parallelbench.results.attempt import Outcome

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from launch.slurm import bandwidth, job, scheduler
-from launch.slurm.arrays import job_groups
-from launch.slurm.container import ask_outside
+from launch.slurm import errands, job, scheduler
 from launch.slurm.job import Job
-from launch.slurm.submit import batch_script, prepare_for_site
+from launch.slurm.jobs import ask_outside, job_groups, shape_of
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension
 from parallelbench.errors import ConfigError
@@ -45,7 +44,7 @@ def planned(conf: Path, *overrides: str, **container: Any) -> PlannedRun:
 
 def script_of(run: PlannedRun) -> str:
     (group,) = job_groups([prepare_for_site(run)])
-    return batch_script(group, 1)
+    return group.job.script()
 
 
 def test_apptainer_is_put_before_the_program_and_sees_what_the_job_needs(tmp_path: Path) -> None:
@@ -83,12 +82,12 @@ def test_without_a_container_nothing_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
 def test_short_jobs_run_in_it_too(runtime: str, tmp_path: Path) -> None:
     run = planned(tmp_path, "site.modules=[cuda/12]", runtime=runtime).run
-    *words, script = bandwidth.short_job(run, "cpu", ["some.module"], name="x", minutes=1)
+    *words, script = errands.errand(run, shape_of(run, "cpu"), tmp_path, "x", minutes=1).srun()
     inside = runtime == "pyxis"
     assert any(word.startswith("--container-image=") for word in words) == inside
     assert ("apptainer exec" in script) != inside
     assert ("module load cuda/12" in script) != inside, "modules are those of the node"
-    assert script.splitlines()[-1].endswith("/opt/bin/python -m parallelbench.entry some.module")
+    assert script.splitlines()[-1].partition("/opt/bin/python")[2].startswith(" -u -m parallelbench.entry ")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.launch.fake_slurm import FakeSlurm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "slurm-site.md"
-SINFO = "cpu|cpu*|up|infinite|4|64|128000|(null)|(null)|0/4/0/4|c[1-4]\n"
+SINFO = "cpu|cpu*|up|infinite|4|64|128000|(null)|(null)|0/4/0/4\n"
 
 
 @pytest.fixture
@@ -34,8 +34,6 @@ def conf(tmp_path: Path) -> Path:
     ("options", "code", "shown"),
     [
         ([], 0, ["#SBATCH --cpus-per-task=32", "#SBATCH --mem=32768M", "#SBATCH --nodes=2", "CPU device-hours"]),
-        (["cores_per_device=16"], 2, ["128 cores of a node, but those of cpu have 64"]),
-        (["site.memory_gib_per_device=16.0"], 2, ["128 GiB of a node, but those of cpu have 125.0"]),
         (["nodes=1", "devices=17", "batch_size=170"], 2, ["site.devices_per_node=16: choose nodes="]),
         (["device=cuda"], 2, ["site=mine_cpus has gpus_per_node=0: choose device=cpu"]),
     ],

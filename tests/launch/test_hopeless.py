@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from launch.slurm import record
+from launch.slurm.jobs import slurm
 from launch.slurm.queue import JobStatus, track
 from launch.slurm.record import Submission
-from launch.slurm.shape import slurm
 from launch.slurm.submit import not_submitted
 from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import FakeSlurm, run_of, submission

@@ -13,12 +13,11 @@ import pytest
 from rich.console import Console
 
 from launch.slurm import record
-from launch.slurm.hours import Hours, left, used
+from launch.slurm.jobs import Hours, slurm
 from launch.slurm.launcher import _hours
-from launch.slurm.queue import JobStatus, Tracker
+from launch.slurm.queue import JobStatus, Tracker, left, used
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import QueuedJob
-from launch.slurm.shape import slurm
 from launch.sweep import one_run
 from launch.verbs.status import ALIKE, Overview, rendered
 from parallelbench.results.attempt import Attempt, Outcome, OutcomeName

@@ -13,8 +13,8 @@ import pytest
 
 from launch.attempt.processes import Training
 from launch.slurm import job, record, scheduler
+from launch.slurm.jobs import slurm
 from launch.slurm.record import Submission
-from launch.slurm.shape import slurm
 from launch.sweep import one_run
 from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder

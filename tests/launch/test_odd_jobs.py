@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,19 +13,14 @@ from rich.console import Console
 
 from launch.launcher import RunStatus
 from launch.slurm import record
-from launch.slurm.arrays import job_groups
-from launch.slurm.cluster import findings, warnings
-from launch.slurm.hours import STUCK_S, left
+from launch.slurm.cluster import findings
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.queue import JobStatus
+from launch.slurm.queue import STUCK_S, JobStatus, left
 from launch.slurm.scheduler import QueuedJob
-from launch.slurm.submit import prepare_for_site
-from launch.sweep import one_run
 from launch.verbs.status import overview, progress, rendered
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
-from tests.launch.fake_slurm import MISSING, ON_SITE, submission
-from tests.launch.test_site_keys import NORMAL
+from tests.launch.fake_slurm import MISSING, submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,20 +155,7 @@ def record_refusal(path: Path) -> None:
     raise ConfigError(f"{path} belongs to another user, and jobs would execute it: use your own folder")
 
 
-def test_nodes_that_are_out_make_jobs_wait(tmp_path: Path) -> None:
-    plan = [one_run([*ON_SITE, "strategy=ddp", "devices=2", "nodes=2", f"results={tmp_path}"])]
-    (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
-    assert warnings(batch, [NORMAL]) == []
-    (text,) = warnings(batch, [replace(NORMAL, out=1)])
-    assert text == "1 of 2 nodes of normal is down or drained: jobs wait until enough are up"
-    assert warnings(batch, [replace(NORMAL, nodes=3, out=1)]) == [], "two are left"
-    small = replace(NORMAL, cpus_per_node=1, memory_mib=10)
-    assert warnings(batch, [replace(NORMAL, out=2), small]) == [
-        "2 of 2 nodes of normal are down or drained: jobs wait until enough are up"
-    ], "nodes that don't suit are no help"
-
-
 def test_doctor_tells_how_many_nodes_are_out(fake: FakeSlurm) -> None:
-    fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4|n[1-4]\n"
+    fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4\n"
     text = dict(findings())["partition normal (default)"]
     assert text.startswith("4 nodes (2 down or drained) with 8 cores")

@@ -22,7 +22,7 @@ from analysis.comparison.exclusions import Exclusion
 from analysis.report.notes import warnings
 from launch.attempt import processes
 from launch.attempt.processes import Training, WarmWorkers, _Parent, environment
-from launch.slurm.arrays import job_groups
+from launch.slurm.jobs import job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError

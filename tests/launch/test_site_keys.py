@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from launch.slurm import bandwidth, report
-from launch.slurm.arrays import job_groups
-from launch.slurm.cluster import ClusterLimits, Partition, Reservation, partitions, reservations
-from launch.slurm.hours import Hours
+from launch.slurm import scheduler
+from launch.slurm.cluster import Cluster, Partition, Reservation, partitions, reservations
+from launch.slurm.errands import errand, report_script
+from launch.slurm.jobs import OWN, Hours, job_groups, shape_of
 from launch.slurm.limits import Allowed, Association, Limit
-from launch.slurm.scheduler import hosts
-from launch.slurm.shape import OWN
-from launch.slurm.submit import batch_script, prepare_for_site
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
 from tests.faults import fault
@@ -25,11 +23,11 @@ from tests.launch.fake_slurm import ON_SITE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.arrays import JobGroup
+    from launch.slurm.jobs import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
-NORMAL = Partition("normal", True, "up", None, 2, 8, 11_000, "gpu:a100:4", "", hosts("n[1-2]"))
-SHORT = Partition("short", False, "up", 30, 2, 16, 11_000, "gpu:a100:2", "", hosts("m[1-2]"))
+NORMAL = Partition("normal", True, "up", None, 2, 8, 11_000, "gpu:a100:4", "")
+SHORT = Partition("short", False, "up", 30, 2, 16, 11_000, "gpu:a100:2", "")
 BOTH = "site.partition=normal,short"
 
 
@@ -44,29 +42,19 @@ def group(results: Path, *overrides: str) -> JobGroup:
     return batch
 
 
-def limits(**changes: Any) -> ClusterLimits:
-    return ClusterLimits(**{"kinds": [NORMAL, SHORT], "longest": 1000} | changes)
+@pytest.fixture(autouse=True)
+def taken(fake: FakeSlurm) -> None:
+    """A Slurm whose sbatch takes everything, as it takes what waits for ever."""
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        (None, ""),
-        ("n1", "n1"),
-        ("n1,gpu-2.x", "n1 gpu-2.x"),
-        ("n[1-3,07]", "n1 n2 n3 n07"),
-        ("n[08-10],m[2]", "n08 n09 n10 m2"),
-        ("r[1-2]n[1-2]x", "r1n1x r1n2x r2n1x r2n2x"),
-    ],
-)
-def test_lists_of_nodes_are_read(text: str | None, names: str) -> None:
-    assert hosts(text) == set(names.split())
+def limits(**changes: Any) -> Cluster:
+    return Cluster(**{"kinds": [NORMAL, SHORT], "longest": 1000} | changes)
 
 
-def test_more_nodes_than_any_cluster_has_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"are 10000000000 nodes, and no cluster has more than 100000"):
-        hosts("a[0-99999]b[0-99999]")
-    assert len(hosts("a[0-99999]")) == 100_000
+def said(cluster: Cluster, asked: JobGroup) -> tuple[list[str], list[str]]:
+    """Refusals and notes."""
+    answer = cluster.answer(asked.job)
+    return answer.refusals, answer.notes
 
 
 @pytest.mark.parametrize(
@@ -86,11 +74,11 @@ def test_more_nodes_than_any_cluster_has_are_refused() -> None:
 )
 def test_a_sites_key_reaches_sbatch_and_srun(override: str, line: str, results: Path) -> None:
     key = line.partition("=")[0]
-    lines = batch_script(group(results, override), 1).splitlines()
+    lines = group(results, override).job.script().splitlines()
     assert f"#SBATCH {line}" in lines
-    assert not [other for other in batch_script(group(results), 1).splitlines() if key in other and "nodes" not in key]
+    assert not [other for other in group(results).job.script().splitlines() if key in other and "nodes" not in key]
     run = one_run([*ON_SITE, f"results={results}", override]).run
-    assert line.replace("'", "") in bandwidth.short_job(run, "cpu", ["module"], name="x", minutes=1)
+    assert line.replace("'", "") in errand(run, shape_of(run, "cpu"), results, "x", minutes=1).srun()
 
 
 @pytest.mark.parametrize(
@@ -133,8 +121,9 @@ def test_every_option_of_a_job_is_known_as_the_suites(results: Path) -> None:
         "launcher.pack=false",
     ]
     batch, run = group(results, *sets), one_run([*ON_SITE, f"results={results}", *sets]).run
-    written = [line.partition(" ")[2] for line in batch_script(batch, 2).splitlines() if line.startswith("#SBATCH")]
-    written += [*report.command(run, ["7"]), *bandwidth.short_job(run, "cpu", ["x"], name="x", minutes=1)]
+    written = [line.partition(" ")[2] for line in batch.job.script(2).splitlines() if line.startswith("#SBATCH")]
+    written += [line.partition(" ")[2] for line in report_script(run, ["7"]).splitlines() if line.startswith("#SBATCH")]
+    written += errand(run, shape_of(run, "cpu"), results, "x", minutes=1).srun()
     options = {word.partition("=")[0] for word in written if word.startswith("--")}
     assert len(options) > 15
     assert {option.removeprefix("--") for option in options} <= OWN.keys()
@@ -158,111 +147,61 @@ def test_several_partitions_are_one_value_and_no_sweep() -> None:
 
 
 def test_a_job_runs_where_one_of_its_partitions_can(results: Path) -> None:
-    """Sixteen cores are in short only, 60 minutes in normal only."""
-    hour, cores = group(results, BOTH), group(results, BOTH, "cores_per_device=16")
-    assert limits().refusals(hour) == []
-    assert list(limits().notes(hour)) == [
-        "the jobs never run in short: launcher.time_limit_min=60, but short allows 30"
-    ]
-    assert limits(in_all=True).refusals(hour) == ["launcher.time_limit_min=60, but short allows 30"]
-    assert list(limits(in_all=True).notes(hour)) == []
-    assert limits().refusals(cores) == [
-        "16 cores of a node, but those of normal have 8",
-        "launcher.time_limit_min=60, but short allows 30",
-    ]
-    half = group(results, BOTH, "cores_per_device=16", "launcher.time_limit_min=30")
-    assert limits().refusals(half) == []
-
-
-def test_each_named_partition_must_be_there_and_open(results: Path) -> None:
-    (text,) = limits().refusals(group(results, "site.partition=normal,nowhere"))
-    assert text == "site.partition=nowhere is no partition of this cluster: normal, short"
-    lab = Association("lab", True, "normal", (), "", {})
-    (text,) = limits(allowed=Allowed([lab], {})).refusals(group(results, BOTH, "launcher.time_limit_min=30"))
-    assert text == "the account lab is for the partition normal, not for short: set site.partition"
+    """Where `EnforcePartLimits` is off, Slurm takes what none of them ever starts."""
+    short = "launcher.time_limit_min=60, but short allows 30"
+    assert said(limits(), group(results, BOTH)) == ([], [f"the jobs never run in short: {short}"])
+    assert said(limits(), group(results, "site.partition=short")) == ([short], [])
+    tight = limits(kinds=[replace(NORMAL, limit_min=59), SHORT])
+    assert said(tight, group(results, BOTH)) == (["launcher.time_limit_min=60, but normal allows 59", short], [])
+    assert said(limits(), group(results, BOTH, "launcher.time_limit_min=30")) == ([], [])
 
 
 def test_the_limits_of_an_account_count_in_each_partition(results: Path) -> None:
     tight = Association("lab", True, "normal", (), "", {"MaxWall": Limit(20, "account lab")})
     wide = Association("lab", True, "", (), "", {})
     cluster, half = limits(allowed=Allowed([tight, wide], {})), group(results, BOTH, "launcher.time_limit_min=30")
-    assert cluster.refusals(half) == []
-    assert list(cluster.notes(half)) == [
-        "the jobs never run in normal: launcher.time_limit_min=30, but the account lab allows 20"
-    ]
-    assert len(cluster.refusals(group(results, BOTH))) == 2
+    never = "the jobs never run in normal: launcher.time_limit_min=30, but the account lab allows 20"
+    assert said(cluster, half) == ([], [never])
+    assert len(said(cluster, group(results, BOTH))[0]) == 2
 
 
 def test_one_of_several_partitions_may_be_down(results: Path) -> None:
-    down = [replace(NORMAL, state="down"), SHORT]
-    quick = group(results, BOTH, "launcher.time_limit_min=30")
-    assert list(limits(kinds=down).notes(quick)) == [
-        "the partition normal is down: jobs wait until it is up, or run elsewhere"
-    ]
-    assert list(limits(kinds=down).notes(group(results))) == ["the partition normal is down: jobs wait until it is up"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["site.nodelist=n1"], ""),
-        (["site.nodelist=n1,m1"], "site.nodelist=n1,m1: m1 does not belong to normal"),
-        (["site.nodelist=n[1-2]"], "site.nodelist=n[1-2] are 2 nodes, all of which every job gets, but these jobs"),
-        (["site.nodelist=n[1-2]", "nodes=2", "devices=2", "strategy=ddp"], ""),
-        (["site.exclude=n1"], ""),
-        (["site.exclude=m[1-2]"], ""),
-        (["site.exclude=n[1-2]"], "1 node, but site.exclude=n[1-2] leaves 0 of normal"),
-        (["site.exclude=n2", "nodes=2", "devices=2", "strategy=ddp"], "2 nodes, but site.exclude=n2 leaves 1 of"),
-    ],
-)
-def test_nodes_that_are_named_are_held_against_the_partition(overrides: list[str], message: str, results: Path) -> None:
-    found = limits().refusals(group(results, *overrides))
-    assert len(found) == bool(message)
-    assert "".join(found).startswith(message)
-
-
-def test_named_nodes_must_all_suit(results: Path) -> None:
-    """A partition of two kinds of nodes: one that suits is enough, unless the site names nodes."""
-    kinds = [NORMAL, replace(NORMAL, cpus_per_node=2, names=hosts("old1"))]
-    four = ("cores_per_device=4",)
-    assert limits(kinds=kinds).refusals(group(results, *four)) == []
-    (text,) = limits(kinds=kinds).refusals(group(results, *four, "site.nodelist=old1"))
-    assert text == "4 cores of a node, but those of normal have 2"
-    two = (*four, "nodes=2", "devices=2", "strategy=ddp")
-    assert limits(kinds=kinds).refusals(group(results, *two, "site.nodelist=n1,old1")) == [text]
-
-
-def test_a_job_may_have_nodes_of_several_kinds(results: Path) -> None:
-    racks = [replace(NORMAL, features=f"rack{rack}", names=hosts(f"r{rack}n[1-2]")) for rack in (1, 2)]
-    old = replace(NORMAL, cpus_per_node=2, names=hosts("old[1-2]"))
-    four = group(results, "cores_per_device=4", "nodes=4", "devices=4", "strategy=ddp")
-    assert limits(kinds=[*racks, old]).refusals(four) == []
-    assert limits(kinds=[racks[0], old]).refusals(four) == ["4 nodes, but normal has 2 that suit"]
-    less = group(results, "nodes=4", "devices=4", "strategy=ddp", "site.exclude=r1n1")
-    assert limits(kinds=racks).refusals(less) == ["4 nodes, but site.exclude=r1n1 leaves 3 of normal"]
-    down = [racks[0], replace(racks[1], out=1)]
-    assert list(limits(kinds=down).notes(four)) == [
-        "1 of 4 nodes of normal is down or drained: jobs wait until enough are up"
-    ]
-    two = group(results, "nodes=2", "devices=2", "strategy=ddp")
-    assert list(limits(kinds=down).notes(two)) == []
+    down = limits(kinds=[replace(NORMAL, state="down"), SHORT])
+    waits = "the partition normal is down: jobs wait until it is up"
+    assert said(down, group(results, BOTH, "launcher.time_limit_min=30")) == ([], [f"{waits}, or run elsewhere"])
+    assert said(down, group(results)) == ([], [waits])
 
 
 OUTLASTS = "launcher.time_limit_min=60, but {} min are left of the reservation deadline (ends 2030-01-01T02:00:00)"
 
 
-def test_a_reservation_must_be_there_and_last_long_enough(results: Path) -> None:
+def reserving(monkeypatch: pytest.MonkeyPatch, *found: Reservation) -> Cluster:
+    monkeypatch.setattr("launch.slurm.cluster.reservations", lambda: list(found))
+    return limits()
+
+
+def test_a_reservation_must_last_long_enough(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = group(results, "site.reservation=deadline")
     there = Reservation("deadline", active=False, began="2030-01-01T00:00:00", minutes=60)
-    assert limits(reserved=[there]).refusals(asked) == []
-    assert list(limits(reserved=[there]).notes(asked)) == [
-        "the reservation deadline is not active: jobs wait for it (begins 2030-01-01T00:00:00)"
-    ]
-    (text,) = limits(reserved=[Reservation("deadline", active=True, began="", minutes=59)]).refusals(asked)
-    assert text == "launcher.time_limit_min=60, but the reservation deadline lasts 59"
-    (text,) = limits(reserved=[Reservation("other", active=True, began="", minutes=None)]).refusals(asked)
-    assert text == "site.reservation=deadline is no reservation of this cluster: other"
-    assert limits(reserved=[]).refusals(asked)[0].endswith(": there is none")
+    waits = "the reservation deadline is not active: jobs wait for it (begins 2030-01-01T00:00:00)"
+    assert said(reserving(monkeypatch, there), asked) == ([], [waits])
+    brief = Reservation("deadline", active=True, began="", minutes=59)
+    refusal = "launcher.time_limit_min=60, but the reservation deadline lasts 59"
+    assert said(reserving(monkeypatch, brief), asked) == ([refusal], [])
+    assert said(reserving(monkeypatch, replace(brief, name="other")), asked) == ([], []), "Slurm says that itself"
+
+
+def test_what_slurm_can_not_date_waits_for_its_reservation(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """22.05 says of a reservation that begins later that the time is invalid; sbatch takes the job."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise scheduler.refusal("allocation failure: Invalid time specified")
+
+    monkeypatch.setattr(scheduler, "estimated_start", refuse)
+    later = Reservation("deadline", active=False, began="2030-01-01T00:00:00", minutes=60)
+    asked = group(results, "site.reservation=deadline")
+    refusals, notes = said(reserving(monkeypatch, later), asked)
+    assert (refusals, len(notes)) == ([], 2)
 
 
 @pytest.mark.parametrize(
@@ -276,13 +215,17 @@ def test_a_reservation_must_be_there_and_last_long_enough(results: Path) -> None
     ],
 )
 def test_a_job_starts_only_within_what_is_left_of_its_reservation(
-    results: Path, left_min: int | None, recurs: bool, refused: list[str], noted: list[str]
+    results: Path,
+    left_min: int | None,
+    recurs: bool,
+    refused: list[str],
+    noted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = group(results, "site.reservation=deadline")
     ends = "2030-01-01T02:00:00"
     found = Reservation("deadline", True, "", minutes=120, left_min=left_min, ends=ends, recurs=recurs)
-    assert limits(reserved=[found]).refusals(asked) == refused
-    assert list(limits(reserved=[found]).notes(asked)) == noted
+    assert said(reserving(monkeypatch, found), asked) == (refused, noted)
 
 
 def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,8 +250,8 @@ def test_an_exclusive_job_is_charged_for_whole_nodes(results: Path) -> None:
     most = {"MaxTRES cpu": Limit(4, "account lab"), "MaxTRES gres/gpu": Limit(3, "account lab")}
     cluster = limits(allowed=Allowed([Association("lab", True, "", (), "", most)], {}))
     one, whole = group(results), group(results, "site.exclusive=true")
-    assert cluster.refusals(one) == []
-    assert cluster.refusals(whole) == [
+    assert said(cluster, one) == ([], [])
+    assert said(cluster, whole)[0] == [
         "8 cores a job, but the account lab allows 4: ask for fewer",
         "4 GPUs a job, but the account lab allows 3: ask for fewer",
     ]
@@ -316,9 +259,9 @@ def test_an_exclusive_job_is_charged_for_whole_nodes(results: Path) -> None:
 
 
 def test_what_sinfo_and_scontrol_say_is_read(fake: FakeSlurm) -> None:
-    fake.answers["sinfo"] = "normal|normal*|up|1-00:00:00|4|8|11000|(null)|(null)|1/1/2/4|n[1-4]\n"
+    fake.answers["sinfo"] = "normal|normal*|up|1-00:00:00|4|8|11000|(null)|(null)|1/1/2/4\n"
     (kind,) = partitions()
-    assert (kind.nodes, kind.out, kind.names, kind.gres) == (4, 2, hosts("n[1-4]"), "")
+    assert (kind.nodes, kind.out, kind.gres) == (4, 2, "")
     line = "ReservationName={} StartTime=2030-01-01T00:00:00 Duration={} Nodes=n1 Flags={} State={}\n"
     shown = line.format("one", "02:00:00", "SPEC_NODES", "ACTIVE") + line.format("two", "01:00:00", "FLEX", "INACTIVE")
     fake.answers["scontrol"] = shown

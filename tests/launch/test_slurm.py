@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,11 @@ from rich.console import Console
 
 from launch.launcher import Prepared
 from launch.slurm import cluster, scheduler
-from launch.slurm.arrays import job_groups
-from launch.slurm.cluster import Partition, gpus_in, refusals, warnings
-from launch.slurm.hours import Hours
+from launch.slurm.cluster import Cluster, Partition, gpus_in
+from launch.slurm.jobs import Hours, job_groups, job_of_runs, shape_of
 from launch.slurm.launcher import OnSlurm, show_plan
 from launch.slurm.scheduler import minutes as minutes_of
-from launch.slurm.shape import batch_parameters, shape_of, slurm
-from launch.slurm.submit import batch_script, prepare_for_site
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand, one_run
 from launch.sweep.compose import Extension
 from launch.verbs import doctor
@@ -69,14 +69,9 @@ def test_a_job_asks_for_what_its_node_needs() -> None:
     )
     shape = shape_of(run, "cuda")
     assert (shape.cpus_per_node, shape.memory_mib_per_node) == (6, 14 * 1024)
-    parameters = batch_parameters(shape, slurm(run), run.site, name="x")
-    assert parameters["additional_parameters"]["gpus-per-node"] == "a100:2"
-    assert (
-        "gpus-per-node"
-        not in batch_parameters(shape_of(run_of("site.gpus_per_node=0"), "cpu"), slurm(run), run.site, name="x")[
-            "additional_parameters"
-        ]
-    )
+    assert job_of_runs(submission(site=run.site), shape, Path("a/b/c")).flags["gpus-per-node"] == "a100:2"
+    without = shape_of(run_of("site.gpus_per_node=0"), "cpu")
+    assert "gpus-per-node" not in job_of_runs(submission(site=run.site), without, Path("a/b/c")).flags
 
 
 @pytest.mark.parametrize(
@@ -113,37 +108,84 @@ def kind(**changes: Any) -> Partition:
     return Partition(**plain | changes)
 
 
+NO_NODES = "allocation failure: Requested node configuration is not available"
+
+
+def saying(text: str) -> Callable[..., float | None]:
+    """An sbatch --test-only that refuses."""
+
+    def estimated_start(script: str, *, patient: bool = False) -> float | None:
+        raise scheduler.refusal(text)
+
+    return estimated_start
+
+
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "waits"),
     [
-        ({"state": "drain"}, "takes no jobs now (sinfo says drain)"),
-        ({"state": "inact"}, "takes no jobs now"),
-        ({"limit_min": 59}, "allows 59"),
-        ({"nodes": 1}, "has 1 that suit"),
-        ({"cpus_per_node": 3}, "have 3"),
-        ({"memory_mib": 10_000}, "lower launcher.memory_gib_per_device"),
-        ({"gres": "gpu:a100:3"}, "have 3"),
-        ({"gres": "gpu:v100:4"}, "have 0"),
-        ({"name": "other", "default": False}, "is no partition of this cluster"),
+        ([{"out": 1}], True),
+        ([{}], True),  # such as after the controller's restart, until they have answered it
+        ([{"nodes": 1, "out": 1}], False),
+        ([{"cpus_per_node": 3, "out": 1}], False),
+        ([{"memory_mib": 10_000, "out": 1}], False),
+        ([{"gres": "gpu:a100:3", "out": 1}], False),
+        ([{"gres": "gpu:v100:4", "out": 1}], False),
+        ([{"name": "other", "default": False, "out": 1}], False),
+        ([{"cpus_per_node": 3, "out": 1}, {"out": 1}], True),  # one kind of node that suits is enough
+        ([{"nodes": 1, "out": 1}, {"nodes": 1}], True),  # a job may have nodes of several kinds
     ],
 )
-def test_what_the_cluster_refuses_is_said(changes: dict[str, Any], word: str, tmp_path: Path) -> None:
+def test_a_job_that_no_node_can_take_now_waits_only_for_nodes_that_are_out(
+    changes: list[dict[str, Any]], waits: bool, tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm says the same of both; sbatch takes the one that waits."""
     plan = [one_run([*ON_SITE, "strategy=ddp", "devices=8", "nodes=2", f"results={tmp_path}"])]
     (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
-    assert refusals(batch, [kind()]) == refusals(batch, [kind(state="down")]) == []
-    assert warnings(batch, [kind(), kind(name="other", default=False, state="down")]) == []
-    assert warnings(batch, [kind(state="down")]) == ["the partition normal is down: jobs wait until it is up"]
-    (text,) = refusals(batch, [kind(**changes)])
-    assert word in text
-    assert refusals(batch, [kind(**changes), kind()]) == [], "one kind of node that suits is enough"
+    monkeypatch.setattr(scheduler, "estimated_start", saying(NO_NODES))
+    answer = Cluster([kind(**each) for each in changes]).answer(batch.job)
+    assert (bool(answer.refusals), bool(answer.notes)) == (not waits, waits), answer
+    assert not answer.start
+
+
+def test_a_refusal_is_slurms_beside_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (batch,) = job_groups([prepare_for_site(one_run([*ON_SITE, f"results={tmp_path}"]))])
+    monkeypatch.setattr(scheduler, "estimated_start", saying("allocation failure: Invalid qos specification"))
+    (text,) = Cluster([kind()]).answer(batch.job).refusals
+    assert text.startswith("sbatch: allocation failure: Invalid qos specification: check site.qos")
+    monkeypatch.setattr(scheduler, "estimated_start", saying(NO_NODES))
+    (text,) = Cluster([kind(gres="")]).answer(batch.job).refusals
+    assert text.endswith(f"({batch.shape}, but normal has 2 nodes with 8 cores, 11 GiB, no GPUs)")
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "words"),
+    [
+        (0.0, "would start at once"),
+        (-3.0, "would start at once"),
+        (125.0, "would start in about 2 min"),
+        (7810.0, "would start in about 2 h 10 min"),
+    ],
+)
+def test_slurms_estimated_start_is_told(
+    wait_s: float, words: str, tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (batch,) = job_groups([prepare_for_site(one_run([*ON_SITE, f"results={tmp_path}"]))])
+    now = float(int(time.time()))
+    monkeypatch.setattr("launch.slurm.cluster.time.time", lambda: now)
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now + wait_s))
+    fake.answers["sbatch"] = f"sbatch: Job 7 to start at {at} using 1 processors on nodes n1 in partition normal\n"
+    answer = Cluster([kind()]).answer(batch.job)
+    assert (answer.start, answer.refusals, answer.notes) == (words, [], [])
+    fake.answers["sbatch"] = "a Slurm of another version says something else\n"
+    assert Cluster([kind()]).answer(batch.job).start == ""
 
 
 def test_runs_of_one_shape_make_up_one_array(tmp_path: Path) -> None:
     plan = expand([*ON_SITE, "model=mlp,logistic_regression", "devices=1,2", "strategy=ddp", f"results={tmp_path}"])
     groups = job_groups([prepare_for_site(planned) for planned in plan])
     assert [len(group.tasks()) for group in groups] == [2, 2]
-    assert "#SBATCH --array=0-1%2" in batch_script(groups[0], 2)
-    assert "--array" not in batch_script(groups[0], 1)
+    assert "#SBATCH --array=0-1%2" in groups[0].job.script(2)
+    assert "--array" not in groups[0].job.script()
     three_starts = Hours(gpu=3 * (2 * 1 + 2 * 2))
     assert sum((group.most_hours for group in groups), Hours()) == three_starts, "of an hour each"
     assert not list(tmp_path.iterdir()), "planning writes nothing"
@@ -178,7 +220,7 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
     tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "available", lambda: True)
-    fake.answers["sinfo"] = "normal|normal*|down|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2|n[1-2]\n"
+    fake.answers["sinfo"] = "normal|normal*|down|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
     fake.answers["scontrol"] = "MaxArraySize            = 2\n"
     plan = expand([*ON_SITE, "sweep.repeats=5", f"results={tmp_path}"])
     console = Console(width=200, file=io.StringIO())
@@ -214,10 +256,18 @@ def test_doctor_holds_a_site_against_the_cluster(tmp_path: Path, monkeypatch: py
     (tmp_path / "site" / "mine.yaml").write_text(mine)
     monkeypatch.setattr(scheduler, "available", lambda: True)
     monkeypatch.setattr(cluster, "partitions", lambda **_: [kind(cpus_per_node=64, memory_mib=500_000)])
+    starts = iter([None, scheduler.refusal(NO_NODES), None, scheduler.refusal(NO_NODES)])
+
+    def estimated_start(script: str, *, patient: bool = False) -> float | None:
+        if (found := next(starts)) is not None:
+            raise found
+        return None
+
+    monkeypatch.setattr(scheduler, "estimated_start", estimated_start)
     monkeypatch.setattr(scheduler, "configuration", lambda **_: {"MaxArraySize": "1000"})
     found = dict(OnSlurm().site_findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
     assert found["site=mine, 1 device"].endswith("1 GPU each: the cluster takes it")
-    assert "8 GPUs of a node, but those of normal have 4" in found["site=mine, 8 devices"]
+    assert "8 GPUs each, but normal has 2 nodes with 64 cores, 488 GiB, gpu:a100:4" in found["site=mine, 8 devices"]
     monkeypatch.setattr(doctor, "all_launchers", lambda _: [OnSlurm()])
     monkeypatch.setattr(OnSlurm, "findings", lambda _: [])
     rows = dict(doctor.findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch.slurm import launcher, scheduler
-from launch.slurm.arrays import job_groups
-from launch.slurm.shape import STOP_AT_FAILURE
-from launch.slurm.submit import batch_script, prepare_for_site
+from launch.slurm import scheduler
+from launch.slurm.jobs import STOP_AT_FAILURE, Job, job_groups
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main
 from parallelbench.config.build import from_mapping
@@ -26,7 +25,7 @@ from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
 
 if TYPE_CHECKING:
-    from launch.slurm.arrays import JobGroup
+    pass
 
 SLURM = (*TINY, "launcher=slurm", "site=local_cluster")
 HARMLESS = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
@@ -40,11 +39,13 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The batch scripts that `plan` shows, on a machine without Slurm."""
     shown: list[str] = []
 
-    def spy(group: JobGroup, count: int) -> str:
-        shown.append(batch_script(group, count))
+    script = Job.script
+
+    def spy(job: Job, count: int = 1) -> str:
+        shown.append(script(job, count))
         return shown[-1]
 
-    monkeypatch.setattr(launcher, "batch_script", spy)
+    monkeypatch.setattr(Job, "script", spy)
     monkeypatch.setattr(scheduler, "available", lambda: False)
     return shown
 
@@ -187,7 +188,7 @@ def test_hostile_configurations(site: dict[str, str], rest: tuple[str, str, str]
     refusal, script = "", ""
     try:
         (group,) = job_groups([prepare_for_site(PlannedRun(from_mapping(node), []))])
-        script = batch_script(group, 1)
+        script = group.job.script()
     except ConfigError as error:
         refusal = str(error)
     assert bool(refusal) != bool(script)

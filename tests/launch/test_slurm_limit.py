@@ -40,7 +40,7 @@ def test_a_query_that_hangs_is_asked_once(programs: Path) -> None:
 @pytest.mark.parametrize("seeds", ["0", "0,1"])
 def test_an_sbatch_that_hangs_is_ended_and_its_record_kept(programs: Path, tmp_path: Path, seeds: str) -> None:
     """Its job may exist: the next submit looks for it by its name. As one job, and as an array."""
-    _write(programs / "sbatch", "sleep 600\necho Submitted batch job 7")
+    _write(programs / "sbatch", "[[ $1 == --test-only ]] && exit\nsleep 600\necho Submitted batch job 7")
     plan = expand([*ON_SITE, f"seed={seeds}", f"results={tmp_path / 'results'}"])
     prepared = [submit.prepare_for_site(planned) for planned in plan]
     with pytest.raises(scheduler.SchedulerError, match=r"^sbatch gave no answer within 3 s"):

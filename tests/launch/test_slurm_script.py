@@ -13,10 +13,9 @@ from rich.console import Console
 
 from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import launcher
-from launch.slurm.arrays import job_groups
+from launch.slurm.jobs import FIRST_LINES, job_groups, site_lines
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.shape import setup_lines
-from launch.slurm.submit import batch_script, prepare_for_site
+from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from parallelbench.config.sites import Site
 from parallelbench.errors import ConfigError
@@ -29,7 +28,7 @@ def after_set_up(tmp_path: Path, **changes: list[str]) -> subprocess.CompletedPr
     site: Site = msgspec.structs.replace(run_of().site, **changes)
     module = 'module() { false; [ "$2" = cuda/12.4 ] || { echo "unknown module $2" >&2; return 3; }; }'
     script = tmp_path / "script.sh"
-    script.write_text("\n".join(["#!/bin/bash", module, *setup_lines(site), "false", "echo the program"]))
+    script.write_text("\n".join(["#!/bin/bash", module, *FIRST_LINES, *site_lines(site), "false", "echo the program"]))
     return subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
 
 
@@ -61,8 +60,8 @@ def test_jobs_have_the_sites_wckey_and_none_by_default(tmp_path: Path) -> None:
         job_groups([prepare_for_site(one_run([*ON_SITE, f"results={tmp_path}", *more]))])
         for more in ([], ["site.wckey=climate"])
     )
-    assert "--wckey" not in batch_script(plain[0], 1)
-    assert "#SBATCH --wckey=climate\n" in batch_script(keyed[0], 1)
+    assert "--wckey" not in plain[0].job.script()
+    assert "#SBATCH --wckey=climate\n" in keyed[0].job.script()
 
 
 @pytest.mark.parametrize("name", ["a[/b]", "a[bold]b", "$(touch X)", "two words"])

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from launch.slurm import bandwidth, calibration, gpu_check, rendezvous, start
-from launch.slurm.shape import STOP_AT_FAILURE, batch_parameters, shape_of, slurm
+from launch.slurm import errands, rendezvous, start
+from launch.slurm.jobs import STOP_AT_FAILURE, job_of_runs, shape_of
 from parallelbench.errors import ConfigError
 from tests.faults import fault
 from tests.helpers import configured
+from tests.launch.fake_slurm import submission
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,19 +86,23 @@ def test_a_host_whose_name_has_no_address_says_what_to_set(tmp_path: Path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_the_bandwidth_probe_starts_like_any_job(tmp_path: Path) -> None:
+def test_a_job_that_is_no_runs_starts_like_any_job(tmp_path: Path) -> None:
     run = configured("launcher=slurm", "site=local_cluster", "nodes=2", "devices=2")
     site = msgspec.structs.replace(run.site, modules=["cuda/12.4"], setup=["source it"])
-    *_, shell, option, script = bandwidth.command(msgspec.structs.replace(run, site=site), "cpu", tmp_path)
+    job = errands.errand(
+        msgspec.structs.replace(run, site=site), shape_of(run, "cpu"), tmp_path, "bandwidth", "cpu", minutes=1
+    )
+    *_, shell, option, script = job.srun()
     assert (shell, option) == ("bash", "-c")
     own = [*STOP_AT_FAILURE, "module load cuda/12.4", "source it", "trap - ERR"]
     assert script.splitlines()[:7] == ["umask 077", "export PYTHONSAFEPATH=1", *own]
+    assert "\n".join(script.splitlines()[:7]) in job.script(), "as a batch script has it"
 
 
 @fault(
     "workers",
     "A node fails in a short job",
-    injection="the commands of a calibration, of the bandwidths and of the checks of GPUs on two nodes",
+    injection="the commands of a calibration, of the bandwidths and of the checks of GPUs on two nodes, and a report",
     outcome="Slurm ends the nodes that wait for the one that failed, as it does in the jobs of runs",
 )
 def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> None:
@@ -105,11 +110,16 @@ def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> No
         "launcher=slurm", "site=local_cluster", "strategy=ddp", "nodes=2", "devices=2", f"results={tmp_path}"
     )
     prepared: Any = SimpleNamespace(planned=SimpleNamespace(run=run), device_type="cpu")
-    commands = (
-        bandwidth.command(run, "cpu", tmp_path),
-        calibration.command(prepared, tmp_path, tmp_path / "table"),
-        gpu_check.command(run, tmp_path, ["--rehearse"]),
+    shape, mine = shape_of(run, "cpu"), submission()
+    waiting = (
+        errands.errand(run, shape, tmp_path, "bandwidth", "cpu", minutes=1),
+        errands.calibration_job(prepared, tmp_path, tmp_path / "table"),
+        errands.gpu_check_job(run, tmp_path, ["--rehearse"]),
     )
-    own = batch_parameters(shape_of(run, "cpu"), slurm(run), run.site, name="x")["srun_args"]
-    for words in (*commands, own):
+    commands = [job.srun() for job in waiting]
+    scripts = (job_of_runs(mine, shape, tmp_path / "submissions" / "x").script(), errands.report_script(run, ["7"]))
+    for script in scripts:
+        commands += [line.split() for line in script.splitlines() if line.startswith("srun ")]
+    assert len(commands) == 5
+    for words in commands:
         assert {"--kill-on-bad-exit=1", "--wait=60"} <= set(words)

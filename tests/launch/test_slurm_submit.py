@@ -26,8 +26,8 @@ from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm
 TEXTS = {
     NoJob.REFUSED: [
         "Batch job submission failed: Invalid account or account/partition combination specified",
-        "Batch job submission failed: Requested node configuration is not available",
     ],
+    NoJob.NO_NODES: ["Batch job submission failed: Requested node configuration is not available"],
     NoJob.LIMIT: [
         "QOSMaxSubmitJobPerUserLimit\nBatch job submission failed: Job violates accounting/QOS policy (job submit "
         "limit, user's size and/or time limits)",
@@ -47,7 +47,7 @@ Sbatch = Callable[[Path, Submission, object], str]
 
 @pytest.mark.parametrize(("why", "text"), [(why, text) for why, texts in TEXTS.items() for text in texts])
 def test_an_error_of_sbatch_has_one_meaning(why: NoJob, text: str) -> None:
-    error = scheduler.refusal(RuntimeError(f"sbatch: error: {text}"))
+    error = scheduler.refusal(f"sbatch: error: {text}")
     assert error.why is why
     assert " ".join(text.split()) in str(error)
 
@@ -110,28 +110,44 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_name(
     assert submission.job == "17"
 
 
-SINFO = "normal|normal*|up|30:00|2|8|11000|gpu:a100:4|(null)|0/2/0/2|n[1-2]\n"
+SINFO = "normal|normal*|up|30:00|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
 
 
 def never(*_: object) -> str:
     raise AssertionError("sbatch was called")
 
 
+@fault(
+    "submission",
+    "Slurm refuses a job, or would take it and never start it",
+    injection="sbatch --test-only refuses; a partition of 30 minutes, which Slurm takes an hour's job for",
+    outcome="Slurm's own words, or the limit, before anything is written",
+)
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("said", "options", "text"),
     [
-        ([], "launcher.time_limit_min=60, but normal allows 30"),
-        (["site.partition=gone"], "site.partition=gone is no partition of this cluster: normal"),
-        (["launcher.time_limit_min=5", "cores_per_device=9"], "9 cores of a node, but those of normal have 8"),
+        ("", [], "launcher.time_limit_min=60, but normal allows 30"),
+        ("Invalid account or account/partition", ["launcher.time_limit_min=5"], "sbatch: .*Invalid account.*site.acc"),
+        ("Invalid partition name specified", ["site.partition=gone"], "sbatch: .*Invalid partition name specified"),
     ],
 )
-def test_what_the_plan_refuses_is_not_submitted_and_leaves_no_folder(
-    options: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+def test_what_never_runs_is_not_submitted_and_leaves_no_folder(
+    said: str, options: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
+    asked: list[str] = []
+
+    def ask(command: list[str], *, script: str = "", **_: object) -> str:
+        asked.append(script)
+        if said and command == ["sbatch", "--test-only"]:
+            raise scheduler.refusal(f"allocation failure: {said}")
+        return fake.ask(command)
+
     fake.answers["sinfo"] = SINFO
+    monkeypatch.setattr(scheduler, "ask", ask)
     with pytest.raises(ConfigError, match=rf"^refused by the cluster, nothing was submitted: {text}"):
-        submitted(tmp_path, monkeypatch, never, options=options)
+        submitted(tmp_path, monkeypatch, never, seeds="0,1,2", options=options)
     assert not list(tmp_path.iterdir())
+    assert len(list(filter(None, asked))) == 1, "one question for each shape"
 
 
 def test_without_an_answer_nothing_is_submitted(

@@ -8,16 +8,18 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler
+from launch.slurm.errands import queue_report, report_name, report_script
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.report import command, job_name, queue_report, script
 from launch.slurm.scheduler import SchedulerError
 from launch.sweep import one_run
 from launch.verbs import run as run_module
+from parallelbench.config.sites import Container
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
@@ -40,15 +42,19 @@ def run(tmp_path: Path) -> RunConfig:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that change something; sbatch gives the job 99."""
+    """The commands that change something, sbatch's with the options in its script; it gives the job 99."""
     commands: list[list[str]] = []
 
     def tell(words: list[str], *, script: str = "") -> str:
-        commands.append(words)
+        commands.append([*words, *of_sbatch(script)])
         return "99\n"
 
     monkeypatch.setattr(scheduler, "tell", tell)
     return commands
+
+
+def of_sbatch(script: str) -> list[str]:
+    return [line.partition(" ")[2] for line in script.splitlines() if line.startswith("#SBATCH ")]
 
 
 def queued(fake: FakeSlurm, run: RunConfig) -> list[Submission]:
@@ -82,7 +88,7 @@ def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path) -> None:
         "site.partition=a,b",
     )
     run = one_run([*ON_SITE, f"results={tmp_path}", "launcher.time_limit_min=5", *options]).run
-    flags = dict(word.partition("=")[::2] for word in command(run, ["5"])[1:])
+    flags = dict(word.partition("=")[::2] for word in of_sbatch(report_script(run, ["5"])))
     assert not flags.keys() & {"--exclusive", "--nodelist", "--mail-user", "--mail-type"}
     assert (flags["--exclude"], flags["--time"], flags["--partition"]) == ("n2", "5", "a,b")
 
@@ -90,14 +96,17 @@ def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path) -> None:
 @pytest.fixture
 def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunConfig], CompletedProcess[str]]:
     """Executes what sbatch is given as the kernel does; Python is a program that prints its umask and arguments."""
-    program = tmp_path / "program"
-    program.write_text("#!/bin/bash\nprintf '%s\\n' $(umask) \"$@\"\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    (tmp_path / "bin").mkdir()
+    srun = 'while [[ $1 == --output ]] && shift 2 || [[ $1 == -* ]] && shift; do :; done; exec "$@"'
+    for name, text in (("program", "printf '%s\\n' $(umask) \"$@\""), ("srun", srun)):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "program"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
 
     def execute(run: RunConfig) -> CompletedProcess[str]:
         job = tmp_path / "slurm_script"
-        job.write_text(script(run))
+        job.write_text(report_script(run, ["5"]))
         job.chmod(0o755)
         return subprocess.run([str(job)], capture_output=True, text=True, cwd=tmp_path)
 
@@ -111,7 +120,8 @@ def test_what_the_job_executes_is_the_report_of_the_sweep(
     run = one_run([*ON_SITE, f'results="{tmp_path}/{folder}"']).run
     done = executed(run)
     umask, *arguments = done.stdout.splitlines()
-    assert arguments == ["-m", "parallelbench.cli", "report", str(run.sweep_folder)], done.stderr
+    program = ["-u", "-m", "parallelbench.entry", "parallelbench.cli"]
+    assert arguments == [*program, "report", str(run.sweep_folder)], done.stderr
     assert int(umask, 8) == record.readable_by_others(), "as results are, not as what jobs execute"
     assert not (tmp_path / "x").exists()
 
@@ -136,23 +146,21 @@ def test_a_set_up_that_fails_ends_the_job(
     assert "report" not in done.stdout
 
 
-def test_sbatch_reads_the_script_from_its_input(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text(f"#!/bin/bash\ncat > {tmp_path}/read\nprintf '%s\\n' \"$@\"\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
-    words = scheduler.tell(command(run, ["5"]), script=script(run)).splitlines()
-    assert (tmp_path / "read").read_text() == script(run)
-    assert all(word.startswith("--") for word in words), "sbatch reads its input where it is given no file"
-    assert script(run).startswith("#!/bin/bash\n")
+def test_the_report_is_written_in_the_sites_container(tmp_path: Path) -> None:
+    """As runs are trained there: the node may have no Python that loads the suite."""
+    run = one_run([*ON_SITE, f"results={tmp_path}"]).run
+    container = Container(runtime="apptainer", image="/images/bench.sif", python="/opt/bin/python")
+    site = msgspec.structs.replace(run.site, container=container)
+    script = report_script(msgspec.structs.replace(run, site=site), ["5"])
+    (line,) = (line for line in script.splitlines() if line.startswith("srun "))
+    sweep = run.sweep_folder
+    assert f"apptainer exec --bind {sweep}:{sweep}" in line
+    assert line.endswith(f"/opt/bin/python -u -m parallelbench.entry parallelbench.cli report {sweep}")
 
 
 def test_a_later_submit_replaces_the_report_that_waits(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:
     queued(fake, run)
-    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|{job_name(run.sweep_folder)}\n"
+    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|{report_name(run.sweep_folder)}\n"
     queue_report(run)
     assert [words[0] for words in told] == ["sbatch", "scancel"]
     assert told[1] == ["scancel", "90"]
@@ -162,7 +170,7 @@ def test_the_report_is_found_however_the_folder_is_spelled(run: RunConfig, tmp_p
     sweep = run.sweep_folder
     sweep.mkdir(parents=True)
     (tmp_path / "link").symlink_to(sweep)
-    assert job_name(tmp_path / "link") == job_name(sweep / ".." / sweep.name) == job_name(sweep)
+    assert report_name(tmp_path / "link") == report_name(sweep / ".." / sweep.name) == report_name(sweep)
 
 
 def test_where_nothing_is_queued_there_is_nothing_to_wait_for(
@@ -191,7 +199,7 @@ def test_a_refusal_says_that_the_jobs_are_there(
 
 def test_status_tells_of_the_report_and_cancel_ends_it(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:
     queued(fake, run)
-    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|{job_name(run.sweep_folder)}\n"
+    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|{report_name(run.sweep_folder)}\n"
     sweep = run.sweep_folder
     found = OnSlurm().status({sweep: [(RunFolder(sweep / "a"), MISSING)]})
     assert "writing reports once the others are over: 90" in found.notes

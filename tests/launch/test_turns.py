@@ -10,7 +10,7 @@ from rich.console import Console
 
 from launch.launcher import SubmitOptions
 from launch.slurm import scheduler, submit
-from launch.slurm.arrays import MOST_TURNS, in_turns, job_groups
+from launch.slurm.jobs import MOST_TURNS, in_turns, job_groups
 from launch.slurm.launcher import show_plan
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
@@ -62,7 +62,7 @@ def test_what_does_not_take_turns_is_one_array_for_each_shape(options: list[str]
 
 def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "available", lambda: True)
-    fake.answers["sinfo"] = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2|n[1-2]\n"
+    fake.answers["sinfo"] = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
     fake.answers["scontrol"] = "MaxArraySize            = 2\n"
     plan = expand([*ON_SITE, f"results={tmp_path}", *WIDE, "seed=0,1,2", "sweep.repeats=2"])
     prepared = [prepare_for_site(planned) for planned in plan]
@@ -86,7 +86,7 @@ def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monke
 def test_a_limit_in_a_later_turn_counts_all_of_the_shape(
     tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.answers["sinfo"] = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2|n[1-2]\n"
+    fake.answers["sinfo"] = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
     given: list[str] = []
 
     def sbatch(*_: object) -> str:

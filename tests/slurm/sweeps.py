@@ -74,8 +74,8 @@ class Sweeps:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def sbatch(self, script: str) -> None:
-        """Put a script in the place of sbatch; in it, `$REAL` is the real one."""
-        self.replace("sbatch", script)
+        """Put a script in the place of sbatch, where it submits; in it, `$REAL` is the real one."""
+        self.replace("sbatch", f'[[ $1 == --test-only ]] && exec $REAL "$@"\n{script}')
 
     def questions(self, *programs: str) -> Callable[[], list[str]]:
         """From now on, what these programs of Slurm are called with, one line each; a call empties the list."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from launch.leftovers import YOUNG_S
-from launch.slurm import hours, queue, scheduler
+from launch.slurm import queue, scheduler
 from parallelbench.results.folder import find_runs
 from tests.faults import fault
 from tests.helpers import fill_disk
@@ -195,12 +195,11 @@ def test_a_suspended_job_is_no_running_one(sweeps: Sweeps) -> None:
 @fault(
     "lifecycle",
     "A job that does not end",
-    injection="Slurm's own process of a job is stopped while the run ends; stuck.STUCK_S=0",
+    injection="Slurm's own process of a job is stopped while the run ends; queue.STUCK_S=0",
     outcome="the run is ok; status says that its job holds its devices, and how to end it",
 )
 def test_a_job_that_holds_its_devices_after_its_run(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (hours, queue):
-        monkeypatch.setattr(module, "STUCK_S", 0.0)
+    monkeypatch.setattr(queue, "STUCK_S", 0.0)
     assert sweeps.submit(*WITHOUT_TORCH, "epochs=50", "strategy.step_s=0.02")[0] == 0
     job = running(sweeps)
     (run,) = find_runs(sweeps.results)

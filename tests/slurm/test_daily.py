@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.slurm.arrays import MOST_TURNS
 from launch.slurm.cluster import partitions, reservations
+from launch.slurm.jobs import MOST_TURNS
 from parallelbench.results.folder import find_runs
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
@@ -67,7 +68,7 @@ def test_a_reservation_is_planned_and_kept(reserved: Sweeps) -> None:
     code, text = reserved.submit("site.reservation=deadline")
     assert code == 2
     assert "launcher.time_limit_min=60, but the reservation deadline lasts 30" in text
-    assert reserved.submit("site.reservation=other")[1].count("is no reservation of this cluster: deadline") == 1
+    assert "Requested reservation is invalid: check site.reservation" in reserved.submit("site.reservation=other")[1]
     assert not reserved.results.exists()
     with closed(reserved.cluster):
         assert reserved.submit("site.reservation=deadline", "launcher.time_limit_min=5")[0] == 0
@@ -84,10 +85,13 @@ def test_a_job_that_may_outlast_its_reservation_is_refused_though_slurm_starts_i
 
 def test_what_the_cluster_refuses_leaves_no_folder(sweeps: Sweeps) -> None:
     refused = (
-        (["site.partition=normal,nowhere"], "site.partition=nowhere is no partition of this cluster"),
-        (["cores_per_device=9"], "9 cores of a node, but those of normal have 8"),
-        (["site.nodelist=n9"], "site.nodelist=n9: n9 does not belong to normal"),
-        (["site.exclude=n[1-2]"], "site.exclude=n[1-2] leaves 0 of normal"),
+        (["site.partition=normal,nowhere"], "invalid partition specified: nowhere"),
+        (["cores_per_device=9"], "1 node with 9 cores, 2.5 GiB, 1 GPU each, but normal has 2 nodes with 8 cores"),
+        (["site.nodelist=n9"], "Invalid node name specified: check site.nodelist"),
+        (["site.nodelist=n[1-2]"], "invalid number of nodes"),
+        (["strategy=ddp", "devices=3", "nodes=3", "batch_size=33"], "3 nodes with 1 core"),
+        (["site.qos=nowhere"], "Invalid qos specification: check site.qos"),
+        (["site.account=nowhere"], "check site.account"),
     )
     for overrides, word in refused:
         code, text = sweeps.submit(*overrides)
@@ -97,15 +101,29 @@ def test_what_the_cluster_refuses_leaves_no_folder(sweeps: Sweeps) -> None:
 
 
 def test_nodes_that_are_drained_are_counted(sweeps: Sweeps) -> None:
-    assert [(kind.name, kind.nodes, kind.out, kind.names) for kind in partitions()] == [
-        (name, 2, 0, {"n1", "n2"}) for name in ("normal", "preemptible")
+    assert [(kind.name, kind.nodes, kind.out) for kind in partitions()] == [
+        (name, 2, 0) for name in ("normal", "preemptible")
     ]
+    two = ("nodes=2", "devices=2", "strategy=ddp")
     sweeps.cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
     try:
-        text = sweeps.submit("nodes=2", "devices=2", "strategy=ddp", verb="plan")[1]
+        code, text = sweeps.submit(*two, verb="plan")
+        assert sweeps.submit(*two, "cores_per_device=9", verb="plan")[0] == 2, "no node has so many"
+        assert sweeps.submit(*two)[0] == 0
+        assert len(sweeps.queue()) == 1
     finally:
         sweeps.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
-    assert "note: 1 of 2 nodes of normal is down or drained: jobs wait until enough are up" in text
+    assert "note: Slurm has no nodes for it now (1 of 2 nodes that suit are down or drained): jobs wait" in text
+    assert code == 0
+
+
+def test_the_plan_says_when_a_job_would_start(sweeps: Sweeps) -> None:
+    assert "would start at once" in sweeps.submit(verb="plan")[1]
+    job = submit(sweeps.cluster, "sleep 600", "--nodes=2", "--exclusive", "--time=130")
+    until(lambda: show(sweeps.cluster, job)["JobState"] == "RUNNING", what="a full cluster", timeout_s=PATIENCE_S)
+    text = sweeps.submit(verb="plan")[1]
+    assert re.search("would start in about 2 h (8|9|10) min", text), text
+    assert not sweeps.results.exists()
 
 
 def test_one_task_of_an_array_is_cancelled(sweeps: Sweeps) -> None:
@@ -137,7 +155,7 @@ def test_the_report_follows_the_runs(sweeps: Sweeps) -> None:
     assert "writing reports once the others are over" in sweeps.run("status", str(sweeps.results))[1]
     sweeps.until_done(2)
     page = sweeps.adhoc / "report" / "index.html"
-    log = sweeps.adhoc.glob("submissions/report-*_log.out")
+    log = sweeps.adhoc.glob("submissions/*_log.out")
     until(page.exists, what="the report", timeout_s=PATIENCE_S)
     sweeps.until_queue_is_empty()
     assert str(page) in "".join(file.read_text() for file in log).replace("\n", "")

@@ -39,4 +39,4 @@ def test_a_site_is_held_against_the_cluster(accounting: Cluster) -> None:
     text = doctor(accounting, "site=local_cluster", "site.devices_per_node=4")
     assert "site=local_cluster, 1 device" in text
     assert "the cluster takes it" in text
-    assert "is no partition of this cluster" in doctor(accounting, "site=local_cluster", "site.partition=nowhere")
+    assert "invalid partition specified: nowhere" in doctor(accounting, "site=local_cluster", "site.partition=nowhere")

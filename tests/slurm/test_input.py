@@ -320,10 +320,10 @@ def test_the_plan_is_what_is_submitted(sweeps: Sweeps) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (("site.partition=nowhere",), "site.partition=nowhere is no partition of this cluster: normal, preemptible"),
+        (("site.partition=nowhere",), "sbatch: invalid partition specified: nowhere"),
         (
             ("devices=8", "strategy=ddp", "site.devices_per_node=8", "site.memory_gib_per_device=1"),
-            "8 GPUs of a node, but those of normal have 4",
+            "sbatch: allocation failure: Requested node configuration is not available: lower devices",
         ),
         (("launcher.time_limit_min=61",), "launcher.time_limit_min=61, but normal allows 60"),
     ],

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.slurm.arrays import job_groups
-from launch.slurm.limits import allowed
+from launch.slurm.cluster import cluster_of
+from launch.slurm.jobs import job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand
 from parallelbench.cli import main
@@ -35,10 +35,11 @@ def limited() -> Iterator[Cluster]:
         change("add", "qos", "short", "MaxWall=30", "MaxTRESPerJob=gres/gpu=2", "MaxJobsPerUser=2")
         change("add", "qos", "wide", "MaxTRESPerUser=gres/gpu=3")
         change("add", "qos", "brief", "MaxTRESMinsPerJob=cpu=30")
+        change("add", "qos", "strict", "MaxWall=30", "Flags=DenyOnLimit")
         change("add", "account", "science", "GrpTRES=gres/gpu=6")
         change("add", "account", "lab", "parent=science", "MaxWall=120", "MaxTRESPerJob=mem=9G")
         change("add", "user", "root", "account=lab", "DefaultAccount=lab", "MaxSubmitJobs=5")
-        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short,wide,brief")
+        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short,wide,brief,strict")
         yield cluster
 
 
@@ -77,13 +78,14 @@ def limited() -> Iterator[Cluster]:
             "1 cores for 60 min, but the QOS brief allows 30 cores × min a job",
             "QOSMaxCpuMinutesPerJobLimit",
         ),
-        (["site.qos=long"], ["--qos=long"], "site.qos=long is not open", "Invalid qos"),
-        (["site.account=root", "site.qos=short"], ["--account=root", "--qos=short"], "not open", "Invalid qos"),
+        (["site.qos=long"], ["--qos=long"], "Invalid qos", "Invalid qos"),
+        (["site.account=root", "site.qos=short"], ["--account=root", "--qos=short"], "Invalid qos", "Invalid qos"),
+        (["site.account=far"], ["--account=far"], "Invalid account", "Invalid account"),
         (
-            ["site.account=far"],
-            ["--account=far"],
-            "is no account of this user: ",
-            "Invalid account",
+            ["site.qos=strict"],
+            ["--time=60", "--qos=strict"],
+            "the QOS strict allows 30",
+            "QOSMaxWallDurationPerJobLimit",
         ),
     ],
 )
@@ -100,10 +102,9 @@ def test_a_refusal_is_slurms(
         monkeypatch.setenv(name, value)
     plan = expand(["launcher=slurm", "site=local_cluster", f"results={tmp_path}", *overrides])
     (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
-    found = allowed()
-    assert found is not None
-    (text,) = found.refusals(batch)
-    assert said in text
+    answer = cluster_of().answer(batch.job)
+    assert any(said in text for text in answer.refusals), answer
+    assert not answer.start
     assert reason in slurms_word(limited, options)
 
 

@@ -106,7 +106,8 @@ def _kill_the_launcher(sweep: Sweep, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     wrapper = tmp_path / "bin" / "sbatch"
     real = shutil.which("sbatch", path=sweep.cluster.env["PATH"])
-    wrapper.write_text(f'#!/bin/bash\n{real} "$@" > /dev/null\nkill -KILL $PPID\n')
+    asks = f'[[ $1 == --test-only ]] && exec {real} "$@"'
+    wrapper.write_text(f'#!/bin/bash\n{asks}\n{real} "$@" > /dev/null\nkill -KILL $PPID\n')
     wrapper.chmod(0o755)
     assert sweep.submission(path=wrapper.parent).returncode == -signal.SIGKILL
     assert sweep.jobs == []

@@ -1,0 +1,299 @@
+"""Jobs that train no run: a sweep's report, a calibration, the links between nodes, the checks of a GPU.
+
+A report is queued behind the jobs of its sweep. For the others the command waits: `srun` shows what they print, and
+Ctrl-C ends them. On each of their nodes: `python -m parallelbench.entry launch.slurm.errands KIND FOLDER INTERFACE …`;
+what the command and its nodes tell each other is in that folder, which all of them see. `make gpu-check LAUNCHER=slurm`
+starts `… launch.slurm.errands gpu-check [OPTION …] [OVERRIDE …]`, with gpu-check's options, `--conf DIR`, `site=…` and
+`nodes=…`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from launch.attempt.processes import CALIBRATION, calibration_arguments, command_line, environment
+from launch.slurm import record, rendezvous, scheduler
+from launch.slurm.cluster import require_accepted
+from launch.slurm.jobs import Job, Shape, memory_mib, needed_folders, shape_of, slurm
+from launch.slurm.queue import track
+from launch.slurm.scheduler import SchedulerError
+from launch.sweep import one_run
+from launch.sweep.extension import extension
+from parallelbench.config.build import from_mapping
+from parallelbench.config.plugin import plugin_of
+from parallelbench.errors import ConfigError, count_of
+from parallelbench.processes import inherited
+from parallelbench.world.machine import threads_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from launch.attempt.processes import Rendezvous
+    from launch.launcher import Prepared
+    from launch.slurm.scheduler import QueuedJob
+    from parallelbench.config.run import RunConfig
+
+
+REPORT_MINUTES = 30
+"""Its time limit, unless the site's is shorter; the report of ten thousand runs takes less than one."""
+CALIBRATION_MINUTES = 15
+"""Its time limit, as that of the next two, unless the launcher's is shorter; the measurement takes minutes."""
+BANDWIDTH_MINUTES = 2
+"""The measurement takes seconds."""
+GPU_CHECK_MINUTES = 60
+"""Strategies that compile take most."""
+WAIT_S = 60.0
+"""How long a node waits for the first one's address."""
+_OF_REPORT = Shape(nodes=1, devices_per_node=0, gpus_per_node=0, cpus_per_node=2, memory_mib_per_node=4096)
+_REHEARSED = 2
+"""Cores of each node, where CPU processes take the place of GPUs."""
+
+
+# --- the report of a sweep
+
+
+def queue_report(run: RunConfig) -> str:
+    """Queue the report of a run's sweep, in place of one that waits already; returns what there is to say.
+
+    Raises `SchedulerError` where Slurm takes no such job.
+    """
+    sweep = run.sweep_folder
+    tracker = track({sweep: record.submissions(sweep)}, writes=False)[sweep]
+    waits_for = sorted({job.whole for job in tracker.in_queue()}, key=int)
+    if not waits_for:
+        return f"no job is queued; `parallelbench report {shlex.quote(str(sweep))}` writes the report now"
+    former = [job.whole for job in reports(sweep, tracker.queue) if job.state == "PENDING"]
+    try:
+        job = scheduler.tell(["sbatch", "--parsable"], script=report_script(run, waits_for)).strip().partition(";")[0]
+        if former:
+            scheduler.tell(["scancel", *former])
+    except SchedulerError as error:
+        raise SchedulerError(f"the jobs are submitted, but not the one that writes their report: {error}") from None
+    mail = f", and sends mail to {run.site.mail_user}" if run.site.mail_user else ""
+    return f"job {job}: writes the report once the others are over{mail}"
+
+
+def report_script(run: RunConfig, waits_for: Sequence[str]) -> str:
+    """The batch script of the job that writes the report after these jobs, however they end.
+
+    The site's nodes are for jobs that train. What it writes may be read by others, as results may.
+    """
+    sweep, plugin = run.sweep_folder.absolute(), plugin_of(run)
+    path = [f"export PYTHONPATH={shlex.quote(plugin[1])}${{PYTHONPATH:+:$PYTHONPATH}}"] if plugin else []
+    job = Job(
+        name=report_name(sweep),
+        shape=_OF_REPORT,
+        launcher=slurm(run),
+        site=msgspec.structs.replace(run.site, exclusive=False, nodelist=None),
+        minutes=min(REPORT_MINUTES, run.site.max_time_min or REPORT_MINUTES),
+        program=["parallelbench.cli", "report", *(["--plugin", plugin[0]] if plugin else []), str(sweep)],
+        folder=sweep / record.FOLDER,
+        folders=needed_folders(run.site, sweep, plugin),
+        lines=[f"umask {record.readable_by_others():03o}", *path],
+    )
+    further = {"dependency": f"afterany:{':'.join(waits_for)}"}
+    if run.site.mail_user:
+        further |= {"mail_user": run.site.mail_user, "mail_type": "END,FAIL"}
+    return job.script(further=further)
+
+
+def report_name(sweep: Path) -> str:
+    """The name of the jobs that write a sweep's report."""
+    return f"parallelbench-report-{hashlib.sha256(str(sweep.resolve()).encode()).hexdigest()[:12]}"
+
+
+def reports(sweep: Path, queue: Mapping[str, QueuedJob]) -> Iterable[QueuedJob]:
+    """The jobs in the queue that write a sweep's report."""
+    return [job for job in queue.values() if job.name == report_name(sweep)]
+
+
+# --- on the login node: jobs that the command waits for
+
+
+def errand(run: RunConfig, shape: Shape, folder: Path, *words: str, minutes: int) -> Job:
+    """A job on a run's nodes. The first of `words` is its kind, the others are arguments on each node."""
+    kind, *rest = words
+    return Job(
+        name=f"parallelbench-{kind}",
+        shape=shape,
+        launcher=slurm(run),
+        site=run.site,
+        minutes=min(minutes, slurm(run).time_limit_min),
+        program=["launch.slurm.errands", f"{kind}-on-node", str(folder), run.site.network_interface or "", *rest],
+        folder=folder,
+        folders=needed_folders(run.site, folder.parent, plugin_of(run)),
+    )
+
+
+@contextmanager
+def _shared_folder(run: RunConfig, kind: str) -> Iterator[Path]:
+    """A folder that all nodes see, below that of the results; raises `ConfigError` where there is no Slurm."""
+    if not scheduler.available():
+        raise ConfigError("there is no Slurm here: run this on the login node, or without launcher=slurm")
+    results = run.sweep_folder.parent.absolute()
+    results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{kind}-", dir=results) as folder:
+        yield Path(folder)
+
+
+def _announce(job: Job) -> None:
+    """Say what is waited for; raises `ConfigError` where that would be for ever."""
+    require_accepted([job])
+    nodes = count_of(job.shape.nodes, "node")
+    print(f"waiting for {nodes} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
+
+
+def calibrate(prepared: Prepared, path: Path) -> None:
+    """Measure devices and links of a run's nodes into a table; raises `ConfigError` where the job wrote none."""
+    with _shared_folder(prepared.planned.run, "calibration") as folder:
+        # All nodes see this folder; the place of the table, they may not.
+        table = folder / "table.parquet"
+        job = calibration_job(prepared, folder, table)
+        _announce(job)
+        text = scheduler.tell(job.srun(), waits=True)
+        if not table.exists():
+            raise ConfigError(f"the calibration wrote no table: {text.strip()[-300:]}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(table.read_bytes())
+
+
+def calibration_job(prepared: Prepared, folder: Path, table: Path) -> Job:
+    """One task on each node, which starts a rank for each of its devices; the first rank writes the table."""
+    run = prepared.planned.run
+    words = ("calibration", *calibration_arguments(prepared, table))
+    return errand(run, shape_of(run, prepared.device_type), folder, *words, minutes=CALIBRATION_MINUTES)
+
+
+def bandwidth(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """(what, finding) pairs for `doctor --bandwidth`: all-reduces between nodes, one rank on each."""
+    device_type = run.site.device if run.device == "auto" else run.device
+    with _shared_folder(run, "bandwidth") as folder:
+        words = ("bandwidth", device_type)
+        job = errand(run, shape_of(run, device_type), folder, *words, minutes=BANDWIDTH_MINUTES)
+        _announce(job)
+        text = scheduler.tell(job.srun(), waits=True)
+    lines = [line for line in text.splitlines() if line.startswith("[{")]
+    if not lines:
+        raise ConfigError(f"the probe printed no result: {text.strip()[-300:]}")
+    for row in msgspec.json.decode(lines[-1]):
+        size, ranks = f"{row['size_bytes'] / 1024:,.0f} KiB", int(row["ranks"])
+        bus = 2 * (ranks - 1) / ranks * row["size_bytes"] / row["time_s"]
+        yield (
+            f"all-reduce {size}",
+            f"{row['time_s'] * 1e6:,.0f} µs, {bus / 1e9:.3f} GB/s sent by each of {ranks} nodes",
+        )
+
+
+def gpu_check(arguments: Sequence[str]) -> int:
+    """The checks of a GPU, on all GPUs of one node or several."""
+    parser = argparse.ArgumentParser(prog="gpu-check", add_help=False)
+    parser.add_argument("--conf")
+    chosen, rest = parser.parse_known_args(list(arguments))
+    options = [each for each in rest if each.startswith("--")]
+    overrides = [each for each in rest if not each.startswith("--")]
+    nodes = next((value for key, _, value in (each.partition("=") for each in overrides) if key == "nodes"), "1")
+    try:
+        run = one_run(["launcher=slurm", *overrides, f"devices={nodes}"], extension(chosen.conf, None)).run
+        # What has passed is kept beside this folder.
+        with _shared_folder(run, "gpu-check") as folder:
+            job = gpu_check_job(run, folder, options)
+            _announce(job)
+            return subprocess.run(job.srun(), stdin=subprocess.DEVNULL).returncode
+    except ConfigError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def gpu_check_job(run: RunConfig, folder: Path, options: Sequence[str]) -> Job:
+    """One task on each of the nodes, with all of its GPUs."""
+    site, launcher = run.site, slurm(run)
+    rehearsed = "--rehearse" in options
+    if not (rehearsed or site.gpus_per_node):
+        raise ConfigError(f"site={site.name} has site.gpus_per_node=0: set it to the GPUs of a node")
+    devices = _REHEARSED if rehearsed else site.gpus_per_node
+    cores = devices if rehearsed else devices * launcher.cpus_per_gpu
+    gpus = site.gpus_per_node if record.asks_for_gpus(site, "cpu" if rehearsed else "cuda") else 0
+    shape = Shape(run.nodes, devices, gpus, cores, memory_mib(run, devices))
+    return errand(run, shape, folder, "gpu-check", *options, minutes=GPU_CHECK_MINUTES)
+
+
+# --- on each node, under srun
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the checks of a GPU, or be one of an errand's tasks."""
+    kind, *rest = arguments
+    if kind == "gpu-check":
+        return gpu_check(rest)
+    folder, interface, *words = rest
+    on_node = {"calibration": _calibrating, "bandwidth": _measuring, "gpu-check": _checking}
+    return on_node[kind.removesuffix("-on-node")](Path(folder), interface or None, words)
+
+
+def _calibrating(folder: Path, interface: str | None, words: list[str]) -> int:
+    """Meet the other nodes, then become the calibration."""
+    device_type, run = words[1], from_mapping(msgspec.json.decode(words[2]))
+    meeting = met(folder, interface)
+    processes = run.strategy.processes(run, device_type)
+    command = command_line(words, processes, meeting, program=CALIBRATION)
+    cores = threads_here()
+    os.execve(command[0], command, environment(run, device_type, os.environ, cores=cores, rendezvous=meeting))
+
+
+def _measuring(folder: Path, interface: str | None, words: list[str]) -> int:
+    """Meet the other nodes, then become the probe, whose rank 0 prints JSON."""
+    rank, size = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
+    _through(interface)
+    meeting = met(folder, interface)
+    probe = [sys.executable, "-m", "parallelbench.measure.bandwidth"]
+    address = f"tcp://{meeting.host}:{meeting.port}"
+    os.execve(sys.executable, [*probe, address, rank, size, *words], inherited(os.environ))
+
+
+def _checking(folder: Path, interface: str | None, options: list[str]) -> int:
+    """The first node checks; the others start their share of what it starts."""
+    node, nodes = os.environ["SLURM_PROCID"], int(os.environ["SLURM_NTASKS"])
+    _through(interface)
+    if node != "0":
+        os.execv(sys.executable, [sys.executable, "-m", "parallelbench.gpu_check.nodes", str(folder), node])
+    host = rendezvous.address_of(interface, nodes=nodes)
+    several = ["--nodes", str(nodes), "--host", host, "--folder", str(folder)]
+    os.execv(sys.executable, [sys.executable, "-m", "parallelbench.gpu_check", *several, *options])
+
+
+def _through(interface: str | None) -> None:
+    if interface:
+        os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+
+def met(folder: Path, interface: str | None) -> Rendezvous:
+    """Where a job's nodes meet: the first of them tells the others through the folder."""
+    nodes, node = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_PROCID"])
+    if node == 0:
+        return rendezvous.offer(folder, os.environ["SLURM_JOB_ID"], nodes=nodes, interface=interface)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if (offer := rendezvous.read(folder)) is not None:
+            return offer.meeting(node=node, nodes=nodes)
+        time.sleep(rendezvous.POLL_S)
+    raise TimeoutError(
+        f"node 0 did not write its address to {folder} within {WAIT_S:g} s: do all nodes see that folder?"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,482 @@
+"""What Slurm is asked for, and what it executes: one description of a job of any kind, as a script of sbatch's or srun.
+
+All kinds (runs, reports, measurements) get the same resources' flags, set-up, container, and end together. Runs whose
+jobs are alike make up one array, and the arrays of several shapes take turns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launch.slurm import record
+from launch.slurm.record import Submission, asks_for_gpus
+from parallelbench.config.plugin import plugin_of
+from parallelbench.config.sites import SlurmLauncher
+from parallelbench.entry import ENTRY
+from parallelbench.errors import ConfigError, count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from launch.launcher import Prepared
+    from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site
+
+
+Flags = dict[str, str | int | bool]
+"""Options of sbatch and srun → their values; True: it has none."""
+
+
+END_TOGETHER = {"kill-on-bad-exit": 1, "wait": 60}
+"""Options of every srun: the first task that fails ends the others; once the first has ended, they get so many s."""
+_WARNING_OFF_BY_S = 60
+"""Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
+
+
+STOP_AT_FAILURE = (
+    "set_up_depth=${#BASH_SOURCE[@]}",
+    """trap 'code=$?; [ "${#BASH_SOURCE[@]}" -gt "$set_up_depth" ] || { echo "parallelbench: set-up failed with """
+    """exit code $code in line $LINENO of the script"; exit "$code"; }' ERR""",
+)
+"""Not `set -e`: what fails inside a function or a sourced file is that file's affair, and only its end counts. Not
+`|| exit` either: several lines may make up one command, such as if … fi."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The resources of one job. One task per node, which starts all of the node's processes itself."""
+
+    nodes: int
+    devices_per_node: int
+    gpus_per_node: int
+    """GPUs to allocate on each node; 0: none."""
+    cpus_per_node: int
+    memory_mib_per_node: int
+
+    @property
+    def devices(self) -> int:
+        """Over all nodes."""
+        return self.nodes * self.devices_per_node
+
+    def __str__(self) -> str:
+        gpus = f", {count_of(self.gpus_per_node, 'GPU')}" if self.gpus_per_node else ""
+        memory = f"{self.memory_mib_per_node / 1024:g} GiB"
+        return f"{count_of(self.nodes, 'node')} with {count_of(self.cpus_per_node, 'core')}, {memory}{gpus} each"
+
+
+def slurm(run: RunConfig) -> SlurmLauncher:
+    """The launcher of a run that goes to Slurm."""
+    assert isinstance(run.launcher, SlurmLauncher), f"launcher={run.launcher.name}"
+    return run.launcher
+
+
+def shape_of(run: RunConfig, device_type: str) -> Shape:
+    """The resources of a run's job; raises `ConfigError` for more than the site has."""
+    launcher, site = slurm(run), run.site
+    devices = run.devices // run.nodes
+    if devices > site.devices_per_node:
+        raise ConfigError(_too_many(run, devices))
+    if site.max_nodes is not None and run.nodes > site.max_nodes:
+        raise ConfigError(f"nodes={run.nodes}, but site={site.name} allows a job site.max_nodes={site.max_nodes}")
+    if site.max_time_min is not None and launcher.time_limit_min > site.max_time_min:
+        raise ConfigError(
+            f"launcher.time_limit_min={launcher.time_limit_min}, but site={site.name} allows a job "
+            f"site.max_time_min={site.max_time_min}: lower it"
+        )
+    if launcher.signal_delay_s + _WARNING_OFF_BY_S >= 60 * launcher.time_limit_min:
+        raise ConfigError(
+            f"launcher.signal_delay_s={launcher.signal_delay_s} with launcher.time_limit_min={launcher.time_limit_min}:"
+            f" Slurm's warning can come {_WARNING_OFF_BY_S} s early, so a run would be stopped as soon as it starts: "
+            "raise launcher.time_limit_min or lower launcher.signal_delay_s"
+        )
+    if device_type == "cuda" and not site.gpus_per_node:
+        raise ConfigError(f"device=cuda, but site={site.name} has gpus_per_node=0: choose device=cpu or another site")
+    gpus = devices if asks_for_gpus(site, device_type) else 0
+    cpus = devices * (launcher.cpus_per_gpu if device_type == "cuda" else run.cores_per_device)
+    return Shape(run.nodes, devices, gpus, cpus, memory_mib(run, devices))
+
+
+def memory_mib(run: RunConfig, devices: int) -> int:
+    """What a node needs for so many of a run's devices."""
+    return round(1024 * (slurm(run).memory_gib_per_device or run.site.memory_gib_per_device) * devices)
+
+
+def charged_devices(shape: Shape, site: Site) -> int:
+    """Devices that a job is charged for: all GPUs of its nodes where it has the nodes to itself, else its own."""
+    return shape.nodes * site.gpus_per_node if site.exclusive and shape.gpus_per_node else shape.devices
+
+
+def _too_many(run: RunConfig, devices: int) -> str:
+    most = run.site.devices_per_node
+    nodes = next((n for n in range(run.nodes, run.devices + 1) if run.devices % n == 0 and run.devices // n <= most), 0)
+    return (
+        f"devices={run.devices} on nodes={run.nodes} are {devices} a node, but site={run.site.name} has "
+        f"site.devices_per_node={most}: choose nodes={nodes} or fewer devices"
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of any kind: a run's, a report's, a measurement's. Of an array: each of its tasks."""
+
+    name: str
+    shape: Shape
+    launcher: SlurmLauncher
+    site: Site
+    minutes: int
+    """Its time limit."""
+    program: Sequence[str]
+    """A module of the suite and its arguments, which each of its nodes executes once."""
+    folder: Path
+    """Where Slurm writes what it prints."""
+    folders: Sequence[Path]
+    """What it reads and writes, which a container has to see."""
+    lines: Sequence[str] = ()
+    """Shell lines of its own, after the site's."""
+
+    @property
+    def flags(self) -> Flags:
+        """Its options; raises `ConfigError` as `site_flags` does."""
+        shape, site = self.shape, self.site
+        gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
+        return {
+            "job-name": self.name,
+            "time": self.minutes,
+            "nodes": shape.nodes,
+            "ntasks-per-node": 1,
+            "cpus-per-task": shape.cpus_per_node,
+            "mem": f"{shape.memory_mib_per_node}M",
+            **site_flags(site),
+            **({"gpus-per-node": gpus} if shape.gpus_per_node else {}),
+        }
+
+    def command(self) -> list[str]:
+        """What each node executes, in the site's container if it has one."""
+        container, program = self.site.container, ["-u", "-m", ENTRY, *self.program]
+        if container is None or in_pyxis(self.site):
+            return [container.python if container else sys.executable, *program]
+        binds = [word for mount in _mounts(self.site, self.folders) for word in ("--bind", mount)]
+        nvidia = ["--nv"] if self.shape.gpus_per_node else []
+        return [container.runtime, "exec", *nvidia, *binds, container.image, container.python, *program]
+
+    def srun(self) -> list[str]:
+        """The command that waits for the job and shows what it prints."""
+        # With Pyxis all of it is in the container, where the node's modules are not.
+        own = [] if in_pyxis(self.site) else site_lines(self.site)
+        script = "\n".join([*FIRST_LINES, *own, *self.lines, f"exec {shlex.join(self.command())}"])
+        return ["srun", "--unbuffered", *as_words(self.flags), *self._step(), "bash", "-c", script]
+
+    def batch(self) -> dict[str, Any]:
+        """The parameters of submitit's batch script. All values are those of checked fields."""
+        named = ("job-name", "time", "nodes", "ntasks-per-node", "cpus-per-task")
+        flags = self.flags
+        after = outside(self.site, self.folder)
+        return {
+            **{name.replace("-", "_"): flags.pop(name) for name in named},
+            "wckey": None,  # else submitit sets one
+            "signal_delay_s": self.launcher.signal_delay_s,
+            "array_parallelism": self.launcher.array_parallelism,
+            "stderr_to_stdout": True,
+            "setup": [*FIRST_LINES, *site_lines(self.site), *self.lines],
+            # Since 22.05 srun doesn't take the number of cores from the job by itself.
+            "srun_args": [f"--cpus-per-task={self.shape.cpus_per_node}", *self._step()],
+            "additional_parameters": {**flags, "requeue": True},
+            **({"teardown": after} if after else {}),
+        }
+
+    def script(self, count: int = 1, *, further: Mapping[str, Any] | None = None) -> str:
+        """The batch script of an array of `count` jobs; `further`: parameters of submitit's."""
+        from submitit.slurm.slurm import _make_sbatch_string
+
+        several = count if count > 1 else None
+        parameters = self.batch() | dict(further or {})
+        return str(_make_sbatch_string(shlex.join(self.command()), self.folder, map_count=several, **parameters))
+
+    def _step(self) -> list[str]:
+        """Options of every srun but those that its job has."""
+        pyxis: list[str] = []
+        if self.site.container is not None and in_pyxis(self.site):
+            mounts = ",".join(_mounts(self.site, self.folders))
+            pyxis = [f"--container-image={self.site.container.image}", f"--container-mounts={mounts}"]
+        return [*as_words(END_TOGETHER), *pyxis]
+
+
+def job_of_runs(submission: Submission, shape: Shape, folder: Path) -> Job:
+    """The job that works through runs; `folder` is its submission's."""
+    folder = folder.absolute()
+    return Job(
+        name=submission.name,
+        shape=shape,
+        launcher=submission.launcher,
+        site=submission.site,
+        minutes=submission.launcher.time_limit_min,
+        program=["launch.slurm.start", str(folder)],
+        folder=folder,
+        folders=needed_folders(submission.site, folder.parents[1], submission.plugin),
+    )
+
+
+FIRST_LINES = (
+    "umask 077",
+    # A job's working directory is the user's: a stray conf.py there must not shadow ours.
+    "export PYTHONSAFEPATH=1",
+)
+"""Shell lines with which every job begins."""
+
+
+def site_lines(site: Site) -> list[str]:
+    """The site's shell lines; one that fails ends the job."""
+    own = [*(f"module load {module}" for module in site.modules), *site.setup]
+    return [*STOP_AT_FAILURE, *own, "trap - ERR"] if own else []
+
+
+_KEYS = (
+    *("partition", "qos", "account", "wckey", "constraint"),
+    *("reservation", "nice", "nodelist", "exclude"),
+)
+"""Keys of a site that are options of Slurm's by the same name."""
+_DEVICES = "it follows from devices, nodes, site.gpus_per_node and site.gpu_type"
+_CORES = "set launcher.cpus_per_gpu, or cores_per_device"
+_MEMORY = "set launcher.memory_gib_per_device or site.memory_gib_per_device"
+_RECORDS = "the suite finds its jobs and their logs by it"
+_NOT_HERE = "it has no place in a job of the suite"
+OWN: Mapping[str, str] = {
+    **{key: f"set site.{key}" for key in (*_KEYS, "exclusive")},
+    **dict.fromkeys(("container", "container-image", "container-mounts"), "set site.container"),
+    **dict.fromkeys(("mail-user", "mail-type"), "set site.mail_user"),
+    **dict.fromkeys(("time", "time-min"), "set launcher.time_limit_min"),
+    **dict.fromkeys(("signal",), "set launcher.signal_delay_s"),
+    **dict.fromkeys(("requeue", "no-requeue"), "set launcher.attempts"),
+    **dict.fromkeys(("array",), "set launcher.array_parallelism"),
+    **dict.fromkeys(("nodes",), "set nodes"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"), _DEVICES),
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task"), _DEVICES),
+    **dict.fromkeys(("cpus-per-task", "cpus-per-gpu"), _CORES),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), _MEMORY),
+    **dict.fromkeys(("job-name", "output", "error", "input", "open-mode", "chdir", "dependency", "clusters"), _RECORDS),
+    **dict.fromkeys(("export", "export-file", "get-user-env", "uid", "gid", "wrap", "wait", "hold"), _NOT_HERE),
+    **dict.fromkeys(("parsable", "test-only", "quiet", "verbose", "help", "usage", "version"), _NOT_HERE),
+    **dict.fromkeys(("kill-on-bad-exit", "unbuffered", "immediate"), _NOT_HERE),
+}
+"""Options of sbatch and srun that the suite sets, or that would change how it knows its jobs → what to do instead."""
+
+
+def site_flags(site: Site) -> Flags:
+    """Option → its value; True: it has none. Options that the site does not set are left out.
+
+    Raises `ConfigError` where `site.sbatch` has an option of the suite's own.
+    """
+    flags = {key: value for key in _KEYS if (value := getattr(site, key)) is not None}
+    further = {name: value for name, value in (site.sbatch or {}).items() if value is not None and value is not False}
+    for name in further:
+        if not re.fullmatch(r"[a-z][a-z0-9]+(-[a-z0-9]+)*", name):
+            raise ConfigError(
+                f"site.sbatch.{name} is no option: name a long one of sbatch's as --help does, e.g. comment"
+            )
+        # sbatch takes the beginning of a name for the name.
+        if (own := next((own for own in OWN if own.startswith(name)), None)) is not None:
+            raise ConfigError(f"site.sbatch.{name} is refused, as --{own} is the suite's: {OWN[own]}")
+    return flags | further | ({"exclusive": True} if site.exclusive else {})
+
+
+def as_words(flags: Mapping[str, str | int | bool | None]) -> list[str]:
+    """Options as a command has them; those that are None are left out."""
+    return [f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items() if value is not None]
+
+
+def in_pyxis(site: Site) -> bool:
+    """Whether srun puts jobs into a container, by its plugin Pyxis."""
+    return site.container is not None and site.container.runtime == "pyxis"
+
+
+def needed_folders(site: Site, results: Path, plugin: Sequence[str]) -> list[Path]:
+    """What a job reads and writes: its sweep's folder, or that of the results; the data; a user's package."""
+    data = site.data_folder.absolute()
+    return [results.absolute(), *([data] if data.is_dir() else []), *map(Path, plugin[1:])]
+
+
+def outside(site: Site, folder: Path) -> list[str]:
+    """Lines of the batch script after its program: no scontrol is in a container, so the job is queued again here."""
+    if site.container is None:
+        return []
+    marker = f"{shlex.quote(str(folder))}/requeue-$SLURM_JOB_ID"
+    return [
+        "code=$?",
+        f'if [ -e {marker} ]; then rm {marker}; scontrol requeue "$SLURM_JOB_ID"; fi',
+        'exit "$code"',
+    ]
+
+
+def ask_outside(site: Site, folder: Path, job: str) -> bool:
+    """Ask the batch script for what `outside` does; false without a container, whose script would not."""
+    if site.container is not None:
+        (folder / f"requeue-{job}").touch()
+    return site.container is not None
+
+
+def check_container(run: RunConfig) -> None:
+    """Refuse folders that the container could not be given."""
+    site = run.site
+    if site.container is None:
+        return
+    for folder in needed_folders(site, run.sweep_folder, []):
+        if odd := next((character for character in str(folder) if character in ",:"), None):
+            raise ConfigError(f"{folder} has {odd!r}, which no folder of a container may have: choose another")
+    if in_pyxis(site) and site.data_dir.startswith("~"):
+        raise ConfigError(
+            f"site.data_dir={site.data_dir} with a container of Pyxis, where the home folder may be another: write "
+            f"the path out, e.g. {os.path.expanduser(site.data_dir)}"
+        )
+
+
+def _mounts(site: Site, folders: Sequence[Path]) -> list[str]:
+    assert site.container is not None
+    return list(dict.fromkeys([*(f"{folder}:{folder}" for folder in folders), *site.container.mounts]))
+
+
+@dataclass(frozen=True)
+class Hours:
+    """A sum over devices."""
+
+    gpu: float = 0.0
+    """Of GPUs that the jobs request from Slurm."""
+    cpu: float = 0.0
+    """Of devices that are cores, in jobs that request no GPU."""
+
+    @classmethod
+    def of(cls, seconds: float, *, devices: int, gpus: bool) -> Hours:
+        """The hours of `devices` devices for `seconds`."""
+        hours = devices * seconds / 3600
+        return cls(gpu=hours) if gpus else cls(cpu=hours)
+
+    def __add__(self, other: Hours) -> Hours:
+        return Hours(self.gpu + other.gpu, self.cpu + other.cpu)
+
+    def __bool__(self) -> bool:
+        return bool(self.gpu or self.cpu)
+
+    def __str__(self) -> str:
+        parts = [f"{self.gpu:.2f} GPU-hours"] if self.gpu or not self.cpu else []
+        return " and ".join([*parts, *([f"{self.cpu:.2f} CPU device-hours"] if self.cpu else [])])
+
+
+def most_seconds(launcher: SlurmLauncher) -> float:
+    """Most time that a job may take, s: the time limit times the allowed starts."""
+    return 60.0 * launcher.time_limit_min * launcher.attempts
+
+
+@dataclass(frozen=True)
+class JobGroup:
+    """Runs of one shape, in the order of the plan."""
+
+    shape: Shape
+    device_type: str
+    runs: list[Prepared]
+    submit: str
+    """Identifies the command that submits them."""
+
+    def tasks(self) -> list[list[str]]:
+        """Which runs each task of the array works through."""
+        names = [item.folder.path.name for item in self.runs]
+        return [names] if self.runs[0].planned.run.launcher.packed else [[name] for name in names]
+
+    @property
+    def most_hours(self) -> Hours:
+        """Device-hours if every job is started as often as allowed, and uses its time limit each time."""
+        run = self.runs[0].planned.run
+        devices, most_s = charged_devices(self.shape, run.site), len(self.tasks()) * most_seconds(slurm(run))
+        return Hours.of(most_s, devices=devices, gpus=bool(self.shape.gpus_per_node))
+
+    def submission(self, tasks: list[list[str]], token: str) -> Submission:
+        """The record of some of its tasks, before Slurm is asked for their jobs."""
+        run = self.runs[0].planned.run
+        return Submission(
+            token=token,
+            created_at=time.time(),
+            job=None,
+            tasks=tasks,
+            devices=charged_devices(self.shape, run.site),
+            device_type=self.device_type,
+            launcher=slurm(run),
+            site=run.site,
+            plugin=plugin_of(run),
+            same_plugin=run.same_plugin,
+            umask=record.readable_by_others(),
+            submit=self.submit,
+        )
+
+    @property
+    def job(self) -> Job:
+        """One of its jobs, as it is before there is a record of it."""
+        folder = record.folder_of(self.runs[0].planned.run.sweep_folder, "TOKEN")
+        return job_of_runs(self.submission([], "TOKEN"), self.shape, folder)
+
+
+def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
+    """Group runs by all that their jobs share: resources, launcher, site, and a user's package."""
+    groups: dict[tuple[Any, ...], JobGroup] = {}
+    submit = record.new_token()
+    for item in prepared:
+        run, device_type = item.planned.run, item.device_type
+        shape = shape_of(run, device_type)
+        key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run), run.same_plugin]))
+        groups.setdefault(key, JobGroup(shape, device_type, [], submit)).runs.append(item)
+    return list(groups.values())
+
+
+MOST_TURNS = 8
+"""More repeats share turns: every turn of a shape is an array of its own, which sbatch takes a moment for."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one shape submits at once."""
+
+    group: JobGroup
+    """Those of its runs."""
+    shape: int
+    """Which of the groups it is a part of."""
+    before: int
+    """Tasks of this shape in earlier turns."""
+    whole: int
+    """Tasks of this shape."""
+
+
+def in_turns(groups: Sequence[JobGroup]) -> list[Turn]:
+    """First the first repeats of each shape, then the next ones.
+
+    A sweep measures its configurations in turn within each repeat. One array for each shape would undo that: Slurm
+    starts jobs in about the order of their submission. A shape whose jobs `launcher.array_parallelism` holds back stays
+    one array, since that limit is one array's.
+    """
+    repeats = sorted({item.planned.run.repeat for group in groups for item in group.runs if _may_turn(group)})
+    several = sum(map(_may_turn, groups)) > 1
+    turn_of = {repeat: place * min(MOST_TURNS, len(repeats)) // len(repeats) for place, repeat in enumerate(repeats)}
+    turns: dict[tuple[int, int], list[int]] = {}
+    for shape, group in enumerate(groups):
+        for place, item in enumerate(group.runs):
+            turn = turn_of[item.planned.run.repeat] if several and _may_turn(group) else 0
+            turns.setdefault((turn, shape), []).append(place)
+    before = dict.fromkeys(range(len(groups)), 0)
+    found = []
+    for (_, shape), places in sorted(turns.items()):
+        group = groups[shape]
+        part = replace(group, runs=[group.runs[place] for place in places])
+        found.append(Turn(part, shape, before[shape], len(group.tasks())))
+        before[shape] += len(part.tasks())
+    return found
+
+
+def _may_turn(group: JobGroup) -> bool:
+    """Whether its runs may be several arrays: not where they share a job, or wait for each other."""
+    launcher = slurm(group.runs[0].planned.run)
+    return not launcher.pack and len(group.runs) <= launcher.array_parallelism
