@@ -181,6 +181,15 @@ BY_CONSTRUCTION = {
         "tests/strategies/test_captured.py::test_what_can_not_be_captured_is_refused_with_the_reason",
         "captured steps (graph=true)",
     ),
+    "a language model's step takes at most 1.1 times the launches of one written by hand": (
+        "tests/strategies/test_launches.py"
+        "::test_a_step_of_a_language_model_is_few_launches_beside_one_written_by_hand",
+        "",
+    ),
+    "a language model is compiled as one graph": (
+        "tests/strategies/test_compile.py::test_a_language_model_is_compiled_whole",
+        "",
+    ),
     "captured steps of language models train alike": (
         "tests/strategies/test_captured.py::test_gpu_check_holds_captured_steps_of_language_models_against_others",
         "captured steps of gpt",

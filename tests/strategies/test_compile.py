@@ -81,6 +81,15 @@ def _train_compiled(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [("learned", "gelu"), ("rope", "swiglu")], ids=["gpt2", "llama"])
+def test_a_language_model_is_compiled_whole(layers: tuple[str, str]) -> None:
+    run = configure("model=gpt_tiny", "data=tokens", f"model.positions={layers[0]}", f"model.mlp={layers[1]}")
+    explained = torch._dynamo.explain(build_model(run))(torch.zeros(2, 64, dtype=torch.int64))
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0), explained.break_reasons
+
+
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", DEVICES)
