@@ -1,8 +1,8 @@
-"""How wrong the advisor is: on finished sweeps, and on published steps, of which its fit has seen none.
+"""How wrong the advisor is, by the very formulas and parameters that rank layouts: on finished sweeps, and on files.
 
 A split names each step's group. Each group is predicted by a fit of all other groups; the splits were fixed before
-anything was fitted. Beside it stands what anybody could have guessed: perfect scaling, Amdahl's law, the nearest
-measured layout.
+anything was fitted. Files are predicted by the fits that come with the suite. Beside it stands what anybody could have
+guessed: perfect scaling, Amdahl's law, the nearest measured layout.
 """
 
 from __future__ import annotations
@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.advisor.fit import ASSUMED_FACTOR, FEWEST_ERRORS, Learnt, fitted, half_width, learnt, predictable
-from analysis.advisor.predictor import FOLDS, beyond, folds, predicted
+from analysis.advisor.fit import (
+    ASSUMED_FACTOR,
+    FEWEST_ERRORS,
+    Learnt,
+    fitted,
+    half_width,
+    learnt,
+    predictable,
+)
+from analysis.advisor.layouts import strategy_name
+from analysis.advisor.measurements import layout_keys, read_measured, shipped_files
+from analysis.advisor.rows import extrapolated, half_widths
+from analysis.advisor.step import StepTime, step_time
 from analysis.advisor.transformer import model_flops
 from parallelbench.errors import ConfigError
 
@@ -25,12 +36,123 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from analysis.advisor.fit import PublishedFit
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine import MachineFigures
-    from analysis.advisor.measurements import Evidence
-    from analysis.advisor.predictor import Predictions
+    from analysis.advisor.measurements import Evidence, Source
     from analysis.advisor.step import Phases
     from analysis.advisor.sweep_evidence import MeasuredStep, SweepEvidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Relative errors of several rows, as shares."""
+
+    rows: int
+    mean_error: float
+    median_error: float
+    p90_error: float
+    max_error: float
+
+    @classmethod
+    def of(cls, errors: Values) -> Errors:
+        """Their summary."""
+        return cls(
+            rows=len(errors),
+            mean_error=float(errors.mean()),
+            median_error=float(np.median(errors)),
+            p90_error=float(np.quantile(errors, 0.9)),
+            max_error=float(errors.max()),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """By name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Predicted steps beside measured ones; seconds."""
+
+    measured_s: Values
+    predicted_s: Values
+    widths: Values
+    """Half of each 90 % interval of log time; NaN where it is not known."""
+    kinds: Mapping[str, Sequence[str]]
+    """model, strategy, devices: of each step."""
+    works: Sequence[Hashable]
+    """Steps of one work compete: one would choose among them."""
+    baselines: Mapping[str, Values]
+    """NaN where a baseline can't say."""
+    rows: Sequence[Mapping[str, Any]]
+    """What else is known of each step."""
+
+    @property
+    def errors(self) -> Values:
+        """|predicted ÷ measured − 1| of each step."""
+        return np.abs(self.predicted_s / self.measured_s - 1.0)
+
+    def summary(self) -> dict[str, Any]:
+        """The object that `--json` prints: shares, not per cent; seconds."""
+        errors, choice, known = self.errors, self.regrets(), ~np.isnan(self.widths)
+        within = np.abs(np.log(self.measured_s / self.predicted_s))[known] <= self.widths[known]
+        return {
+            **Errors.of(errors).as_dict(),
+            "coverage": float(within.mean()) if known.any() else None,
+            "rank_correlation": self.rank_correlation(),
+            "median_regret": float(np.median(choice)) if choice else None,
+            "max_regret": max(choice) if choice else None,
+            "choices": len(choice),
+            "baselines": {name: _errors(guess, self.measured_s) for name, guess in self.baselines.items()},
+            **{
+                f"by_{name}": {key: Errors.of(errors[places]).as_dict() for key, places in grouped(values).items()}
+                for name, values in self.kinds.items()
+            },
+            "predictions": [self._row(place) for place in range(len(errors))],
+        }
+
+    def _row(self, place: int) -> dict[str, Any]:
+        predicted_s, width = float(self.predicted_s[place]), float(self.widths[place])
+        ends = [None, None] if np.isnan(width) else [predicted_s * float(np.exp(sign * width)) for sign in (-1, 1)]
+        return {
+            **{name: values[place] for name, values in self.kinds.items()},
+            "measured_s": float(self.measured_s[place]),
+            "predicted_s": predicted_s,
+            "low_s": ends[0],
+            "high_s": ends[1],
+            "error": float(self.errors[place]),
+            **self.rows[place],
+        }
+
+    def regrets(self) -> list[float]:
+        """Of each work: how much slower the step predicted fastest is than the fastest one."""
+        found = []
+        for places in self._choices():
+            chosen = places[self.predicted_s[places].argmin()]
+            found.append(float(self.measured_s[chosen] / self.measured_s[places].min() - 1.0))
+        return found
+
+    def rank_correlation(self) -> float | None:
+        """Spearman's, of predicted and measured times: the median over works with 3 steps or more."""
+        from scipy.stats import spearmanr
+
+        found = [
+            float(spearmanr(self.measured_s[places], self.predicted_s[places])[0])
+            for places in self._choices()
+            if len(places) > 2
+        ]
+        return float(np.median(found)) if found else None
+
+    def _choices(self) -> list[Any]:
+        return [places for places in grouped(self.works).values() if len(places) > 1]
+
+
+def grouped(keys: Sequence[Hashable]) -> dict[Any, NDArray[np.int64]]:
+    """Where each key stands."""
+    found = defaultdict(list)
+    for place, key in enumerate(keys):
+        found[key].append(place)
+    return {key: np.array(places) for key, places in found.items()}
 
 
 FEWEST_STEPS = 4
@@ -70,70 +192,25 @@ class SplitCheck:
         groups = np.array(self.groups)
         return [half_width(self.log_errors[groups != group]) for group in self.groups]
 
-    def summary(self) -> dict[str, Any]:
-        """Shares, not per cent; seconds."""
-        errors = np.abs(self.predicted_s / self.measured_s - 1.0)
-        known = [(abs(e), w) for e, w in zip(self.log_errors, self.widths, strict=True) if w is not None]
-        choice = self.regrets()
-        keys = {
-            "strategy": [step.strategy for step in self.steps],
-            "model": [step.model for step in self.steps],
-            "devices": [str(step.run.devices) for step in self.steps],
-        }
-        return {
-            **Errors.of(errors).as_dict(),
-            "coverage": float(np.mean([error <= width for error, width in known])) if known else None,
-            "rank_correlation": self.rank_correlation(),
-            "median_regret": float(np.median(choice)) if choice else None,
-            "max_regret": max(choice) if choice else None,
-            "choices": len(choice),
-            "baselines": {name: _errors(guess, self.measured_s) for name, guess in self.baselines.items()},
-            **{
-                f"by_{name}": {key: Errors.of(errors[places]).as_dict() for key, places in grouped(values).items()}
-                for name, values in keys.items()
+    def judged(self) -> Judged:
+        """With what each step rests on."""
+        return Judged(
+            measured_s=self.measured_s,
+            predicted_s=self.predicted_s,
+            widths=np.array([np.nan if width is None else width for width in self.widths]),
+            kinds={
+                "model": [step.model for step in self.steps],
+                "strategy": [step.strategy for step in self.steps],
+                "devices": [str(step.run.devices) for step in self.steps],
             },
-            "predictions": [self.row(place) for place in range(len(self.steps))],
-        }
-
-    def row(self, place: int) -> dict[str, Any]:
-        """One step with what it rests on."""
-        step, phases, width = self.steps[place], self.predicted[place], self.widths[place]
-        return {
-            "work": step.work,
-            "model": step.model,
-            "strategy": step.strategy,
-            "devices": step.run.devices,
-            "left_out": self.groups[place],
-            "measured_s": step.step_s,
-            "predicted_s": phases.step_s,
-            "low_s": None if width is None else phases.step_s * float(np.exp(-width)),
-            "high_s": None if width is None else phases.step_s * float(np.exp(width)),
-            "error": abs(phases.step_s / step.step_s - 1.0),
-            **{each.name: getattr(phases, each.name) for each in fields(phases)},
-        }
-
-    def regrets(self) -> list[float]:
-        """Of each work and number of devices: how much slower the step predicted fastest is than the fastest one."""
-        found = []
-        for places in self._choices():
-            chosen = places[self.predicted_s[places].argmin()]
-            found.append(float(self.measured_s[chosen] / self.measured_s[places].min() - 1.0))
-        return found
-
-    def rank_correlation(self) -> float | None:
-        """Spearman's, of predicted and measured times: the median over works and devices with 3 steps or more."""
-        from scipy.stats import spearmanr
-
-        found = [
-            float(spearmanr(self.measured_s[places], self.predicted_s[places])[0])
-            for places in self._choices()
-            if len(places) > 2
-        ]
-        return float(np.median(found)) if found else None
-
-    def _choices(self) -> list[Any]:
-        keys = [(step.work, step.run.devices, step.run.nodes) for step in self.steps]
-        return [places for places in grouped(keys).values() if len(places) > 1]
+            works=[(step.work, step.run.devices, step.run.nodes) for step in self.steps],
+            baselines=self.baselines,
+            rows=[
+                {"work": step.work, "devices": step.run.devices, "left_out": group}
+                | {each.name: getattr(phases, each.name) for each in fields(phases)}
+                for step, group, phases in zip(self.steps, self.groups, self.predicted, strict=True)
+            ],
+        )
 
 
 def checked(evidence: SweepEvidence, figures: MachineFigures | None = None) -> dict[str, Any]:
@@ -144,7 +221,7 @@ def checked(evidence: SweepEvidence, figures: MachineFigures | None = None) -> d
     steps, refused = _steps(evidence, figures)
     machine = figures or evidence.probed
     splits = {name: split_check(steps, machine, name) for name in SPLITS}
-    whole = {name: each.summary() for name, each in splits.items() if each is not None}
+    whole = {name: each.judged().summary() for name, each in splits.items() if each is not None}
     first = next(iter(whole), None)
     if first is None:
         raise ConfigError("all measured steps are of one strategy and one model: nothing can be left out; measure more")
@@ -309,126 +386,67 @@ def most_devices(steps: Sequence[MeasuredStep]) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """Predictions beside measurements."""
+class Seen:
+    """Published steps that a fit rests on."""
 
-    asked: Evidence
-    models: list[str]
-    predictions: Predictions
-    baselines: dict[str, Errors]
-    fitted_rows: int
-    """Rows of the evidence."""
+    layouts: Layouts
+    time_s: Values
 
-    @property
-    def errors(self) -> Values:
-        """|predicted ÷ measured − 1| of each row."""
-        return np.abs(self.predictions.phases.step_s / self.asked.time_s - 1.0)
 
-    def summary(self) -> dict[str, Any]:
-        """The object that `--json` prints: shares, not per cent; seconds."""
-        within = (self.asked.time_s >= self.predictions.low_s) & (self.asked.time_s <= self.predictions.high_s)
-        known = ~np.isnan(self.predictions.low_s)
-        choice = regrets(self)
-        return {
-            **Errors.of(self.errors).as_dict(),
-            "coverage": float(within[known].mean()) if known.any() else None,
-            "rank_correlation": rank_correlation(self),
-            "median_regret": float(np.median(choice)) if len(choice) else None,
-            "max_regret": float(choice.max()) if len(choice) else None,
-            "choices": len(choice),
-            "fitted_rows": self.fitted_rows,
-            "baselines": {name: errors.as_dict() for name, errors in self.baselines.items()},
-            **{f"by_{name}": found for name, found in self.groups().items()},
-            "predictions": [self.row(i) for i in range(len(self.models))],
-        }
+def shipped(source: Source) -> Seen:
+    """Those of one publication that come with the suite."""
+    files = [read_measured(file) for file in shipped_files(source)]
+    layouts = joined([each.layouts for each in files])
+    return Seen(layouts=layouts, time_s=np.concatenate([each.time_s for each in files]))
 
-    def groups(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The errors by model, by strategy, by devices."""
-        layouts = self.asked.layouts
-        keys: dict[str, list[str]] = {
-            "model": self.models,
-            "strategy": [strategy_of(layouts, i) for i in range(len(layouts))],
+
+def joined(parts: Sequence[Layouts]) -> Layouts:
+    """The rows of all."""
+    names = [each.name for each in fields(parts[0])]
+    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def judged(asked: Evidence, *, known: Seen, fit: PublishedFit) -> Judged:
+    """Predict measured steps as `advise` would; layouts that are known, by the fit that lacks their width of model."""
+    layouts = asked.layouts
+    held = set(layout_keys(known.layouts))
+    seen = np.array([key in held for key in layout_keys(layouts)], dtype=bool)
+    parts = {each.name: np.zeros(len(layouts)) for each in fields(StepTime)}
+    baselines = {name: np.full(len(layouts), np.nan) for name in BASELINES}
+    without = np.where(seen, layouts.hidden, 0.0)
+    for width in np.unique(without).tolist():
+        rows = without == width
+        these, rest = layouts.take(rows), known.layouts.hidden != width
+        time = step_time(these, asked.machines.take(rows), fit.without_width[f"{width:g}"] if width else fit.parameters)
+        for name, values in parts.items():
+            values[rows] = getattr(time, name)
+        for name, guess in BASELINES.items() if rest.any() else ():
+            baselines[name][rows] = guess(known.layouts.take(rest), known.time_s[rest], these)
+    phases = StepTime(**parts)
+    like = np.array([name in fit.accelerators for name in asked.accelerators], dtype=bool)
+    outside = extrapolated(layouts, fit, known=like)
+    return Judged(
+        measured_s=asked.time_s,
+        predicted_s=phases.step_s,
+        widths=half_widths(layouts, fit, per_node=asked.machines.devices_per_node, known=like),
+        kinds={
+            "model": asked.models,
+            "strategy": [strategy_name(layouts, place) for place in range(len(layouts))],
             "devices": [f"{devices:g}" for devices in layouts.devices],
-        }
-        return {
-            name: {value: Errors.of(self.errors[rows]).as_dict() for value, rows in grouped(values).items()}
-            for name, values in keys.items()
-        }
-
-    def row(self, index: int) -> dict[str, Any]:
-        """One row with all that it rests on."""
-        phases, low = self.predictions.phases, self.predictions.low_s[index]
-        return {
-            "model": self.models[index],
-            "devices": float(self.asked.layouts.devices[index]),
-            **self.asked.layouts.row(index),
-            "measured_s": float(self.asked.time_s[index]),
-            "predicted_s": float(phases.step_s[index]),
-            "low_s": None if np.isnan(low) else float(low),
-            "high_s": None if np.isnan(low) else float(self.predictions.high_s[index]),
-            "error": float(self.errors[index]),
-            "predicted_mfu": float(_mfu(self.asked, phases.step_s)[index]),
-            **{field.name: float(getattr(phases, field.name)[index]) for field in fields(phases)},
-            "extrapolates": self.predictions.extrapolates[index],
-            "also_in_evidence": bool(self.predictions.in_evidence[index]),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Errors:
-    """Relative errors of several rows, as shares."""
-
-    rows: int
-    mean_error: float
-    median_error: float
-    p90_error: float
-    max_error: float
-
-    @classmethod
-    def of(cls, errors: Values) -> Errors:
-        """Their summary."""
-        return cls(
-            rows=len(errors),
-            mean_error=float(errors.mean()),
-            median_error=float(np.median(errors)),
-            p90_error=float(np.quantile(errors, 0.9)),
-            max_error=float(errors.max()),
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """By name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-def judged(
-    known: Evidence,
-    asked: Evidence,
-    models: Sequence[str],
-    *,
-    largest_fitted: int | None = None,
-) -> Accuracy:
-    """Predict the asked rows from the known ones; with `largest_fitted`, those on more devices from those on as many.
-
-    No row is predicted by a fit that has seen it. Raises `ConfigError` where a side has no rows.
-    """
-    rows = np.ones(len(models), dtype=bool)
-    if largest_fitted is not None:
-        known = known.take(~beyond(known.layouts, largest_fitted))
-        rows = beyond(asked.layouts, largest_fitted)
-    if not rows.any() or not len(known.layouts):
-        raise ConfigError(
-            f"fitting up to {largest_fitted} devices leaves {len(known.layouts)} rows to fit, {rows.sum()} to judge: "
-            "choose a number between the fewest devices and the most"
-        )
-    chosen = asked.take(rows)
-    predictions = predicted(known, chosen.layouts, chosen.machines)
-    return Accuracy(
-        asked=chosen,
-        models=[model for model, row in zip(models, rows, strict=True) if row],
-        predictions=predictions,
-        baselines=_baselines(known, chosen, predictions.in_evidence),
-        fitted_rows=len(known.layouts),
+        },
+        works=list(zip(*(getattr(layouts, name).tolist() for name in _WORK), asked.accelerators, strict=True)),
+        baselines=baselines,
+        rows=[
+            {"devices": float(layouts.devices[place]), **layouts.row(place)}
+            | {name: float(values[place]) for name, values in parts.items()}
+            | {"predicted_mfu": mfu, "extrapolates": list(outside[place]), "also_in_evidence": bool(seen[place])}
+            for place, mfu in enumerate(_mfu(asked, phases.step_s).tolist())
+        ],
     )
+
+
+_WORK = ("hidden", "layers", "sequence", "global_batch", "devices")
+"""What one would choose a layout for."""
 
 
 def _mfu(asked: Evidence, step_s: Values) -> Values:
@@ -436,60 +454,6 @@ def _mfu(asked: Evidence, step_s: Values) -> Values:
     layouts = asked.layouts
     result: Values = model_flops(layouts) / (step_s * layouts.devices * asked.machines.peak_flops_per_s)
     return result
-
-
-def _baselines(known: Evidence, asked: Evidence, also_known: NDArray[np.bool_]) -> dict[str, Errors]:
-    """The baselines' errors; they see no more than the fits do."""
-    of_known, of_asked = folds(known.layouts), folds(asked.layouts)
-    found = {}
-    for name, guess in BASELINES.items():
-        guessed = np.zeros(len(asked.layouts))
-        for fold in range(-1, FOLDS):
-            rows = ~also_known if fold < 0 else also_known & (of_asked == fold)
-            rest = known.take(of_known != fold)
-            if rows.any() and len(rest.layouts):
-                guessed[rows] = guess(rest.layouts, rest.time_s, asked.layouts.take(rows))
-        found[name] = Errors.of(np.abs(guessed / asked.time_s - 1.0))
-    return found
-
-
-def strategy_of(layouts: Layouts, row: int) -> str:
-    """The kinds of parallelism of a row, in a word: dp, tp, pp, fsdp, and their products."""
-    one = layouts.take(np.array([row]))
-    data = "fsdp" if one.sharded[0] else "dp"
-    degrees = ((one.tensor[0], "tp"), (one.data[0], data), (one.pipeline[0], "pp"))
-    return "×".join(word for degree, word in degrees if degree > 1) or "single"
-
-
-def grouped(keys: Sequence[Hashable]) -> dict[Any, NDArray[np.int64]]:
-    """Where each key stands."""
-    found = defaultdict(list)
-    for place, key in enumerate(keys):
-        found[key].append(place)
-    return {key: np.array(places) for key, places in found.items()}
-
-
-def _same_work(accuracy: Accuracy) -> list[NDArray[np.int64]]:
-    """Rows that do the same work on as many devices, so that one would choose among them: two or more of each."""
-    layouts = accuracy.asked.layouts
-    columns = (layouts.hidden, layouts.layers, layouts.sequence, layouts.global_batch, layouts.devices)
-    found = grouped(list(zip(*(column.tolist() for column in columns), strict=True)))
-    return [rows for rows in found.values() if len(rows) > 1]
-
-
-def regrets(accuracy: Accuracy) -> Values:
-    """How much slower the layout with the best prediction is than the fastest one, per piece of work: a share."""
-    times, predicted_s = accuracy.asked.time_s, accuracy.predictions.phases.step_s
-    return np.array([times[r[predicted_s[r].argmin()]] / times[r].min() - 1.0 for r in _same_work(accuracy)])
-
-
-def rank_correlation(accuracy: Accuracy) -> float | None:
-    """Spearman's correlation of predicted and measured times, the median over pieces of work of 3 layouts or more."""
-    from scipy.stats import spearmanr
-
-    times, predicted_s = accuracy.asked.time_s, accuracy.predictions.phases.step_s
-    found = [float(spearmanr(times[r], predicted_s[r])[0]) for r in _same_work(accuracy) if len(r) > 2]
-    return float(np.median(found)) if found else None
 
 
 _FEATURES = ("hidden", "layers", "sequence", "global_batch", "micro_batch", "tensor", "pipeline", "data")

@@ -499,21 +499,25 @@ class PublishedFit(msgspec.Struct, frozen=True, kw_only=True):
     """What the formulas alone learnt from all published steps."""
 
     parameters: dict[str, float]
+    without_width: dict[str, dict[str, float]]
+    """Width of model → what the rows of all other widths give."""
     half_width: float
     """Half of the 90 % interval of log time, from fits that lacked a width of model: the error on unlike models."""
     across_half_width: float
     """The same of the rows on several nodes alone, which are few among those on one."""
     rows: int
     accelerators: list[str]
+    most_devices: float
+    """That any of the rows was measured on."""
 
 
-def fitted_to(evidence: Evidence, accelerators: list[str]) -> PublishedFit:
+def fitted_to(evidence: Evidence) -> PublishedFit:
     """Fit all rows, and judge each width of model by a fit without it."""
-    errors = np.zeros(len(evidence))
+    errors, without = np.zeros(len(evidence)), {}
     for width in np.unique(evidence.layouts.hidden):
         left_out = evidence.layouts.hidden == width
         rest, asked = evidence.take(~left_out), evidence.take(left_out)
-        parameters = fit(rest.layouts, rest.machines, rest.time_s)
+        parameters = without[f"{width:g}"] = fit(rest.layouts, rest.machines, rest.time_s)
         predicted_s = step_time(asked.layouts, asked.machines, parameters).step_s
         errors[left_out] = np.log(asked.time_s / predicted_s)
     width_of_all = half_width(errors)
@@ -523,10 +527,12 @@ def fitted_to(evidence: Evidence, accelerators: list[str]) -> PublishedFit:
     parameters = fit(evidence.layouts, evidence.machines, evidence.time_s)
     return PublishedFit(
         parameters=parameters,
+        without_width=without,
         half_width=width_of_all,
         across_half_width=across,
         rows=len(evidence),
-        accelerators=sorted(set(accelerators)),
+        accelerators=sorted(set(evidence.accelerators)),
+        most_devices=float(evidence.layouts.devices.max()),
     )
 
 

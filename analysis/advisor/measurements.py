@@ -5,23 +5,24 @@ from __future__ import annotations
 import csv
 import math
 import re
-from dataclasses import dataclass, fields
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from analysis.advisor.layouts import Layouts, layouts_of
-from analysis.advisor.machine import Machines
+from analysis.advisor.layouts import layouts_of
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from analysis.advisor.layouts import Values
+    from analysis.advisor.layouts import Layouts, Values
+    from analysis.advisor.machine import Machines
 
 
 Source = Literal["vtrain", "llm_foundry"]
@@ -72,151 +73,144 @@ _NETWORK = re.compile(r"(\d+(?:\.\d+)?) ?Gbps", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """One measured step, as a file has it."""
+
+    layout: Mapping[str, float]
+    time_s: float
+    model: str
+    """Its name."""
+    accelerator: str | None = None
+    """What it ran on, where the file says so."""
+    network_gbit_per_s: float | None = None
+    """Network of a node, where the file says so."""
+    line: int = 0
+    """Where it stands in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """Measured steps."""
 
     source: Source
-    layouts: Layouts
-    time_s: Values
-    """Seconds of one step."""
-    models: list[str]
-    """The name of each row's model."""
-    accelerators: list[str | None]
-    """What each row ran on, where the file says so."""
-    network_gbit_per_s: list[float | None]
-    """Network of a node, where the file says so."""
+    steps: list[Step]
+    refused: dict[str, list[int]]
+    """Why rows can't be predicted → their lines."""
+    unused: list[str]
+    """Columns that nothing is known of."""
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Measured:
-        """Only these rows."""
-        chosen = np.arange(len(self.layouts))[rows].tolist()
-        return Measured(
-            source=self.source,
-            layouts=self.layouts.take(rows),
-            time_s=self.time_s[rows],
-            models=[self.models[i] for i in chosen],
-            accelerators=[self.accelerators[i] for i in chosen],
-            network_gbit_per_s=[self.network_gbit_per_s[i] for i in chosen],
-        )
+    @property
+    def layouts(self) -> Layouts:
+        """One row per step."""
+        names = self.steps[0].layout
+        return layouts_of({name: [step.layout[name] for step in self.steps] for name in names})
+
+    @property
+    def time_s(self) -> Values:
+        """Seconds of each step."""
+        return np.array([step.time_s for step in self.steps])
 
 
 def read_measured(path: Path) -> Measured:
-    """The measured steps of a CSV file.
+    """The measured steps of a CSV file; rows that can't be predicted are left out, with the reason.
 
-    Raises `ConfigError` where the file has no rows, columns of neither format, or a value that can't be.
+    Raises `ConfigError` where the file is no table, lacks a column, or has no row that can be predicted.
     """
+    refused: dict[str, list[int]] = defaultdict(list)
+    steps = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            rows, columns = list(reader), list(reader.fieldnames or [])
+            source, unused = _source(path, list(reader.fieldnames or []))
+            for row in reader:
+                try:
+                    steps.append(replace(_ROWS[source](row), line=reader.line_num))
+                except ConfigError as error:
+                    refused[str(error)].append(reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} can't be read as CSV: {error}") from None
-    source = _source(path, columns)
-    if not rows:
-        raise ConfigError(f"{path} has no rows: give a file with at least one measured step")
-    return (_vtrain if source == "vtrain" else _foundry)(path, rows)
+    if not steps:
+        why = next(reasons(refused), "it has no rows: give a file with at least one measured step")
+        raise ConfigError(f"{path}: nothing can be predicted: {why}")
+    return Measured(source=source, steps=steps, refused=refused, unused=unused)
 
 
-def _source(path: Path, columns: Sequence[str]) -> Source:
-    """Which format the columns are of; raises `ConfigError` that names missing and unknown ones."""
+def reasons(refused: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """A line for each reason, with the rows that it holds for."""
+    for why, lines in refused.items():
+        where = ", ".join(map(str, lines[:3])) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
+        yield f"line {where}: {why}"
+
+
+def _source(path: Path, columns: Sequence[str]) -> tuple[Source, list[str]]:
+    """Which format the columns are of, and those that it does not know; raises `ConfigError` for a missing one."""
     formats: dict[Source, tuple[set[str], set[str]]] = {
         "vtrain": (set(_VTRAIN), _VTRAIN_REST),
         "llm_foundry": (set(_FOUNDRY) | _FOUNDRY_WORDS, _FOUNDRY_REST),
     }
     nearest = max(formats, key=lambda name: len(formats[name][0] & set(columns)))
     needed, rest = formats[nearest]
-    where = f"{path}: read as {nearest}'s format"
-    if unknown := [column for column in columns if column not in needed | rest]:
-        raise ConfigError(f"{where}, {unknown[0]!r} is no column of it: {choices(unknown[0], needed | rest)}")
+    unknown = [column for column in columns if column not in needed | rest]
     if missing := sorted(needed - set(columns)):
-        raise ConfigError(f"{where}, it lacks the column {missing[0]!r}: name it and its unit exactly so")
-    return nearest
+        has = f"; it has {', '.join(map(repr, unknown[:3]))}, which is none of it" if unknown else ""
+        raise ConfigError(
+            f"{path}: read as {nearest}'s format, it lacks the column {missing[0]!r}: name it and its unit so{has}"
+        )
+    return nearest, unknown
 
 
-def _number(path: Path, line: int, row: Mapping[str, str | None], column: str) -> float:
+def _number(row: Mapping[str, str | None], column: str) -> float:
     try:
         value = float(row[column] or "")
     except ValueError:
         value = math.nan
     if not (0 < value < math.inf):
-        raise ConfigError(f"{path}, line {line}: {column}={row[column]!r} is not valid: expected a number above 0")
+        raise ConfigError(f"{column}={row[column]!r} is not valid: expected a number above 0")
     return value
 
 
-def _choice(
-    path: Path, row: int, values: Mapping[str, str | None], column: str, *, valid: Mapping[str, float]
-) -> float:
-    value = values[column] or ""
+def _choice(row: Mapping[str, str | None], column: str, valid: Mapping[str, float]) -> float:
+    value = row[column] or ""
     if value not in valid:
-        raise ConfigError(f"{path}, line {row + 2}: {column}={value!r} can't be predicted: {choices(value, valid)}")
+        raise ConfigError(f"{column}={value!r} can't be predicted: {choices(value, valid)}")
     return valid[value]
 
 
-def _columns(path: Path, rows: Sequence[Mapping[str, str | None]], names: Mapping[str, str]) -> dict[str, Values]:
-    return {
-        name: np.array([_number(path, line, row, column) for line, row in enumerate(rows, start=2)])
-        for column, name in names.items()
-    }
+def _vtrain(row: Mapping[str, str | None]) -> Step:
+    layout: dict[str, Any] = {name: _number(row, column) for column, name in _VTRAIN.items()}
+    devices, time_ms = layout.pop("devices"), layout.pop("time_ms")
+    if layout["tensor"] * layout["data"] * layout["pipeline"] != devices:
+        raise ConfigError(f"tensor × data × pipeline is not # GPUs={devices:g}")
+    if layout["global_batch"] % (layout["data"] * layout["micro_batch"]):
+        raise ConfigError("global batch is no multiple of data × micro batch")
+    fixed = {"vocabulary": VTRAIN_VOCABULARY, "recompute": 1, "sharded": 0, "fused_attention": 0, "fp8": 0}
+    return Step(layout=layout | fixed, time_s=time_ms / 1e3, model=f"h{layout['hidden']:g}-l{layout['layers']:g}")
 
 
-def _refuse(path: Path, wrong: NDArray[np.bool_], describe: Callable[[int], str]) -> None:
-    """Raise `ConfigError` for the first row that is wrong."""
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise ConfigError(f"{path}, line {first + 2}: {describe(first)}")
-
-
-def _vtrain(path: Path, rows: Sequence[Mapping[str, str | None]]) -> Measured:
-    columns = _columns(path, rows, _VTRAIN)
-    devices, time_ms = columns.pop("devices"), columns.pop("time_ms")
-    layouts = layouts_of(
-        columns | {"vocabulary": VTRAIN_VOCABULARY, "recompute": 1, "sharded": 0, "fused_attention": 0, "fp8": 0}
-    )
-    _refuse(path, layouts.devices != devices, lambda i: f"tensor × data × pipeline is not # GPUs={devices[i]:g}")
-    _refuse(path, layouts.micro_batches % 1 > 0, lambda i: "global batch is no multiple of data × micro batch")
-    models = [f"h{h:g}-l{n:g}" for h, n in zip(layouts.hidden, layouts.layers, strict=True)]
-    none: list[None] = [None] * len(rows)
-    return Measured(
-        source="vtrain",
-        layouts=layouts,
-        time_s=time_ms / 1e3,
-        models=models,
-        accelerators=[*none],
-        network_gbit_per_s=[*none],
-    )
-
-
-def _foundry(path: Path, rows: Sequence[Mapping[str, str | None]]) -> Measured:
-    columns = _columns(path, rows, _FOUNDRY)
-    models = [row["Model"] or "" for row in rows]
-    unknown = np.array([model not in SHAPES for model in models])
-    _refuse(path, unknown, lambda i: f"Model={models[i]!r} is not known: {choices(models[i], SHAPES)}")
-    layers, hidden, heads = (np.array([SHAPES[model][i] for model in models], dtype=float) for i in range(3))
-    sections = [_NETWORK.search(row.get("section") or "") for row in rows]
-    for i, row in enumerate(rows):
-        _choice(path, i, row, "Sharding Strategy", valid={"FULL_SHARD": 1.0})
-        _choice(path, i, row, "Activation CPUOffload", valid={"False": 0.0})
-    devices, tokens_per_s = columns.pop("devices"), columns.pop("tokens_per_s")
-    layouts = layouts_of(
-        columns
-        | {"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": FOUNDRY_VOCABULARY}
-        | {"tensor": 1, "pipeline": 1, "data": devices, "sharded": 1, "fused_attention": 1}
-        | {
-            "recompute": [
-                _choice(path, i, row, "Activation Checkpointing", valid=_YES_NO) for i, row in enumerate(rows)
-            ]
-        }
-        | {"fp8": [_choice(path, i, row, "Precision", valid=_PRECISIONS) for i, row in enumerate(rows)]}
-    )
-    return Measured(
-        source="llm_foundry",
-        layouts=layouts,
-        time_s=layouts.global_batch * layouts.sequence / tokens_per_s,
-        models=models,
-        accelerators=[row["GPU"] for row in rows],
-        network_gbit_per_s=[float(each[1]) if each else None for each in sections],
+def _foundry(row: Mapping[str, str | None]) -> Step:
+    layout: dict[str, Any] = {name: _number(row, column) for column, name in _FOUNDRY.items()}
+    model = row["Model"] or ""
+    if model not in SHAPES:
+        raise ConfigError(f"Model={model!r} is not known: {choices(model, SHAPES)}")
+    _choice(row, "Sharding Strategy", {"FULL_SHARD": 1.0})
+    _choice(row, "Activation CPUOffload", {"False": 0.0})
+    layout["recompute"] = _choice(row, "Activation Checkpointing", _YES_NO)
+    layout["fp8"] = _choice(row, "Precision", _PRECISIONS)
+    layout |= dict(zip(("layers", "hidden", "heads"), SHAPES[model], strict=True))
+    layout |= {"vocabulary": FOUNDRY_VOCABULARY, "tensor": 1, "pipeline": 1, "sharded": 1, "fused_attention": 1}
+    layout["data"] = layout.pop("devices")
+    tokens_per_s = layout.pop("tokens_per_s")
+    network = _NETWORK.search(row.get("section") or "")
+    return Step(
+        layout=layout,
+        time_s=layout["global_batch"] * layout["sequence"] / tokens_per_s,
+        model=model,
+        accelerator=row["GPU"],
+        network_gbit_per_s=float(network[1]) if network else None,
     )
 
 
+_ROWS = {"vtrain": _vtrain, "llm_foundry": _foundry}
 _FILES: dict[Source, tuple[str, ...]] = {
     "vtrain": ("vtrain_single_node.csv", "vtrain_multi_node.csv"),
     "llm_foundry": ("llm_foundry_a100_40gb.csv",),
@@ -231,10 +225,12 @@ def shipped_files(source: Source) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Steps that were measured."""
+    """Steps that were measured, with what they ran on."""
 
     layouts: Layouts
     machines: Machines
+    accelerators: list[str]
+    models: list[str]
     time_s: Values
 
     def __len__(self) -> int:
@@ -242,27 +238,17 @@ class Evidence:
 
     def take(self, rows: NDArray[np.bool_]) -> Evidence:
         """Only these rows."""
-        return Evidence(layouts=self.layouts.take(rows), machines=self.machines.take(rows), time_s=self.time_s[rows])
+        kept = np.flatnonzero(rows).tolist()
+        return Evidence(
+            layouts=self.layouts.take(rows),
+            machines=self.machines.take(rows),
+            accelerators=[self.accelerators[place] for place in kept],
+            models=[self.models[place] for place in kept],
+            time_s=self.time_s[rows],
+        )
 
-    def holds(self, layouts: Layouts, machines: Machines) -> NDArray[np.bool_]:
-        """Which of these layouts it has on these machines."""
-        held = set(_keys(self.layouts, self.machines))
-        return np.array([key in held for key in _keys(layouts, machines)], dtype=bool)
 
-
-def _keys(layouts: Layouts, machines: Machines) -> list[tuple[float, ...]]:
-    columns = [getattr(each, field.name).tolist() for each in (layouts, machines) for field in fields(each)]
+def layout_keys(layouts: Layouts) -> list[tuple[float, ...]]:
+    """Equal for equal rows."""
+    columns = [getattr(layouts, each.name).tolist() for each in fields(layouts)]
     return list(zip(*columns, strict=True))
-
-
-def joined_evidence(parts: Sequence[Evidence]) -> Evidence:
-    """The rows of all."""
-
-    def stacked(kind: type[Layouts] | type[Machines], values: Sequence[Layouts | Machines]) -> dict[str, Values]:
-        return {each.name: np.concatenate([getattr(v, each.name) for v in values]) for each in fields(kind)}
-
-    return Evidence(
-        layouts=Layouts(**stacked(Layouts, [part.layouts for part in parts])),
-        machines=Machines(**stacked(Machines, [part.machines for part in parts])),
-        time_s=np.concatenate([part.time_s for part in parts]),
-    )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from analysis.advisor.fit import Learnt
+    from analysis.advisor.fit import Learnt, PublishedFit
     from analysis.advisor.layouts import Layouts, SuiteCandidate, Values
     from analysis.advisor.machine import MachineFigures
     from parallelbench.config.run import RunConfig
@@ -158,10 +158,6 @@ def _mfu(job: SuiteJob, step_s: float) -> float | None:
     return flop / (step_s * job.run.devices * peak.value)
 
 
-MEASURED_DEVICES = 256
-"""Most devices that any published step was measured on."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class GptQuestion:
     """What rows are made from."""
@@ -222,16 +218,25 @@ def unpublished(layouts: Layouts) -> NDArray[np.bool_]:
     return result
 
 
-def half_widths(layouts: Layouts, question: GptQuestion) -> Values:
+def extrapolated(layouts: Layouts, fit: PublishedFit, *, known: NDArray[np.bool_]) -> list[tuple[str, ...]]:
+    """In which respects no published step is like each row; `known`: the fit has steps of its accelerator."""
+    every = np.ones(len(layouts), dtype=bool)
+    respects = {
+        "model": every,
+        "strategy": unpublished(layouts),
+        "machine": ~known,
+        "devices": layouts.devices > fit.most_devices,
+    }
+    columns = zip(*((values & every).tolist() for values in respects.values()), strict=True)
+    return [tuple(name for name, outside in zip(respects, row, strict=True) if outside) for row in columns]
+
+
+def half_widths(layouts: Layouts, fit: PublishedFit, *, per_node: Values, known: NDArray[np.bool_]) -> Values:
     """Half of each row's 90 % interval of log time: errors on several nodes are others than on one."""
-    fitted, figures = published_fit(), question.figures
-    several = layouts.devices > figures.devices_per_node
-    width = np.where(several, max(fitted.half_width, fitted.across_half_width), fitted.half_width)
+    width = np.where(layouts.devices > per_node, max(fit.half_width, fit.across_half_width), fit.half_width)
     width = width * np.where(unpublished(layouts), UNTRIED, 1.0)
-    width = width * np.where(layouts.devices > MEASURED_DEVICES, UNTRIED, 1.0)
-    width = width * (1.0 if figures.accelerator in fitted.accelerators else OTHER_ACCELERATOR)
-    least = OTHER_ACCELERATOR * np.log(ASSUMED_FACTOR) if question.assumed else 0.0
-    result: Values = np.maximum(width, least)
+    width = width * np.where(layouts.devices > fit.most_devices, UNTRIED, 1.0)
+    result: Values = width * np.where(known, 1.0, OTHER_ACCELERATOR)
     return result
 
 
@@ -240,7 +245,7 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
     fitted = published_fit()
     machines = question.machines.take(np.zeros(len(layouts), dtype=np.int64))
     time = step_time(layouts, machines, fitted.parameters | measured_latencies(question.figures))
-    known = question.figures.accelerator in fitted.accelerators
+    known = np.full(len(layouts), question.figures.accelerator in fitted.accelerators)
     columns = {
         "compute_s": time.compute_s,
         "communication_s": time.tensor_s + time.gather_s + time.reduce_s,
@@ -253,7 +258,9 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
     memory = memory_parts(layouts).peak.tolist()
     peak = "bf16" in question.figures.peak_flops_per_s
     flops = (model_flops(layouts) / (layouts.devices * machines.peak_flops_per_s)).tolist()
-    unlike, width = unpublished(layouts).tolist(), np.exp(half_widths(layouts, question)).tolist()
+    least = OTHER_ACCELERATOR * np.log(ASSUMED_FACTOR) if question.assumed else 0.0
+    half = half_widths(layouts, fitted, per_node=machines.devices_per_node, known=known)
+    width, outside = np.exp(np.maximum(half, least)).tolist(), extrapolated(layouts, fitted, known=known)
     power = question.figures.power_w
     return [
         _gpt_row(
@@ -265,8 +272,7 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
             ideal_s=flops[place] if peak else None,
             power_w=None if power is None else power.value,
             question=question,
-            known=known,
-            unlike=unlike[place],
+            outside=outside[place],
         )
         for place in range(len(layouts))
     ]
@@ -282,18 +288,11 @@ def _gpt_row(
     ideal_s: float | None,
     power_w: float | None,
     question: GptQuestion,
-    known: bool,
-    unlike: bool,
+    outside: tuple[str, ...],
 ) -> Row:
     parts = Phases(**phases)
     step_s, devices = parts.step_s, round(float(layouts.devices[place]))
     nodes = -(-devices // question.figures.devices_per_node)
-    outside = {
-        "model": True,
-        "strategy": unlike,
-        "machine": not known,
-        "devices": devices > MEASURED_DEVICES,
-    }
     return Row(
         strategy=strategy_name(layouts, place),
         options=options_of(layouts, place),
@@ -309,5 +308,5 @@ def _gpt_row(
         mfu=None if ideal_s is None else ideal_s / step_s,
         power_w=power_w,
         measured=False,
-        extrapolates=tuple(name for name, applies in outside.items() if applies),
+        extrapolates=outside,
     )

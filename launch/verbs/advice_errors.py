@@ -1,4 +1,4 @@
-"""`advise --check`: how wrong the advisor is on measured steps that its fit has not seen, and on finished sweeps."""
+"""`advise --check`: how wrong the advisor is on measured steps of a file, and on finished sweeps."""
 
 from __future__ import annotations
 
@@ -19,35 +19,28 @@ if TYPE_CHECKING:
     from parallelbench.config.sites import Hardware
 
 
-def advise(
-    overrides: Sequence[str],
-    extension: Extension,
-    *,
-    check: str,
-    known: Sequence[str],
-    fit_up_to: int | None,
-    as_json: bool,
-) -> int:
-    """Print the errors of predicted steps against a CSV file's measured ones.
-
-    `known` are the files that are fitted to, by default the published ones of the same format. With `fit_up_to`, only
-    rows on at most so many devices are, and those on more are judged.
-    """
+def advise(overrides: Sequence[str], extension: Extension, *, check: str, known: Sequence[str], as_json: bool) -> int:
+    """Print the errors of what `advise` would have said of finished runs, or of a CSV file's measured steps."""
     if Path(check).expanduser().is_dir():
-        return check_sweeps([check, *overrides], known, fit_up_to=fit_up_to, as_json=as_json)
-    from analysis.advisor.check import judged
-    from analysis.advisor.measurements import joined_evidence, read_measured, shipped_files
+        return check_sweeps([check, *overrides], known, as_json=as_json)
+    from analysis.advisor.check import judged, shipped
+    from analysis.advisor.fit import published_fit
+    from analysis.advisor.measurements import read_measured, reasons
 
     for override in parse(overrides, extension.conf):
         if override.key_or_group.partition(".")[0] != "site":
             raise ConfigError(f"{override.input_line} says nothing about measured steps: only site=… and site.… do")
+    if known:
+        raise ConfigError(f"--from {known[0]} changes nothing here: files are predicted by the fit that advises")
     measured = read_measured(Path(check).expanduser())
-    files = [Path(each).expanduser() for each in known] or shipped_files(measured.source)
-    evidence = joined_evidence(
-        [measured_steps(read_measured(file), overrides if known else [], extension) for file in files]
-    )
-    asked = measured_steps(measured, overrides, extension)
-    summary = judged(evidence, asked, measured.models, largest_fitted=fit_up_to).summary()
+    fit, asked = published_fit(), measured_steps(measured, overrides, extension)
+    summary = judged(asked, known=shipped(measured.source), fit=fit).summary()
+    summary |= {
+        "fitted_rows": fit.rows,
+        "refused_rows": sum(map(len, measured.refused.values())),
+        "refused": list(reasons(measured.refused)),
+        "unused_columns": measured.unused,
+    }
     if as_json:
         print(json.dumps(summary))
     else:
@@ -56,21 +49,38 @@ def advise(
 
 
 def measured_steps(measured: Measured, overrides: Sequence[str], extension: Extension) -> Evidence:
-    """Measured steps with the machines that the overrides name, or else the file."""
+    """Measured steps with the machines that the overrides name, or else the file.
+
+    Those on what no site file describes go to the refused ones; raises `ConfigError` where all do.
+    """
     import msgspec
 
     from analysis.advisor.machine import machines_of
     from analysis.advisor.measurements import Evidence
 
-    pairs = list(zip(measured.accelerators, measured.network_gbit_per_s, strict=True))
-    found: dict[tuple[str | None, float | None], Hardware] = {}
-    for accelerator, network in set(pairs):
-        hardware = _hardware(overrides or [_site_of(accelerator, measured.source, extension)], extension)
-        if network is not None and not overrides:
-            hardware = msgspec.structs.replace(hardware, network_gbit_per_s=network)
-        found[accelerator, network] = hardware
-    machines = machines_of([found[pair] for pair in pairs])
-    return Evidence(layouts=measured.layouts, machines=machines, time_s=measured.time_s)
+    found: dict[str | None, Hardware] = {}
+    for accelerator in dict.fromkeys(step.accelerator for step in measured.steps):
+        try:
+            found[accelerator] = _hardware(overrides or [_site_of(accelerator, measured.source, extension)], extension)
+        except ConfigError as error:
+            lines = [step.line for step in measured.steps if step.accelerator == accelerator]
+            if overrides or len(lines) == len(measured.steps):
+                raise
+            measured.refused[str(error)] = lines
+    measured.steps[:] = [step for step in measured.steps if step.accelerator in found]
+    hardware = [
+        found[step.accelerator]
+        if overrides or step.network_gbit_per_s is None
+        else msgspec.structs.replace(found[step.accelerator], network_gbit_per_s=step.network_gbit_per_s)
+        for step in measured.steps
+    ]
+    return Evidence(
+        layouts=measured.layouts,
+        machines=machines_of(hardware),
+        accelerators=[each.accelerator for each in hardware],
+        models=[step.model for step in measured.steps],
+        time_s=measured.time_s,
+    )
 
 
 def _site_of(accelerator: str | None, source: str, extension: Extension) -> str:
@@ -103,9 +113,15 @@ def _print(summary: Mapping[str, Any]) -> None:
         say(f"{text}: {'not known, too few rows' if value is None else f'{value:.3g}'}")
     repeated = sum(row["also_in_evidence"] for row in summary["predictions"])
     say(
-        f"Fitted to {summary['fitted_rows']} rows; {repeated} of the rows above are among them, and each is predicted "
-        "by a fit without its fold."
+        f"Judged: the formulas that `advise model=gpt` ranks by, fitted to {summary['fitted_rows']} published steps; "
+        f"{count_of(repeated, 'row')} of a layout among these, predicted by a fit without its width of model."
     )
+    if summary["refused_rows"]:
+        say(f"not predicted: {count_of(summary['refused_rows'], 'row')}")
+    for line in summary["refused"]:
+        say(f"  {line}")
+    if summary["unused_columns"]:
+        say(f"not used: {count_of(len(summary['unused_columns']), 'column')}: {', '.join(summary['unused_columns'])}")
 
 
 def _error_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -114,7 +130,8 @@ def _error_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         for value, errors in summary[f"by_{name}"].items():
             yield _cells(f"{name} {value}", errors)
     for name, errors in summary["baselines"].items():
-        yield _cells(f"baseline {name}", errors)
+        if errors is not None:
+            yield _cells(f"baseline {name}", errors)
 
 
 def _cells(what: str, errors: Mapping[str, Any]) -> tuple[str, ...]:
@@ -129,7 +146,7 @@ TITLES = {
 }
 
 
-def check_sweeps(words: Sequence[str], known: Sequence[str], *, fit_up_to: int | None, as_json: bool) -> int:
+def check_sweeps(words: Sequence[str], known: Sequence[str], *, as_json: bool) -> int:
     """Print the errors of predicted steps against the runs below some folders; `known` may hold a calibration.
 
     Raises `ConfigError` for overrides: what was run is known.
@@ -139,8 +156,6 @@ def check_sweeps(words: Sequence[str], known: Sequence[str], *, fit_up_to: int |
 
     if overrides := [text for text in words if "=" in text]:
         raise ConfigError(f"{overrides[0]} says nothing about finished runs: leave it out")
-    if fit_up_to is not None:
-        raise ConfigError("--fit-up-to is for CSV files: runs are split by strategy and by model; leave it out")
     knowledge = read_knowledge([Path(text).expanduser() for text in (*words, *known)], learn=False)
     assert knowledge.evidence is not None, "folders were given"
     summary = checked(knowledge.evidence, knowledge.figures)
@@ -155,7 +170,8 @@ def check_sweeps(words: Sequence[str], known: Sequence[str], *, fit_up_to: int |
     for line in summary["refused"]:
         say(f"not predicted: {line}")
     say(
-        f"Fitted to {count_of(summary['fitted_rows'], 'configuration')}; "
+        "Judged are the formulas and factors that `advise --from` ranks by, fitted to "
+        f"{count_of(summary['fitted_rows'], 'configuration')} less those left out; "
         f"{count_of(summary['excluded_runs'], 'run')} left out, by the rules of all comparisons."
     )
     if knowledge.figures is not None:

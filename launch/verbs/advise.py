@@ -220,16 +220,13 @@ def advise(
     rounds: int | None,
     check: str | None,
     known: Sequence[str],
-    fit_up_to: int | None,
     as_json: bool,
 ) -> int:
     """Do what the options ask: check predictions, measure in a loop, or recommend."""
     from launch.verbs import advice_errors
 
     if check is not None:
-        return advice_errors.advise(
-            overrides, extension, check=check, known=known, fit_up_to=fit_up_to, as_json=as_json
-        )
+        return advice_errors.advise(overrides, extension, check=check, known=known, as_json=as_json)
     if rounds is None:
         return recommend(overrides, extension, known=known, objective=objective, budget_h=budget_h, as_json=as_json)
     if as_json:

@@ -284,16 +284,17 @@ VERBS = {
             type=_device_hours,
         ),
         _value("--loop", "N", "propose runs, train them and fit anew, at most N times", dest="rounds", type=_count),
-        _value("--check", "CSV", "print the error on measured steps, in vTrain's or llm-foundry's columns"),
+        _value(
+            "--check", "PATH", "print the errors on a folder of runs, or a CSV in vTrain's or llm-foundry's columns"
+        ),
         _value(
             "--from",
             "PATH",
-            "a folder of runs to fit to, or a table of calibrate; with --check also a CSV instead of those shipped",
+            "a folder of runs to fit to, or a table of calibrate",
             dest="known",
             action="append",
             default=[],
         ),
-        _value("--fit-up-to", "N", "fit to rows on at most N devices only, and judge those on more", type=_count),
         _flag("--json", "print one JSON object; errors and coverage are shares", dest="as_json"),
         _CONF,
         _plugin("your own package, by name or path"),

@@ -1,21 +1,182 @@
-"""`python -m tests.advisor.refit` fits the formulas to all published steps anew, and writes the shipped file."""
+"""The fit of the formulas to all published steps, and how wrong it is where it lacks what it predicts.
+
+`python -m tests.advisor.refit` fits anew, writes the shipped file, and prints the table of docs/advisor-errors.md.
+"""
 
 from __future__ import annotations
 
-import msgspec
+import datetime
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
-from analysis.advisor.fit import PublishedFit, fitted_to, place
-from analysis.advisor.measurements import joined_evidence, read_measured, shipped_files
+import msgspec
+import numpy as np
+
+from analysis.advisor.check import Errors, Judged, Seen, joined, judged
+from analysis.advisor.fit import PublishedFit, fit, fitted_to, half_width, place
+from analysis.advisor.machine import Machines
+from analysis.advisor.measurements import Evidence, layout_keys, read_measured, shipped_files
 from launch.sweep.compose import NOTHING
 from launch.verbs.advice_errors import measured_steps
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+LARGEST_FITTED = {"vtrain": 64, "llm_foundry": 8}
+"""Where larger jobs are left out, these are the largest that stay."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """All published steps, and which file each is from."""
+
+    evidence: Evidence
+    files: NDArray[np.int64]
+    """Index of each step's file."""
+    names: list[str]
+    """Of the files."""
+    sources: NDArray[np.int64]
+    """Index of each step's publication."""
+    largest: NDArray[np.int64]
+    """Most devices that stay where larger jobs of the publication are left out."""
+
+
+def published() -> Published:
+    parts: list[Evidence] = []
+    files: list[int] = []
+    sources: list[int] = []
+    largest: list[int] = []
+    names: list[str] = []
+    for index, (source, most) in enumerate(LARGEST_FITTED.items()):
+        for file in shipped_files(source):  # type: ignore[arg-type]
+            part = measured_steps(read_measured(file), [], NOTHING)
+            parts.append(part)
+            files += [len(names)] * len(part)
+            sources += [index] * len(part)
+            largest += [most] * len(part)
+            names.append(file.stem)
+    return Published(united(parts), np.array(files), names, np.array(sources), np.array(largest))
+
+
+def united(parts: list[Evidence]) -> Evidence:
+    machines = {
+        each.name: np.concatenate([getattr(part.machines, each.name) for part in parts]) for each in fields(Machines)
+    }
+    return Evidence(
+        layouts=joined([part.layouts for part in parts]),
+        machines=Machines(**machines),
+        accelerators=[name for part in parts for name in part.accelerators],
+        models=[name for part in parts for name in part.models],
+        time_s=np.concatenate([part.time_s for part in parts]),
+    )
+
 
 def refitted() -> PublishedFit:
-    files = [file for source in ("vtrain", "llm_foundry") for file in shipped_files(source)]
-    measured = [read_measured(file) for file in files]
-    evidence = joined_evidence([measured_steps(each, [], NOTHING) for each in measured])
-    return fitted_to(evidence, [name or "a100_80gb" for each in measured for name in each.accelerators])
+    return fitted_to(published().evidence)
+
+
+def without_their_width(whole: Evidence, shipped: PublishedFit) -> Judged:
+    """Each width of model predicted without it; its intervals are the errors of the other widths."""
+    found = judged(whole, known=Seen(layouts=whole.layouts, time_s=whole.time_s), fit=shipped)
+    errors, widths = np.log(found.measured_s / found.predicted_s), whole.layouts.hidden
+    across = whole.layouts.devices > whole.machines.devices_per_node
+    intervals = np.zeros(len(errors))
+    for width in np.unique(widths):
+        usual, far = (half_width(errors[(widths != width) & rows]) or 0.0 for rows in (True, across))
+        intervals[widths == width] = np.where(across, max(usual, far), usual)[widths == width]
+    return replace(found, widths=intervals)
+
+
+def without(whole: Evidence, left_out: NDArray[np.bool_]) -> Judged:
+    """Rows predicted by all that advises, fitted to the other rows."""
+    rest = whole.take(~left_out)
+    known = Seen(layouts=rest.layouts, time_s=rest.time_s)
+    return judged(whole.take(left_out), known=known, fit=fitted_to(rest))
+
+
+def without_their_fifth(whole: Evidence, shipped: PublishedFit) -> Judged:
+    """Each fifth, by a hash of its layouts, predicted by the others: what rows like the published ones get."""
+    keys = [sha256(repr(key).encode()).hexdigest() for key in layout_keys(whole.layouts)]
+    fifths = np.array([int(key[:8], 16) % 5 for key in keys])
+    parts, order = [], []
+    for fifth in range(5):
+        left_out = fifths == fifth
+        rest = whole.take(~left_out)
+        fewer = msgspec.structs.replace(shipped, parameters=fit(rest.layouts, rest.machines, rest.time_s))
+        known = Seen(layouts=rest.layouts, time_s=rest.time_s)
+        parts.append(judged(whole.take(left_out), known=known, fit=fewer))
+        order += np.flatnonzero(left_out).tolist()
+    return only(together(parts), np.argsort(order))
+
+
+def together(parts: list[Judged]) -> Judged:
+    first = parts[0]
+    return Judged(
+        measured_s=np.concatenate([part.measured_s for part in parts]),
+        predicted_s=np.concatenate([part.predicted_s for part in parts]),
+        widths=np.concatenate([part.widths for part in parts]),
+        kinds={name: [value for part in parts for value in part.kinds[name]] for name in first.kinds},
+        works=[work for part in parts for work in part.works],
+        baselines={name: np.concatenate([part.baselines[name] for part in parts]) for name in first.baselines},
+        rows=[row for part in parts for row in part.rows],
+    )
+
+
+def errors(data: Published, shipped: PublishedFit) -> Iterator[tuple[str, str, Judged]]:
+    """What was left out, which rows are judged, and how; the splits were fixed before anything was fitted."""
+    whole = data.evidence
+    for lacked, split in (("their fifth", without_their_fifth), ("their width of model", without_their_width)):
+        found = split(whole, shipped)
+        for index, name in enumerate(data.names):
+            yield lacked, name, only(found, np.flatnonzero(data.files == index))
+    larger = whole.layouts.devices > data.largest
+    beyond = without(whole, larger)
+    for index, name in enumerate(data.names):
+        rows = np.flatnonzero(data.files[larger] == index)
+        if len(rows):
+            yield "all larger jobs", name, only(beyond, rows)
+    for source in range(len(LARGEST_FITTED)):
+        left_out = data.sources == source
+        other = without(whole, left_out)
+        for index in np.unique(data.files[left_out]).tolist():
+            yield "their publication", data.names[index], only(other, np.flatnonzero(data.files[left_out] == index))
+
+
+def only(found: Judged, rows: NDArray[np.int64]) -> Judged:
+    kept = rows.tolist()
+    return Judged(
+        measured_s=found.measured_s[rows],
+        predicted_s=found.predicted_s[rows],
+        widths=found.widths[rows],
+        kinds={name: [values[place] for place in kept] for name, values in found.kinds.items()},
+        works=[found.works[place] for place in kept],
+        baselines={name: values[rows] for name, values in found.baselines.items()},
+        rows=[found.rows[place] for place in kept],
+    )
+
+
+def table(data: Published, shipped: PublishedFit) -> Iterator[str]:
+    """Lines of Markdown."""
+    heads = ("the fit lacked", "rows judged", "rows", "mean", "median", "p90", "max", "in the 90 % interval")
+    yield f"| {' | '.join((*heads, 'regret, median', 'max', 'perfect', 'Amdahl', 'neighbour'))} |"
+    yield f"{(len(heads) + 5) * '|---'}|"
+    for lacked, name, found in errors(data, shipped):
+        all_of = Errors.of(found.errors)
+        summary = found.summary()
+        shares = [all_of.mean_error, all_of.median_error, all_of.p90_error, all_of.max_error, summary["coverage"]]
+        shares += [summary["median_regret"], summary["max_regret"]]
+        shares += [each["mean_error"] for each in summary["baselines"].values()]
+        cells = ["–" if share is None else f"{100 * share:.1f} %" for share in shares]
+        yield f"| {lacked} | {name} | {all_of.rows} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
-    place().write_bytes(msgspec.json.format(msgspec.json.encode(refitted())) + b"\n")
+    steps = published()
+    anew = fitted_to(steps.evidence)
+    place().write_bytes(msgspec.json.format(msgspec.json.encode(anew)) + b"\n")
+    print(f"{datetime.date.today().isoformat()}: {anew.rows} rows")
+    for line in table(steps, anew):
+        print(line)

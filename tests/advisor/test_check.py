@@ -1,9 +1,11 @@
-"""`advise --check`: what it reads and refuses, that no fit sees what it predicts, and the published goals."""
+"""`advise --check` of files: what it reads and refuses, whom it judges, and how wrong that is on published steps."""
 
 from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,11 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.advisor.check import amdahl_s, judged, perfect_scaling_s, regrets
-from analysis.advisor.fit import fit, half_width, priors
+from analysis.advisor.check import Judged, Seen, amdahl_s, judged, perfect_scaling_s
+from analysis.advisor.fit import fit, half_width, priors, published_fit
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.machine import machines_of
-from analysis.advisor.measurements import Evidence, joined_evidence, read_measured, shipped_files
-from analysis.advisor.predictor import FOLDS, LARGEST_FITTED, folds, predicted
+from analysis.advisor.measurements import Evidence, layout_keys, read_measured, shipped_files
 from analysis.advisor.step import step_time
 from launch.sweep import one_run
 from parallelbench import cli
@@ -53,7 +54,14 @@ def evidence(rows: int = 60, seed: int = 0) -> Evidence:
     layouts = layouts_of(GPT | sizes | {"layers": layers, "global_batch": data * micro_batch * count})
     machines = machines_of([hardware("a100_80gb")] * rows)
     time_s = step_time(layouts, machines, priors()).step_s * np.exp(draw.normal(0, 0.01, rows))
-    return Evidence(layouts=layouts, machines=machines, time_s=time_s)
+    names = ["a100_80gb"] * rows
+    return Evidence(layouts=layouts, machines=machines, accelerators=names, models=["made up"] * rows, time_s=time_s)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert cli.main(["advise", *arguments, "--json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return found
 
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -73,36 +81,42 @@ def test_a_fit_finds_what_the_steps_were_made_with() -> None:
     assert fitted["matrix_share"] == pytest.approx(priors()["matrix_share"], rel=0.05)
 
 
-@pytest.mark.exhaustive
-def test_what_was_measured_of_a_row_does_not_change_its_own_prediction() -> None:
-    """Doubling the times of one fold moves the predictions of the others only."""
-    known = evidence()
-    before = predicted(known, known.layouts, known.machines).phases.step_s
-    own = folds(known.layouts) == 0
-    assert 0 < own.sum() < len(known)
-    doubled = replace(known, time_s=np.where(own, 2.0, 1.0) * known.time_s)
-    after = predicted(doubled, known.layouts, known.machines).phases.step_s
-    assert after[own].tolist() == before[own].tolist()
-    assert not np.allclose(after[~own], before[~own])
+def test_a_check_judges_what_advises(capsys: pytest.CaptureFixture[str]) -> None:
+    """A layout that the fit has not seen gets the same time and interval from both."""
+    words = ["model=gpt", "model.layers=96", "model.width=12288", "model.heads=96", "model.sequence=2048"]
+    words += ["batch_size=64", "site=a100_80gb", "devices=16", "strategy=fsdp"]
+    advised = [row for row in answer(capsys, *words) if row["options"][-1] == "recompute=full"]
+    values = dict(text.split("=") for text in advised[0]["options"])
+    sizes: dict[str, float] = {"hidden": 12288, "layers": 96, "heads": 96, "sequence": 2048}
+    sizes |= {"global_batch": 64, "data": 16, "tensor": 1, "pipeline": 1}
+    sizes["micro_batch"] = float(values["micro_batch"])
+    layouts = layouts_of(GPT | sizes | {"vocabulary": 50_257, "sharded": 1, "fused_attention": 1})
+    made_of = machines_of([hardware("a100_80gb")])
+    asked = Evidence(
+        layouts=layouts, machines=made_of, accelerators=["a100_80gb"], models=["m"], time_s=np.array([1.0])
+    )
+    (row,) = judged(
+        asked, known=Seen(layouts=evidence().layouts, time_s=evidence().time_s), fit=published_fit()
+    ).summary()["predictions"]
+    names = ("predicted_s", "low_s", "high_s")
+    assert [row[name] for name in names] == pytest.approx(
+        [advised[0][name] for name in ("step_s", "step_low_s", "step_high_s")]
+    )
 
 
-def test_rows_of_one_layout_are_in_one_fold_wherever_they_stand() -> None:
-    layouts = evidence().layouts
-    order = np.random.default_rng(1).permutation(len(layouts))
-    assert folds(layouts)[order].tolist() == folds(layouts.take(order)).tolist()
-    assert set(folds(layouts)) == set(range(FOLDS))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_intervals_hold_as_many_measurements_as_they_promise() -> None:
-    within = []
-    for seed in range(3):
-        known, asked = evidence(rows=150, seed=100 + seed), evidence(rows=300, seed=seed)
-        found = predicted(known, asked.layouts, asked.machines)
-        held = (asked.time_s >= found.low_s) & (asked.time_s <= found.high_s)
-        within.append(held[~found.in_evidence].mean())
-    assert 0.85 <= np.mean(within) <= 0.97, within
+def test_layouts_that_the_fit_has_seen_are_predicted_without_their_width() -> None:
+    """Whatever was measured of them; others by the whole fit."""
+    asked, shipped = evidence(rows=4), published_fit()
+    without = shipped.parameters | {"matrix_share": 0.1}
+    odd = msgspec.structs.replace(shipped, without_width={"2048": without})
+    known = Seen(layouts=asked.layouts.take(np.array([0])), time_s=asked.time_s[:1])
+    same = np.array([key == layout_keys(asked.layouts)[0] for key in layout_keys(asked.layouts)])
+    found = judged(asked, known=known, fit=odd)
+    expected = [step_time(asked.layouts, asked.machines, each).step_s for each in (without, shipped.parameters)]
+    assert found.predicted_s == pytest.approx(np.where(same, *expected))
+    doubled = judged(replace(asked, time_s=2 * asked.time_s), known=known, fit=odd)
+    assert doubled.predicted_s.tolist() == found.predicted_s.tolist()
+    assert [row["also_in_evidence"] for row in found.rows] == same.tolist()
 
 
 def test_the_conformal_quantile_is_the_next_order_statistic() -> None:
@@ -110,17 +124,6 @@ def test_the_conformal_quantile_is_the_next_order_statistic() -> None:
     assert half_width(np.arange(1.0, 10.0)) == 9.0
     assert half_width(-np.arange(1.0, 20.0)) == 18.0
     assert half_width(np.arange(1.0, 9.0)) is None
-
-
-@pytest.mark.exhaustive
-def test_rows_beyond_the_evidence_say_in_which_respects_and_get_wider_intervals() -> None:
-    known = evidence()
-    larger = layouts_of({**known.layouts.row(0), "data": 64, "global_batch": 512, "hidden": 8192})
-    there = machines_of([hardware("h100_80gb")])
-    found = predicted(known, larger, there)
-    assert found.extrapolates == [["devices", "width", "machine"]]
-    near = predicted(known, known.layouts, known.machines)
-    assert np.log(found.high_s[0] / found.low_s[0]) > np.log(near.high_s / near.low_s).max()
 
 
 def test_baselines_are_what_they_are_called() -> None:
@@ -133,42 +136,53 @@ def test_baselines_are_what_they_are_called() -> None:
     assert amdahl_s(layouts, amdahl, layouts) == pytest.approx(amdahl)
 
 
-@pytest.mark.exhaustive
 def test_regret_is_what_the_choice_costs() -> None:
-    known = evidence(rows=40)
-    sizes = {"layers": 8, "global_batch": 16, "micro_batch": 1}
-    asked = layouts_of(GPT | sizes | {"tensor": [4, 1, 1], "data": [1, 4, 1], "pipeline": [1, 1, 4]})
-    machines = machines_of([hardware("a100_80gb")] * 3)
-    best = int(predicted(known, asked, machines).phases.step_s.argmin())
-    times = np.array([2.0, 2.0, 2.0])
-    times[(best + 1) % 3] = 1.0
-    assert regrets(judged(known, Evidence(layouts=asked, machines=machines, time_s=times), ["m"] * 3)) == [1.0]
+    times, said = np.array([2.0, 1.0, 5.0, 4.0]), np.array([1.0, 1.5, 2.0, 3.0])
+    found = Judged(
+        measured_s=times, predicted_s=said, widths=np.full(4, np.nan), kinds={}, works=["a", "a", "b", "c"],
+        baselines={}, rows=[{}] * 4,
+    )  # fmt: skip
+    assert found.regrets() == [1.0]
+    assert found.summary()["coverage"] is None
 
 
 # --- the published rows
 
 
-@pytest.mark.cases("llm-foundry-beyond-8")
 @pytest.mark.parametrize(
-    ("arguments", "rows", "goal"),
-    [
-        ([str(SINGLE)], 986, 0.05),
-        ([str(FOUNDRY), "--fit-up-to", str(LARGEST_FITTED["llm_foundry"])], 32, 0.06),
-        # The goal is 0.07: docs/advisor-errors.md says why it is missed.
-        ([str(MULTI), "--fit-up-to", str(LARGEST_FITTED["vtrain"])], 15, 0.085),
-    ],
-    ids=["vtrain-one-node", "llm-foundry-beyond-8", "vtrain-18.4B-on-256"],
+    ("path", "rows", "mean", "coverage"),
+    [(SINGLE, 986, 0.121, 0.80), (MULTI, 41, 0.092, 0.90), (FOUNDRY, 78, 0.048, 0.95)],
+    ids=["vtrain-one-node", "vtrain-several-nodes", "llm-foundry"],
 )
-@pytest.mark.slow
-def test_published_goals(arguments: list[str], rows: int, goal: float, capsys: pytest.CaptureFixture[str]) -> None:
-    found = check(capsys, "--check", *arguments)
+def test_published_errors_are_those_in_the_docs(
+    path: Path, rows: int, mean: float, coverage: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the formulas that advise, without the rows' width of model: goals are missed, docs/benchmarks.md says why."""
+    found = check(capsys, "--check", str(path))
     assert found["rows"] == rows == len(found["predictions"])
-    assert found["mean_error"] <= goal < min(each["mean_error"] for each in found["baselines"].values())
-    assert found["coverage"] >= 0.85
+    assert found["mean_error"] <= mean < min(each["mean_error"] for each in found["baselines"].values())
+    assert found["coverage"] >= coverage
+    assert (found["fitted_rows"], found["refused_rows"]) == (1105, 0)
+    assert all(row["also_in_evidence"] for row in found["predictions"])
     for row in found["predictions"]:
         phases = ("compute_s", "tensor_s", "gather_s", "bubble_s", "reduce_s", "update_s", "fixed_s")
         assert sum(row[name] for name in phases) == pytest.approx(row["predicted_s"])
         assert row["error"] == pytest.approx(abs(row["predicted_s"] / row["measured_s"] - 1))
+
+
+def test_a_check_of_a_file_fits_nothing() -> None:
+    """So it loads neither torch nor what fits."""
+    code = f"""
+import sys
+from analysis.advisor import fit
+fit.fit = fit.fitted = None
+from parallelbench.cli import main
+assert main(["advise", "--check", {str(FOUNDRY)!r}]) == 0
+assert "torch" not in sys.modules
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-2000:]
+    assert "fitted to 1105 published steps" in " ".join(made.stdout.split())
 
 
 # --- files
@@ -200,21 +214,53 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "changes", "named"), BAD, ids=[next(iter(changes)) for _, changes, _ in BAD])
-def test_a_value_that_can_not_be_is_refused_with_its_line(
+def test_a_row_that_can_not_be_predicted_is_named_and_the_others_are_predicted(
     path: Path, changes: dict[str, str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["advise", "--check", str(shortened(path, tmp_path, **changes))]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("parallelbench: ")
-    assert len(message.splitlines()) == 1
-    assert [name for name in named if name not in message] == []
+    out = shortened(path, tmp_path, **changes)
+    found = check(capsys, "--check", str(out))
+    assert (found["rows"], found["refused_rows"]) == (19, 1)
+    (line,) = found["refused"]
+    assert [name for name in named if name not in line] == []
+    whole = check(capsys, "--check", str(path))["predictions"]
+    assert found["predictions"][0]["predicted_s"] == whole[1]["predicted_s"]
+
+
+def test_equal_reasons_are_one_line_with_their_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = SINGLE.read_text().splitlines()[:12]
+    place = lines[0].split(",").index("iteration time (ms)")
+    for number in range(1, 6):
+        cells = lines[number].split(",")
+        cells[place] = "0"
+        lines[number] = ",".join(cells)
+    out = tmp_path / "rows.csv"
+    out.write_text("\n".join(lines))
+    assert cli.main(["advise", "--check", str(out)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not predicted: 5 rows" in shown
+    assert "line 2, 3, 4 and 2 more: iteration time (ms)='0' is not valid: expected a number above 0" in shown
+    out.write_text("\n".join(lines[:6]))
+    assert cli.main(["advise", "--check", str(out)]) == 2
+    assert "nothing can be predicted: line 2, 3, 4 and 2 more: iteration time" in capsys.readouterr().err
+
+
+def test_columns_of_ones_own_are_named_and_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *rest = SINGLE.read_text().splitlines()[:5]
+    out = tmp_path / "rows.csv"
+    out.write_text("\n".join([f"{first},cluster", *(f"{line},ours" for line in rest)]))
+    found = check(capsys, "--check", str(out))
+    assert (found["rows"], found["unused_columns"]) == (4, ["cluster"])
 
 
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("iteration time (ms)", "iteration time (s)", ["'iteration time (s)' is no column", "iteration time (ms)"]),
-        ("hidden size", "width", ["'width' is no column", "hidden size"]),
+        (
+            "iteration time (ms)",
+            "iteration time (s)",
+            ["lacks the column 'iteration time (ms)'", "'iteration time (s)'"],
+        ),
+        ("hidden size", "width", ["lacks the column 'hidden size'", "it has 'width'"]),
     ],
 )
 def test_an_unknown_column_or_unit_is_named(
@@ -250,6 +296,8 @@ def test_a_site_without_figures_and_foreign_overrides_are_refused(capsys: pytest
     assert "site=default has no hardware figures" in capsys.readouterr().err
     assert cli.main(["advise", "--check", str(MULTI), "epochs=3"]) == 2
     assert "only site=" in capsys.readouterr().err
+    assert cli.main(["advise", "--check", str(MULTI), "--from", str(SINGLE)]) == 2
+    assert "changes nothing here" in capsys.readouterr().err
     assert cli.main(["advise", "--check", "nowhere.csv"]) == 2
     assert "nowhere.csv" in capsys.readouterr().err
 
@@ -260,10 +308,9 @@ def test_a_file_says_what_it_ran_on(tmp_path: Path, capsys: pytest.CaptureFixtur
     changed = {"GPU": "h100_80gb", "section": "H100 with 3200 Gbps"}
     path = shortened(FOUNDRY, tmp_path, **changed)
     rows = check(capsys, "--check", str(path))["predictions"]
-    assert [row["extrapolates"] for row in rows] == [["machine"], *[[]] * 19]
-    assert [row["also_in_evidence"] for row in rows] == [False, *[True] * 19]
-    measured = read_measured(path)
-    assert (measured.accelerators[0], measured.network_gbit_per_s[0]) == ("h100_80gb", 3200.0)
+    assert [row["extrapolates"] for row in rows] == [["model", "machine"], *[["model"]] * 19]
+    first = read_measured(path).steps[0]
+    assert (first.accelerator, first.network_gbit_per_s) == ("h100_80gb", 3200.0)
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "conf" / "site").glob("*.yaml")))
@@ -276,12 +323,3 @@ def test_shipped_figures_have_sources(path: Path) -> None:
         assert (
             msgspec.to_builtins(figures)["devices_per_node"] == one_run([f"site={path.stem}"]).run.site.devices_per_node
         )
-
-
-def test_evidence_knows_its_own_rows() -> None:
-    first, second = evidence(rows=30), evidence(rows=30, seed=3)
-    both = joined_evidence([first, second])
-    assert len(both) == 60
-    assert both.holds(second.layouts, second.machines).all()
-    elsewhere = machines_of([hardware("a100_80gb_ethernet")] * 30)
-    assert not both.holds(second.layouts, elsewhere).any()
