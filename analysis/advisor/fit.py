@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from analysis.advisor.cache import kept
 from analysis.advisor.step import SuiteJob, step_time
 from analysis.advisor.strategies import suite_phases
 from parallelbench.config.build import to_mapping
@@ -292,6 +293,19 @@ def predictable(steps: Sequence[MeasuredStep], figures: MachineFigures) -> tuple
 
 
 def fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
+    """The fit of these steps; it is kept, so that no report fits to the same steps twice."""
+    known = [(to_mapping(step.run), step.layers, step.step_s, step.phases) for step in steps]
+
+    def make() -> str:
+        found = _fitted(steps, figures)
+        return msgspec.json.encode([found.scales, found.residual]).decode()
+
+    text = kept("fits", [known, figures], make)
+    scales, residual = msgspec.json.decode(text, type=tuple[Scales, Residual])
+    return SuiteFit(scales, residual, figures)
+
+
+def _fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
     """The most probable parameters, measurements and priors weighing by their variances, and what remains."""
     from scipy.optimize import least_squares
 

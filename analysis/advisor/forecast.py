@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
 
 MOST_STEPS = 60
-"""A report fits to no more configurations than this: each takes every fit about 30 ms."""
+"""The first report fits to no more configurations than this: each takes every fit about 30 ms."""
 FURTHER = (2, 4, 8)
 """How many times as many devices as the most measured ones are predicted."""
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
-from contextlib import suppress
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from analysis.advisor.cache import kept
 from analysis.advisor.fit import of_a_step
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 from parallelbench.measure.counting import decode_counts, decode_memory
-from parallelbench.measure.environment import version
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
@@ -36,13 +30,21 @@ def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCoun
 
 
 def counted_by(program: str, run: RunConfig, *, plugin: str | None) -> str:
-    """What a counting program prints of a run's model, from the cache where it has it."""
-    place = None if plugin else _place(program, run)
-    if place is not None:
-        with suppress(OSError, ValueError):
-            text = place.read_text()
-            msgspec.json.decode(text)
-            return text
+    """What a counting program prints of a run's model, from the cache where it has it; a plugin's is not kept."""
+    if plugin:
+        return _counted(program, run, plugin)
+    of_layers = {key: value for key, value in of_a_step(run).items() if key not in NEVER_OF_A_LAYER}
+    return kept("layers", of_layers | {"program": program}, lambda: _counted(program, run, None))
+
+
+NEVER_OF_A_LAYER = (
+    *("strategy", "loader", "devices", "nodes", "cores_per_device", "global_batch"),
+    *("measure", "nccl", "preprocess", "plugin_sources"),
+)
+"""What of a step's configuration can't change what one layer does on one device."""
+
+
+def _counted(program: str, run: RunConfig, plugin: str | None) -> str:
     command = [sys.executable, "-m", program, *([plugin] if plugin else [])]
     made = subprocess.run(
         command,
@@ -58,12 +60,6 @@ def counted_by(program: str, run: RunConfig, *, plugin: str | None) -> str:
             f"model={run.model.name} can't be counted, so nothing can be predicted of it: {reason[0]}; "
             f"`parallelbench run model={run.model.name}` shows whether it trains at all"
         )
-    if place is not None:
-        with suppress(OSError):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            partial = place.with_suffix(f".{os.getpid()}")
-            partial.write_text(made.stdout)
-            partial.replace(place)
     return made.stdout
 
 
@@ -75,31 +71,6 @@ def _path_of(plugin: str | None) -> dict[str, str]:
     folder = Path(spec.origin).parents[len(spec.name.split(".")) if spec.submodule_search_locations else 0]
     known = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{known}{os.pathsep}{folder}" if known else str(folder)}
-
-
-NEVER_OF_A_LAYER = (
-    *("strategy", "loader", "devices", "nodes", "cores_per_device", "global_batch"),
-    *("measure", "nccl", "preprocess", "plugin_sources"),
-)
-"""What of a step's configuration can't change what one layer does on one device."""
-
-
-def _place(program: str, run: RunConfig) -> Path:
-    """Named after all that the counts may depend on: the configuration, the suite's sources, and torch's version."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    kept = {key: value for key, value in of_a_step(run).items() if key not in NEVER_OF_A_LAYER}
-    made_by = {"program": program, "sources": _sources(), "torch": version("torch")}
-    key = hashlib.sha256(canonical_json(kept | made_by).encode()).hexdigest()
-    return folder / "parallelbench" / "layers" / f"{key[:32]}.json"
-
-
-@cache
-def _sources() -> str:
-    """A digest of the suite's files: models, optimizers and losses are among what is counted."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(str(resources.files("parallelbench"))).rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def model_memory(run: RunConfig, *, plugin: str | None = None) -> ModelMemory:

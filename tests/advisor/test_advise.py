@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.advisor import model_layers
+from analysis.advisor import cache, model_layers
 from analysis.advisor.advice import Row, efficiency, proposed, ranked, sentence
 from analysis.advisor.fit import Learnt, Seen
 from analysis.advisor.layouts import suite_candidates
@@ -319,24 +319,27 @@ def test_a_model_that_cant_be_counted_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_counts_are_kept_for_what_made_them_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade of torch, another file of the suite, another option: counted again. The same on more devices: not."""
+    counted: list[str] = []
+    made = SimpleNamespace(returncode=0, stdout="[]", stderr="")
+    monkeypatch.setattr(model_layers.subprocess, "run", lambda command, **_: counted.append(command[-1]) or made)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def place(*overrides: str) -> Path:
-        model_layers._sources.cache_clear()
-        return model_layers._place("a program", one_run([*MLP, "device=cpu", *overrides]).run)
+    def times(*overrides: str) -> int:
+        cache._sources.cache_clear()
+        counted_by("a program", one_run([*MLP, "device=cpu", *overrides]).run, plugin=None)
+        return len(counted)
 
-    own = tmp_path / "optim" / "optimizers.py"
-    own.parent.mkdir()
+    own = tmp_path / "suite" / "optim" / "optimizers.py"
+    own.parent.mkdir(parents=True)
     own.write_text("first")
-    monkeypatch.setattr(model_layers, "resources", SimpleNamespace(files=lambda _: tmp_path))
-    first = place()
-    assert place("strategy=ddp", "devices=2", "seed=3") == first
-    assert place("channels_last=true") != first
+    monkeypatch.setattr(cache, "resources", SimpleNamespace(files=lambda _: tmp_path / "suite"))
+    assert times() == times() == times("strategy=ddp", "devices=2", "seed=3") == 1
+    assert times("channels_last=true") == 2
     own.write_text("second")
-    assert place() != first
-    own.write_text("first")
-    monkeypatch.setattr(model_layers, "version", lambda package: "99")
-    assert place() != first
-    model_layers._sources.cache_clear()
+    assert times() == 3
+    monkeypatch.setattr(cache, "version", lambda package: "99")
+    assert times() == 4
+    cache._sources.cache_clear()
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from analysis.advisor import forecast as forecasts
 from analysis.advisor.forecast import forecast
+from analysis.advisor.sweep_evidence import sweep_evidence
 from analysis.figures import predictions
 from analysis.folders import load
 from analysis.runs.reader import Runs
@@ -91,6 +93,26 @@ def test_no_prediction_has_seen_its_own_measurement(runs: Runs, monkeypatch: pyt
         own = {id(step) for step, its in zip(found.check.steps, found.check.groups, strict=True) if its == group}
         assert own
         assert not own & rest
+
+
+@pytest.mark.slow
+def test_a_second_report_fits_nothing(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And another step is fitted to, since what was kept is of other steps."""
+    from analysis.advisor import fit
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = forecast.__wrapped__(runs)
+
+    def never(*_: Any) -> None:
+        raise AssertionError("fitted again")
+
+    monkeypatch.setattr(fit, "_fitted", never)
+    again = forecast.__wrapped__(runs)
+    assert again.check.predicted_s.tolist() == first.check.predicted_s.tolist()
+    assert [each.step_s for each in again.further] == [each.step_s for each in first.further]
+    changed = [replace(step, step_s=1.01 * step.step_s) for step in first.steps]
+    with pytest.raises(AssertionError, match="fitted again"):
+        fit.fitted(changed, sweep_evidence([runs], lambda run: []).probed)
 
 
 @pytest.mark.slow
