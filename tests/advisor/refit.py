@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Rows = NDArray[np.bool_]
+
 LARGEST_FITTED = {"vtrain": 64, "llm_foundry": 8}
 """Where larger jobs are left out, these are the largest that stay."""
 
@@ -78,38 +80,48 @@ def refitted() -> PublishedFit:
     return fitted_to(published().evidence)
 
 
-def without_their_width(whole: Evidence, shipped: PublishedFit) -> Judged:
+def predicted(data: Published, asked: Rows, *, known: Rows, shipped: PublishedFit) -> Judged:
+    """Judged by a fit; the baselines know of the same publication, where anything of it is known."""
+    parts, places = [], list[int]()
+    for source in np.unique(data.sources[asked]):
+        rows, near = asked & (data.sources == source), known & (data.sources == source)
+        rest = data.evidence.take(near if near.any() else known)
+        seen = Seen(layouts=rest.layouts, time_s=rest.time_s)
+        parts.append(judged(data.evidence.take(rows), known=seen, fit=shipped))
+        places += np.flatnonzero(rows).tolist()
+    return only(together(parts), np.argsort(places))
+
+
+def without_their_width(data: Published, shipped: PublishedFit) -> Judged:
     """Each width of model predicted without it; its intervals are the errors of the other widths."""
-    found = judged(whole, known=Seen(layouts=whole.layouts, time_s=whole.time_s), fit=shipped)
-    errors, widths = np.log(found.measured_s / found.predicted_s), whole.layouts.hidden
+    whole, every = data.evidence, np.ones(len(data.evidence), dtype=bool)
+    found = predicted(data, every, known=every, shipped=shipped)
+    off, widths = np.log(found.measured_s / found.predicted_s), whole.layouts.hidden
     across = whole.layouts.devices > whole.machines.devices_per_node
-    intervals = np.zeros(len(errors))
+    intervals = np.zeros(len(off))
     for width in np.unique(widths):
-        usual, far = (half_width(errors[(widths != width) & rows]) or 0.0 for rows in (True, across))
+        usual, far = (half_width(off[(widths != width) & rows]) or 0.0 for rows in (every, across))
         intervals[widths == width] = np.where(across, max(usual, far), usual)[widths == width]
     return replace(found, widths=intervals)
 
 
-def without(whole: Evidence, left_out: NDArray[np.bool_]) -> Judged:
+def without(data: Published, left_out: Rows) -> Judged:
     """Rows predicted by all that advises, fitted to the other rows."""
-    rest = whole.take(~left_out)
-    known = Seen(layouts=rest.layouts, time_s=rest.time_s)
-    return judged(whole.take(left_out), known=known, fit=fitted_to(rest))
+    return predicted(data, left_out, known=~left_out, shipped=fitted_to(data.evidence.take(~left_out)))
 
 
-def without_their_fifth(whole: Evidence, shipped: PublishedFit) -> Judged:
+def without_their_fifth(data: Published, shipped: PublishedFit) -> Judged:
     """Each fifth, by a hash of its layouts, predicted by the others: what rows like the published ones get."""
-    keys = [sha256(repr(key).encode()).hexdigest() for key in layout_keys(whole.layouts)]
+    keys = [sha256(repr(key).encode()).hexdigest() for key in layout_keys(data.evidence.layouts)]
     fifths = np.array([int(key[:8], 16) % 5 for key in keys])
-    parts, order = [], []
+    parts, places = [], list[int]()
     for fifth in range(5):
         left_out = fifths == fifth
-        rest = whole.take(~left_out)
+        rest = data.evidence.take(~left_out)
         fewer = msgspec.structs.replace(shipped, parameters=fit(rest.layouts, rest.machines, rest.time_s))
-        known = Seen(layouts=rest.layouts, time_s=rest.time_s)
-        parts.append(judged(whole.take(left_out), known=known, fit=fewer))
-        order += np.flatnonzero(left_out).tolist()
-    return only(together(parts), np.argsort(order))
+        parts.append(predicted(data, left_out, known=~left_out, shipped=fewer))
+        places += np.flatnonzero(left_out).tolist()
+    return only(together(parts), np.argsort(places))
 
 
 def together(parts: list[Judged]) -> Judged:
@@ -127,20 +139,19 @@ def together(parts: list[Judged]) -> Judged:
 
 def errors(data: Published, shipped: PublishedFit) -> Iterator[tuple[str, str, Judged]]:
     """What was left out, which rows are judged, and how; the splits were fixed before anything was fitted."""
-    whole = data.evidence
     for lacked, split in (("their fifth", without_their_fifth), ("their width of model", without_their_width)):
-        found = split(whole, shipped)
+        found = split(data, shipped)
         for index, name in enumerate(data.names):
             yield lacked, name, only(found, np.flatnonzero(data.files == index))
-    larger = whole.layouts.devices > data.largest
-    beyond = without(whole, larger)
+    larger = data.evidence.layouts.devices > data.largest
+    beyond = without(data, larger)
     for index, name in enumerate(data.names):
         rows = np.flatnonzero(data.files[larger] == index)
         if len(rows):
             yield "all larger jobs", name, only(beyond, rows)
     for source in range(len(LARGEST_FITTED)):
         left_out = data.sources == source
-        other = without(whole, left_out)
+        other = without(data, left_out)
         for index in np.unique(data.files[left_out]).tolist():
             yield "their publication", data.names[index], only(other, np.flatnonzero(data.files[left_out] == index))
 
