@@ -182,8 +182,7 @@ BY_CONSTRUCTION = {
         "captured steps (graph=true)",
     ),
     "a language model's step takes at most 1.1 times the launches of one written by hand": (
-        "tests/strategies/test_launches.py"
-        "::test_a_step_of_a_language_model_is_few_launches_beside_one_written_by_hand",
+        "tests/strategies/test_launches.py::test_a_step_of_a_language_model_is_few_launches_beside_one_written_by_hand",
         "",
     ),
     "a language model is compiled as one graph": (

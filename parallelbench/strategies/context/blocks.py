@@ -61,7 +61,8 @@ def _summed(of_each: Tensor, heads: Tensor) -> Tensor:
     """The opposite, of gradients."""
     if of_each.shape[1] == heads.shape[1]:
         return of_each
-    return of_each.unflatten(1, (heads.shape[1], -1)).sum(2)
+    summed: Tensor = of_each.unflatten(1, (heads.shape[1], -1)).sum(2)
+    return summed
 
 
 class _Block(Protocol):
