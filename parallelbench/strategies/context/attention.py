@@ -105,9 +105,9 @@ class RingAttention(torch.autograd.Function):
             merged = result[:, :, queries], normaliser[:, :, queries]
             inputs = (q[:, :, queries], *held[:, :, :, keys])
             more, *of_held = block_gradients(gradient[:, :, queries], inputs, merged, causal=False)
-            of_queries[:, :, queries] += more
+            of_queries[:, :, queries].add_(more)  # `+=` would also copy the sum to itself
             following = torch.zeros_like(held) if followed is None else followed()
-            following[:, :, :, keys] += torch.stack(of_held)
+            following[:, :, :, keys].add_(torch.stack(of_held))
             followed = ring.pass_on(following)
         assert followed is not None, "a ring has two ranks or more"
         return of_queries.to(q.dtype), torch.stack(of_own) + followed(), None
@@ -192,8 +192,8 @@ class GatheredAttention(torch.autograd.Function):
             merged = result[:, :, queries], normaliser[:, :, queries]
             inputs = (q[:, :, queries], *whole[:, :, :, keys])
             more, *of_seen = block_gradients(gradient[:, :, queries], inputs, merged, causal=False)
-            of_queries[:, :, queries] += more
-            of_whole[:, :, :, keys] += torch.stack(of_seen)
+            of_queries[:, :, queries].add_(more)  # `+=` would also copy the sum to itself
+            of_whole[:, :, :, keys].add_(torch.stack(of_seen))
         return of_queries.to(q.dtype), torch.stack(of_own) + ctx.ranks.summed(of_whole), None
 
 
