@@ -51,6 +51,7 @@ FINDINGS = (
         "`nccl.backend` and `nccl.per_edge` are the run's choices, recorded, and compared by `compare --by`",
         (
             "tests/test_gpu_choices.py::test_what_torch_and_nccl_are_told",
+            "tests/test_gpu_choices.py::test_the_process_group_is_the_one_that_was_chosen",
             "tests/test_gpu_choices.py::test_runs_are_compared_by_backend",
         ),
         "nccl.backend=lazy",
@@ -76,7 +77,10 @@ FINDINGS = (
     Finding(
         "`tune=true` judged 2 ms on a GPU",
         "at least 0.5 s are timed, after as many steps as wake the device",
-        ("tests/test_scripted_cuda.py::test_a_trial_on_a_gpu_times_long_enough",),
+        (
+            "tests/test_scripted_cuda.py::test_a_trial_on_a_gpu_times_long_enough",
+            "tests/test_cuda_parts.py::test_a_trial_on_a_gpu_is_told_to_time_long_enough",
+        ),
         "whole run on all devices, loader=arrow",
     ),
     Finding(
@@ -147,10 +151,17 @@ FINDINGS = (
         "the parity check of a large language model took twice the memory of its training, and more",
         "a smaller model of its kind is checked, which the strategy cuts alike; the run says so",
         (
+            "tests/advisor/test_parity_memory.py::test_the_check_of_a_large_model_fits_where_its_training_does",
             "tests/advisor/test_parity_memory.py::test_the_check_takes_no_more_memory_than_the_training",
             "tests/strategies/test_excerpt.py::test_a_wrong_strategy_is_caught",
         ),
         "",
+    ),
+    Finding(
+        "context parallelism computed attention in plain products: up to 939 launches of a forward pass, moving 54 GB",
+        "torch's fused kernels, merged by their log-sum-exps",
+        ("tests/strategies/test_attention_blocks.py",),
+        "attention of blocks, bf16",
     ),
 )
 """By the desk check's numbers, 1 to 12; then what was found since."""

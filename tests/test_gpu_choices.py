@@ -238,3 +238,12 @@ def test_runs_are_compared_by_backend(tmp_path: Path) -> None:
         (row,) = by(runs, "nccl.backend", "default", backend).rows
         assert row.time is not None
         assert row.time.median == pytest.approx(ratio)
+
+
+def test_the_process_group_is_the_one_that_was_chosen() -> None:
+    kinds = {backend: world.backends("cuda", Nccl(backend=backend)) for backend in ("default", "lazy", "legacy")}
+    assert kinds == {
+        "default": "cpu:gloo,cuda:nccl",
+        "lazy": "cpu:gloo,cuda:nccl-lazy",
+        "legacy": "cpu:gloo,cuda:nccl",  # by a variable
+    }
