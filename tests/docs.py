@@ -273,15 +273,11 @@ def reliability_page() -> str:
 
 _FINDINGS_INTRO = """## GPUs
 
-<<<<<<< HEAD
 The suite was read against torch 2.15, then run on [one GPU](gpus.md#what-one-gpu-showed), which has passed all lines of
 `make gpu-check` that need no second one. This is what was found, and the line that shows what only a GPU can; – where
 none is needed. Strategies, NCCL and ranks that hang need two GPUs, and have not been run.
-=======
-No GPU has run the suite yet. It was read against torch 2.15, and this is what was found. A line of `make gpu-check`
-will show what only a GPU can; – where none is needed. The mends of all rows but 2, 4 and 10, or the main one where a
-row has several, were taken out one by one, and a test that is named was seen to fail.
->>>>>>> 51f726b (Mends of the GPU path were taken out one by one: a trial's least time and the chosen process group are held by tests that fail without them, and the page says which rows were seen to fail)
+Of rows 1 to 15 the mends of all but 2, 4 and 10, or the main one where a row has several, were taken out one by one,
+and a test that is named was seen to fail.
 
 | | found | mended | test | line of gpu-check |
 |---|---|---|---|---|"""
