@@ -409,6 +409,12 @@ def test_the_plain_run_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried[0] == "plain"
 
 
+def test_ranks_wait_for_others_that_compile() -> None:
+    """Which has taken more than a minute, on a busy machine."""
+    waits = {run.launcher.collective_timeout_s for run in variants.runs("model_parallel", "cpu", 2).values()}
+    assert min(waits) > 60
+
+
 def test_one_gpu_on_each_of_two_nodes_is_enough() -> None:
     plain = variants.runs("ddp", "cuda", 1, nodes=2)["plain"]
     assert (plain.devices, plain.nodes) == (2, 2)
