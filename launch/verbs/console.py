@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -55,15 +57,44 @@ MANY = 200
 
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
-    """A table whose cells are in rich's markup. Print it with `crop=False`: long ones have lines of any length."""
+    """A table whose cells are in rich's markup; where it is wider than the terminal, a few lines for each row.
+
+    Print it with `crop=False`: long ones have lines of any length, and the first cell of a row is never cut.
+    """
     if len(rows) > MANY:
         return _Lines([[f"[bold]{column}[/]" for column in columns], *rows])
-    table = Table(box=None, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return _Listing(columns, rows)
+
+
+class _Listing:
+    """A table, or below each row's first cell the others with their headings."""
+
+    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._columns, self._rows = columns, rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        table = Table(box=None, header_style="bold")
+        for column in self._columns:
+            table.add_column(column, overflow="fold")
+        for row in self._rows:
+            table.add_row(*row)
+        if Measurement.get(console, options.update(max_width=_ENDLESS), table).maximum <= options.max_width:
+            yield table
+            return
+        for first, *others in self._rows:
+            yield _uncut(first)
+            known = zip(self._columns[1:], others, strict=True)
+            words = [f"[dim]{name.replace(chr(10), ' ')}[/] {cell}" for name, cell in known if cell not in ("", "–")]
+            yield Padding(Text.from_markup(" · ".join(words)), (0, 0, 0, 4))
+
+
+def _uncut(words: str) -> Text:
+    text = Text.from_markup(words, overflow="ignore")
+    text.no_wrap = True
+    return text
+
+
+_ENDLESS = 10_000
 
 
 class _Lines:
