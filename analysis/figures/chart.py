@@ -213,7 +213,7 @@ _HEADING_LETTERS = 42
 def panels(
     chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False
 ) -> alt.FacetChart:
-    """Lay out one panel per value of the column `panel`, with its own axes under `own_axes`, and style it.
+    """Lay out one panel per value of `panel`, each with its axes, and style it; `own_axes`: of its own scale.
 
     Where not all are drawn, a subtitle says which are not, and how to get them; so it does what marks disturbed runs.
     """
@@ -247,8 +247,8 @@ def panels(
         .configure_view(stroke=None)
     )
     laid_out.usermeta = _omitted(data, order)
-    if own_axes:
-        laid_out.resolve = alt.Resolve(scale={"x": "independent", "y": "independent"})
+    each = {"x": "independent", "y": "independent"}
+    laid_out.resolve = alt.Resolve(axis=each, scale=each if own_axes else alt.Undefined)
     return laid_out
 
 

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import shutil
 import uuid
 from collections import defaultdict
@@ -35,7 +34,7 @@ from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.report import claims, latex, notes, publication
 from analysis.report.notes import environment
-from analysis.report.tables import Shown, cells, write_csv
+from analysis.report.tables import Cell, Shown, cells, write_csv
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
 from parallelbench.results.files import storage_errors
@@ -68,9 +67,6 @@ class Drawn:
     figure: Figure
     spec: str
     """Vega-Lite, as JSON; empty without a chart."""
-    width: float = 0
-    height: float = 0
-    """Of the image beside the page: the room to be kept until the figure is drawn."""
 
 
 def write_report(
@@ -156,8 +152,7 @@ def _write_figure(figure: Figure, folder: Path) -> Drawn:
     (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
     (folder / f"{figure.name}.pdf").write_bytes(vl_convert.svg_to_pdf(image))
     spec.pop("title", None)  # the page has it as a heading
-    width, height = (float(size) for size in re.findall(r'(?:width|height)="([\d.]+)"', image)[:2])
-    return Drawn(figure, json.dumps(spec), width, height)
+    return Drawn(figure, json.dumps(spec))
 
 
 def script_json(value: Any) -> str:
@@ -209,16 +204,11 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         matrix=matrix(runs),
         warnings=notes.warnings(runs),
         measured=_measured(runs),
-        figures=drawn,
-        configurations=_grouped(summary(runs), "configurations"),
-        energy=_grouped(_with_energy(summary(runs)), "energy"),
+        **_figures(drawn),
+        configurations=_table(summary(runs), "configurations"),
+        energy=_table(_with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
         **_filters(facts(runs)),
-        headers={
-            "configurations": _columns(summary(runs), "configurations"),
-            "energy": _columns(_with_energy(summary(runs)), "energy"),
-            "runs": _columns(facts(runs), "runs"),
-        },
         explained=explained_columns(),
         accuracies=publication.accuracies_side_by_side(publication.accuracies(runs)),
         accuracies_caption=publication.ACCURACIES_CAPTION,
@@ -242,7 +232,7 @@ def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
     """The table of runs with its caption. Of very many runs, excluded ones come first."""
-    columns = _columns(rows, "runs")
+    every = rows
     caption = "Every run with its outcome and, if it is excluded, the reason."
     if rows.height > MOST_RUNS:
         # Choose excluded runs first; then restore the order of the table of configurations.
@@ -252,7 +242,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
             "The others are in tables/runs.csv beside this page."
         )
         rows = first.sort("place")
-    return {"runs": _grouped(rows, "runs", columns=columns), "runs_caption": caption}
+    return {"runs": _table(rows, "runs", every=every), "runs_caption": caption}
 
 
 def _filters(rows: pl.DataFrame) -> dict[str, Any]:
@@ -264,6 +254,53 @@ def _filters(rows: pl.DataFrame) -> dict[str, Any]:
         "choices": {name: values for name, values in choices.items() if len(values) > 1},
         "index": script_json(index.to_dicts()),
     }
+
+
+ANSWERS = ("runtime", "scaling", "memory", "accuracy")
+"""The figures that stand open, the first one beside the answers: how fast, how it scales, what it takes, what it
+learns. The others are a click away."""
+
+
+def _figures(drawn: list[Drawn]) -> dict[str, list[Drawn]]:
+    """The picture beside the answers, the figures that stand open, the folded ones, and those without a chart."""
+    charts = [each for each in drawn if each.spec]
+    answers = [each for each in charts if each.figure.name in ANSWERS] or charts[:1]
+    return {
+        "picture": answers[:1],
+        "figures": answers[1:],
+        "folded": [each for each in charts if each not in answers],
+        "not_drawn": [each for each in drawn if not each.spec],
+    }
+
+
+class PageTable(NamedTuple):
+    """A table of the page: its columns tell rows apart; what is the same in every row stands below, once."""
+
+    columns: list[Column]
+    groups: list[tuple[str, list[Shown]]]
+    alike: list[Cell]
+
+
+ALWAYS = ("configuration", "slug", "repeats", "outcome", "steady_epoch_time_s", "speed_up", "verdict")
+"""Columns that a table of the page shows even where all rows are alike, as far as they have any value."""
+
+
+def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = None) -> PageTable:
+    """`every`: the rows of which these are some."""
+    columns = _columns(rows if every is None else every, table)
+    shown = {
+        column.name: {cell.shown for row in rows.iter_rows(named=True) for cell in cells(row, (column,))}
+        for column in columns
+    }
+    told = [c for c in columns if _tells(rows, c, shown[c.name])]
+    alike = [c for c in columns if c not in told and rows.height]
+    first = cells(rows.row(0, named=True), alike) if alike else []
+    return PageTable(told, _grouped(rows, table, columns=tuple(told)), first)
+
+
+def _tells(rows: pl.DataFrame, column: Column, shown: set[str]) -> bool:
+    """Whether a column tells rows apart; of a single row, whether it holds anything."""
+    return len(shown) > 1 or (rows[column.name].count() > 0 and (column.name in ALWAYS or rows.height == 1))
 
 
 def _columns(rows: pl.DataFrame, table: Place) -> tuple[Column, ...]:

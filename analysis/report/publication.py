@@ -56,7 +56,7 @@ _GIB = 2**30
 
 
 def experiment(runs: Runs) -> list[tuple[str, str]]:
-    """What it is, and its distinct values in the order of numbers; a dash where none was recorded."""
+    """What it is, and its distinct values in the order of numbers; nothing of what was not recorded."""
     environments = [json.loads(each) for each in runs.run["environment_json"].drop_nulls().unique(maintain_order=True)]
     cuda = [each.get("cuda") or {} for each in environments]
     devices = [device for each in cuda for device in each.get("devices") or ()]
@@ -70,7 +70,7 @@ def experiment(runs: Runs) -> list[tuple[str, str]]:
     }
     repeats = runs.run["repeat"].n_unique()
     counts = [("Repeats", str(repeats)), ("Runs", f"{runs.run.height:,}")]
-    return [*((name, _listed(values)) for name, values in shown.items()), *counts]
+    return [*((name, told) for name, values in shown.items() if (told := _listed(values))), *counts]
 
 
 def _links(topology: str | None) -> list[str]:
@@ -90,7 +90,7 @@ def _frameworks(runs: Runs) -> list[str]:
 
 def _listed(values: Iterable[Any]) -> str:
     distinct = sorted(set(values), key=lambda value: (isinstance(value, str), value))
-    return ", ".join(map(str, distinct)) or text.MISSING
+    return ", ".join(map(str, distinct))
 
 
 def experiment_as_rows(entries: list[tuple[str, str]]) -> pl.DataFrame:

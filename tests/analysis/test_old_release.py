@@ -109,5 +109,5 @@ def test_they_mix_with_todays(results: Path) -> None:
 @pytest.mark.slow
 def test_a_report_shows_them(results: Path) -> None:
     runs = load(results)
-    page = render(runs, [Drawn(figure, "", "") for figure in draw(runs)])
+    page = render(runs, [Drawn(figure, "") for figure in draw(runs)])
     assert all(row["configuration"].replace("× ", "×\u00a0") in page for row in answers("summary"))

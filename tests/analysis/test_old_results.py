@@ -55,7 +55,7 @@ def test_all_answers_come_without_a_tables_later_columns(table: str, tmp_path: P
         rewrite(folder, TABLES_VERSION - 1, lambda tables: tables | {table: tables[table].drop(later)})
     runs = load(tmp_path)
     assert runs.run.height == len(folders)
-    drawn = [Drawn(figure, "", "") for figure in draw(runs)]
+    drawn = [Drawn(figure, "") for figure in draw(runs)]
     assert "<html" in render(runs, drawn)
     assert notes.headline(runs)
     assert summary(runs).height

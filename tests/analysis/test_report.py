@@ -26,9 +26,9 @@ from analysis.comparison.configurations import learning
 from analysis.figures import chart, draw
 from analysis.figures.chart import DASHES, SPARE, STYLES, dashes, variants
 from analysis.metrics import per_epoch
-from analysis.metrics.columns import page_columns
 from analysis.report import notes
 from analysis.report import page as page_module
+from analysis.report.page import _columns, _table
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
 from tests.analysis.test_compare import pair, steady
@@ -110,8 +110,11 @@ def test_the_pages_numbers_are_those_of_the_csv_file(sweep: Path, page: Page) ->
         rows = list(csv.DictReader(file))
     assert [row["configuration"] for row in rows] == ["single × 1", "ddp × 2", "model_parallel × 2"]
     shown = iter(page.values)
-    for row in rows:
-        for column in page_columns("configurations"):
+    table = _table(summary(load(sweep)), "configurations")
+    alike = [cell.column for cell in table.alike]
+    assert len(table.columns) + len(alike) == len(_columns(summary(load(sweep)), "configurations")), "none is lost"
+    for row, columns in (*((row, table.columns) for row in rows), (rows[0], alike)):
+        for column in columns:
             if column.numeric and row[column.name]:
                 assert float(next(shown)) == pytest.approx(float(row[column.name]), rel=1e-12)
     assert rows[1]["speed_up"] == str(math.exp(statistics.median([math.log(1.25), math.log(2.0)])))
@@ -323,7 +326,7 @@ def test_nulls_are_dashes_and_never_zero(tmp_path: Path) -> None:
     row = summary(runs).row(0, named=True)
     assert row["steady_epoch_time_s"] is None
     assert row["peak_memory_max_bytes"] is None
-    cells = re.findall(r"<td[^>]*>(.*?)</td>", page.partition('id="runs"')[0], re.DOTALL)
+    cells = re.findall(r"<(?:td|dd)[^>]*>(.*?)</(?:td|dd)>", page.partition('id="runs"')[0], re.DOTALL)
     assert "–" in cells
     assert not any(re.fullmatch(r"(<data.*>)?0(\.0+)?(</data>)?", cell.strip()) for cell in cells)
     table = csv.DictReader(io.StringIO((tmp_path / "report" / "tables" / "runs.csv").read_text(encoding="utf-8")))

@@ -67,7 +67,7 @@ function filtered(spec, choice) {
     for (const row of kept) panels.add(row.panel);
     spec.datasets[name] = kept;
   }
-  return panels.size;
+  return panels;
 }
 
 function fitted(spec, columns, panelWidth, legendColumns) {
@@ -85,27 +85,77 @@ function fitted(spec, columns, panelWidth, legendColumns) {
 const warn = console.warn;
 console.warn = (...words) => words.join(" ").includes("faceted independent scales") || warn.apply(console, words);
 
+// Panels in parts that fit a screen, each with its legend: whole works, so that panels of a kind lie below each other.
+const PANELS_OF_A_PART = 4, BETWEEN = " — ";
+const workOf = (panel) => String(panel).split(BETWEEN)[0];
+
+function partsOf(panels) {
+  const works = new Map();
+  for (const panel of panels) works.set(workOf(panel), [...(works.get(workOf(panel)) ?? []), panel]);
+  const parts = [];
+  const ofWorks = works.size > 1 ? [...works.values()] : panels.map((panel) => [panel]);
+  for (const more of ofWorks) {
+    const last = parts.at(-1);
+    if (last && last.length + more.length <= PANELS_OF_A_PART) last.push(...more);
+    else parts.push([...more]);
+  }
+  return parts;
+}
+
+function part(spec, panels) {
+  const wanted = new Set(panels);
+  const names = (rows) => new Set(rows.flatMap((row) => [row.variant, row.configuration]));
+  const { datasets, ...rest } = spec;
+  const copy = structuredClone(rest);
+  copy.datasets = {};
+  for (const [name, rows] of Object.entries(datasets)) {
+    copy.datasets[name] = rows.filter((row) => wanted.has(row.panel));
+    pruneScales(copy.spec, names(rows), names(copy.datasets[name]));
+  }
+  copy.facet.sort = panels;
+  return copy;
+}
+
+// Where a part is drawn: the first one stands open, the others are a click away.
+function placeOf(chart, panels, index) {
+  const place = document.createElement("div");
+  place.className = "part";
+  if (index === 0) return chart.appendChild(place);
+  const folded = document.createElement("details"), summary = document.createElement("summary");
+  folded.className = "print";
+  summary.textContent = [...new Set(panels.map(chart.works > 1 ? workOf : String))].join("; ");
+  folded.append(summary, place);
+  chart.append(folded);
+  return place;
+}
+
 async function draw(figure, choice) {
-  const place = figure.querySelector(".chart");
+  const chart = figure.querySelector(".chart");
   const spec = JSON.parse(specs[figure.dataset.figure]);
-  const panels = filtered(spec, choice);
-  figure.classList.toggle("empty", panels === 0);
-  figure.dataset.empty = panels > 0 ? "" : choice.count === 0 ? "all" : spec.usermeta?.omitted ? "elsewhere" : "here";
-  if (panels === 0) return;
-  const available = place.clientWidth;
-  const columns = available < TWO_PANELS ? 1 : Math.min(2, panels);
+  const left = filtered(spec, choice);
+  figure.classList.toggle("empty", left.size === 0);
+  figure.dataset.empty = left.size > 0 ? "" : choice.count === 0 ? "all" : spec.usermeta?.omitted ? "elsewhere" : "here";
+  chart.replaceChildren();
+  const panels = spec.facet.sort.filter((panel) => left.has(panel));
+  chart.works = new Set(panels.map(workOf)).size;
+  for (const [index, some] of partsOf(panels).entries()) await drawPart(placeOf(chart, some, index), part(spec, some));
+}
+
+async function drawPart(place, spec) {
+  // Folded ones have no width of their own yet.
+  const available = place.closest("section").clientWidth;
+  const columns = available < TWO_PANELS ? 1 : Math.min(2, spec.facet.sort.length);
   const options = { mode: "vega-lite", renderer: "svg", actions: false, tooltip: true };
   const drawn = async (panelWidth, legendColumns) => {
     await vegaEmbed(place, fitted(spec, columns, panelWidth, legendColumns), options);
-    return place.querySelector("svg").getBBox().width;
+    return place.querySelector("svg").viewBox.baseVal.width;
   };
   // What axes, their labels and gaps take is known only once drawn: draw, measure, and draw again with what is left.
   const guess = Math.min(NARROWEST_PANEL, available * 0.6);
   let legendColumns = 2, width = await drawn(guess, legendColumns);
   if (columns === 1 && width > available) width = await drawn(guess, legendColumns = 1);
-  const left = (available - (width - columns * guess) - 12) / columns;
-  await drawn(Math.max(120, Math.min(WIDEST_PANEL, left)), legendColumns);
-  place.style.aspectRatio = "auto";
+  const rest = (available - (width - columns * guess) - 2) / columns;
+  await drawn(Math.max(120, Math.min(WIDEST_PANEL, rest)), legendColumns);
 }
 
 const figures = [...document.querySelectorAll("figure[data-figure]")];
