@@ -8,9 +8,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from parallelbench.config.identity import canonical_json
 from parallelbench.measure.environment import version
@@ -18,26 +16,29 @@ from parallelbench.measure.environment import version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = TypeVar("T")
 
-def kept(kind: str, key: Any, make: Callable[[], str]) -> str:
-    """The JSON that `make` returns; it is not called where it was for the same key, sources and libraries."""
+
+def kept(kind: str, key: Any, make: Callable[[], str], decode: Callable[[str], T]) -> T:
+    """What `decode` makes of the text that `make` returns; that is kept for the same key, sources and libraries.
+
+    A file that `decode` does not take, as one that was cut off, counts for none.
+    """
     file = place(kind, key)
     with suppress(OSError, ValueError):
-        text = file.read_text()
-        msgspec.json.decode(text)
-        return text
+        return decode(file.read_text())
     text = make()
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")
         partial.write_text(text)
         partial.replace(file)
-    return text
+    return decode(text)
 
 
 def place(kind: str, key: Any) -> Path:
     """Where it is kept; named after the key, the suite's sources, and the versions of what computes."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
     versions = [version(name) for name in ("torch", "numpy", "scipy")]
     digest = hashlib.sha256(canonical_json([key, _sources(), versions]).encode()).hexdigest()
     return folder / "parallelbench" / kind / f"{digest[:32]}.json"

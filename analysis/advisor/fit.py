@@ -300,8 +300,8 @@ def fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
         found = _fitted(steps, figures)
         return msgspec.json.encode([found.scales, found.residual]).decode()
 
-    text = kept("fits", [known, figures], make)
-    scales, residual = msgspec.json.decode(text, type=tuple[Scales, Residual])
+    decode = msgspec.json.Decoder(tuple[Scales, Residual]).decode
+    scales, residual = kept("fits", [known, figures], make, decode)
     return SuiteFit(scales, residual, figures)
 
 

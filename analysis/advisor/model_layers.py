@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from analysis.advisor.cache import kept
 from analysis.advisor.fit import of_a_step
@@ -17,8 +17,12 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure.counting import decode_counts, decode_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parallelbench.config.run import RunConfig
     from parallelbench.measure.counting import LayerCount, ModelMemory
+
+T = TypeVar("T")
 
 
 def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCount]:
@@ -26,15 +30,15 @@ def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCoun
 
     The first question about a model takes as long as loading torch; the answer is kept in the user's cache folder.
     """
-    return decode_counts(counted_by("parallelbench.measure.layers", run, plugin=plugin))
+    return counted_by("parallelbench.measure.layers", run, decode_counts, plugin=plugin)
 
 
-def counted_by(program: str, run: RunConfig, *, plugin: str | None) -> str:
+def counted_by(program: str, run: RunConfig, decode: Callable[[str], T], *, plugin: str | None) -> T:
     """What a counting program prints of a run's model, from the cache where it has it; a plugin's is not kept."""
     if plugin:
-        return _counted(program, run, plugin)
+        return decode(_counted(program, run, plugin))
     of_layers = {key: value for key, value in of_a_step(run).items() if key not in NEVER_OF_A_LAYER}
-    return kept("layers", of_layers | {"program": program}, lambda: _counted(program, run, None))
+    return kept("layers", of_layers | {"program": program}, lambda: _counted(program, run, None), decode)
 
 
 NEVER_OF_A_LAYER = (
@@ -75,4 +79,4 @@ def _path_of(plugin: str | None) -> dict[str, str]:
 
 def model_memory(run: RunConfig, *, plugin: str | None = None) -> ModelMemory:
     """What the layers of a run's model hold; like `model_layers`."""
-    return decode_memory(counted_by("parallelbench.measure.layer_memory", run, plugin=plugin))
+    return counted_by("parallelbench.measure.layer_memory", run, decode_memory, plugin=plugin)

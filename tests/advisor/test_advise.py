@@ -10,6 +10,7 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from analysis.advisor import cache, model_layers
@@ -253,6 +254,19 @@ def test_a_transformer_is_ranked_by_formula(capsys: pytest.CaptureFixture[str]) 
     assert reasons["pp", 64] == "pipeline=64 does not divide model.layers=24"
 
 
+def test_a_kept_file_of_another_kind_counts_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    decode = msgspec.json.Decoder(list[int]).decode
+    for damaged in ("", "[1", '{"a": 1}'):
+        assert cache.kept("some", damaged, lambda: "[1]", decode) == [1]
+        cache.place("some", damaged).write_text(damaged)
+        assert cache.kept("some", damaged, lambda: "[2]", decode) == [2]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 5)  # an account that is in no list has no folder either
+    cache.place("some", 0)
+
+
 @pytest.mark.exhaustive
 def test_ten_thousand_layouts_are_ranked_without_torch() -> None:
     """Counted in the program itself: how long it takes is in docs/advisor.md."""
@@ -313,7 +327,7 @@ def test_a_model_that_cant_be_counted_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run = one_run([*MLP, "device=cpu"]).run
     with pytest.raises(ConfigError, match="model=mlp can't be counted, so nothing can be predicted of it: RuntimeErr"):
-        counted_by("tests.advisor.uncountable", run, plugin=None)
+        counted_by("tests.advisor.uncountable", run, str, plugin=None)
     assert not list(tmp_path.iterdir())
 
 
@@ -326,7 +340,7 @@ def test_counts_are_kept_for_what_made_them_only(tmp_path: Path, monkeypatch: py
 
     def times(*overrides: str) -> int:
         cache._sources.cache_clear()
-        counted_by("a program", one_run([*MLP, "device=cpu", *overrides]).run, plugin=None)
+        counted_by("a program", one_run([*MLP, "device=cpu", *overrides]).run, str, plugin=None)
         return len(counted)
 
     own = tmp_path / "suite" / "optim" / "optimizers.py"

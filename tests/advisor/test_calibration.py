@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from analysis.advisor.calibration import figures_of_calibration, read_figures
+from analysis.advisor.machine import require_site
 from analysis.advisor.rows import capacity_bytes
 from launch.attempt.processes import calibration_arguments
 from launch.launcher import launcher_of
@@ -107,6 +109,19 @@ def test_a_node_has_the_devices_that_its_environment_shows_and_not_only_those_in
     seen = {"devices": [{}] * 4, "power_limit_w": "\n".join(["700.00"] * 8)}
     gpus = FACTS | {"device_type": "cuda", "environment": {"cuda": seen}}
     assert figures_of_calibration(rows, gpus, source="here").devices_per_node == 8
+
+
+def test_a_site_may_hand_out_fewer_devices_than_its_nodes_have() -> None:
+    """Hyperthreads are counted as cores, too. What was measured must be as many as the site hands out."""
+    rows = [*devices(1), *devices(4), *messages("link", 4)]
+    environment = {"environment": {"logical_cores": 64}, "cores_per_device": 1}
+    figures = figures_of_calibration(rows, FACTS | environment, source="here")
+    site = one_run(["site=default"]).run.site
+    mine = msgspec.structs.replace(site, name="mine", device="cpu", devices_per_node=4)
+    require_site(figures, mine, "cpu", whole_nodes=True)
+    for count in (8, 2):
+        with pytest.raises(ConfigError, match=f"has {count} devices per node, not 4"):
+            require_site(figures, msgspec.structs.replace(mine, devices_per_node=count), "cpu", whole_nodes=True)
 
 
 def test_processors_share_the_memory_of_their_node() -> None:
