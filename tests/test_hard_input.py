@@ -37,6 +37,10 @@ FILES = {
     "bomb": ("model", f"name: bomb\n{BOMB}", "more than 200,000 values once aliases"),
     "nul": ("model", "name: a\0b\n", "control characters are not allowed"),
     "no_yaml": ("model", "name: [a\nb: c: d\n", "line 2: "),
+    "second": ("model", "name: second\n---\nname: other\n", "line 2: a second document begins here"),
+    "tag": ("model", "name: tag\na: !!python/name:os.system\n", "line 2: could not determine"),
+    "tag_of_sweep": ("sweep", "name: [!!python/object/apply:os.system [ls]]\n", "line 1: could not determine"),
+    "no_bool": ("strategy", "name: no_bool\na: !!bool x\n", "a value is not what its tag says"),
     "latin": ("model", b"name: caf\xe9\n", "no text in UTF-8 (byte 9)"),
 }
 
@@ -67,6 +71,15 @@ def test_claims_of_ones_own_that_read_without_end_are_refused(
     Path("mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
     published(config(here))
     assert words in refused(capsys, "claims", str(here), "--file", "mine.yaml")
+
+
+def test_a_key_that_a_file_of_ones_own_has_twice_is_named_with_its_line(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = own(tmp_path / "mine", "model", "twice", "defaults: [mlp, _self_]\nname: twice\nname: other\n")
+    assert "model/twice.yaml is no YAML that can be read: line 3: found duplicate key name" in refused(
+        capsys, "plan", "--conf", mine, "model=twice"
+    )
 
 
 def test_aliases_that_repeat_a_little_are_yaml_as_before() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from launch.sweep.compose import EXPERIMENT, Extension, group_choices
-from parallelbench.config.build import require_bearable
+from parallelbench.config.build import require_bearable, told_in_words
 from parallelbench.errors import ConfigError
 from parallelbench.results.files import read_record
 
@@ -60,7 +64,10 @@ def _require_readable(folder: Path) -> None:
     for group in group_choices(folder):
         for file in sorted((folder / group).glob("*.yaml")):
             try:
-                require_bearable(read_record(file))
+                content = read_record(file)
+                require_bearable(content)
+                with told_in_words(), suppress(OmegaConfBaseException):  # that error comes when it is composed
+                    OmegaConf.create(content.decode())
             except OSError as error:
                 raise ConfigError(f"{file} can't be read: {error.strerror}") from None
             except ValueError as error:

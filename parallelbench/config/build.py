@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from parallelbench.config.structure import Component, Name, Node, structure
 from parallelbench.errors import ConfigError, Refusals, choices, one_line, raised_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 DEEPEST = 50
@@ -31,10 +32,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def load_yaml(content: bytes) -> Any:
     """What the text says; raises `ValueError` with one line for what is no YAML, too deep, too large or endless."""
     require_bearable(content)
-    try:
+    with told_in_words():
         return yaml.load(content, Loader=_LOADER)
-    except yaml.YAMLError as error:
-        raise ValueError(_in_words(error)) from None
 
 
 def require_bearable(content: bytes) -> None:
@@ -48,9 +47,23 @@ def require_bearable(content: bytes) -> None:
         raise ValueError(_in_words(error)) from None
 
 
+@contextmanager
+def told_in_words() -> Iterator[None]:
+    """Whatever building values from YAML raises becomes a `ValueError` with one line."""
+    try:
+        yield
+    except yaml.YAMLError as error:
+        raise ValueError(_in_words(error)) from None
+    except (AttributeError, KeyError, TypeError, ValueError):  # PyYAML's, of `!!bool x`
+        raise ValueError("a value is not what its tag says: leave out what begins with !!") from None
+
+
 def _in_words(error: yaml.YAMLError) -> str:
-    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-    return f"line {mark.line + 1}: {one_line(str(error.problem))}" if mark else one_line(str(error))
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return one_line(str(error))
+    second = isinstance(error, yaml.composer.ComposerError) and str(error.problem).startswith("but found another")
+    why = "a second document begins here, but a file holds one" if second else one_line(str(error.problem))
+    return f"line {error.problem_mark.line + 1}: {why}"
 
 
 def _measure(content: bytes) -> None:
