@@ -59,7 +59,7 @@ def _options(words: list[str]) -> argparse.Namespace:
             raise ConfigError(f"{word!r} holds the character {odd!r}, which no name or value may have")
     parser, verbs = command_line_parser()
     if words and not words[0].startswith("-") and words[0] not in verbs:
-        parser.error(f"{words[0]} is no verb: {_choices(words[0], verbs)}")
+        parser.error(f"{words[0] if words[0].strip() else repr(words[0])} is no verb: {_choices(words[0], verbs)}")
     options, rest = parser.parse_known_args(words)
     verb = verbs[options.verb]
     for unknown in (text.partition("=")[0] for text in rest if text.startswith("-")):

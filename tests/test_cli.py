@@ -300,6 +300,7 @@ def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> N
             "parallelbench [-h]",
             "rnu is no verb: did you mean run? valid: run, rerun, prune, advise, bundle, calibrate, ",
         ),
+        ([""], "parallelbench [-h]", "error: '' is no verb: valid: "),
         (
             ["plan", "--max-gpu-hours", "3"],
             "parallelbench plan",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from parallelbench.errors import ConfigError, one_line
+from parallelbench.errors import ConfigError, count_of, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -195,14 +195,22 @@ def _run(command: Sequence[str], *, waits: bool = False, script: str = "", timeo
         raise NoAnswerError(f"{command[0]} gave no answer within {limit_s:g} s: run the same command later") from None
     if done.returncode:
         said = done.stderr or done.stdout or f"exit code {done.returncode}"
-        raise refusal(said) if command[0] == "sbatch" else SchedulerError(f"{command[0]}: {explain(said)}")
+        if command[0] == "sbatch":
+            raise refusal(said)
+        raise SchedulerError(f"{command[0]}: {explain(said).removeprefix(f'{command[0]}: ')}")
     return done.stderr if "--test-only" in command else done.stdout
 
 
 def explain(text: str) -> str:
-    """An error of Slurm's in one line, with the key to change where that is known."""
-    line = one_line(text.strip())
-    advice = next((advice for sign, advice in _ADVICE if sign.lower() in line.lower()), None)
+    """An error of Slurm's in one line, with the key to change where that is known.
+
+    Of several lines what ended the program, else the first, and how many more there are.
+    """
+    lines = list(map(one_line, text.strip().splitlines())) or [""]
+    line = next((line for line in lines if "fatal: " in line), lines[0])
+    if more := len(lines) - 1:
+        line += f" (and {count_of(more, 'line')} more)"
+    advice = next((advice for sign, advice in _ADVICE if sign.lower() in text.lower()), None)
     return f"{line}: {advice}" if advice else line
 
 

@@ -144,8 +144,10 @@ def _choice(by: str, runs: Runs) -> tuple[str, str, str]:
     """The key and its two values, e.g. of `strategy=ddp,fsdp`. Values may have commas, too."""
     from analysis.comparison.sides import as_recorded, run_ids_by
 
-    key, _, values = by.partition("=")
-    splits = [(values[:at], values[at + 1 :]) for at, letter in enumerate(values) if letter == ","]
+    if not by.strip().isprintable():
+        raise ConfigError(f"--by {by!r} holds a line end or a tab, which no key or value has: leave it out")
+    key, _, values = by.strip().partition("=")
+    splits = [(values[:at].strip(), values[at + 1 :].strip()) for at, letter in enumerate(values) if letter == ","]
     if len(splits) > 1:
         known = run_ids_by(runs, key)
         splits = [split for split in splits if known.keys() >= {as_recorded(value, known) for value in split}]

@@ -186,6 +186,7 @@ def test_the_gate_names_the_groups_that_one_side_lacks(tmp_path: Path) -> None:
         ("seed=", "values of seed here: 0"),
         ("seed=0,1", "has seed=1; valid: 0"),
         ("strategy=ddp", "values of strategy here: ddp, single"),
+        ("strategy=single\n,ddp", "--by 'strategy=single\\n,ddp' holds a line end"),
     ],
 )
 def test_the_values_that_a_key_has_are_named(
@@ -197,7 +198,15 @@ def test_the_values_that_a_key_has_are_named(
 
 
 @pytest.mark.cases("optimizer.lr=0.10,1000000.0")
-@pytest.mark.parametrize("given", ["optimizer.lr=0.1,1e6", "optimizer.lr=1e-1,1000000", "optimizer.lr=0.10,1000000.0"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "optimizer.lr=0.1,1e6",
+        "optimizer.lr=1e-1,1000000",
+        "optimizer.lr=0.10,1000000.0",
+        "optimizer.lr=0.1, 1e6\n",
+    ],
+)
 def test_values_are_those_that_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
     for rate in (0.1, 1e6):
         for repeat in range(3):

@@ -50,3 +50,10 @@ def test_an_sbatch_that_hangs_is_ended_and_its_record_kept(programs: Path, tmp_p
     assert (kept.job, len(kept.tasks)) == (None, len(prepared))
     with record.lock(sweep):
         pass  # nobody holds it any more
+
+
+def test_of_slurms_several_lines_the_one_that_ended_it_is_told(programs: Path) -> None:
+    lines = "sinfo: error: no DNS", "sinfo: error: no server", "sinfo: fatal: no configuration"
+    _write(programs / "sinfo", "\n".join(f"echo '{line}' >&2" for line in lines) + "\nexit 1")
+    with pytest.raises(scheduler.SchedulerError, match=r"^sinfo: fatal: no configuration \(and 2 lines more\)$"):
+        scheduler.tell(["sinfo"])
