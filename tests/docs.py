@@ -30,7 +30,7 @@ from launch.verbs.help import KeyHelp, chosen_by_default, keys
 from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.results.attempt import OUTCOMES
+from parallelbench.results.attempt import DISTURBED, OUTCOMES
 from parallelbench.results.tables import TABLES, TABLES_VERSION
 from tests import published_figures
 from tests.cuda_branches import places
@@ -396,7 +396,7 @@ def known_words() -> str:
             of = {name for names in about.meanings.values() for name in names if name}
             lines[key] = {"of": sorted(of), "values": about.options}
     words = {
-        "OUTCOME,…": [name for name in OUTCOMES if name != "ok"],
+        "OUTCOME,…": [*(name for name in OUTCOMES if name != "ok"), DISTURBED],
         "WHAT": get_args(Objective),
         "NAME": sorted(claim.name for publication in publications() for claim in publication.claims),
     }

@@ -20,6 +20,7 @@ from analysis.runs.reader import format_skipped, once
 from analysis.text import listed, number_of_runs
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import differences
+from parallelbench.results.attempt import DISTURBED
 from parallelbench.results.folder import instead_of, no_runs
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Exclusion(Enum):
     ANOMALY_DETECTION = "anomaly detection", "autograd searched for NaNs", True
     OTHER_DATA = "other data", "its data set holds something else than that of an earlier repeat"
     OTHER_ENVIRONMENT = "other environment", "it ran in another environment than an earlier repeat", True
-    DISTURBED = "disturbed", "others used its cores or GPUs in half of its steady epochs or more", True
+    DISTURBED = DISTURBED, "others used its cores or GPUs in half of its steady epochs or more", True
     MISCOUNTED = "miscounted", "the ranks' samples don't add up to the epoch's"
     DUPLICATE = "duplicate", "another run of the same configuration and repeat counts"
 
@@ -118,15 +119,16 @@ def excluded(runs: Runs) -> pl.DataFrame:
     return pl.concat([table, _duplicates(runs, table)])
 
 
+_MEASURE_AGAIN = f"submit the sweep again with `--retry {Exclusion.DISTURBED.value}`"
+
+
 def _disturbed(runs: Runs) -> dict[str, str]:
     """Run id → what disturbed it, and the remedy, of runs whose steady times may rest on disturbed epochs."""
     columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share")
-    folders = dict(runs.run.select("run_id", "folder").rows())
     on_gpus = dict(runs.run.select("run_id", pl.col("device_type") == "cuda").rows())
     return {
         run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {share or 0:.0%} of a core"
-        f"{' or computed on its GPU' if on_gpus[run_id] else ''}: when the machine is free, forget the run "
-        f"(`{_forget([folders[run_id]])}`) and submit again"
+        f"{' or computed on its GPU' if on_gpus[run_id] else ''}: when the machine is free, {_MEASURE_AGAIN}"
         for run_id, disturbed, steady, share in per_run(runs).select(columns).rows()
         if rests_on_disturbed(disturbed, steady)
     }
@@ -191,7 +193,7 @@ def disturbed_lines(runs: Runs) -> list[str]:
     disturbed = pl.col("exclusion") == Exclusion.DISTURBED.value
     rows = known.group_by("configuration", "group", maintain_order=True).agg(
         disturbed=disturbed.sum(), none=pl.col("exclusion").is_not_null().all(),
-        share=pl.col("largest_lost_share").filter(disturbed).max(), run_ids=pl.col("run_id").filter(disturbed),
+        share=pl.col("largest_lost_share").filter(disturbed).max(),
     ).filter(pl.col("disturbed") > 0)  # fmt: skip
     withheld = {
         True: "Their times are shown (*), without speed-up or verdict.",
@@ -201,20 +203,9 @@ def disturbed_lines(runs: Runs) -> list[str]:
     return [
         f"Others disturbed {number_of_runs(int(members['disturbed'].sum()))} of {listed(_names(members), most=MOST)}: "
         f"they took up to {max(members['share'].fill_null(0.0)):.0%} of a core{on_gpus}. {withheld[none]} When "
-        f"the machine is free, forget these runs and submit again: {_forget_all(runs, members['run_ids'].explode())}."
+        f"the machine is free, {_MEASURE_AGAIN}."
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
-
-
-def _forget_all(runs: Runs, run_ids: Iterable[str]) -> str:
-    """The command that forgets these runs, to be pasted; of very many, it names the first."""
-    folders = runs.run.filter(pl.col("run_id").is_in(list(run_ids)))["folder"].to_list()
-    more = len(folders) - MOST
-    return f"`{_forget(folders[:MOST])}`" + (f", then {more} more, which the next report names" if more > 0 else "")
-
-
-def _forget(folders: Sequence[str]) -> str:
-    return shlex.join(("parallelbench", "forget", *folders))
 
 
 def folders_of(runs: Runs, run_ids: Iterable[str]) -> str:

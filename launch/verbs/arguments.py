@@ -124,7 +124,11 @@ VERBS = {
     "submit": _asks(
         "verbs.run:submit",
         "train the missing runs of a sweep: sweep=NAME, or lists such as devices=1,2",
-        _value("--retry", "OUTCOME,…", "try these outcomes again as well, e.g. oom,parity_failed"),
+        _value(
+            "--retry",
+            "OUTCOME,…",
+            "try these outcomes again as well, e.g. oom,parity_failed; disturbed: finished runs that others disturbed",
+        ),
         _value(
             "--max-gpu-hours",
             "H",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,9 +14,10 @@ from launch.sweep import expand, one_run
 from launch.sweep.expansion import recorded
 from launch.verbs.console import console, say
 from launch.verbs.report import report
+from launch.verbs.status import require_ended
 from parallelbench.config.plugin import training_plugin
 from parallelbench.errors import ConfigError, choices, count_of
-from parallelbench.results.attempt import OUTCOMES, PUBLISHED
+from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
 from parallelbench.results.folder import FORGOTTEN, RunFolder
 
 if TYPE_CHECKING:
@@ -63,9 +66,10 @@ def submit(
     if then and not (launcher.trains_here or launcher.reports_afterwards):
         raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
     prepared = _prepared(plan)
-    folders = [item.folder for item in prepared] if options.retry & {*PUBLISHED} else []
+    folders = [item.folder for item in prepared] if options.retry & {*PUBLISHED, DISTURBED} else []
     measured = {folder: manifest for folder in folders if (manifest := folder.manifest())}
-    code = launcher.submit(prepared, options, console())
+    with _disturbed_put_aside(list(measured), extension) if DISTURBED in options.retry else nullcontext():
+        code = launcher.submit(prepared, options, console())
     if moved := [folder for folder, manifest in measured.items() if folder.manifest() != manifest]:
         say(f"{count_of(len(moved), 'earlier result')} moved to {moved[0].path.parent / FORGOTTEN}")
     if then and launcher.trains_here and code in (0, 1):  # not interrupted
@@ -75,6 +79,36 @@ def submit(
         launcher.queue_report(prepared, console())
     say(_next_command(prepared, code))
     return code
+
+
+@contextmanager
+def _disturbed_put_aside(folders: Sequence[RunFolder], extension: Extension) -> Iterator[None]:
+    """A context in which those of one sweep's finished runs are forgotten that others disturbed, as a report says.
+
+    Results whose runs are not asked for then, since a launcher refuses them, say, come back. Raises `ConfigError` where
+    one of them has a job.
+    """
+    forgotten: dict[RunFolder, Path] = {}
+    try:
+        for folder in _disturbed(folders, extension):
+            forgotten[folder] = folder.forget()
+        yield
+    finally:
+        for folder, former in forgotten.items():
+            if not os.path.lexists(folder.path):
+                os.rename(former, folder.path)
+
+
+def _disturbed(folders: Sequence[RunFolder], extension: Extension) -> list[RunFolder]:
+    if not folders:
+        return []
+    from analysis import excluded, load  # which loads Polars
+
+    gone = excluded(load(folders[0].path.parent, plugin=extension.plugin))
+    run_ids = set(gone.filter(gone["exclusion"] == DISTURBED)["run_id"])
+    found = [folder for folder in folders if (manifest := folder.manifest()) and manifest["run_id"] in run_ids]
+    require_ended(found, extension)
+    return found
 
 
 def _tell_of_sources(plan: Sequence[PlannedRun], extension: Extension) -> None:
@@ -134,7 +168,7 @@ def _prepared(plan: Sequence[PlannedRun]) -> list[Prepared]:
 def _outcomes(text: str | None) -> frozenset[str]:
     """The outcomes that `--retry` names."""
     names = text.split(",") if text else []
-    valid = [name for name in OUTCOMES if name != "ok"]
+    valid = [*(name for name in OUTCOMES if name != "ok"), DISTURBED]
     for name in names:
         if name not in valid:
             raise ConfigError(f"--retry {text}: {name} is no outcome to try again; {choices(name, valid)}")

@@ -106,6 +106,14 @@ def logs(folder: str, extension: Extension, *, follow: bool) -> int:
 def forget(folders: Sequence[str], extension: Extension) -> int:
     """Move runs out of their sweeps, so that submitting measures them anew; prints where they are then."""
     runs = [RunFolder(existing(folder)) for folder in folders]
+    require_ended(runs, extension)
+    for run in runs:
+        print(run.forget())
+    return 0
+
+
+def require_ended(runs: Sequence[RunFolder], extension: Extension) -> None:
+    """Raise `ConfigError` where one of these is no run, or a job of its own may still write to it."""
     launchers = all_launchers(extension.plugin)
     for run in runs:
         if not (run.path / "config.yaml").exists():
@@ -117,9 +125,6 @@ def forget(folders: Sequence[str], extension: Extension) -> int:
             if known and known.label in ("queued", "running", "unknown"):
                 ends = f"`parallelbench cancel {shlex.quote(str(sweep))}` ends the sweep's jobs"
                 raise ConfigError(f"{run.path} is {known.label}: {ends}")
-    for run in runs:
-        print(run.forget())
-    return 0
 
 
 _ORDER = ("unknown", "running", "queued", "missing", "ok")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from analysis import load, summary_table
 from analysis.comparison.configurations import displayed, summary
-from analysis.comparison.exclusions import disturbed_lines, excluded, format_exclusions
+from analysis.comparison.exclusions import format_exclusions
 from analysis.figures import draw
 from analysis.figures.chart import DISTURBED
 from analysis.metrics.columns import page_columns
@@ -20,7 +19,6 @@ from analysis.report.notes import headline
 from analysis.report.page import render
 from analysis.report.tables import cells
 from analysis.text import DISTURBED_MARK
-from parallelbench.cli import main
 from tests.analysis.factory import config, published
 from tests.analysis.test_compare import steady
 from tests.analysis.test_machine import DDP, lost, sides
@@ -59,11 +57,8 @@ def test_times_are_shown_and_no_verdict(tmp_path: Path, busy: tuple[dict[str, An
     assert "others disturbed these runs" in shown
     first = format_exclusions(runs)[0]
     assert first in headline(runs)
-    for words in ("% of a core", "without speed-up or verdict", "parallelbench forget", "submit again"):
+    for words in ("% of a core", "without speed-up or verdict", "`--retry disturbed`"):
         assert words in first
-    disturbed_runs = 6 * (bool(busy[0]) + bool(busy[1]))
-    assert sum(folder in first for folder in runs.run["folder"]) == min(disturbed_runs, 8)
-    assert first.endswith("`, then 4 more, which the next report names." if disturbed_runs == 12 else "`.")
     runtime = figure(runs, "runtime")
     assert DISTURBED in runtime.finding
     assert "this does not rank them, since others disturbed runs of" in runtime.finding
@@ -78,20 +73,6 @@ def test_hours_of_gpus_are_marked_as_the_times_that_they_are_made_of() -> None:
     (column,) = (each for each in page_columns("energy") if each.name == "gpu_hours")
     for disturbed, shown in ((True, f"0.250{DISTURBED_MARK}"), (False, "0.250")):
         assert [each.shown for each in cells({"gpu_hours": 0.25, "disturbed": disturbed}, [column])] == [shown]
-
-
-@pytest.mark.exhaustive
-def test_the_command_that_forgets_them_can_be_pasted(tmp_path: Path) -> None:
-    runs = sides(tmp_path / "my results", BUSY, {}, epochs=3)
-    (line,) = disturbed_lines(runs)
-    command = shlex.split(line.split("`")[1])
-    assert command[:2] == ["parallelbench", "forget"]
-    one_device = runs.run.filter(strategy="single")["folder"].to_list()
-    assert command[2:] == one_device
-    details = excluded(runs)["exclusion_detail"].to_list()
-    assert [shlex.split(detail.split("`")[1])[2:] for detail in details] == [[folder] for folder in one_device]
-    assert main(command[1:]) == 0
-    assert not any(Path(folder).exists() for folder in one_device)
 
 
 def values(chart: Any) -> list[dict[str, Any]]:

@@ -78,11 +78,11 @@ def test_a_median_that_may_rest_on_disturbed_epochs_counts_nowhere(tmp_path: Pat
     assert set(gone["exclusion"]) == {"disturbed"}
     assert gone.height == len(REPEATS)
     assert "1 of 2 steady epochs, in which others took up to 48% of a core" in gone["exclusion_detail"][0]
-    assert "when the machine is free, forget the run" in gone["exclusion_detail"][0]
+    assert "when the machine is free, submit the sweep again with `--retry disturbed`" in gone["exclusion_detail"][0]
     assert "GPU" not in gone["exclusion_detail"][0], "these runs have none"
     on_gpus = sides(tmp_path / "gpus", {}, {"others_time_s": lost(0.48, {3}), "device_type": "cuda"}, epochs=3)
     assert (
-        "48% of a core or computed on its GPU: when the machine is free, forget"
+        "48% of a core or computed on its GPU: when the machine is free, submit"
         in excluded(on_gpus)["exclusion_detail"][0]
     )
     assert summary(runs).filter(configuration="ddp × 2")["speed_up"].item() is None

@@ -1,0 +1,86 @@
+"""`submit --retry disturbed`: runs that others disturbed are measured anew, by every launcher, and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launch.local import OnThisMachine
+from launch.slurm import submit
+from launch.slurm.scheduler import NoJob, SubmissionError
+from launch.sweep import expand
+from parallelbench import cli
+from parallelbench.results.folder import RunFolder
+from tests.analysis.factory import Fake, published
+from tests.analysis.test_machine import lost
+from tests.helpers import TINY
+from tests.launch.fake_slurm import ON_SITE, FakeSlurm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from launch.launcher import Prepared
+
+
+def listing(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def sweep(results: Path, launcher: Sequence[str]) -> tuple[list[str], list[RunFolder]]:
+    """The overrides of two finished runs, the first of them disturbed, and their folders."""
+    overrides = [*TINY, *launcher, "epochs=3", "seed=0,1", f"results={results}"]
+    fakes = Fake(others_time_s=lost(0.48, {2, 3})), Fake()
+    runs = [planned.run for planned in expand(overrides)]
+    return overrides, [published(run, fake) for run, fake in zip(runs, fakes, strict=True)]
+
+
+def start_nothing(_: OnThisMachine, prepared: Sequence[Prepared], retry: frozenset[str], __: object) -> None:
+    for item in prepared:
+        if item.folder.state().starts(retry):
+            item.write_intent()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [["launcher=local"], ON_SITE], ids=["local", "slurm"])
+def test_disturbed_runs_are_forgotten_and_asked_for_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fake: FakeSlurm,
+    capsys: pytest.CaptureFixture[str],
+    launcher: list[str],
+) -> None:
+    monkeypatch.setattr(OnThisMachine, "_run_all", start_nothing)
+    monkeypatch.setattr(submit, "sbatch", lambda *_: "17")
+    overrides, (disturbed, calm) = sweep(tmp_path, launcher)
+    before, others = listing(disturbed.path), listing(calm.path)
+    assert cli.main(["submit", *overrides, "--retry", "oom"]) == 0
+    assert listing(disturbed.path) == before, "only by its name"
+    cli.main(["submit", *overrides, "--retry", "oom,disturbed"])
+    forgotten = tmp_path / "adhoc" / ".forgotten"
+    assert f"1 earlier result moved to {forgotten}" in " ".join(capsys.readouterr().out.split())
+    assert listing(forgotten / f"{disturbed.path.name}-1") == before
+    assert (disturbed.state().state, disturbed.manifest()) == ("missing", None)
+    assert (disturbed.path / "config.yaml").exists()
+    assert listing(calm.path) == others
+
+
+def refuse(*_: object) -> str:
+    raise SubmissionError("sbatch: no", NoJob.REFUSED)
+
+
+@pytest.mark.cases("slurm")
+@pytest.mark.parametrize(
+    "launcher", [["launcher=local", "--max-gpu-hours", "1"], ON_SITE], ids=["refused at once", "slurm"]
+)
+def test_what_a_launcher_refuses_keeps_its_results(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, launcher: list[str]
+) -> None:
+    monkeypatch.setattr(submit, "sbatch", refuse)
+    overrides, folders = sweep(tmp_path, [word for word in launcher if "=" in word])
+    before = [listing(folder.path) for folder in folders]
+    options = [word for word in launcher if "=" not in word]
+    assert cli.main(["submit", *overrides, *options, "--retry", "disturbed"]) == 2
+    assert [listing(folder.path) for folder in folders] == before
+    assert [folder.state().label for folder in folders] == ["ok", "ok"]
