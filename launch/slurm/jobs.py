@@ -142,6 +142,8 @@ class Job:
     """What it reads and writes, which a container has to see."""
     lines: Sequence[str] = ()
     """Shell lines of its own, after the site's."""
+    goes_on: bool = False
+    """Whether Slurm warns it before its time is over, and starts it again: a run goes on where it was."""
 
     @property
     def flags(self) -> Flags:
@@ -183,13 +185,13 @@ class Job:
         return {
             **{name.replace("-", "_"): flags.pop(name) for name in named},
             "wckey": None,  # else submitit sets one
-            "signal_delay_s": self.launcher.signal_delay_s,
+            **({"signal_delay_s": self.launcher.signal_delay_s} if self.goes_on else {}),
             "array_parallelism": self.launcher.array_parallelism,
             "stderr_to_stdout": True,
             "setup": [*FIRST_LINES, *site_lines(self.site), *self.lines],
             # Since 22.05 srun doesn't take the number of cores from the job by itself.
             "srun_args": [f"--cpus-per-task={self.shape.cpus_per_node}", *self._step()],
-            "additional_parameters": {**flags, "requeue": True},
+            "additional_parameters": {**flags, **({"requeue": True} if self.goes_on else {})},
             **({"teardown": after} if after else {}),
         }
 
@@ -199,7 +201,9 @@ class Job:
 
         several = count if count > 1 else None
         parameters = self.batch() | dict(further or {})
-        return str(_make_sbatch_string(shlex.join(self.command()), self.folder, map_count=several, **parameters))
+        text = str(_make_sbatch_string(shlex.join(self.command()), self.folder, map_count=several, **parameters))
+        # submitit always asks for a signal, which would end a program that doesn't expect it.
+        return text if self.goes_on else re.sub(r"^#SBATCH --signal=.*\n", "", text, flags=re.MULTILINE)
 
     def _step(self) -> list[str]:
         """Options of every srun but those that its job has."""
@@ -222,6 +226,7 @@ def job_of_runs(submission: Submission, shape: Shape, folder: Path) -> Job:
         program=["launch.slurm.start", str(folder)],
         folder=folder,
         folders=needed_folders(submission.site, folder.parents[1], submission.plugin),
+        goes_on=True,
     )
 
 

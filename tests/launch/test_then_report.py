@@ -15,6 +15,7 @@ from rich.console import Console
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler
 from launch.slurm.errands import queue_report, report_name, report_script
+from launch.slurm.jobs import job_of_runs, shape_of, slurm
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.scheduler import SchedulerError
 from launch.sweep import one_run
@@ -91,6 +92,16 @@ def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path) -> None:
     flags = dict(word.partition("=")[::2] for word in of_sbatch(report_script(run, ["5"])))
     assert not flags.keys() & {"--exclusive", "--nodelist", "--mail-user", "--mail-type"}
     assert (flags["--exclude"], flags["--time"], flags["--partition"]) == ("n2", "5", "a,b")
+
+
+def test_only_runs_are_warned_and_started_again(tmp_path: Path) -> None:
+    """A warning long before the end would reach a report of 30 minutes at once, and end it."""
+    run = one_run([*ON_SITE, f"results={tmp_path}", "launcher.time_limit_min=120", "launcher.signal_delay_s=3600"]).run
+    job = job_of_runs(submission(launcher=slurm(run), site=run.site), shape_of(run, "cpu"), tmp_path / "a/b/c")
+    assert {"--signal=USR2@3600", "--requeue"} <= set(of_sbatch(job.script()))
+    options = {word.partition("=")[0] for word in of_sbatch(report_script(run, ["5"]))}
+    assert "--dependency" in options
+    assert not options & {"--signal", "--requeue"}
 
 
 @pytest.fixture
