@@ -1,7 +1,8 @@
 """What the cluster says to a job before it is submitted: Slurm's own answer, and what it would take and never start.
 
-`sbatch --test-only` says what Slurm refuses, and when it would start the rest. It accepts jobs that wait for ever, so
-time limits, the limits of accounts and the length of reservations are looked up besides.
+`sbatch --test-only` says what Slurm refuses, and when it would start the rest; where it says neither, sbatch decides at
+submission. It accepts jobs that wait for ever, so time limits, the limits of accounts and the length of reservations
+are looked up besides.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError, minut
 from parallelbench.errors import ConfigError, count_of, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from launch.slurm.jobs import Job, JobGroup
     from launch.slurm.limits import Allowed
@@ -33,6 +34,8 @@ class Answer:
     """What it waits for, and where it never runs."""
     wait_s: float | None = None
     """How long it would wait if it were submitted now, as Slurm expects, s; None: Slurm doesn't say."""
+    untold: str = ""
+    """Why Slurm did not say whether it takes it; empty: it did."""
 
     @property
     def start(self) -> str:
@@ -53,29 +56,40 @@ class Cluster:
     """Most tasks of an array; None: unknown."""
     allowed: Allowed | None = None
     """None: accounting limits nothing, or can't be asked."""
+    reservations: Sequence[Reservation] = ()
+    """Those that this user may see."""
     unknown: str = ""
     """What is unknown, and why; empty: everything is known."""
 
-    def answer(self, job: Job, *, patient: bool = False) -> Answer:
-        """Ask for one job; raises `SchedulerError` where there is no answer."""
+    def answers(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+        """Ask for each of several jobs; once Slurm did not say, it isn't asked about the others."""
+        untold = ""
+        for job in jobs:
+            answer = self.answer(job, untold=untold)
+            yield answer
+            untold = answer.untold
+
+    def answer(self, job: Job, *, untold: str = "") -> Answer:
+        """Ask for one job; `untold`: why Slurm isn't to be asked."""
         if self.kinds is None:
             return Answer()
         refusals, notes = self._never(job)
-        named = job.site.reservation
-        for reservation in [each for each in reservations() if each.name == named] if named else []:
+        for reservation in [each for each in self.reservations if each.name == job.site.reservation]:
             refusals += reservation.refusals(job.minutes)
             notes += reservation.notes(job.minutes)
         wait_s = None
         try:
-            starts_at = scheduler.estimated_start(job.script(), patient=patient)
+            starts_at = scheduler.estimated_start(job.script()) if not untold else None
             wait_s = max(0.0, starts_at - time.time()) if starts_at is not None else None
-        except SubmissionError as error:
-            if not error.refused:
-                raise
-            waits = self._waits(job, error)
-            notes += [waits] if waits else []
-            refusals = refusals if waits else [self._refusal(job, error), *refusals]
-        return Answer(refusals, notes, wait_s)
+        except SchedulerError as error:
+            if isinstance(error, SubmissionError) and error.refused:
+                waits = self._waits(job, error)
+                notes += [waits] if waits else []
+                refusals = refusals if waits else [self._refusal(job, error), *refusals]
+            else:
+                untold = str(error)
+        notes += [f"Slurm did not say whether it takes such jobs: {untold}"] if untold else []
+        return Answer(refusals, notes, wait_s, untold)
 
     def notes_on_all(self, groups: Sequence[JobGroup]) -> Iterator[str]:
         """Why jobs can't be queued yet, or wait in the queue; of several partitions the first one's limits count."""
@@ -113,6 +127,8 @@ class Cluster:
         """What a job waits for that sbatch takes, although Slurm can't say when it starts; empty: it is refused."""
         if error.why is NoJob.LIMIT:
             return str(error)
+        if error.why is NoJob.BUSY:
+            return f"{error}: jobs wait"
         if error.why is not NoJob.NO_NODES:
             return ""
         suiting = [kind for name in self._partitions(job) for kind in self._named(name) if suits(kind, job)]
@@ -133,7 +149,8 @@ class Cluster:
 def cluster_of(*, patient: bool = False) -> Cluster:
     """Ask the cluster what it offers; raises `SchedulerError` where the controller gives no answer."""
     kinds = partitions(patient=patient)
-    cluster = Cluster(kinds, scheduler.max_array_size(patient=patient))
+    longest, reserved = scheduler.max_array_size(patient=patient), reservations(patient=patient)
+    cluster = Cluster(kinds, longest, reservations=reserved)
     if not kinds:
         return replace(cluster, unknown="sinfo lists no partition, so the cluster's limits were not checked")
     try:
@@ -153,11 +170,10 @@ def known_cluster() -> Cluster:
 
 
 def require_accepted(jobs: Sequence[Job]) -> None:
-    """Raise `ConfigError` for jobs that never run here, and `SchedulerError` where the cluster gives no answer."""
+    """Raise `ConfigError` for jobs that never run here, and `SchedulerError` where the cluster can't be reached."""
     if not jobs:
         return
-    cluster = cluster_of(patient=True)
-    answers = [cluster.answer(job, patient=True) for job in jobs]
+    answers = cluster_of(patient=True).answers(jobs)
     if texts := list(dict.fromkeys(text for answer in answers for text in answer.refusals)):
         raise ConfigError(f"refused by the cluster, nothing was submitted: {'; '.join(texts)}")
 
@@ -253,9 +269,9 @@ class Reservation:
         ]
 
 
-def reservations() -> list[Reservation]:
+def reservations(*, patient: bool = False) -> list[Reservation]:
     """All that this user may see."""
-    text = scheduler.ask(["scontrol", "--oneliner", "show", "reservation"])
+    text = scheduler.ask(["scontrol", "--oneliner", "show", "reservation"], patient=patient)
     found = (dict(pair.partition("=")[::2] for pair in line.split()) for line in text.splitlines())
     return [_reservation(each) for each in found if "ReservationName" in each]
 

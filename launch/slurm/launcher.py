@@ -145,11 +145,17 @@ class OnSlurm(Launcher):
 
     def site_findings(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
         """Whether the cluster takes a job of one device, and one of all devices of the site's nodes."""
-        run = one_run(["launcher=slurm", *overrides], extension).run
+        run, cluster, untold = one_run(["launcher=slurm", *overrides], extension).run, known_cluster(), ""
         for devices in dict.fromkeys((1, run.site.devices_per_node)):
             whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
             planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
-            yield f"site={run.site.name}, {count_of(devices, 'device')}", verdict(prepare_for_site(planned))
+            (group,) = job_groups([prepare_for_site(planned)])
+            answer = cluster.answer(group.job, untold=untold)
+            untold = answer.untold
+            found = [*answer.refusals, *answer.notes, cluster.unknown]
+            took = f"the cluster takes it{f', and it {answer.start}' if answer.start else ''}"
+            said = "; ".join(filter(None, found)) or took
+            yield f"site={run.site.name}, {count_of(devices, 'device')}", f"{group.shape}: {said}"
 
     def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
         """All-reduces between nodes, in a short job."""
@@ -234,11 +240,11 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
         console.print(f"\n{rest}", markup=False, highlight=False)
     accepted = not scheduler.available() or bool(cluster.kinds)
     turns = in_turns(groups)
-    for shape, group in enumerate(groups):
+    answers = cluster.answers([group.job for group in groups])
+    for shape, (group, answer) in enumerate(zip(groups, answers, strict=True)):
         lengths = _lengths([len(turn.group.tasks()) for turn in turns if turn.shape == shape], cluster.longest)
         in_turn = ", in turn with the other shapes" if sum(turn.shape == shape for turn in turns) > 1 else ""
         console.print(f"\n[bold]{_arrays(lengths)}[/]{in_turn}, each {group.shape}: at most {group.most_hours}")
-        answer = cluster.answer(group.job)
         accepted = accepted and not answer.refusals
         for refusal in answer.refusals:
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
@@ -254,16 +260,6 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
     if cluster.unknown:
         console.print(cluster.unknown, markup=False, highlight=False)
     return accepted
-
-
-def verdict(prepared: Prepared) -> str:
-    """What a run's job asks for, and what the cluster says to that."""
-    (group,) = job_groups([prepared])
-    cluster = known_cluster()
-    answer = cluster.answer(group.job)
-    found = [*answer.refusals, *answer.notes, cluster.unknown]
-    took = f"the cluster takes it{f', and it {answer.start}' if answer.start else ''}"
-    return f"{group.shape}: {'; '.join(filter(None, found)) or took}"
 
 
 def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[JobStatus]:

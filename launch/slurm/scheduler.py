@@ -46,6 +46,14 @@ _ANSWER_LOST = ("timed out", "Zero Bytes", "Unexpected message", "Could not make
 _LIMIT_REACHED = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job violates accounting/QOS policy")
 _NO_NODES = ("Requested node configuration is not available", "Invalid time specified")
 """The latter is said of a reservation that begins later."""
+_BUSY = (
+    *("Requested nodes are busy", "allocation failure: Resource temporarily unavailable"),
+    *("Requested reservation is in use", "Requested reservation not usable now", "Required node not available"),
+    "Requested partition configuration not available now",
+)
+"""What is said of jobs that sbatch queues (slurmctld's `job_allocate` and its callers)."""
+_CLEAR = ("allocation failure", "submission failed", "unrecognized option", "nvalid ")
+"""What the controller refuses, or sbatch for one of its options."""
 _NO_CONTROLLER = "(connect failure)"
 
 _LEAKING = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SUBMITIT_", "PMI", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_")
@@ -71,6 +79,10 @@ class NoJob(Enum):
     """The user may not have so many jobs; fewer may fit."""
     NO_NODES = "no_nodes"
     """No nodes that suit are there or, where only a test was asked for, none that are up at the time."""
+    BUSY = "busy"
+    """Not now: sbatch queues such a job."""
+    UNCLEAR = "unclear"
+    """Not in words of Slurm's: it may be a program in sbatch's place that does not know the test."""
     NOT_REACHED = "not_reached"
     """No controller took the connection, so none has heard of the job."""
     LOST = "lost"
@@ -87,7 +99,7 @@ class SubmissionError(SchedulerError):
     @property
     def refused(self) -> bool:
         """Whether Slurm has answered, and will not answer otherwise to the same question."""
-        return self.why in (NoJob.REFUSED, NoJob.LIMIT, NoJob.NO_NODES)
+        return self.why in (NoJob.REFUSED, NoJob.LIMIT, NoJob.NO_NODES, NoJob.BUSY)
 
 
 @dataclass(frozen=True)
@@ -158,12 +170,13 @@ def ask(command: Sequence[str], *, patient: bool = False, timeout_s: float | Non
     return _run(command, timeout_s=timeout_s, script=script)
 
 
-def estimated_start(script: str, *, patient: bool = False) -> float | None:
+def estimated_start(script: str) -> float | None:
     """When Slurm would start such a job if it were submitted now, Unix time, s; None: it takes it, and names no time.
 
-    Submits nothing. Raises `SubmissionError` where Slurm takes no such job, or none such now.
+    Submits nothing, and asks once. Raises a `SubmissionError` that is `refused` where Slurm takes no such job, or none
+    such now, and another `SchedulerError` where it doesn't say.
     """
-    answer = ask(["sbatch", "--test-only"], patient=patient, script=script)
+    answer = ask(["sbatch", "--test-only"], script=script)
     found = re.search(r" to start at (\d+-\d\d-\d\dT\d\d:\d\d:\d\d) ", answer)
     return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
 
@@ -225,8 +238,12 @@ def refusal(error: str) -> SubmissionError:
         why = NoJob.LIMIT
     elif any(sign in text for sign in _NO_NODES):
         why = NoJob.NO_NODES
-    else:
+    elif any(sign in text for sign in _BUSY):
+        why = NoJob.BUSY
+    elif any(sign in text for sign in _CLEAR) and "test-only" not in text:
         why = NoJob.REFUSED
+    else:
+        why = NoJob.UNCLEAR
     return SubmissionError(f"sbatch: {explain(text)}", why)
 
 

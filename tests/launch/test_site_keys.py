@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from launch.slurm import scheduler
-from launch.slurm.cluster import Cluster, Partition, Reservation, partitions, reservations
+from launch.slurm.cluster import Cluster, Partition, Reservation, partitions, require_accepted, reservations
 from launch.slurm.errands import errand, report_script
 from launch.slurm.jobs import OWN, Hours, job_groups, shape_of
 from launch.slurm.limits import Allowed, Association, Limit
@@ -175,20 +175,15 @@ def test_one_of_several_partitions_may_be_down(results: Path) -> None:
 OUTLASTS = "launcher.time_limit_min=60, but {} min are left of the reservation deadline (ends 2030-01-01T02:00:00)"
 
 
-def reserving(monkeypatch: pytest.MonkeyPatch, *found: Reservation) -> Cluster:
-    monkeypatch.setattr("launch.slurm.cluster.reservations", lambda: list(found))
-    return limits()
-
-
-def test_a_reservation_must_last_long_enough(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reservation_must_last_long_enough(results: Path) -> None:
     asked = group(results, "site.reservation=deadline")
     there = Reservation("deadline", active=False, began="2030-01-01T00:00:00", minutes=60)
     waits = "the reservation deadline is not active: jobs wait for it (begins 2030-01-01T00:00:00)"
-    assert said(reserving(monkeypatch, there), asked) == ([], [waits])
+    assert said(limits(reservations=[there]), asked) == ([], [waits])
     brief = Reservation("deadline", active=True, began="", minutes=59)
     refusal = "launcher.time_limit_min=60, but the reservation deadline lasts 59"
-    assert said(reserving(monkeypatch, brief), asked) == ([refusal], [])
-    assert said(reserving(monkeypatch, replace(brief, name="other")), asked) == ([], []), "Slurm says that itself"
+    assert said(limits(reservations=[brief]), asked) == ([refusal], [])
+    assert said(limits(reservations=[replace(brief, name="other")]), asked) == ([], []), "Slurm says that itself"
 
 
 def test_what_slurm_can_not_date_waits_for_its_reservation(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +195,7 @@ def test_what_slurm_can_not_date_waits_for_its_reservation(results: Path, monkey
     monkeypatch.setattr(scheduler, "estimated_start", refuse)
     later = Reservation("deadline", active=False, began="2030-01-01T00:00:00", minutes=60)
     asked = group(results, "site.reservation=deadline")
-    refusals, notes = said(reserving(monkeypatch, later), asked)
+    refusals, notes = said(limits(reservations=[later]), asked)
     assert (refusals, len(notes)) == ([], 2)
 
 
@@ -220,12 +215,11 @@ def test_a_job_starts_only_within_what_is_left_of_its_reservation(
     recurs: bool,
     refused: list[str],
     noted: list[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = group(results, "site.reservation=deadline")
     ends = "2030-01-01T02:00:00"
     found = Reservation("deadline", True, "", minutes=120, left_min=left_min, ends=ends, recurs=recurs)
-    assert said(reserving(monkeypatch, found), asked) == (refused, noted)
+    assert said(limits(reservations=[found]), asked) == (refused, noted)
 
 
 def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +237,26 @@ def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pyt
     fake.answers["scontrol"] = "".join(texts)
     left = [(each.left_min, each.recurs) for each in reservations()]
     assert left == [(58, False), (58, True), (None, False), (None, False), (None, False), (0, False)]
+
+
+def test_reservations_are_asked_for_once_and_patiently(
+    results: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many shapes are to be submitted."""
+    asked: list[bool] = []
+
+    def ask(command: list[str], *, patient: bool = False, **_: object) -> str:
+        if "reservation" in command:
+            asked.append(patient)
+            return "ReservationName=deadline StartTime=x Duration=00:30:00 State=ACTIVE\n"
+        return fake.ask(command)
+
+    monkeypatch.setattr(scheduler, "ask", ask)
+    fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4\n"
+    jobs = [group(results, "site.reservation=deadline", f"cores_per_device={cores}").job for cores in (1, 2, 3)]
+    with pytest.raises(ConfigError, match=r"the reservation deadline lasts 30$"):
+        require_accepted(jobs)
+    assert asked == [True]
 
 
 def test_an_exclusive_job_is_charged_for_whole_nodes(results: Path) -> None:

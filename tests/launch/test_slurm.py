@@ -114,36 +114,37 @@ NO_NODES = "allocation failure: Requested node configuration is not available"
 def saying(text: str) -> Callable[..., float | None]:
     """An sbatch --test-only that refuses."""
 
-    def estimated_start(script: str, *, patient: bool = False) -> float | None:
+    def estimated_start(script: str) -> float | None:
         raise scheduler.refusal(text)
 
     return estimated_start
 
 
 @pytest.mark.parametrize(
-    ("changes", "waits"),
+    ("changes", "note"),
     [
-        ([{"out": 1}], True),
-        ([{}], True),  # such as after the controller's restart, until they have answered it
-        ([{"nodes": 1, "out": 1}], False),
-        ([{"cpus_per_node": 3, "out": 1}], False),
-        ([{"memory_mib": 10_000, "out": 1}], False),
-        ([{"gres": "gpu:a100:3", "out": 1}], False),
-        ([{"gres": "gpu:v100:4", "out": 1}], False),
-        ([{"name": "other", "default": False, "out": 1}], False),
-        ([{"cpus_per_node": 3, "out": 1}, {"out": 1}], True),  # one kind of node that suits is enough
-        ([{"nodes": 1, "out": 1}, {"nodes": 1}], True),  # a job may have nodes of several kinds
+        ([{"out": 1}], "jobs wait"),
+        ([{}], "jobs wait"),  # such as after the controller's restart, until they have answered it
+        ([{"nodes": 1, "out": 1}], ""),
+        ([{"cpus_per_node": 3, "out": 1}], ""),
+        ([{"memory_mib": 10_000, "out": 1}], ""),
+        ([{"gres": "gpu:a100:3", "out": 1}], ""),
+        ([{"gres": "gpu:v100:4", "out": 1}], ""),
+        ([{"name": "other", "default": False, "out": 1}], ""),
+        ([{"cpus_per_node": 3, "out": 1}, {"out": 1}], "jobs wait"),  # one kind of node that suits is enough
+        ([{"nodes": 1, "out": 1}, {"nodes": 1}], "jobs wait"),  # a job may have nodes of several kinds
     ],
 )
 def test_a_job_that_no_node_can_take_now_waits_only_for_nodes_that_are_out(
-    changes: list[dict[str, Any]], waits: bool, tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    changes: list[dict[str, Any]], note: str, tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm says the same of both; sbatch takes the one that waits."""
     plan = [one_run([*ON_SITE, "strategy=ddp", "devices=8", "nodes=2", f"results={tmp_path}"])]
     (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
     monkeypatch.setattr(scheduler, "estimated_start", saying(NO_NODES))
     answer = Cluster([kind(**each) for each in changes]).answer(batch.job)
-    assert (bool(answer.refusals), bool(answer.notes)) == (not waits, waits), answer
+    assert (bool(answer.refusals), len(answer.notes)) == (not note, bool(note)), answer
+    assert note in "".join(answer.notes)
     assert not answer.start
 
 
@@ -256,9 +257,10 @@ def test_doctor_holds_a_site_against_the_cluster(tmp_path: Path, monkeypatch: py
     (tmp_path / "site" / "mine.yaml").write_text(mine)
     monkeypatch.setattr(scheduler, "available", lambda: True)
     monkeypatch.setattr(cluster, "partitions", lambda **_: [kind(cpus_per_node=64, memory_mib=500_000)])
+    monkeypatch.setattr(cluster, "reservations", lambda **_: [])
     starts = iter([None, scheduler.refusal(NO_NODES), None, scheduler.refusal(NO_NODES)])
 
-    def estimated_start(script: str, *, patient: bool = False) -> float | None:
+    def estimated_start(script: str) -> float | None:
         if (found := next(starts)) is not None:
             raise found
         return None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler, submit
+from launch.slurm.launcher import OnSlurm, show_plan
 from launch.sweep import expand
-from tests.launch.fake_slurm import ON_SITE
+from launch.sweep.compose import Extension
+from tests.faults import fault
+from tests.launch.fake_slurm import MISSING, ON_SITE
 
 
 @pytest.fixture
@@ -57,3 +62,49 @@ def test_of_slurms_several_lines_the_one_that_ended_it_is_told(programs: Path) -
     _write(programs / "sinfo", "\n".join(f"echo '{line}' >&2" for line in lines) + "\nexit 1")
     with pytest.raises(scheduler.SchedulerError, match=r"^sinfo: fatal: no configuration \(and 2 lines more\)$"):
         scheduler.tell(["sinfo"])
+
+
+@pytest.mark.cases("hangs", "busy", "unknown_option")
+@fault(
+    "submission",
+    "sbatch --test-only gives no answer, or none that says anything",
+    injection="an sbatch whose test hangs, says that nodes are busy, or does not know the option",
+    outcome="a note of `plan` and `doctor`; submit goes on, and sbatch decides; one that did not say is asked once",
+)
+@pytest.mark.parametrize(
+    ("does", "said", "asked"),
+    [
+        ("exec sleep 600", "did not say whether it takes such jobs: sbatch gave no answer within 3 s", 1),
+        ("echo 'sbatch: error: allocation failure: Requested nodes are busy' >&2; exit 1", "busy: jobs wait", 2),
+        ("echo \"sbatch: unrecognized option '--test-only'\" >&2; exit 1", "did not say whether it takes such", 1),
+        ("echo 'usage: sbatch SCRIPT'; exit 2", "did not say whether it takes such", 1),
+        ("echo 'allocation failure: Socket timed out on send/recv operation' >&2; exit 1", "did not say", 1),
+        ("echo 'sbatch: fork: Resource temporarily unavailable'; exit 1", "did not say", 1),
+    ],
+    ids=["hangs", "busy", "unknown_option", "usage", "lost", "fork"],
+)
+def test_a_test_that_does_not_refuse_is_in_nobodys_way(
+    programs: Path, tmp_path: Path, does: str, said: str, asked: int
+) -> None:
+    _write(programs / "sbatch", f'echo "$1" >> {programs}/asked\n[[ $1 != --test-only ]] || {{ {does}; }}')
+    with (programs / "sbatch").open("a") as program:
+        program.write("echo Submitted batch job $$\n")
+    _write(programs / "sinfo", "echo 'normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2'")
+
+    def tests() -> int:
+        lines = (programs / "asked").read_text().splitlines()
+        (programs / "asked").unlink()
+        return lines.count("--test-only")
+
+    overrides = [*ON_SITE, f"results={tmp_path / 'results'}"]
+    plan = expand([*overrides, "strategy=ddp", "devices=1,2", "site.memory_gib_per_device=1"])
+    prepared = [submit.prepare_for_site(planned) for planned in plan]
+    console = Console(width=1000, file=io.StringIO())
+    assert show_plan(prepared, [MISSING] * 2, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert (text.count(said), text.count("#SBATCH --job-name"), tests()) == (2, 2, asked)
+    assert len(submit.submit(prepared, SubmitOptions(), lambda _: None)) == 2
+    assert tests() == asked
+    rows = dict(OnSlurm().site_findings(overrides, Extension()))
+    assert [said in row for row in rows.values()] == [True, True]
+    assert tests() == asked
