@@ -135,6 +135,9 @@ class Cluster:
         nodes, out = (sum(getattr(kind, key) for kind in suiting) for key in ("nodes", "out"))
         if nodes < job.shape.nodes:
             return ""
+        if not out and not job.site.reservation:
+            up = f"by cores, memory and GPUs {count_of(nodes, 'node')} would suit, and none is down or drained"
+            return f"Slurm has no nodes for it ({up}): sbatch may refuse it"
         down = f"{out} of {count_of(nodes, 'node')} that suit are down or drained"
         return f"Slurm has no nodes for it now ({down}): jobs wait until it has"
 

@@ -124,7 +124,7 @@ def saying(text: str) -> Callable[..., float | None]:
     ("changes", "note"),
     [
         ([{"out": 1}], "jobs wait"),
-        ([{}], "jobs wait"),  # such as after the controller's restart, until they have answered it
+        ([{}], "sbatch may refuse it"),  # for a constraint, or after the controller's restart
         ([{"nodes": 1, "out": 1}], ""),
         ([{"cpus_per_node": 3, "out": 1}], ""),
         ([{"memory_mib": 10_000, "out": 1}], ""),
