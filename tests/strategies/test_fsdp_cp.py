@@ -26,7 +26,7 @@ from tests.ranks import PATIENCE_S, run_ranks
 from tests.strategies import test_context_parallel as alone
 from tests.strategies.test_attribution import shares, with_a_slow_rank
 from tests.strategies.test_compile import train_compiled
-from tests.strategies.test_parity import assert_equal, timeouts
+from tests.strategies.test_parity import assert_equal, timeouts_s
 from tests.strategies.test_sharded import held, padded_bytes
 from tests.strategies.training import configure, drive, one_device
 from tests.test_checkpoint import equal, interrupted
@@ -213,11 +213,16 @@ def test_a_slow_rank_is_what_the_others_wait_for(tmp_path: Path) -> None:
     assert shares(ranks[3]["fsdp_cp"], "forward_s") > 0.5
 
 
+def prepared_timeouts_s(rank: int, size: int, run: RunConfig) -> set[float]:
+    run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    return timeouts_s()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_group_of_ranks_has_the_runs_timeout(tmp_path: Path) -> None:
     run = meshed("ring", 4, f"launcher.collective_timeout_s={PATIENCE_S}")
-    assert set().union(*run_ranks(timeouts, 4, tmp_path, run)) == {PATIENCE_S}
+    assert set().union(*run_ranks(prepared_timeouts_s, 4, tmp_path, run)) == {PATIENCE_S}
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,13 @@ def train_and_hand_on(rank: int, size: int, run: RunConfig, state: dict[str, tor
     model = build_model(run).double()
     model.load_state_dict(state, strict=True)
     handed_on = run.strategy.prepare(model, run, World(rank=rank, size=size, local_rank=rank)).full_state_dict()
-    groups = dist.distributed_c10d._world.pg_map  # of both replicas; the first is that of `run_ranks`
-    cpu = torch.device("cpu")
-    return trained, handed_on, {group._get_backend(cpu).options._timeout.total_seconds() for group in groups}
+    return trained, handed_on, timeouts_s()  # of both replicas' groups
+
+
+def timeouts_s() -> set[float]:
+    """How long the process groups of this rank wait; the first is that of `run_ranks`."""
+    groups, cpu = dist.distributed_c10d._world.pg_map, torch.device("cpu")
+    return {group._get_backend(cpu).options._timeout.total_seconds() for group in groups}
 
 
 @pytest.mark.parametrize("model", MODELS)
