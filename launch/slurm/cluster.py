@@ -136,8 +136,8 @@ class Cluster:
         if nodes < job.shape.nodes:
             return ""
         if not out and not job.site.reservation:
-            up = f"by cores, memory and GPUs {count_of(nodes, 'node')} would suit, and none is down or drained"
-            return f"Slurm has no nodes for it ({up}): sbatch may refuse it"
+            up = f"by cores, memory and GPUs {count_of(nodes, 'node')} suit, and none is down or drained"
+            return f"Slurm has no nodes for it now ({up}): jobs wait if others reserved them, else sbatch may refuse it"
         down = f"{out} of {count_of(nodes, 'node')} that suit are down or drained"
         return f"Slurm has no nodes for it now ({down}): jobs wait until it has"
 

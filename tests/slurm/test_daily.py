@@ -83,6 +83,16 @@ def test_a_job_that_may_outlast_its_reservation_is_refused_though_slurm_starts_i
     until(lambda: show(reserved.cluster, job)["JobState"] == "COMPLETED", what="its end", timeout_s=PATIENCE_S)
 
 
+def test_sbatch_decides_what_the_test_leaves_open(reserved: Sweeps) -> None:
+    """Slurm's test says the same of nodes that others have reserved, for which jobs wait, and of nodes left out."""
+    two_nodes = ("nodes=2", "devices=2", "strategy=ddp", "site.exclude=n1")
+    for overrides, code in ((("site.nodelist=n2",), 0), (two_nodes, 2)):
+        planned, text = reserved.submit(*overrides, verb="plan")
+        assert (planned, "sbatch may refuse it" in " ".join(text.split())) == (0, True), text
+        assert reserved.submit(*overrides)[0] == code
+    assert len(reserved.queue()) == len(find_runs(reserved.results)) == 1
+
+
 def test_what_the_cluster_refuses_leaves_no_folder(sweeps: Sweeps) -> None:
     refused = (
         (["site.partition=normal,nowhere"], "invalid partition specified: nowhere"),
