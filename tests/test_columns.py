@@ -70,6 +70,7 @@ FORCED = {
         "tests.launch.test_local_sgd.test_the_pages_commands_train_it_and_say_what_it_was_held_against": (
             "parity_reference"
         ),
+        "tests.strategies.test_excerpt.test_the_run_says_what_was_checked": "parity_model",
         "tests.models.test_token_sums.test_a_window_has_a_prediction_at_each_token": "tokens_per_sample",
         "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times": "packed",
         "tests.launch.test_resume.test_a_damaged_checkpoint_gives_way_to_the_one_before": "resumed_after",

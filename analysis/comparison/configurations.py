@@ -174,6 +174,7 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         # A run that ended before its check says nothing either way.
         ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
         (~pl.col("closed")).sum().alias("unclosed"),
+        pl.col("parity_small_only").sum().alias("small_only"),
     )
     return rows.to_dicts()
 
@@ -210,6 +211,7 @@ def _parity(configuration: Mapping[str, Any]) -> str:
     if checked:
         words = f"{configuration['passed']} of {checked}" + (f", {unchecked} not checked" if unchecked else "")
         words += ", by the author's own reference" if configuration["references"] else ""
+        words += f", {small} on a smaller model only" if (small := configuration["small_only"]) else ""
     else:
         words = "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
     return words + (f", {unclosed} not checked after training" if unclosed else "")

@@ -169,8 +169,10 @@ def _checks(runs: Runs) -> pl.DataFrame:
         for name in ("failed", "passed")
     ]
     parts.append(pl.format("not compared: {}", pl.col("unknown").list.join(", ")))
+    stepped = pl.col("check").is_in(("loss", "gradients", "update")) & pl.col("passed").is_not_null()
+    ended = rows.group_by("run_id").agg(_unclosed=(pl.col("check") == CLOSING).any(), _stepped=stepped.any())
     return both.select("run_id", checks_made=pl.concat_str(parts, separator="; ", ignore_nulls=True)).join(
-        rows.group_by("run_id").agg(_unclosed=(pl.col("check") == CLOSING).any()), on="run_id", how="left"
+        ended, on="run_id", how="left"
     )
 
 

@@ -304,14 +304,21 @@ def _resumed(runs: Runs) -> list[str]:
 
 
 def _parity_off(runs: Runs) -> list[str]:
-    """The runs without a parity check: it was off, or they don't compute what one device would."""
+    """The runs without a parity check of their model: it was off, they don't compute what one device would, or a
+    smaller one was checked and the whole never compared.
+    """
+    small = set(counted(runs).filter("parity_small_only")["configuration"])
     unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
     rows = unchecked.select("configuration", "config_json").rows()
     off = {name for name, config in rows if not json.loads(config)["measure"]["parity"]}
     never = {name for name, _ in rows} - off
     lines = [f"Not checked against one device (measure.parity=false): {', '.join(sorted(off))}."]
     other = f"Not comparable with one device, so without a parity check: {', '.join(sorted(never))}."
-    return (lines if off else []) + ([other] if never else [])
+    part = (
+        "Compared with one device as a smaller model only (`parity_model`), since after the training no step of the "
+        f"whole one was: {', '.join(sorted(small))}."
+    )
+    return (lines if off else []) + ([other] if never else []) + ([part] if small else [])
 
 
 def _recorded(runs: Runs) -> list[str]:

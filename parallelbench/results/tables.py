@@ -13,7 +13,7 @@ from parallelbench.results.columns import Column, Over, Show, count, flag, share
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 10
+TABLES_VERSION = 11
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 COPIES, SAMPLES, SETTLED = "copies", "samples", "settled"
 """Checks that are made after each epoch."""
@@ -105,8 +105,12 @@ RUN = table_of(
     Column("theoretical_state_bytes", "parameters, gradients and optimizer state on each device, without activations "
         "and buffers; by formula, not measured", null="devices hold different things, or there is no formula",
         repeats=Over.MAX, heading="Model states in theory", tables=("configurations",)),
-    flag("parity_passed", "training equals one device, or `parity_reference`, within the tolerance", null=_NOT_CHECKED,
-        heading="Parity", tables=("runs",), show=Show.PASSED),
+    flag("parity_passed", "training equals one device, or `parity_reference`, within the tolerance; where "
+        "`parity_model` is given, that of a smaller model", null=_NOT_CHECKED, heading="Parity", tables=("runs",),
+        show=Show.PASSED),
+    text("parity_model", "how much of the model parity was checked on, where that is a smaller one of its kind: its "
+        "blocks, values per token, entries of the vocabulary and tokens per sample, and how many the whole has",
+        null="the model itself, not checked, or an older release", heading="Parity's smaller model", tables=("runs",)),
     text("parity_reference", "what parity was checked against, where that is not one device: the class of the author's "
         "own reference", null="one device, or not checked", heading="Parity's own reference", tables=("runs",)),
     Column("rounding", "relative rounding of the coarsest number format in training: losses differ from one device's "

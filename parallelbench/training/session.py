@@ -50,6 +50,8 @@ class RankSession:
         self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run), *tolerance_warnings(run)]
         self._warnings += reference_warnings(run)
         self._traits = TRAITS
+        self._parity_model: str | None = None
+        """What of the model parity was checked on; None: the whole."""
         self._trained_with: dict[str, Any] = {"framework": run.strategy.framework, "plugin": training_plugin(run)}
 
     def _join(self, world: RankWorld) -> None:
@@ -79,6 +81,7 @@ class RankSession:
         self._facts(
             parity_passed=parity_passed,
             parity_reference=None if parity_passed is None else parity_reference(self._run),
+            parity_model=None if parity_passed is None else self._parity_model,
             rounding=rounding(self._run, self._traits),
             parameters=parameters,
             theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),

@@ -30,7 +30,7 @@ from parallelbench.training.checks.components import (
     check_traits,
     traits_of,
 )
-from parallelbench.training.checks.excerpt import excerpt_of, excerpt_warnings
+from parallelbench.training.checks.excerpt import excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
 from parallelbench.training.replica import new_replica
 from parallelbench.training.session import RankSession
@@ -227,9 +227,10 @@ class Session(RankSession):
         if self._traits.draws_in_evaluation:
             return None
         self._phase("parity")
-        checked = as_checked(self._run)
-        self._warnings += excerpt_warnings(self._run, checked)
-        loader_of = functools.partial(self._loader, excerpt_of(arrays, self._run, checked))
+        part = excerpt(as_checked(self._run))
+        checked, self._parity_model = part.run, part.smaller
+        self._warnings += part.warnings()
+        loader_of = functools.partial(self._loader, part.arrays(arrays))
         said = functools.partial(self._journal.event, "parity_hint")
         hint = None if own_reference(checked) else lambda text: said(text=text)
         rows = check_parity(build_model(checked), checked, self._world, loader_of, hint=hint, traits=self._traits)

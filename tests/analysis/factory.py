@@ -151,6 +151,7 @@ class Fake:
     device_name: str = "Imaginary CPU"
     oversubscribed: bool = False
     parity_passed: bool | None = True
+    parity_model: str | None = None
     rounding: float | None = 2.0**-24
     warnings: str | None = None
     resumed_after: int | None = None
@@ -204,6 +205,7 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         device_name=fake.device_name,
         parameters=fake.parameters,
         parity_passed=fake.parity_passed,
+        parity_model=fake.parity_model,
         rounding=fake.rounding,
         theoretical_bubble=fake.theoretical_bubble,
         theoretical_state_bytes=fake.theoretical_state_bytes,

@@ -7,15 +7,24 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from parallelbench.config.components import Arrays, Shard
+from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
+from parallelbench.measure import environment
+from parallelbench.measure.clock import StartUp
 from parallelbench.models.gpt import Gpt
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.journal import Journal, read_tables
+from parallelbench.results.publish import run_row
+from parallelbench.strategies.data_parallel import Ddp
+from parallelbench.training import torch_session
 from parallelbench.training.checks import excerpt
 from parallelbench.training.checks.before_training import check_parity
-from parallelbench.training.checks.excerpt import excerpt_of, excerpt_warnings, whole_bytes
+from parallelbench.training.checks.excerpt import Excerpt, whole_bytes
 from parallelbench.training.checks.parity import as_checked
-from parallelbench.training.torch_session import build_loader, build_model
+from parallelbench.training.torch_session import Session, build_loader, build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure
@@ -29,7 +38,12 @@ EXPERTS = ("model=gpt_moe_tiny", "model.sequence=256", "model.vocabulary=512", "
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other models than those of clusters are too large to be checked whole."""
-    monkeypatch.setattr(excerpt, "SMALL_BYTES", 0)
+    monkeypatch.setattr(excerpt, "SMALL_BYTES", 2**29)
+
+
+def part_of(run: RunConfig) -> Excerpt:
+    """What is checked of it."""
+    return excerpt.excerpt(as_checked(run))
 
 
 @pytest.mark.parametrize(
@@ -38,16 +52,19 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ddp devices=2", 2, 64),
         ("context_parallel devices=8 strategy.exchange=ring", 2, 64),
         ("context_parallel devices=96 strategy.exchange=ring", 2, 192),
-        ("pipeline devices=2 strategy.stages_per_rank=2 strategy.schedule=interleaved_1f1b", 4, 64),
+        ("pipeline devices=2", 4, 64),
+        ("pipeline devices=2 strategy.stages_per_rank=2 strategy.schedule=interleaved_1f1b", 6, 64),
         ("model_parallel devices=8", 6, 64),
-        ("dp_pp_tp devices=8 strategy.vocabulary_parallel=true strategy.sequence_parallel=true", 2, 64),
+        ("dp_pp_tp devices=8 strategy.vocabulary_parallel=true strategy.sequence_parallel=true", 4, 64),
+        ("ddp devices=96", 2, 64),
         ("tensor_parallel devices=4 model.mlp=swiglu model.mlp_width=252 model.positions=rope", 2, 64),
     ],
 )
 @pytest.mark.usefixtures("nothing_is_small")
 def test_all_that_the_strategy_cuts_can_be_cut_in_what_is_checked(layout: str, layers: int, tokens: int) -> None:
     run = configure(*DATA, *LARGE, f"strategy={layout.partition(' ')[0]}", *layout.split()[1:], "batch_size=96")
-    checked = as_checked(run)
+    part = part_of(run)
+    checked = part.run
     run.strategy.check(checked, "cuda")
     assert isinstance(checked.model, Gpt)
     assert isinstance(run.model, Gpt)
@@ -55,59 +72,113 @@ def test_all_that_the_strategy_cuts_can_be_cut_in_what_is_checked(layout: str, l
     assert (checked.model.heads, checked.model.key_heads) == (run.model.heads, run.model.key_heads)
     assert checked.model.width < run.model.width
     assert checked.data.vocabulary < run.data.vocabulary
-    (said,) = excerpt_warnings(run, checked)
+    (said,) = part.warnings()
+    assert part.smaller is not None
+    assert part.smaller in said
     assert f"{tokens} of 192 tokens" in said or tokens == 192
     assert "32 of 64 values per token" in said
 
 
+@pytest.mark.parametrize("devices", [2, 3, 7, 8])
 @pytest.mark.usefixtures("nothing_is_small")
-def test_buckets_stay_as_many() -> None:
-    run = configure(*DATA, *LARGE, "strategy=ddp", "devices=2", "strategy.bucket_mib=0.5")
-    checked = as_checked(run)
-    buckets = [
-        size * each.model.parameters / 2**20 / each.strategy.bucket_mib  # type: ignore[attr-defined]
-        for size, each in ((4, run), (8, checked))
-    ]
-    assert buckets[0] == pytest.approx(buckets[1])
+def test_uneven_parts_stay_uneven_and_even_ones_even(devices: int) -> None:
+    sizes = ("data.vocabulary=509", "model.vocabulary=509", "model.mlp_width=250", "batch_size=168")
+    run = configure(*DATA, *LARGE, *sizes, "data.train_samples=168", "strategy=fsdp", f"devices={devices}")
+    whole, small = run.model, part_of(run).run.model
+    assert isinstance(whole, Gpt)
+    assert isinstance(small, Gpt)
+    for many, few in ((whole.vocabulary, small.vocabulary), (whole.hidden_units, small.hidden_units)):
+        assert few < many
+        assert (many - few) % devices == 0
+
+
+@pytest.mark.usefixtures("nothing_is_small")
+def test_stages_of_as_many_blocks_are_as_uneven() -> None:
+    run = configure(*DATA, *LARGE[:-1], "model.layers=11", "strategy=pipeline", "devices=2", "batch_size=96")
+    assert part_of(run).run.model.layers == 5  # type: ignore[attr-defined]
+
+
+def test_stages_have_one_block_where_two_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = configure(*DATA, *LARGE[:-1], "model.layers=8", "strategy=pipeline", "devices=4", "batch_size=96")
+    monkeypatch.setattr(excerpt, "SMALL_BYTES", 2**20)
+    assert part_of(run).run.model.layers == 4  # type: ignore[attr-defined]
+
+
+class OfTheWhole(Ddp, frozen=True, kw_only=True):
+    """A user's own, whose option names a layer that a smaller model lacks."""
+
+    layer: str = "block6"
+
+    def prepare(self, model: torch.nn.Sequential, run: RunConfig, world: World) -> Any:
+        assert hasattr(model, self.layer)
+        return super().prepare(model, run, world)
+
+
+@pytest.mark.usefixtures("nothing_is_small")
+def test_a_strategy_of_ones_own_gets_the_whole_model() -> None:
+    shipped = configure(*DATA, *LARGE, "strategy=ddp", "devices=2", "batch_size=96")
+    options = {field: getattr(shipped.strategy, field) for field in shipped.strategy.__struct_fields__}
+    assert part_of(shipped).smaller is not None
+    own = as_checked(msgspec.structs.replace(shipped, strategy=OfTheWhole(**options)))
+    assert excerpt.excerpt(own) == (own, None)
+
+
+def buckets(rank: int, size: int, run: RunConfig, kind: str) -> int:
+    """How many torch makes of the gradients: counted once it has ordered them anew, after the first step."""
+    world = World(rank=rank, size=size, local_rank=rank)
+    ddp = run.strategy.in_ddp(build_model(run).to(getattr(torch, kind)), run, world)  # type: ignore[attr-defined]
+    for _ in range(3):
+        ddp(torch.zeros(1, *run.data.shape, dtype=torch.int64)).sum().backward()
+    return len(ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_small")
+def test_gradients_fill_several_buckets_where_the_whole_models_do(tmp_path: Path) -> None:
+    run = configure(*DATA, *LARGE, "strategy=ddp", "devices=2", "strategy.bucket_mib=0.5", "batch_size=96")
+    pair = ((run, "float32"), (part_of(run).run, "float64"))
+    whole, small = (run_ranks(buckets, 1, tmp_path, each, kind)[0] for each, kind in pair)
+    assert whole > 1
+    assert small > 1
 
 
 def test_what_is_small_is_checked_whole() -> None:
     run = configure(*DATA, *LARGE, "strategy=ddp", "devices=2")
-    checked = as_checked(run)
-    assert (checked.model, checked.data, checked.strategy) == (run.model, run.data, run.strategy)
-    assert excerpt_warnings(run, checked) == []
+    part = part_of(run)
+    assert part == (as_checked(run), None)
+    assert part.warnings() == []
     arrays = run.data.load(Path("nowhere"))
-    assert excerpt_of(arrays, run, checked) is arrays
+    assert part.arrays(arrays) is arrays
 
 
 def test_long_samples_are_large_as_attention_holds_its_scores() -> None:
     long = ("data=tokens", "data.sequence=65536", "model=gpt_tiny", "model.sequence=65536", "batch_size=1")
     run = configure(*long, "data.train_samples=8", "strategy=context_parallel", "devices=2", "precision=fp64")
     assert whole_bytes(run) > 65536**2 * run.model.heads * 8  # type: ignore[attr-defined]
-    assert as_checked(run).data.shape == (64,)
+    assert part_of(run).run.data.shape == (64,)
 
 
 @pytest.mark.parametrize("kind", ["int32", "uint8"])
 @pytest.mark.usefixtures("nothing_is_small")
 def test_samples_are_the_first_tokens_of_the_first_samples(kind: str) -> None:
     run = configure(*DATA, *LARGE, "strategy=ddp", "devices=2", "batch_size=96", "data.train_samples=192")
-    checked, made = as_checked(run), run.data.load(Path("nowhere"))
+    part, made = part_of(run), run.data.load(Path("nowhere"))
     whole = Arrays(
         train_images=made.train_images.astype(kind),
         train_labels=made.train_labels % (256 if kind == "uint8" else 500),
         test_images=made.test_images.astype(kind),
         test_labels=made.test_labels,
     )
-    few = excerpt_of(whole, run, checked)
-    assert few.train_images.shape == few.train_labels.shape == (checked.data.train_samples, 64)
+    few = part.arrays(whole)
+    assert few.train_images.shape == few.train_labels.shape == (part.run.data.train_samples, 64)
     assert few.test_images.shape == few.test_labels.shape == (37, 64)
     assert (few.train_labels == whole.train_labels[: len(few.train_labels), :64] % 256).all()
     assert (few.train_images[:, 1:] == few.train_labels[:, :-1]).all(), "the label of a token is the next one"
 
 
-def gate(rank: int, size: int, run: RunConfig, checked: RunConfig) -> list[dict[str, Any]]:
-    world = World(rank=rank, size=size, local_rank=rank)
-    arrays = excerpt_of(run.data.load(Path("nowhere")), run, checked)
+def gate(rank: int, size: int, run: RunConfig, part: Excerpt) -> list[dict[str, Any]]:
+    world, checked = World(rank=rank, size=size, local_rank=rank), part.run
+    arrays = part.arrays(run.data.load(Path("nowhere")))
 
     def loader_of(run: RunConfig, shard: Shard) -> Any:
         return build_loader(arrays, run, world, shard)
@@ -117,8 +188,9 @@ def gate(rank: int, size: int, run: RunConfig, checked: RunConfig) -> list[dict[
     return rows
 
 
-def passed(run: RunConfig, folder: Path) -> bool:
-    rows = run_ranks(gate, run.strategy.processes(run, "cpu"), folder, run, as_checked(run))[0]
+def passed(run: RunConfig, folder: Path, part: Excerpt) -> bool:
+    assert part.smaller is not None
+    rows = run_ranks(gate, run.strategy.processes(run, "cpu"), folder, run, part)[0]
     assert [row["step"] for row in rows] == [1, 2, 3]
     return all(row["passed"] for row in rows)
 
@@ -144,7 +216,8 @@ RIGHT = {
 @pytest.mark.parametrize("layout", RIGHT)
 @pytest.mark.usefixtures("nothing_is_small")
 def test_right_strategies_pass(layout: str, tmp_path: Path) -> None:
-    assert passed(configure(*DATA, *RIGHT[layout], "optimizer=adamw", "batch_size=48"), tmp_path)
+    run = configure(*DATA, *RIGHT[layout], "optimizer=adamw", "batch_size=48")
+    assert passed(run, tmp_path, part_of(run))
 
 
 @pytest.mark.slow
@@ -155,4 +228,30 @@ def test_a_wrong_strategy_is_caught(wrong: type, tmp_path: Path) -> None:
     base = "ddp" if issubclass(wrong, (UnsummedGradients, SameShard)) else "model_parallel"
     run = configure(*DATA, *LARGE, f"strategy={base}", "devices=2", "batch_size=48")
     options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    assert not passed(msgspec.structs.replace(run, strategy=wrong(**options)), tmp_path)
+    part = part_of(run)  # a strategy of one's own is checked with the whole
+    part = part._replace(run=msgspec.structs.replace(part.run, strategy=wrong(**options)))
+    assert not passed(run, tmp_path, part)
+
+
+@pytest.mark.slow
+def test_the_run_says_what_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session in this process, on one device, which is compared with itself."""
+    monkeypatch.setattr(excerpt, "SMALL_BYTES", 2**20)
+    monkeypatch.setattr(torch_session, "checks_parity", lambda _: True)
+    monkeypatch.setattr(environment, "capture", lambda *_, **__: {})
+    few = ("data.sequence=64", "data.train_samples=16", "data.test_samples=8", "batch_size=8", "epochs=1")
+    run = configure(*DATA, *LARGE, *few, "measure.telemetry_hz=0", "measure.probe=false", f"results={tmp_path}")
+    folder, threads = RunFolder.of(run), torch.get_num_threads()
+    folder.write_intent(run, [])
+    attempt = folder.claim()
+    assert attempt is not None
+    attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
+    journal = Journal(attempt.path / "journal-rank0.jsonl", keys={"run_id": run_id(run), "attempt": 1})
+    session = Session(run, attempt, device_type="cpu", journal=journal, startup=StartUp(0.0, 0.0))
+    session.train()
+    session.leave()
+    torch.set_num_threads(threads)
+    row = run_row(run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path)[1])
+    assert row["parity_model"]
+    assert row["parity_model"] == part_of(run).smaller
+    assert row["parity_passed"]

@@ -6,8 +6,7 @@ memory of its training. Loads no framework.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +14,9 @@ from parallelbench.config.build import package_of
 from parallelbench.config.components import Arrays
 from parallelbench.data.tokens import Tokens
 from parallelbench.models.gpt import Gpt
+from parallelbench.strategies.context import ContextParallel, FsdpCp
 from parallelbench.strategies.pipeline import ModelParallel, PipelineStrategy
+from parallelbench.strategies.tensor import divides_sequence
 from parallelbench.training.checks.compared import PARITY_TEST_SAMPLES
 
 if TYPE_CHECKING:
@@ -29,19 +30,68 @@ SMALL_BYTES = 2 * 2**30
 _BYTES = 8
 """Of a number in fp64."""
 _LAYERS, _TOKENS, _ENTRIES, _HEAD_WIDTH = 2, 64, 256, 8
-"""Least sizes of an excerpt: blocks, tokens of a sample, entries of the vocabulary, values of an attention head."""
+"""Least sizes of an excerpt: blocks of each stage, tokens of a sample, entries of the vocabulary, values per head."""
 
 
-def excerpt(run: RunConfig) -> RunConfig:
+class Excerpt(NamedTuple):
+    """What the parity check trains."""
+
+    run: RunConfig
+    smaller: str | None
+    """How much of the model it is, in words; None: the whole."""
+
+    def arrays(self, whole: Arrays) -> Arrays:
+        """What it trains on: of the arrays of the whole run the first samples' first tokens."""
+        if self.smaller is None:
+            return whole
+        import numpy as np
+
+        data = self.run.data
+
+        def cut(values: NDArray[Any], samples: int) -> NDArray[np.int64]:
+            taken = values[np.arange(samples) % len(values), : data.shape[0]]
+            return taken.astype(np.int64) % data.vocabulary
+
+        return Arrays(
+            train_images=cut(whole.train_images, data.train_samples),
+            train_labels=cut(whole.train_labels, data.train_samples),
+            test_images=cut(whole.test_images, data.test_samples),
+            test_labels=cut(whole.test_labels, data.test_samples),
+        )
+
+    def warnings(self) -> list[str]:
+        """What was checked in place of the whole model; empty: all of it."""
+        if self.smaller is None:
+            return []
+        return [
+            f"parity was checked on a smaller model of the same kind ({self.smaller}), which the strategy cuts alike: "
+            "in fp64 the whole one may need more memory than its training"
+        ]
+
+
+def excerpt(run: RunConfig) -> Excerpt:
     """A run that is to be checked, with a smaller model and shorter samples where the whole would take too much.
 
-    Every kind of layer is there, every expert and head, and what the strategy cuts can be cut alike: a block or more
-    for each stage, equal parts of heads, hidden units, vocabulary and sequence, about as many buckets.
+    Every kind of layer is there, every expert and head. What the strategy cuts has as many parts, and is as uneven:
+    stages of two blocks (of one where two take too much), hidden units, vocabulary and sequence. What is not the
+    suite's own may name layers or sizes of the whole model, so it gets that.
     """
-    shipped = isinstance(run.model, Gpt) and package_of(type(run.model)) == "parallelbench"
-    if not shipped or run.data.tokens_per_sample is None or whole_bytes(run) <= SMALL_BYTES:
-        return run
-    model, data, strategy = _small_model(run), run.data, run.strategy
+    parts = (run.model, run.strategy, run.optimizer, run.loss, run.metric)
+    shipped = all(package_of(type(part)) == "parallelbench" for part in parts)
+    if not shipped or not isinstance(run.model, Gpt) or run.data.tokens_per_sample is None:
+        return Excerpt(run, None)
+    if whole_bytes(run) <= SMALL_BYTES:
+        return Excerpt(run, None)
+    small = _small_run(run, blocks=_LAYERS)
+    if whole_bytes(small) > SMALL_BYTES:
+        small = _small_run(run, blocks=1)
+    smaller = _fewer(run, small)
+    return Excerpt(small if smaller else run, smaller or None)
+
+
+def _small_run(run: RunConfig, *, blocks: int) -> RunConfig:
+    """With so many blocks for each stage, as far as the model has them."""
+    model, data, strategy = _small_model(run, blocks=blocks), run.data, run.strategy
     samples = Tokens(
         name=data.name,
         augment=False,
@@ -58,32 +108,46 @@ def excerpt(run: RunConfig) -> RunConfig:
     return msgspec.structs.replace(run, model=model, data=samples, strategy=strategy)
 
 
-def _small_model(run: RunConfig) -> Gpt:
-    model, tokens = run.model, run.data.tokens_per_sample
+def _small_model(run: RunConfig, *, blocks: int) -> Gpt:
+    model, tokens, stages = run.model, run.data.tokens_per_sample, _stages(run)
     assert isinstance(model, Gpt)
     assert tokens is not None
     width = model.heads * min(_HEAD_WIDTH, model.width // model.heads)
 
     def hidden(units: int) -> int:
-        """As many for the width as before, in parts of which every head of keys has as many."""
-        return -(-units * width // model.width // model.key_heads) * model.key_heads
+        """As many for the width as before."""
+        return _alike(units, -(-units * width // model.width), parts=run.devices)
 
+    cuts_sequence = isinstance(run.strategy, (ContextParallel, FsdpCp)) or divides_sequence(run)
     sizes: dict[str, Any] = {
-        "layers": min(model.layers, max(_LAYERS, _stages(run))),
+        "layers": _alike(model.layers, max(_LAYERS, blocks * stages), parts=stages),
         "width": width,
         "mlp_width": hidden(model.hidden_units),
-        "sequence": _divisible(tokens, _TOKENS, parts=2 * run.devices),  # zig-zag gives each device two
-        "vocabulary": _divisible(model.vocabulary, _ENTRIES, parts=run.devices),
+        # Zig-zag gives each device two parts.
+        "sequence": _alike(tokens, _TOKENS, parts=2 * run.devices if cuts_sequence else 1),
+        "vocabulary": _alike(model.vocabulary, _ENTRIES, parts=run.devices),
     }
     if (shared := getattr(model, "shared_width", None)) is not None:
         sizes["shared_width"] = hidden(shared)
     return msgspec.structs.replace(model, **sizes)
 
 
-def _divisible(size: int, least: int, *, parts: int) -> int:
-    """A number from `least` to `size`, which whatever divides both `size` and `parts` divides too."""
-    common = math.gcd(size, parts)
-    return min(-(-least // common) * common, size)
+def _alike(size: int, least: int, *, parts: int) -> int:
+    """A number from `least` to `size` of which the parts are as uneven: the remainder is the same."""
+    return min(least + (size - least) % parts, size)
+
+
+def _fewer(whole: RunConfig, small: RunConfig) -> str:
+    """What is smaller, in words; empty: nothing."""
+    assert isinstance(small.model, Gpt)
+    assert isinstance(whole.model, Gpt)
+    sizes = {
+        "blocks": (small.model.layers, whole.model.layers),
+        "values per token": (small.model.width, whole.model.width),
+        "entries of the vocabulary": (small.model.vocabulary, whole.model.vocabulary),
+        "tokens per sample": (*small.data.shape, *whole.data.shape),
+    }
+    return ", ".join(f"{few} of {many} {name}" for name, (few, many) in sizes.items() if few < many)
 
 
 def _stages(run: RunConfig) -> int:
@@ -111,41 +175,3 @@ def whole_bytes(run: RunConfig) -> int:
     step = run.global_batch_size * (logits + model.layers * block)
     evaluation = min(run.data.test_samples, PARITY_TEST_SAMPLES) * (logits + block)
     return _BYTES * (2 * (2 + states) * model.parameters + tokens * max(step, evaluation))
-
-
-def excerpt_of(arrays: Arrays, whole: RunConfig, checked: RunConfig) -> Arrays:
-    """What `checked` trains on: of the arrays of the whole run the first samples' first tokens."""
-    data = checked.data
-    if data == whole.data:
-        return arrays
-    import numpy as np
-
-    def cut(values: NDArray[Any], samples: int) -> NDArray[np.int64]:
-        taken = values[np.arange(samples) % len(values), : data.shape[0]]
-        return taken.astype(np.int64) % data.vocabulary
-
-    return Arrays(
-        train_images=cut(arrays.train_images, data.train_samples),
-        train_labels=cut(arrays.train_labels, data.train_samples),
-        test_images=cut(arrays.test_images, data.test_samples),
-        test_labels=cut(arrays.test_labels, data.test_samples),
-    )
-
-
-def excerpt_warnings(whole: RunConfig, checked: RunConfig) -> list[str]:
-    """What was checked in place of the whole model; empty: all of it."""
-    if checked.data == whole.data:
-        return []
-    assert isinstance(checked.model, Gpt)
-    assert isinstance(whole.model, Gpt)
-    sizes = {
-        "blocks": (checked.model.layers, whole.model.layers),
-        "values per token": (checked.model.width, whole.model.width),
-        "entries of the vocabulary": (checked.model.vocabulary, whole.model.vocabulary),
-        "tokens per sample": (*checked.data.shape, *whole.data.shape),
-    }
-    fewer = ", ".join(f"{few} of {many} {name}" for name, (few, many) in sizes.items() if few < many)
-    return [
-        f"parity was checked on a smaller model of the same kind ({fewer}), which the strategy cuts alike: in fp64 the "
-        "whole one may need more memory than its training"
-    ]

@@ -25,7 +25,6 @@ from parallelbench.training.checks.compared import (
     uncompared,
     why_in_evaluation,
 )
-from parallelbench.training.checks.excerpt import excerpt
 from parallelbench.training.observers import metric_sums
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ def checks_parity(run: RunConfig) -> bool:
 def as_checked(run: RunConfig) -> RunConfig:
     """The run to check: fp64, small batches, short epochs, and no batch statistics that depend on the split.
 
-    A large language model is a smaller one of its kind (`excerpt`). A schedule's changes are moved into the few steps
-    that are compared; gradients are clipped to less than their norms.
+    A schedule's changes are moved into the few steps that are compared; gradients are clipped to less than their norms.
     """
     checked = msgspec.structs.replace(
         run,
@@ -85,7 +83,7 @@ def as_checked(run: RunConfig) -> RunConfig:
         # Micro-batches pass a layer one after the other, so not even synchronised statistics cover the whole batch.
         norm = "sync" if run.strategy.micro_batches_per_step(run) == 1 else "group"
         checked = msgspec.structs.replace(checked, model=msgspec.structs.replace(run.model, norm=norm))
-    return excerpt(checked)
+    return checked
 
 
 def _checked_optimizer(run: RunConfig) -> Optimizer:

@@ -1,0 +1,49 @@
+"""A run whose parity was checked on a smaller model, and whose whole model was never compared, is listed as such."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+from analysis import load, per_run, summary
+from analysis.report import notes
+from parallelbench.results.tables import TABLES_VERSION
+from tests.analysis.factory import Fake, config, published
+from tests.analysis.test_compact import rewrite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = Fake(parity_model="2 of 12 blocks")
+"""Its closing check has compared no step: the factory's says why not."""
+
+
+def compared(tables: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """One device had the memory for a step of the whole model."""
+    step = pl.lit("gradients").alias("check"), pl.lit(value=True).alias("passed")
+    return tables | {"checks": tables["checks"].with_columns(*step)}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_only_runs_whose_whole_model_was_never_compared_are_listed(strategy: str, tmp_path: Path) -> None:
+    other = "fsdp" if strategy == "ddp" else "ddp"
+    published(config(tmp_path, strategy=strategy, devices=2), SMALL)
+    held = published(config(tmp_path, strategy=other, devices=2), SMALL)
+    rewrite(held, TABLES_VERSION, compared)
+    published(config(tmp_path, strategy="tensor_parallel", devices=2))
+    runs = load(tmp_path)
+    assert [
+        name for line in notes._parity_off(runs) for name in ("ddp", "fsdp", "tensor_parallel") if name in line
+    ] == [strategy]
+    words = dict(summary(runs).select("strategy", "parity").rows())
+    assert words == {strategy: "1 of 1, 1 on a smaller model only", other: "1 of 1", "tensor_parallel": "1 of 1"}
+
+
+def test_results_of_before_the_column_say_nothing_of_it(tmp_path: Path) -> None:
+    folder = published(config(tmp_path, strategy="ddp", devices=2), SMALL)
+    rewrite(folder, TABLES_VERSION - 1, lambda tables: tables | {"run": tables["run"].drop("parity_model")})
+    runs = load(tmp_path)
+    assert per_run(runs)["parity_small_only"].to_list() == [False]
+    assert notes._parity_off(runs) == []
