@@ -229,8 +229,9 @@ PER_RUN = (
         null="not asked for, or the run has no result", type="bool",
         row=pl.when("_unclosed").then(pl.lit(False)).when(pl.col("closing_check_s").is_not_null()).then(pl.lit(True))),
     Metric("parity_small_only", "whether parity was checked on a smaller model alone (`parity_model`): no step of the "
-        "whole one was compared after the training", type="bool",
-        row=pl.col("parity_model").is_not_null() & ~pl.col("_stepped").fill_null(value=False)),
+        "whole one was compared after the training", null="parity was not checked", type="bool",
+        row=pl.when(pl.col("parity_passed").is_not_null())
+        .then(pl.col("parity_model").is_not_null() & ~pl.col("_stepped").fill_null(value=False))),
     text("checks_made", "what was checked during and after training, and failed or passed; and what was not compared",
         null="no such check was made", heading="Checks of what was trained", tables=("runs",)),
 )
