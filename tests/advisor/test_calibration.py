@@ -233,6 +233,6 @@ def test_two_nodes_meet_and_measure_the_network(tmp_path: Path) -> None:
     ]
     assert [each.wait() for each in nodes] == [0, 0]
     figures = read_figures(table)
-    assert (figures.devices_per_node, figures.link.latency_s.origin) == (1, "assumed")
+    assert (figures.busy_devices, figures.link.latency_s.origin) == (1, "assumed")
     assert figures.network is not None
     assert figures.network.bytes_per_s.origin == "measured"

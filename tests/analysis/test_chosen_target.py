@@ -88,7 +88,7 @@ def test_a_target_that_nobody_reaches_is_one_line_and_draws_nothing(
     page = (results / "report" / "index.html").read_text()
     assert f"<li>{line}</li>" in page
     assert 'id="figure-time_to_accuracy"' not in page
-    assert f"<em>Time to accuracy</em> ({line.rstrip('.')})" in page
+    assert f"<em>Time to accuracy</em>: {line}" in page
 
 
 @pytest.mark.exhaustive

@@ -211,7 +211,7 @@ def test_results_of_before_have_none(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_report_shows_them_where_there_are_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_module, "draw", lambda runs: [])
-    heads = [f">{column.title}</th>" for column in OF_TOKENS]
+    heads = [f">{column.title}</" for column in OF_TOKENS]  # of the table, or of what is the same in every row
     for repeat in range(2):
         published(config(tmp_path / "images", repeat=repeat))
         for strategy, devices in (("single", 1), ("ddp", 2)):

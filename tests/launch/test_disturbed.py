@@ -37,8 +37,8 @@ def test_a_run_beside_a_busy_program_does_not_count(tmp_path: Path) -> None:
     epochs = per_epoch(runs)
     if epochs["lost_share"].null_count():
         pytest.skip("the kernel here does not account for cores")
-    # Of three programs that want one core, each gets a third of it; tests beside this one want it, too.
-    assert epochs["lost_share"].min() > 0.3
+    # Of three programs that want one core, each gets a third of it; a rank that also waits for the disk loses less.
+    assert epochs["lost_share"].min() > 0.2
     assert epochs["disturbed"].to_list() == [True] * 3
     assert excluded(runs)["exclusion"].to_list() == ["disturbed"]
     assert "2 of 2 steady epochs" in excluded(runs)["exclusion_detail"].item()
