@@ -132,7 +132,6 @@ class Gathering:
         parts = own.new_empty(self._ranks, *own.shape)
         work = dist.all_gather_into_tensor(parts.flatten(0, 1), own, group=self._group, async_op=True)
         self._traffic.all_gather("activation", parts.nbytes, self._ranks)
-
         assert work is not None
 
         def gathered() -> Tensor:
