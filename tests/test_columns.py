@@ -72,7 +72,7 @@ FORCED = {
         ),
         "tests.strategies.test_excerpt.test_the_run_says_what_was_checked": "parity_model",
         "tests.models.test_token_sums.test_a_window_has_a_prediction_at_each_token": "tokens_per_sample",
-        "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times": "packed",
+        "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_start_up": "packed",
         "tests.launch.test_resume.test_a_damaged_checkpoint_gives_way_to_the_one_before": "resumed_after",
         "tests.launch.test_resume.test_a_run_that_resumes_in_another_environment_is_not_compared": "resumed_elsewhere "
         "attempts_json",

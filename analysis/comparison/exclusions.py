@@ -49,7 +49,7 @@ class Exclusion(Enum):
     ERROR = "error", "it failed"
     NO_RESULT = "no result", "it was not published"
     OVERSUBSCRIBED = "oversubscribed", "more devices than cores", True
-    PACKED = "packed", "a warm process started it", True
+    PACKED = "packed", "an older release forked all repeats from one warm process", True
     INLINE = "inline", "it trained in the calling process", True
     RESUMED_ELSEWHERE = "resumed elsewhere", "an attempt ran on another device or in another environment", True
     DETERMINISTIC = "deterministic", "it used deterministic algorithms only", True
@@ -88,7 +88,7 @@ def excluded(runs: Runs) -> pl.DataFrame:
         (~column("parity_passed"), Exclusion.PARITY_FAILED),
         (column("run_id").is_in(list(unlike)), Exclusion.UNLIKE_ONE_DEVICE),
         (column("oversubscribed"), Exclusion.OVERSUBSCRIBED),
-        (column("packed"), Exclusion.PACKED),
+        (column("packed") & column("startup_s").is_not_null(), Exclusion.PACKED),  # today's have no start of their own
         (column("launcher") == "inline", Exclusion.INLINE),
         (column("resumed_elsewhere").is_not_null(), Exclusion.RESUMED_ELSEWHERE),
         (column("deterministic"), Exclusion.DETERMINISTIC),

@@ -136,16 +136,18 @@ def environments_of(runs: Runs) -> dict[str, Work]:
 
 
 def circumstances_of(runs: Runs) -> dict[str, Work]:
-    """Run id → its environment, and whether parity was checked: the check warms up the devices and their libraries.
+    """Run id → its environment, whether a warm process was forked, and whether parity was checked: the check warms up
+    the devices and their libraries.
 
     Equal ones share one object.
     """
     checked = pl.col("config_json").str.json_path_match(f"$.{PARITY}") == "true"
-    shared: dict[tuple[int, bool | None], Work] = {}
+    shared: dict[tuple[int, bool | None, bool], Work] = {}
     of_runs = {}
-    for run_id, parity in runs.run.select("run_id", checked).rows():
+    for run_id, parity, packed in runs.run.select("run_id", checked, pl.col("packed").fill_null(False)).rows():
         environment = environments_of(runs)[run_id]
-        of_runs[run_id] = shared.setdefault((id(environment), parity), environment | {PARITY: parity})
+        own = {PARITY: parity, environment_match.PACKED: packed}
+        of_runs[run_id] = shared.setdefault((id(environment), parity, packed), environment | own)
     return of_runs
 
 

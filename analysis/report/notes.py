@@ -187,14 +187,13 @@ def _oversubscribed(runs: Runs) -> list[str]:
 
 
 def _packed(runs: Runs) -> list[str]:
-    """Why many short runs have results, but no times."""
-    rows = facts(runs).filter(pl.col("epochs") > 0, exclusion=Exclusion.PACKED.value)
+    """What is not known of many short runs."""
+    rows = facts(runs).filter(pl.col("epochs") > 0, "packed")
     if rows.is_empty():
         return []
     return [
-        f"No time, speed-up or efficiency from {count_of(rows.height, 'packed run')} "
-        "(launcher.pack=true): warm processes started them one after the other, unlike a training job. "
-        "Losses and accuracies equal those of separate runs."
+        f"No start-up from {count_of(rows.height, 'packed run')} (launcher.pack=true): a process that had loaded "
+        "torch, a new one for each repeat, was forked for each. They are compared with each other only."
     ]
 
 

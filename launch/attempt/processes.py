@@ -299,6 +299,9 @@ _GONE = "the warm process has ended"
 class WarmWorkers:
     """One warm process per environment and cores: a library reads its variables when it is loaded, before the forks.
 
+    And a new one for each repeat. Forks share the addresses of code and libraries, which make a process faster or
+    slower for its whole life: repeats that shared them would agree more than separate runs do.
+
     A context; at its end the warm processes are gone. `start` replaces `processes.start`, and calls it for runs that
     are not packed.
     """
@@ -328,15 +331,19 @@ class WarmWorkers:
         variables = environment(training.run, training.device_type, os.environ, cores=threads_here())
         variables[WATCHED_BY] = str(os.getpid())
         key = (frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
-        if key not in self._parents or not self._parents[key].alive():
-            self._parents[key] = _Parent(variables)
-        return self._parents[key].start(ForkRequest(arguments=training.arguments, processes=training.processes), log)
+        parent = self._parents.get(key)
+        if parent is None or parent.repeat != training.run.repeat or not parent.alive():
+            if parent is not None:
+                parent.close()
+            parent = self._parents[key] = _Parent(variables, repeat=training.run.repeat)
+        return parent.start(ForkRequest(arguments=training.arguments, processes=training.processes), log)
 
 
 class _Parent:
-    """The warm process that ranks are forked from."""
+    """The warm process that the ranks of one repeat are forked from."""
 
-    def __init__(self, variables: dict[str, str]) -> None:
+    def __init__(self, variables: dict[str, str], *, repeat: int) -> None:
+        self.repeat = repeat
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(

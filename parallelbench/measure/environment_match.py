@@ -17,8 +17,10 @@ ENTRIES_VERSION = 3
 """Version of that list. 2 added `ADDED` and the variables of `_ADDED_VARIABLES`, 3 those of `_ADDED_LATER`."""
 ADDED = ("cpu_capability", "cpu_boost", "cpu_quota_cores", "nice", "scheduling_policy", "transparent_hugepages")
 """Entries that results of earlier releases lack."""
+PACKED = "packed"
+"""Whether a warm process was forked. It is the run's own column, which comparisons put beside its environment."""
 MUST_MATCH = (
-    *("platform", "python", "packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy"),
+    *(PACKED, "platform", "python", "packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy"),
     *("cpu", "logical_cores", "threads", "cpu_governor", *ADDED),
     *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w"),
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),

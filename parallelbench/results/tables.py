@@ -47,6 +47,7 @@ _NOT_HERE = "none on this rank"
 _LATER = "a later execution of the same process"
 _NOT_KEPT = "neither the first nor the last execution: only these are written, and compared with NumPy"
 _KERNEL = "the kernel does not say"
+_PACKED = "packed: a warm process was forked, so no start is measured"
 
 # A column takes one line, or as few as its words do: the formatter would give each argument one.
 # fmt: off
@@ -97,7 +98,7 @@ RUN = table_of(
     Column("learning_rate", "as used, after the scaling rule"),
     flag("oversubscribed", "more devices than cores: times mean nothing"),
     text("launcher", "what started its processes; inline: trained in the process that asked for it"),
-    flag("packed", "forked from a warm process, so its start-up means nothing"),
+    flag("packed", "forked from a process that had loaded torch; each repeat has such a process of its own"),
     flag("deterministic", "deterministic algorithms only"),
     flag("detect_anomaly", "autograd searched for the source of NaNs"),
     share("theoretical_bubble", "share of a step that a device must idle by the schedule, if all stages take equally "
@@ -132,18 +133,20 @@ RUN = table_of(
         "device, software, commit and settings in which a later attempt differed from the first one", null="none"),
     text("warnings", "what a reader should know before comparing this run", null="nothing"),
     Column("startup_s", "launch of the processes to the end of the first step on rank 0: the sum of the parts below; "
-        "the capture of the environment is not part of it", null=_UNTRAINED, heading="Start-up, parity check included",
-        tables=("runs",)),
-    Column("startup_launch_s", "launch to the worker's first line: interpreter, torchrun's rendezvous"),
-    Column("startup_imports_s", "importing torch and the suite"),
+        "the capture of the environment is not part of it", null=f"{_UNTRAINED}, or {_PACKED}",
+        heading="Start-up, parity check included", tables=("runs",)),
+    Column("startup_launch_s", "launch to the worker's first line: interpreter, torchrun's rendezvous", null=_PACKED),
+    Column("startup_imports_s", "importing torch and the suite", null=_PACKED),
     Column("startup_process_group_s",
-        "initialising the devices and their libraries and, with several processes, joining the process group"),
-    Column("startup_data_s", "opening the data set and moving it to the device"),
-    Column("startup_parity_s", "the parity check", null=_NOT_CHECKED),
-    Column("startup_model_s", "building and wrapping the model, waiting for all ranks", null=_UNTRAINED),
-    Column("startup_compile_s", "torch.compile", null="not compiled"),
+        "initialising the devices and their libraries and, with several processes, joining the process group",
+        null=_PACKED),
+    Column("startup_data_s", "opening the data set and moving it to the device", null=_PACKED),
+    Column("startup_parity_s", "the parity check", null=f"{_NOT_CHECKED}, or {_PACKED}"),
+    Column("startup_model_s", "building and wrapping the model, waiting for all ranks",
+        null=f"{_UNTRAINED}, or {_PACKED}"),
+    Column("startup_compile_s", "torch.compile", null=f"not compiled, or {_PACKED}"),
     Column("closing_check_s", "the closing check after the last epoch, on rank 0", null=_NOT_CHECKED),
-    Column("startup_first_step_s", "the first training step, synchronised", null=_UNTRAINED),
+    Column("startup_first_step_s", "the first training step, synchronised", null=f"{_UNTRAINED}, or {_PACKED}"),
     text("preprocess_engine", "configuration: preprocess.engine; none: nothing was preprocessed"),
     text("preprocess_recipe", "configuration: preprocess.recipe", null=_UNPREPARED),
     count("preprocess_threads", "threads that the engine may use", null=_UNPREPARED),

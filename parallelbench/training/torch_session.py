@@ -159,7 +159,8 @@ class Session(RankSession):
 
     def _end_untrained(self) -> None:
         """End a run that only preprocesses."""
-        self._facts(device_name=machine.device_name(self._world), **self._startup.facts() | {"startup_s": None})
+        parts = {} if self._run.launcher.packed else self._startup.facts() | {"startup_s": None}
+        self._facts(device_name=machine.device_name(self._world), **parts)
         self._finished(None)
         self._probe("end")
 
@@ -172,7 +173,7 @@ class Session(RankSession):
         """Measure how fast the devices are, outside all times; not where the run's times mean nothing anyway."""
         launcher, info = self._run.launcher, self._attempt.info()
         oversubscribed = info is not None and info.oversubscribed
-        if self._run.measure.probe and not (launcher.packed or launcher.in_this_process or oversubscribed):
+        if self._run.measure.probe and not (launcher.in_this_process or oversubscribed):
             self._facts(**probe(self._world, moment))
             self._startup.skip()
 

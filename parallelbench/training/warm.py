@@ -32,14 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-PRELOADED = (
-    "parallelbench.training.torch_session",
-    # Modules that torch imports late: for the first optimizer, for `use_deterministic_algorithms`, for the strategies.
-    "torch._inductor",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-)
+PRELOADED = "parallelbench.training.torch_session"
+"""What every run imports. The rest is left to the runs that need it, or all runs' host memory would hold it."""
 MESSAGE_BYTES = 65_536
 """Largest message; it holds paths."""
 _TOGETHER_S = 0.1
@@ -57,8 +51,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 def main(descriptor: int) -> int:
     """Serve one request after the other until the socket is closed."""
     die_with_parent()
-    for module in PRELOADED:
-        importlib.import_module(module)
+    importlib.import_module(PRELOADED)
     # Otherwise the first garbage collection of each child would copy all pages with objects.
     gc.collect()
     gc.freeze()

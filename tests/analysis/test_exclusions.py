@@ -9,9 +9,10 @@ import pytest
 from analysis import by, compare, format_exclusions, load
 from analysis.comparison import gate as gates
 from analysis.comparison.configurations import facts, learning, summary
+from analysis.comparison.exclusions import excluded
 from parallelbench import cli
 from parallelbench.errors import ConfigError
-from tests.analysis.factory import Fake, config, failed, published
+from tests.analysis.factory import STARTUP, Fake, config, failed, published
 from tests.analysis.test_compare import steady
 from tests.faults import fault
 
@@ -196,3 +197,27 @@ def test_energy_is_compared_per_sample_like_time(tmp_path: Path) -> None:
     ratios = {name: ratio and ratio.median for name, ratio in row.ratios.items()}
     assert ratios["steady_epoch_time_s"] == pytest.approx(1.0)
     assert ratios["gpu_energy_per_sample_j"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("packed", "compared"), [((True, True), True), ((False, True), False)])
+def test_packed_runs_are_compared_with_each_other_only(
+    packed: tuple[bool, bool], compared: bool, tmp_path: Path
+) -> None:
+    """Their processes were forked with torch loaded; what they have no part of is their start."""
+    for repeat in range(4):
+        for devices, pack in zip((1, 2), packed, strict=True):
+            strategy = {1: "single", 2: "ddp"}[devices]
+            run = config(tmp_path, repeat=repeat, strategy=strategy, devices=devices, launcher={"pack": pack})
+            published(run, Fake(startup=dict.fromkeys(STARTUP) if pack else {}))
+    runs = load(tmp_path)
+    assert excluded(runs).is_empty()
+    row = summary(runs).filter(strategy="ddp")
+    assert row["steady_epoch_time_s"].to_list() == [1.0]
+    assert row["total_time_s"].to_list() == [None]
+    assert row["speed_up"].is_not_null().to_list() == [compared]
+
+
+def test_packed_runs_of_an_older_release_do_not_count(tmp_path: Path) -> None:
+    """All their repeats were forked from one process; they are told by their start, which was recorded then."""
+    published(config(tmp_path, launcher={"pack": True}))
+    assert excluded(load(tmp_path))["exclusion"].to_list() == ["packed"]

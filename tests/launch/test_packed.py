@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import excluded, load
-from analysis.comparison.configurations import summary
 from analysis.comparison.exclusions import Exclusion
 from analysis.report.notes import warnings
 from launch.attempt import processes
@@ -64,7 +63,7 @@ def row_of(run: RunFolder) -> dict[str, Any]:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times(tmp_path: Path) -> None:
+def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_start_up(tmp_path: Path) -> None:
     model = ("model=mlp", "model.hidden=[32,16]", "optimizer=adam", "epochs=2", "sweep.repeats=2")
     pairs = "sweep.blocks=[{zip:{strategy:[single,ddp],devices:[1,2]}}]"
     arguments = ("submit", *TINY, *model, pairs, "launcher.oversubscribe=true")
@@ -79,12 +78,12 @@ def test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_times(tmp_
         assert learned(run) == learned(separate[name]), name
         assert (row_of(run)["packed"], row_of(separate[name])["packed"]) == (True, False)
         assert row_of(run)["run_id"] != row_of(separate[name])["run_id"], "a packed run is no substitute"
+        assert row_of(run)["startup_s"] is None
+        assert row_of(separate[name])["startup_s"] > 0
 
     runs = load(tmp_path / "packed" / "adhoc")
-    assert set(excluded(runs)["exclusion"]) == {Exclusion.PACKED.value}
-    assert summary(runs)["speed_up"].is_null().all()
-    assert any(note.startswith("No time, speed-up or efficiency from 4 packed runs") for note in warnings(runs))
-    assert excluded(load(tmp_path / "separate" / "adhoc")).filter(exclusion=Exclusion.PACKED.value).is_empty()
+    assert Exclusion.PACKED.value not in set(excluded(runs)["exclusion"])
+    assert any(note.startswith("No start-up from 4 packed runs") for note in warnings(runs))
 
 
 @pytest.mark.slow
@@ -271,8 +270,7 @@ def test_finished_runs_stay_when_all_is_ended_midway(number: signal.Signals, tmp
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_all_that_is_preloaded_leaves_one_thread_and_no_cuda() -> None:
-    imports = "; ".join(f"import {name}" for name in PRELOADED)
-    code = f"{imports}; from parallelbench.training.warm import unforkable; print(unforkable())"
+    code = f"import {PRELOADED}; from parallelbench.training.warm import unforkable; print(unforkable())"
     variables = environment(one_run([*TINY, "cores_per_device=2"]).run, "cpu", os.environ, cores=2)
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
     assert done.stdout == "None\n", done.stderr
@@ -292,7 +290,7 @@ def test_a_process_with_threads_is_not_forked() -> None:
 def test_where_no_fork_is_possible_runs_start_cold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_Parent, "__init__", lambda *_: None)
+    monkeypatch.setattr(_Parent, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(_Parent, "start", lambda *_: "it has threads")
     monkeypatch.setattr(_Parent, "close", lambda *_: None)
     monkeypatch.setattr(processes, "start", lambda *_, **__: "cold")
@@ -302,6 +300,27 @@ def test_where_no_fork_is_possible_runs_start_cold(
         started: Any = workers.start(Training(folder, run, attempt, "cpu"), log=None)
     assert started == "cold"
     assert "a-run is started cold: it has threads" in capsys.readouterr().out
+
+
+def test_each_repeat_has_a_warm_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks of one share its addresses, which make a process faster or slower for its whole life."""
+    events: list[str] = []
+
+    def begin(parent: Any, _: object, *, repeat: int) -> None:
+        parent.repeat = repeat
+        events.append(f"begin {repeat}")
+
+    monkeypatch.setattr(_Parent, "__init__", begin)
+    monkeypatch.setattr(_Parent, "alive", lambda _: True)
+    monkeypatch.setattr(_Parent, "start", lambda *_: "it is none")
+    monkeypatch.setattr(_Parent, "close", lambda parent: events.append(f"end {parent.repeat}"))
+    monkeypatch.setattr(processes, "start", lambda *_, **__: "cold")
+    attempt: Any = SimpleNamespace(number=1, log=tmp_path / "log.txt")
+    with WarmWorkers() as workers:
+        for repeat in (0, 0, 1, 1):
+            run = one_run([*TINY, PACKED, f"repeat={repeat}"]).run
+            workers.start(Training(RunFolder(tmp_path / "a-run"), run, attempt, "cpu"), log=None)
+    assert events == ["begin 0", "end 0", "begin 1", "end 1"]
 
 
 def test_runs_of_several_nodes_are_not_packed() -> None:
