@@ -42,7 +42,7 @@ class Row:
     """Overrides that make it: `strategy.tensor=2`."""
     devices: int
     nodes: int
-    phases: Phases
+    phases: Phases[float]
     low_s: float
     high_s: float
     """Ends of the 90 % interval of a step."""

@@ -27,8 +27,8 @@ from analysis.advisor.fit import (
 from analysis.advisor.layouts import strategy_name
 from analysis.advisor.measurements import layout_keys, read_measured, shipped_files
 from analysis.advisor.rows import extrapolated, half_widths
-from analysis.advisor.step import StepTime, step_time
-from analysis.advisor.transformer import model_flops
+from analysis.advisor.step import Phases, step_phases
+from analysis.advisor.transformer import model_flops, work_of
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine import MachineFigures
     from analysis.advisor.measurements import Evidence, Source
-    from analysis.advisor.step import Phases
     from analysis.advisor.sweep_evidence import MeasuredStep, SweepEvidence
 
 
@@ -166,7 +165,7 @@ class SplitCheck:
     steps: Sequence[MeasuredStep]
     groups: Sequence[str]
     """What was left out with each step."""
-    predicted: Sequence[Phases]
+    predicted: Sequence[Phases[float]]
     baselines: Mapping[str, Values]
     """Seconds, NaN where a baseline can't say."""
 
@@ -280,7 +279,7 @@ def split_check(steps: Sequence[MeasuredStep], figures: MachineFigures, split: s
     """Every group predicted by a fit of the others; None where too few steps remain without any group."""
     order: list[int] = []
     groups: list[str] = []
-    phases: list[Phases] = []
+    phases: list[Phases[float]] = []
     guesses: dict[str, list[float]] = {name: [] for name in _STEP_BASELINES}
     for group, places in left_out(steps, split).items():
         rest = [step for place, step in enumerate(steps) if place not in places]
@@ -411,18 +410,19 @@ def judged(asked: Evidence, *, known: Seen, fit: PublishedFit) -> Judged:
     layouts = asked.layouts
     held = set(layout_keys(known.layouts))
     seen = np.array([key in held for key in layout_keys(layouts)], dtype=bool)
-    parts = {each.name: np.zeros(len(layouts)) for each in fields(StepTime)}
+    parts = {each.name: np.zeros(len(layouts)) for each in fields(Phases)}
     baselines = {name: np.full(len(layouts), np.nan) for name in BASELINES}
     without = np.where(seen, layouts.hidden, 0.0)
     for width in np.unique(without).tolist():
         rows = without == width
         these, rest = layouts.take(rows), known.layouts.hidden != width
-        time = step_time(these, asked.machines.take(rows), fit.without_width[f"{width:g}"] if width else fit.parameters)
+        fitted = fit.without_width[f"{width:g}"] if width else fit.parameters
+        found = step_phases(work_of(these), these, asked.machines.take(rows), fitted)
         for name, values in parts.items():
-            values[rows] = getattr(time, name)
+            values[rows] = getattr(found, name)
         for name, guess in BASELINES.items() if rest.any() else ():
             baselines[name][rows] = guess(known.layouts.take(rest), known.time_s[rest], these)
-    phases = StepTime(**parts)
+    phases = Phases(**parts)
     like = np.array([name in fit.accelerators for name in asked.accelerators], dtype=bool)
     outside = extrapolated(layouts, fit, known=like)
     return Judged(

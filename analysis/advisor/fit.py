@@ -16,20 +16,21 @@ import math
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from analysis.advisor.cache import kept
-from analysis.advisor.step import SuiteJob, step_time
-from analysis.advisor.strategies import suite_phases
+from analysis.advisor.step import Fitted, step_phases
+from analysis.advisor.strategies import SuiteJob, suite_phases
+from analysis.advisor.transformer import work_of
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import PLACES, canonical_json
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from analysis.advisor.layouts import Layouts, Values
@@ -40,103 +41,122 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One fitted number, positive; it is fitted on its logarithm."""
+class Prior(NamedTuple):
+    """What is assumed of a parameter where nothing was measured; it is fitted on its logarithm."""
 
-    name: str
-    prior: float
-    """What is assumed where nothing was measured."""
+    value: float
     spread: float
-    """Standard deviation of the prior's natural logarithm; about its relative uncertainty."""
-    unit: str
-    doc: str
-    most: float = math.inf
-    """Upper bound: a share of a data sheet stays below 1."""
+    """Standard deviation of the natural logarithm; about the relative uncertainty."""
     least: float = 0.0
-    """Lower bound."""
+    """Bounds: a share of a data sheet stays below 1."""
+    most: float = math.inf
 
 
-PARAMETERS = (
-    Parameter(
-        "matrix_share", 0.87, 0.15, "1", "share of the best measured FLOP/s that large matrix products reach", most=1.0
-    ),
-    Parameter("narrow_width", 128.0, 0.7, "columns", "width of a device's part of a matrix at which the share halves"),
-    Parameter("few_rows", 256.0, 0.7, "tokens", "tokens of a micro-batch at which the share halves"),
-    Parameter("fp8_speed", 1.4, 0.2, "1", "speed of products in 8 bits ÷ in 16; 2 by data sheets"),
-    Parameter("attention_share", 0.4, 0.4, "1", "share of the same that attention's own products reach", most=0.8),
-    Parameter("memory_share", 0.7, 0.3, "1", "share of memory bandwidth that elementwise work reaches", most=0.95),
-    Parameter(
-        "eager_slower", 1.1, 0.15, "1", "time of torch's own kernels ÷ of Megatron-LM's, which fuse what torch does not"
-    ),
-    Parameter("launch_s", 1e-3, 1.0, "s", "host's time for one layer, forward, per pass; hidden behind the device's"),
-    Parameter("tensor_launch_s", 5e-5, 1.0, "s", "the same, for each further device of the tensor group"),
-    Parameter("softmax_launch_s", 2e-4, 0.7, "s", "the same, where softmax takes several kernels instead of one"),
-    Parameter(
-        "odd_share", 0.4, 0.4, "1", "share of the same for logits of a vocabulary that is no multiple of 8", most=0.9
-    ),
-    Parameter("loss_bytes", 40.0, 0.4, "bytes", "traffic of the loss per logit, forward and backward"),
-    Parameter("handover_s", 3e-4, 0.7, "s", "a pipeline stage's fixed time to hand over a micro-batch, each way"),
-    Parameter("link_share", 0.7, 0.3, "1", "share of the links' bandwidth that collectives in a node reach", most=0.95),
-    Parameter(
-        "network_share",
-        0.7,
-        0.3,
-        "1",
-        "share of the network's bandwidth that collectives between nodes reach",
-        most=0.95,
-    ),
-    # Priors of both latencies: NCCL's own for rings, src/graph/tuning.cc.
-    Parameter("link_latency_s", 3.4e-6, 0.7, "s", "one turn of a collective in a node"),
-    Parameter("network_latency_s", 9.6e-6, 0.7, "s", "one turn of a collective between nodes"),
-    Parameter("gradient_bytes", 2.8, 0.35, "bytes", "moved per reduced gradient; 2 in half, 4 in single precision"),
-    Parameter(
-        "overlap", 3.0, 0.4, "1", "γ of compute and sharding's collectives; 1: none hidden, 10: nearly all", least=1.0
-    ),
-    Parameter("update_share", 0.5, 0.5, "1", "share of memory bandwidth that the optimizer reaches", most=0.95),
-    Parameter("step_s", 5e-3, 1.0, "s", "fixed time of each step"),
-)
-"""Fitted on a site's measurements, from these priors."""
+PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
+    # time of matrix products ÷ what they take at the machine's rate for their size
+    "product_scale": (Prior(1 / 0.87, 0.15, least=1.0), Prior(1.0, 0.3)),
+    # the same for convolutions, by their FLOPs by definition
+    "convolution_scale": (None, Prior(1.5, 0.7)),
+    # the same for convolutions in groups
+    "grouped_scale": (None, Prior(5.0, 1.0)),
+    # the same for attention's own products
+    "attention_scale": (Prior(2.5, 0.4, least=1 / 0.8), None),
+    # the same for logits of a vocabulary that is no multiple of 8
+    "odd_scale": (Prior(2.5, 0.4, least=1 / 0.9), None),
+    # width of a device's part of a matrix at which the rate halves
+    "narrow_width": (Prior(128.0, 0.7), None),
+    # tokens of a micro-batch at which the rate halves
+    "few_rows": (Prior(256.0, 0.7), None),
+    # speed of products in 8 bits ÷ in 16; 2 by data sheets
+    "fp8_speed": (Prior(1.4, 0.2), None),
+    # time of elementwise work ÷ what its bytes take
+    "traffic_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), Prior(1.0, 0.5)),
+    # time of torch's own kernels ÷ of Megatron-LM's, which fuse what torch does not
+    "eager_slower": (Prior(1.1, 0.15), None),
+    # traffic of the loss per logit, forward and backward
+    "loss_bytes": (Prior(40.0, 0.4), None),
+    # host time of an operation ÷ the machine's; hidden behind a GPU's kernels
+    "launch_scale": (Prior(1.0, 1.0), Prior(1.0, 0.5)),
+    # host time of a layer's pass for each further device of the tensor group
+    "tensor_launch_s": (Prior(5e-05, 1.0), None),
+    # the same, where softmax takes several kernels instead of one
+    "softmax_launch_s": (Prior(0.0002, 0.7), None),
+    # compute time of a device alone in its node ÷ of one among busy ones
+    "alone": (None, Prior(0.9, 0.2, most=1.0)),
+    # time of the optimizer's update ÷ what its bytes take
+    "update_scale": (Prior(2.0, 0.5, least=1 / 0.95), Prior(1.0, 0.5)),
+    # time of collectives in a node ÷ what β says; of measured links what α and β say
+    "link_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), Prior(1.0, 0.4)),
+    # the same between nodes
+    "network_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), None),
+    # α of data sheets is NCCL's own for rings (src/graph/tuning.cc): one turn of a collective in a node ÷ α
+    "link_turn_scale": (Prior(1.0, 0.7), None),
+    # the same between nodes
+    "network_turn_scale": (Prior(1.0, 0.7), None),
+    # host time of one collective or message
+    "message_s": (None, Prior(5e-05, 1.0)),
+    # bytes moved per reduced gradient ÷ its own; 2 where halves are sent as singles
+    "gradient_scale": (Prior(1.4, 0.35), None),
+    # γ of backward and all-reduced buckets; 1: none hidden, 10: nearly all
+    "overlap": (None, Prior(2.0, 0.4)),
+    # γ of compute and FSDP's collectives
+    "sharded_overlap": (Prior(3.0, 0.4, least=1.0), Prior(1.2, 0.4)),
+    # copies of the gathered parameters' bytes that FSDP makes per gathering
+    "shard_copies": (None, Prior(4.0, 0.7)),
+    # time of what FSDP adds to a layer besides messages ÷ the calibrated one
+    "sharding_scale": (None, Prior(1.0, 0.3)),
+    # a stage's fixed time to hand over a micro-batch, each way
+    "handover_s": (Prior(0.0003, 0.7), Prior(0.0002, 1.0)),
+    # copies of the parameters' bytes that a server makes per worker's step
+    "server_copies": (None, Prior(4.0, 0.7)),
+    # fixed time of each step
+    "step_s": (Prior(0.005, 1.0), Prior(0.0002, 1.0)),
+}
+"""Of the step model, positive; what a parameter is stands above it, a number where its name has no unit. Its priors:
+where speeds are those of data sheets, as of published steps; and where they were calibrated or probed, as of finished
+sweeps. None: not fitted there, and changes nothing, or is what the node's links have (`step.completed`).
+"""
+SHEET = {name: sheet for name, (sheet, _) in PARAMETERS.items() if sheet is not None}
+MEASURED = {name: measured for name, (_, measured) in PARAMETERS.items() if measured is not None}
 
-Fitted = dict[str, float]
 
-
-def priors() -> Fitted:
+def values_of(priors: Mapping[str, Prior]) -> Fitted:
     """What is assumed before anything is measured."""
-    return {each.name: each.prior for each in PARAMETERS}
+    return {name: prior.value for name, prior in priors.items()}
 
 
-Scales = dict[str, float]
-"""Name of a parameter → its value."""
+def most_probable(priors: Mapping[str, Prior], errors: Callable[[Mapping[str, Values]], Values]) -> Fitted:
+    """The parameters at which errors and priors together are least squares, each in units of its standard deviation.
 
-SUITE_PARAMETERS = (
-    Parameter("product_scale", 1.0, 0.3, "1", "time of a layer's products ÷ what calibrated products of the size take"),
-    Parameter("convolution_scale", 1.5, 0.7, "1", "the same for convolutions, by their FLOPs by definition"),
-    Parameter("grouped_scale", 5.0, 1.0, "1", "the same for convolutions in groups"),
-    Parameter("traffic_scale", 1.0, 0.5, "1", "time of elementwise work ÷ what its bytes take"),
-    Parameter("launch_scale", 1.0, 0.5, "1", "host time of an operation ÷ the calibrated one"),
-    Parameter("update_scale", 1.0, 0.5, "1", "time of the optimizer's update ÷ what its bytes take"),
-    Parameter("alone", 0.9, 0.2, "1", "compute time of a device alone in its node ÷ of one among busy ones", most=1.0),
-    Parameter("link_scale", 1.0, 0.4, "1", "time of collectives ÷ what α and β say"),
-    Parameter("message_s", 5e-5, 1.0, "s", "host time of one collective or message"),
-    Parameter("overlap", 2.0, 0.4, "1", "γ of backward and all-reduced buckets; 1: none hidden, 10: nearly all"),
-    Parameter("sharded_overlap", 1.2, 0.4, "1", "γ of compute and FSDP's collectives"),
-    Parameter("shard_copies", 4.0, 0.7, "1", "copies of the gathered parameters' bytes that FSDP makes per gathering"),
-    Parameter(
-        "sharding_scale", 1.0, 0.3, "1", "time of what FSDP adds to a layer besides messages ÷ the calibrated one"
-    ),
-    Parameter("handover_s", 2e-4, 1.0, "s", "a stage's fixed time to hand over a micro-batch, each way"),
-    Parameter("server_copies", 4.0, 0.7, "1", "copies of the parameters' bytes that a server makes per worker's step"),
-    Parameter("step_s", 2e-4, 1.0, "s", "fixed time of each step"),
-)
-"""Fitted on log time of finished sweeps, from these priors."""
+    `errors` takes columns [parameters, 1] and returns one row of errors for each.
+    """
+    from scipy.optimize import least_squares
+
+    spreads = np.array([each.spread for each in priors.values()])
+    middle = np.log([each.value for each in priors.values()])
+    with np.errstate(divide="ignore"):
+        bounds = [np.log([getattr(each, end) for each in priors.values()]) for end in ("least", "most")]
+    ends = [(each - middle) / spreads for each in bounds]
+
+    def at(units: Values) -> Values:
+        logs = middle + np.atleast_2d(units) * spreads
+        columns = {name: np.exp(logs[:, [place]]) for place, name in enumerate(priors)}
+        together: Values = np.concatenate([errors(columns), np.atleast_2d(units)], axis=1)
+        return together
+
+    def derivatives(units: Values) -> Values:
+        every = at(np.concatenate([units[None], units + _STEP * np.eye(len(units))]))
+        result: Values = (every[1:] - every[0]).T / _STEP
+        return result
+
+    found: Any = least_squares(
+        lambda units: at(units)[0], np.zeros(len(priors)), jac=derivatives, bounds=ends, ftol=1e-5, xtol=1e-5
+    )
+    return dict(zip(priors, np.exp(middle + found.x * spreads).tolist(), strict=True))
+
+
 ASSUMED_FACTOR = 2.0
 """Where nothing was measured, 90 % of steps are assumed to be within this factor of the prediction."""
-
-
-def assumed_scales() -> Scales:
-    """What is taken for granted before anything is measured."""
-    return {each.name: each.prior for each in SUITE_PARAMETERS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +235,7 @@ def of_a_step(run: RunConfig) -> dict[str, Any]:
 class Learnt:
     """What finished runs taught about the suite's own steps."""
 
-    scales: Mapping[str, float] = field(default_factory=assumed_scales)
+    scales: Mapping[str, float] = field(default_factory=lambda: values_of(MEASURED))
     offsets: Mapping[str, float] = field(default_factory=dict)
     """Strategy → log of measured ÷ predicted that its runs leave, shrunk towards 0; other strategies have 0."""
     model_offsets: Mapping[str, float] = field(default_factory=dict)
@@ -248,7 +268,7 @@ PHASE_NOISE = 0.2
 """The same of a phase: its measurement adds clocks to the step, and the formulas have means where ranks differ."""
 STRATEGY_SIZE, MODEL_SIZE = 0.15, 0.3
 """Standard deviations of what strategies and models leave of log time, before it is seen."""
-_STEP = 1e-3
+_STEP = 1e-4
 """Step of the numerical derivatives, of a parameter's logarithm."""
 _COMPUTED, _UPDATED = ("forward_s", "backward_s"), ("optimizer_s",)
 
@@ -269,13 +289,13 @@ class Residual:
 class SuiteFit:
     """What a set of measured steps taught."""
 
-    scales: Scales
+    scales: Fitted
     residual: Residual
     figures: MachineFigures
 
-    def phases(self, step: MeasuredStep) -> Phases:
+    def phases(self, step: MeasuredStep) -> Phases[float]:
         """Predicted phases of what a step ran; its measured time is not looked at."""
-        return _formula(step, self.scales, self.figures).stretched(float(np.exp(self.residual.of(step))))
+        return predicted(step, self.scales, self.figures).stretched(float(np.exp(self.residual.of(step))))
 
 
 def predictable(steps: Sequence[MeasuredStep], figures: MachineFigures) -> tuple[list[MeasuredStep], list[str]]:
@@ -284,7 +304,7 @@ def predictable(steps: Sequence[MeasuredStep], figures: MachineFigures) -> tuple
     kept, refused = [], []
     for step in steps:
         try:
-            _formula(step, assumed_scales(), figures)
+            predicted(step, values_of(MEASURED), figures)
         except ConfigError as error:
             refused.append(f"{step.model} under {step.strategy}: {error}")
         else:
@@ -300,41 +320,24 @@ def fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
         found = _fitted(steps, figures)
         return msgspec.json.encode([found.scales, found.residual]).decode()
 
-    decode = msgspec.json.Decoder(tuple[Scales, Residual]).decode
+    decode = msgspec.json.Decoder(tuple[Fitted, Residual]).decode
     scales, residual = kept("fits", [known, figures], make, decode)
     return SuiteFit(scales, residual, figures)
 
 
 def _fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
     """The most probable parameters, measurements and priors weighing by their variances, and what remains."""
-    from scipy.optimize import least_squares
+    jobs = [_job(step, figures) for step in steps]
 
-    spreads = np.array([each.spread for each in SUITE_PARAMETERS])
-    log_priors = np.log([each.prior for each in SUITE_PARAMETERS])
-    most = (np.log([each.most for each in SUITE_PARAMETERS]) - log_priors) / spreads
-
-    def scales_at(units: Values) -> Scales:
-        values = np.exp(log_priors + units * spreads)
-        return {each.name: float(value) for each, value in zip(SUITE_PARAMETERS, values, strict=True)}
-
-    def errors(units: Values) -> Values:
-        """Errors in units of their standard deviation, models' own common part taken out, then the priors'."""
-        scales = scales_at(units)
-        predicted = [_formula(step, scales, figures) for step in steps]
-        off = np.log([each.step_s / step.step_s for each, step in zip(predicted, steps, strict=True)])
-        phases = [error for each, step in zip(predicted, steps, strict=True) for error in _phase_errors(each, step)]
-        together: Values = np.concatenate([_whitened(off, steps), np.array(phases), units])
+    def errors(columns: Mapping[str, Values]) -> Values:
+        """Errors in units of their standard deviation, models' own common part taken out, and those of phases."""
+        every = [suite_phases(job, columns) for job in jobs]
+        off = np.log(np.concatenate([each.step_s for each in every], axis=-1) / [step.step_s for step in steps])
+        phases = [error for each, step in zip(every, steps, strict=True) for error in _phase_errors(each, step)]
+        together: Values = np.concatenate([_whitened(off, steps), *phases], axis=-1)
         return together
 
-    def derivatives(units: Values) -> Values:
-        now = errors(units)
-        result: Values = np.stack([(errors(units + _STEP * each) - now) / _STEP for each in np.eye(len(units))], axis=1)
-        return result
-
-    found: Any = least_squares(
-        errors, np.zeros(len(SUITE_PARAMETERS)), jac=derivatives, bounds=(-np.inf, most), ftol=1e-3, xtol=1e-3
-    )
-    scales = scales_at(found.x)
+    scales = most_probable(MEASURED, errors)
     return SuiteFit(scales, _residual(steps, scales, figures), figures)
 
 
@@ -378,21 +381,24 @@ def powers(steps: Sequence[MeasuredStep], fit: SuiteFit) -> tuple[float | None, 
     return (float(busy_w), float(waiting_w)) if min(busy_w, waiting_w) > 0 else (None, None)
 
 
-def _formula(step: MeasuredStep, scales: Scales, figures: MachineFigures) -> Phases:
-    return suite_phases(SuiteJob(run=step.run, layers=step.layers, figures=figures, scales=scales))
+def _job(step: MeasuredStep, figures: MachineFigures) -> SuiteJob:
+    return SuiteJob(run=step.run, layers=step.layers, figures=figures)
 
 
-def _phase_errors(predicted: Phases, step: MeasuredStep) -> list[float]:
+def predicted(step: MeasuredStep, scales: Mapping[str, float], figures: MachineFigures) -> Phases[float]:
+    """Phases by the formulas alone."""
+    return suite_phases(_job(step, figures), scales).at(0)
+
+
+def _phase_errors(found: Phases[Values], step: MeasuredStep) -> Iterator[Values]:
     """Of computing and updating, where every rank does the same."""
     if not step.phases or step.run.strategy.state_shards(step.run) is None:
-        return []
-    found = []
-    for names, prediction in ((_COMPUTED, predicted.compute_s), (_UPDATED, predicted.optimizer_s)):
+        return
+    for names, prediction in ((_COMPUTED, found.compute_s), (_UPDATED, found.optimizer_s)):
         measured = sum(step.phases.get(name, 0.0) for name in names)
-        if measured > 0 and prediction > 0:
+        if measured > 0 and (prediction > 0).all():
             # A part of the step, so that small phases don't decide.
-            found.append((prediction - measured) / (step.phases["step_time_s"] * PHASE_NOISE))
-    return found
+            yield (prediction - measured) / (step.phases["step_time_s"] * PHASE_NOISE)
 
 
 def _design(steps: Sequence[MeasuredStep]) -> tuple[list[str], list[str], Values]:
@@ -409,13 +415,13 @@ def _whitened(off: Values, steps: Sequence[MeasuredStep]) -> Values:
     """Errors as independent ones of size 1, those of a strategy and of a model being alike."""
     _, _, design = _design(steps)
     covariance = design @ design.T + NOISE**2 * np.eye(len(steps))
-    result: Values = np.linalg.solve(np.linalg.cholesky(covariance), off)
+    result: Values = np.linalg.solve(np.linalg.cholesky(covariance), off.T).T
     return result
 
 
-def _residual(steps: Sequence[MeasuredStep], scales: Scales, figures: MachineFigures) -> Residual:
+def _residual(steps: Sequence[MeasuredStep], scales: Fitted, figures: MachineFigures) -> Residual:
     """What strategies and models have in common, each shrunk towards 0 by how often it was seen (ridge regression)."""
-    log_errors = np.log([step.step_s / _formula(step, scales, figures).step_s for step in steps])
+    log_errors = np.log([step.step_s / predicted(step, scales, figures).step_s for step in steps])
     strategies, models, design = _design(steps)
     precision = design.T @ design / NOISE**2 + np.eye(design.shape[1])
     units = np.linalg.solve(precision, design.T @ log_errors / NOISE**2)
@@ -441,48 +447,22 @@ def half_width(errors: Values, share: float = INTERVAL_SHARE) -> float | None:
 
 NOISE_OF_FORMULAS = 0.05
 """Standard deviation of log time that is taken for granted: what a measurement and these formulas are good for."""
-_STEP_OF_FORMULAS = 1e-4
-"""Step of the numerical derivatives, of a parameter's logarithm."""
 
 
 def fit(layouts: Layouts, machines: Machines, measured_s: Values) -> Fitted:
     """The parameters that are most probable: measurements and priors weigh by their variances.
 
-    Errors count by a soft absolute value beyond `NOISE`, so that a few disturbed runs don't bend everything.
+    Errors count by a soft absolute value beyond `NOISE_OF_FORMULAS`, so that a few disturbed runs don't bend
+    everything.
     """
-    from scipy.optimize import least_squares
+    work, log_measured, weights = work_of(layouts), np.log(measured_s), np.sqrt(_weights(layouts))
 
-    spreads = np.array([each.spread for each in PARAMETERS])
-    log_priors = np.log([each.prior for each in PARAMETERS])
-    log_measured = np.log(measured_s)
-    most = (np.log([each.most for each in PARAMETERS]) - log_priors) / spreads
-    with np.errstate(divide="ignore"):
-        least = (np.log([each.least for each in PARAMETERS]) - log_priors) / spreads
-    weights = np.sqrt(_weights(layouts))
-
-    def errors(units: Values) -> Values:
-        """One row of errors per row of parameters, in units of their prior's spread."""
-        logs = np.atleast_2d(log_priors + units * spreads)
-        columns = {each.name: np.exp(logs[:, [i]]) for i, each in enumerate(PARAMETERS)}
-        off: Values = (np.log(step_time(layouts, machines, columns).step_s) - log_measured) / NOISE_OF_FORMULAS
-        together: Values = np.concatenate([weights * _softened(off), np.atleast_2d(units)], axis=1)
-        return together
-
-    def derivatives(units: Values) -> Values:
-        every = errors(np.concatenate([units[None], units + _STEP_OF_FORMULAS * np.eye(len(units))]))
-        result: Values = (every[1:] - every[0]).T / _STEP_OF_FORMULAS
+    def errors(columns: Mapping[str, Values]) -> Values:
+        said = step_phases(work, layouts, machines, columns).step_s
+        result: Values = weights * _softened((np.log(said) - log_measured) / NOISE_OF_FORMULAS)
         return result
 
-    found: Any = least_squares(
-        lambda units: errors(units)[0],
-        np.zeros(len(PARAMETERS)),
-        jac=derivatives,
-        bounds=(least, most),
-        ftol=1e-5,
-        xtol=1e-5,
-    )
-    values = np.exp(log_priors + found.x * spreads)
-    return {each.name: float(value) for each, value in zip(PARAMETERS, values, strict=True)}
+    return most_probable(SHEET, errors)
 
 
 def _weights(layouts: Layouts) -> Values:
@@ -532,7 +512,7 @@ def fitted_to(evidence: Evidence) -> PublishedFit:
         left_out = evidence.layouts.hidden == width
         rest, asked = evidence.take(~left_out), evidence.take(left_out)
         parameters = without[f"{width:g}"] = fit(rest.layouts, rest.machines, rest.time_s)
-        predicted_s = step_time(asked.layouts, asked.machines, parameters).step_s
+        predicted_s = step_phases(work_of(asked.layouts), asked.layouts, asked.machines, parameters).step_s
         errors[left_out] = np.log(asked.time_s / predicted_s)
     width_of_all = half_width(errors)
     across = half_width(errors[evidence.layouts.devices > evidence.machines.devices_per_node])

@@ -28,23 +28,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layouts:
-    """Candidates, as columns of equal length; all sizes are per step and, where nothing else is said, of the whole job.
+class Plan:
+    """How a step's work is laid over devices, as columns of equal length; sizes are per step and of the whole job.
 
     `devices` = `tensor` × `context` × `data` × `pipeline`. Ranks are numbered as Megatron-LM does: the tensor group is
     innermost, then context and data, then pipeline (Narayanan et al. 2021, arXiv 2104.04473).
     """
 
-    hidden: Values
-    """Width of the residual stream."""
-    layers: Values
-    """Transformer layers."""
-    heads: Values
-    """Attention heads."""
-    vocabulary: Values
-    """Entries of the embedding, whose weights the last layer shares."""
-    sequence: Values
-    """Tokens of a sample."""
     global_batch: Values
     """Samples per step over all devices."""
     micro_batch: Values
@@ -52,51 +42,34 @@ class Layouts:
     tensor: Values
     """Devices that share each layer's matrices."""
     pipeline: Values
-    """Stages, one per device."""
+    """Devices of a pipeline."""
     data: Values
     """Data-parallel replicas."""
-    recompute: Values
-    """1: the forward pass of each layer is repeated in backward; 0: its activations are kept."""
-    sharded: Values
-    """1: parameters, gradients and optimizer state are cut over the data-parallel ranks (FSDP, ZeRO 3); 0: copied."""
-    fused_attention: Values
-    """1: causal attention that never writes the matrix of scores (FlashAttention); 0: matrices of scores in memory."""
-    fp8: Values
-    """1: the layers' products with weights are in 8 bits; 0: in 16."""
-    kv_heads: Values
-    """Heads of keys and values, which groups of queries share (Ainslie et al. 2023, arXiv 2305.13245)."""
-    mlp_width: Values
-    """Width of a layer's hidden units."""
-    gated: Values
-    """1: the MLP has a gate, and three matrices (SwiGLU, Shazeer 2020, arXiv 2002.05202); 0: two (GELU)."""
-    tied: Values
-    """1: the last layer shares the embedding's weights; 0: it has its own."""
-    learned: Values
-    """1: positions are learned, and linear layers and norms have biases; 0: rotary positions, no biases (Llama)."""
     context: Values
     """Devices that share each sequence (ring attention, Liu et al. 2023, arXiv 2310.01889)."""
+    expert: Values
+    """Devices over which the experts are cut, out of those that share a replica's gradients."""
+    chunks: Values
+    """Stages of a pipeline that each of its devices has: 1, or more where they are interleaved or looped."""
+    sharded: Values
+    """1: parameters, gradients and optimizer state are cut over the data-parallel ranks (FSDP, ZeRO 3); 0: copied."""
     copies: Values
     """Copies of the model under `sharded`: 1 under FSDP, more under HSDP."""
     owners: Values
-    """Where not sharded: 1: every data-parallel rank updates its part of the parameters (ZeRO 1); 0: all of them."""
-    sequence_parallel: Values
-    """1: norms and residuals are cut along the sequence within a tensor group; 0: copied."""
-    chunks: Values
-    """Stages per device of a pipeline: 1: 1F1B; more: interleaved 1F1B."""
-    selective: Values
-    """1: attention's scores are recomputed, or where it is fused every other product and elementwise work; 0: not."""
-
-    experts: Values
-    """MLPs of a layer (Switch Transformer, Fedus et al. 2022, arXiv 2101.03961); 1: a dense layer."""
-    top_k: Values
-    """Experts that each token visits."""
-    capacity: Values
-    """Tokens that an expert has room for ÷ its even share of them; the room is computed, filled or not."""
-    expert: Values
-    """Devices over which the experts are cut, out of those that share a replica's gradients."""
+    """1: each data-parallel rank updates its share of the copied parameters (ZeRO 1); 0: all update all."""
+    stays_gathered: Values
+    """1: sharded parameters stay whole from forward to backward (FSDP's SHARD_GRAD_OP, ZeRO 2); 0: they don't."""
+    bucket_bytes: Values
+    """Of gradients that are reduced together while backward goes on; 0: all after backward."""
+    gpipe: Values
+    """1: all forward passes, then all backward ones; 0: one of each in turn (1F1B)."""
+    bubble: Values
+    """Idle share of a pipeline's step by its schedule's formula; -1: the schedule is replayed."""
+    stages_inside: Values
+    """1: neighbouring stages are neighbouring tensor groups, and replicas lie outside of them; 0: the opposite."""
 
     def __len__(self) -> int:
-        return len(self.hidden)
+        return len(self.data)
 
     @property
     def devices(self) -> Values:
@@ -112,6 +85,59 @@ class Layouts:
     def micro_batches(self) -> Values:
         """Micro-batches that one data-parallel rank takes per step."""
         return self.global_batch / (self.data * self.micro_batch)
+
+    @property
+    def data_stride(self) -> Values:
+        """How far replicas are apart, in ranks."""
+        return self.tensor * np.where(self.stages_inside > 0, self.pipeline, 1.0)
+
+    @property
+    def stage_stride(self) -> Values:
+        """How far neighbouring stages are apart, in ranks."""
+        return self.tensor * np.where(self.stages_inside > 0, 1.0, self.replicas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts(Plan):
+    """Transformers, and how their work is laid over devices: candidates, as columns of equal length."""
+
+    hidden: Values
+    """Width of the residual stream."""
+    layers: Values
+    """Transformer layers."""
+    heads: Values
+    """Attention heads."""
+    vocabulary: Values
+    """Entries of the embedding, whose weights the last layer shares."""
+    sequence: Values
+    """Tokens of a sample."""
+    recompute: Values
+    """1: the forward pass of each layer is repeated in backward; 0: its activations are kept."""
+    fused_attention: Values
+    """1: causal attention that never writes the matrix of scores (FlashAttention); 0: matrices of scores in memory."""
+    fp8: Values
+    """1: the layers' products with weights are in 8 bits; 0: in 16."""
+    kv_heads: Values
+    """Heads of keys and values, which groups of queries share (Ainslie et al. 2023, arXiv 2305.13245)."""
+    mlp_width: Values
+    """Width of a layer's hidden units."""
+    gated: Values
+    """1: the MLP has a gate, and three matrices (SwiGLU, Shazeer 2020, arXiv 2002.05202); 0: two (GELU)."""
+    tied: Values
+    """1: the last layer shares the embedding's weights; 0: it has its own."""
+    learned: Values
+    """1: positions are learned, and linear layers and norms have biases; 0: rotary positions, no biases (Llama)."""
+    sequence_parallel: Values
+    """1: norms and residuals are cut along the sequence within a tensor group; 0: copied."""
+    selective: Values
+    """1: attention's scores are recomputed, or where it is fused every other product and elementwise work; 0: not."""
+
+    experts: Values
+    """MLPs of a layer (Switch Transformer, Fedus et al. 2022, arXiv 2101.03961); 1: a dense layer."""
+    top_k: Values
+    """Experts that each token visits."""
+    capacity: Values
+    """Tokens that an expert has room for ÷ its even share of them; the room is computed, filled or not."""
 
     @property
     def samples_per_micro_batch(self) -> Values:
@@ -133,8 +159,11 @@ class Layouts:
 
 
 _ONES = ("tied", "learned", "context", "copies", "chunks", "experts", "top_k", "capacity", "expert")
-_ZEROS = ("gated", "owners", "sequence_parallel", "selective")
-_USUAL = dict.fromkeys(_ONES, np.float64(1.0)) | dict.fromkeys(_ZEROS, np.float64(0.0))
+_ZEROS = (
+    *("gated", "owners", "sequence_parallel", "selective"),
+    *("stays_gathered", "bucket_bytes", "gpipe", "stages_inside"),
+)
+_USUAL = dict.fromkeys(_ONES, np.float64(1.0)) | dict.fromkeys(_ZEROS, np.float64(0.0)) | {"bubble": np.float64(-1.0)}
 """What holds of a layout that says nothing else: GPT-2's kind of model, under data, tensor and pipeline parallelism."""
 
 
@@ -382,12 +411,14 @@ def _expert_sizes(degrees: Degrees, shape: GptShape) -> list[int]:
 
 
 def _shardings(degrees: Degrees, per_node: int) -> list[dict[str, float]]:
-    """Copied, with a sharded optimizer, sharded over all, and sharded within nodes."""
-    plain = {"sharded": 0.0, "owners": 0.0, "copies": 1.0}
+    """Copied, with a sharded optimizer, sharded over all (ZeRO 3 and 2), and sharded within nodes."""
+    plain = {"sharded": 0.0, "owners": 0.0, "copies": 1.0, "stays_gathered": 0.0}
     replicas = degrees.data * degrees.context
     if replicas == 1:
         return [plain]
     found = [plain, plain | {"owners": 1.0}, plain | {"sharded": 1.0}]
+    if degrees.pipeline == 1:  # the stages of pipelines stay gathered anyway
+        found.append(plain | {"sharded": 1.0, "stays_gathered": 1.0})
     inside = max(1, per_node // degrees.tensor)
     if 1 < inside < replicas and replicas % inside == 0:
         found.append(plain | {"sharded": 1.0, "copies": float(replicas // inside)})
@@ -422,4 +453,5 @@ def options_of(layouts: Layouts, row: int) -> tuple[str, ...]:
     micro = [f"micro_batch={values['micro_batch']:g}"]
     chunks = [f"interleaved={values['chunks']:g}"] if values["chunks"] > 1 else []
     shard = [f"copies={values['copies']:g}"] if values["copies"] > 1 else []
+    shard += ["gathered=once"] if values["stays_gathered"] else []
     return (*degrees, *shard, *micro, *chunks, f"recompute={kept}")

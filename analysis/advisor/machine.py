@@ -7,8 +7,8 @@ Nothing is predicted of a site by figures that can't be its own. Sizes and rates
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.advisor.layouts import Values
+    from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Hardware, Site
 
 
@@ -267,15 +268,38 @@ class Machines:
     network_bytes_per_s: Values
     """Sent by one node to others, divided by the oversubscription."""
     devices_per_node: Values
+    launch_s: Values
+    """Host time of one operation, forward."""
+    link_latency_s: Values
+    """One turn of a collective in a node."""
+    network_latency_s: Values
+    """The same between nodes."""
+    crowded: Values
+    """0: the device works alone in its node, 1: with as many others as while it was measured."""
+    curve: RateCurve | None = None
+    """Rates of products by size, where they were measured; None: `flops_per_s`."""
+    sharding: Sharding | None = None
+    host_computes: bool = False
+    """Whether what launches operations computes them too, as processors do."""
+    trees: bool = True
+    """Whether all-reduces may be trees, as NCCL's; gloo's are rings."""
+
+    def rates(self, flop: Values) -> Values:
+        """FLOP/s of products of so many FLOPs, [candidate, layer]."""
+        return self.flops_per_s[:, None] if self.curve is None else self.curve.at(flop)
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Machines:
         """Only these rows."""
-        return Machines(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
+
+
+COLUMNS = tuple(field.name for field in fields(Machines) if field.default is MISSING)
+"""Of machines, one element per candidate."""
 
 
 def machines_of(hardware: Sequence[Hardware]) -> Machines:
     """One row per element."""
-    columns = {
+    columns: dict[str, list[float]] = {
         "peak_flops_per_s": [1e12 * each.half_tflops for each in hardware],
         "flops_per_s": [1e12 * each.matmul_tflops for each in hardware],
         "memory_bytes_per_s": [1e9 * each.memory_gb_per_s for each in hardware],
@@ -283,8 +307,47 @@ def machines_of(hardware: Sequence[Hardware]) -> Machines:
         "link_bytes_per_s": [1e9 * each.link_gb_per_s for each in hardware],
         "network_bytes_per_s": [1e9 / 8 * each.network_gbit_per_s / each.oversubscription for each in hardware],
         "devices_per_node": [float(each.devices_per_node) for each in hardware],
+        "launch_s": [LAUNCH_S] * len(hardware),
+        "link_latency_s": [LATENCY_S["link"]] * len(hardware),
+        "network_latency_s": [LATENCY_S["network"]] * len(hardware),
+        "crowded": [1.0] * len(hardware),
     }
-    return Machines(**{name: np.array(values, dtype=np.float64) for name, values in columns.items()})
+    return made_of(columns)
+
+
+def made_of(columns: Mapping[str, Sequence[float]], **more: Any) -> Machines:
+    """Machines from numbers."""
+    arrays: dict[str, Any] = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    return Machines(**arrays, **more)
+
+
+def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
+    """What a machine can do while a run is on it, by what was measured; raises `ConfigError` for unknown speeds."""
+    curve = figures.matmul(run.precision)
+    if curve is None:
+        raise ConfigError(
+            f"no speed of products in precision={run.precision} is known for {figures.accelerator}: "
+            "calibrate this machine, or choose another precision"
+        )
+    busy, most = max(1, run.devices // run.nodes), max(figures.busy_devices or figures.devices_per_node, 2)
+    network = figures.link if figures.network is None else figures.network
+    peak = figures.peak_flops_per_s.get(run.precision)
+    columns = {
+        "peak_flops_per_s": np.nan if peak is None else peak.value,
+        "flops_per_s": max(curve.rates),
+        "memory_bytes_per_s": figures.memory_bytes_per_s.value,
+        "memory_bytes": np.nan if figures.memory_bytes is None else figures.memory_bytes.value,
+        "link_bytes_per_s": figures.link.bytes_per_s.value,
+        "network_bytes_per_s": network.bytes_per_s.value,
+        "devices_per_node": float(min(figures.devices_per_node, busy)),
+        "launch_s": figures.launch_s.value,
+        "link_latency_s": figures.link.latency_s.value,
+        "network_latency_s": network.latency_s.value,
+        "crowded": (min(busy, most) - 1) / (most - 1),
+    }
+    cpu = figures.device_type == "cpu"
+    kept = {"curve": curve, "sharding": figures.sharding, "host_computes": cpu, "trees": not cpu}
+    return made_of({name: [value] for name, value in columns.items()}, **kept)
 
 
 UNLIKE_MEMORY = 0.15

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from analysis.advisor.layouts import Layouts, Values
-    from analysis.advisor.step import SuiteJob
+    from analysis.advisor.strategies import SuiteJob
     from parallelbench.measure.counting import LayerMemory, ModelMemory
 
 
@@ -383,6 +383,9 @@ def _gathered(layouts: Layouts) -> Values:
     head = np.where(layouts.tied > 0, 0.0, embedding)
     by_layer = 2.0 * (2.0 * layer + embedding + head) + 6.0 * np.maximum(layer, embedding)
     by_stage = 6.0 * held
+    # ZeRO 2 keeps the whole model from forward to backward.
+    whole = 2.0 * held + 6.0 * np.maximum(layer, embedding)
+    by_layer = np.where(layouts.stays_gathered > 0, whole, by_layer)
     sharded = np.where(layouts.pipeline > 1, by_stage, by_layer)
     result: Values = np.where(layouts.sharded > 0, sharded, 2.0 * held)
     return result

@@ -14,11 +14,11 @@ import numpy as np
 from analysis.advisor.advice import Row
 from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, of_a_step, published_fit
 from analysis.advisor.layouts import Impossible, options_of, strategy_name
-from analysis.advisor.machine import Machines
+from analysis.advisor.machine import LATENCY_S, LAUNCH_S, machines_of, made_of
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
-from analysis.advisor.step import Phases, SuiteJob, step_time
-from analysis.advisor.strategies import suite_phases
-from analysis.advisor.transformer import model_flops
+from analysis.advisor.step import step_phases
+from analysis.advisor.strategies import SuiteJob, suite_phases
+from analysis.advisor.transformer import model_flops, work_of
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from analysis.advisor.fit import Learnt, PublishedFit
     from analysis.advisor.layouts import Layouts, SuiteCandidate, Values
-    from analysis.advisor.machine import MachineFigures
+    from analysis.advisor.machine import MachineFigures, Machines, TierFigures
+    from analysis.advisor.step import Phases
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Hardware
     from parallelbench.measure.counting import LayerCount, ModelMemory
@@ -86,8 +87,8 @@ def suite_rows(candidates: Sequence[SuiteCandidate], question: SuiteQuestion) ->
 
 def _suite_row(candidate: SuiteCandidate, question: SuiteQuestion) -> Row:
     run, learnt, figures = candidate.run, question.learnt, question.figures
-    job = SuiteJob(run=run, layers=question.layers, figures=figures, scales=learnt.scales)
-    phases = suite_phases(job).stretched(learnt.stretch(run))
+    job = SuiteJob(run=run, layers=question.layers, figures=figures)
+    phases = suite_phases(job, learnt.scales).at(0).stretched(learnt.stretch(run))
     outside = _extrapolates(run, learnt)
     width = float(np.exp(learnt.far_half_width if outside else learnt.half_width))
     row = Row(
@@ -130,7 +131,7 @@ def _extrapolates(run: RunConfig, learnt: Learnt) -> tuple[str, ...]:
     return learnt.seen.outside(run) if learnt.rows else ("everything",)
 
 
-def _power_w(learnt: Learnt, phases: Phases) -> float | None:
+def _power_w(learnt: Learnt, phases: Phases[float]) -> float | None:
     """Mean power of one device in a step, from its power while it computes and while it waits."""
     if learnt.busy_power_w is None or learnt.waiting_power_w is None:
         return None
@@ -153,9 +154,7 @@ def _mfu(job: SuiteJob, step_s: float) -> float | None:
     peak = job.figures.peak_flops_per_s.get(job.run.precision)
     if peak is None:
         return None
-    names = ("product_flop", "convolution_flop", "grouped_flop")
-    flop = 3.0 * job.run.global_batch_size * sum(float(job.columns[name].sum()) for name in names)
-    return flop / (step_s * job.run.devices * peak.value)
+    return 3.0 * job.model_flop / (step_s * job.run.devices * peak.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,31 +174,33 @@ def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
 
     Of calibrated figures, which are what is reached, the data sheet is inferred.
     """
-    from analysis.advisor.machine import machines_of
-
     if hardware is not None:
         return machines_of([hardware])
-    shares = published_fit().parameters
+    scales = published_fit().parameters
     products = figures.matmul("bf16")
     assert products is not None, "every machine multiplies in fp32"
     network = figures.link if figures.network is None else figures.network
     peak = figures.peak_flops_per_s.get("bf16")
     columns = {
-        "peak_flops_per_s": max(products.rates) / shares["matrix_share"] if peak is None else peak.value,
-        "flops_per_s": max(products.rates) / shares["matrix_share"],
-        "memory_bytes_per_s": figures.memory_bytes_per_s.value / shares["memory_share"],
+        "peak_flops_per_s": max(products.rates) * scales["product_scale"] if peak is None else peak.value,
+        "flops_per_s": max(products.rates) * scales["product_scale"],
+        "memory_bytes_per_s": figures.memory_bytes_per_s.value * scales["traffic_scale"],
         "memory_bytes": 0.0 if figures.memory_bytes is None else figures.memory_bytes.value,
-        "link_bytes_per_s": figures.link.bytes_per_s.value / shares["link_share"],
-        "network_bytes_per_s": network.bytes_per_s.value / shares["network_share"],
+        "link_bytes_per_s": figures.link.bytes_per_s.value * scales["link_scale"],
+        "network_bytes_per_s": network.bytes_per_s.value * scales["network_scale"],
         "devices_per_node": float(figures.devices_per_node),
+        "launch_s": LAUNCH_S,
+        **{f"{tier}_latency_s": LATENCY_S[tier] for tier in LATENCY_S},
+        **{f"{tier.name}_latency_s": _turn_s(tier, scales) for tier in figures.tiers},
+        "crowded": 1.0,
     }
-    return Machines(**{name: np.array([value]) for name, value in columns.items()})
+    return made_of({name: [value] for name, value in columns.items()})
 
 
-def measured_latencies(figures: MachineFigures) -> dict[str, float]:
-    """Turns of collectives that were measured on the machine, in place of the fit's."""
-    measured = {tier.name: tier.latency_s for tier in figures.tiers if tier.latency_s.origin == "measured"}
-    return {f"{name}_latency_s": latency.value for name, latency in measured.items()}
+def _turn_s(tier: TierFigures, scales: Mapping[str, float]) -> float:
+    """A measured turn, from which the fit's is inferred; else that of data sheets."""
+    measured = tier.latency_s.origin == "measured"
+    return tier.latency_s.value / scales[f"{tier.name}_turn_scale"] if measured else LATENCY_S[tier.name]
 
 
 def unpublished(layouts: Layouts) -> NDArray[np.bool_]:
@@ -208,6 +209,7 @@ def unpublished(layouts: Layouts) -> NDArray[np.bool_]:
     result: NDArray[np.bool_] = (
         (layouts.owners > 0)
         | (layouts.copies > 1)
+        | (layouts.stays_gathered > 0)
         | (layouts.context > 1)
         | (layouts.chunks > 1)
         | (layouts.sequence_parallel > 0)
@@ -244,17 +246,8 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
     """A row for each layout."""
     fitted = published_fit()
     machines = question.machines.take(np.zeros(len(layouts), dtype=np.int64))
-    time = step_time(layouts, machines, fitted.parameters | measured_latencies(question.figures))
+    found = step_phases(work_of(layouts), layouts, machines, fitted.parameters)
     known = np.full(len(layouts), question.figures.accelerator in fitted.accelerators)
-    columns = {
-        "compute_s": time.compute_s,
-        "communication_s": time.tensor_s + time.gather_s + time.reduce_s,
-        "bubble_s": np.maximum(time.bubble_s, 0.0),
-        "optimizer_s": time.update_s,
-        "data_s": np.zeros(len(layouts)),
-        "other_s": time.fixed_s,
-    }
-    phases = np.stack(list(columns.values()), axis=1).tolist()
     memory = memory_parts(layouts).peak.tolist()
     peak = "bf16" in question.figures.peak_flops_per_s
     flops = (model_flops(layouts) / (layouts.devices * machines.peak_flops_per_s)).tolist()
@@ -266,7 +259,7 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
         _gpt_row(
             layouts,
             place,
-            phases=dict(zip(columns, phases[place], strict=True)),
+            phases=found.at(place),
             width=width[place],
             memory_bytes=memory[place],
             ideal_s=flops[place] if peak else None,
@@ -282,7 +275,7 @@ def _gpt_row(
     layouts: Layouts,
     place: int,
     *,
-    phases: Mapping[str, float],
+    phases: Phases[float],
     width: float,
     memory_bytes: float,
     ideal_s: float | None,
@@ -290,15 +283,14 @@ def _gpt_row(
     question: GptQuestion,
     outside: tuple[str, ...],
 ) -> Row:
-    parts = Phases(**phases)
-    step_s, devices = parts.step_s, round(float(layouts.devices[place]))
+    step_s, devices = phases.step_s, round(float(layouts.devices[place]))
     nodes = -(-devices // question.figures.devices_per_node)
     return Row(
         strategy=strategy_name(layouts, place),
         options=options_of(layouts, place),
         devices=devices,
         nodes=nodes,
-        phases=parts,
+        phases=phases,
         low_s=step_s / width,
         high_s=step_s * width,
         samples_per_step=round(float(layouts.global_batch[place])),

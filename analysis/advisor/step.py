@@ -1,214 +1,176 @@
-"""Time of a training step: of the suite's own models from their counted layers, of transformers from formulas.
+"""Time of a training step from what its layers do, how the work is laid over devices, and what the machine can do.
 
-Products take FLOPs ÷ rate, elementwise work bytes ÷ bandwidth, every operation its launch. Collectives take what α and
-β of their tier say. Pipelines are replayed. What cannot be predicted is refused with the reason. Pollux' γ joins what
-overlaps: T = (a^γ + b^γ)^(1/γ) (Qiao et al. 2021, OSDI). The formulas of transformers take parameters as numbers, or as
-columns that are broadcast against the candidates, which is how a fit gets all its derivatives in one call.
+One model for all: of the suite's own models torch counts the layers (`analysis.advisor.strategies`), of transformers
+formulas say the same columns (`analysis.advisor.transformer`). Products take FLOPs ÷ rate, elementwise work bytes ÷
+bandwidth, every operation its launch. Collectives take what α and β of their tier say. Pipelines are replayed. Terms of
+a degree that is 1 are 0. Pollux' γ joins what overlaps: T = (a^γ + b^γ)^(1/γ) (Qiao et al. 2021, OSDI).
+
+Arrays are [candidate], those of layers [candidate, layer]. Parameters are numbers, or columns [parameters, 1] that are
+broadcast against the candidates: so a fit gets all its derivatives in one call.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from analysis.advisor import transformer
 from analysis.advisor.links import (
+    Group,
     Links,
     all_reduce_s,
     all_to_all_s,
     chain_crossing,
     gather_s,
     group_of,
-    ring_turn_s,
     send_s,
 )
-from analysis.advisor.schedules import pipeline_s
-from parallelbench.errors import ConfigError
+from analysis.advisor.schedules import pipeline_s, replayed_interleaved
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from analysis.advisor.layouts import Layouts, Values
-    from analysis.advisor.machine import MachineFigures, Machines
-    from parallelbench.config.run import RunConfig
-    from parallelbench.measure.counting import LayerCount
+    from analysis.advisor.layouts import Plan
+    from analysis.advisor.machine import Machines
 
+Values = NDArray[np.float64]
+T = TypeVar("T", float, Values)
 
 BACKWARD = 2.0
 """Backward's work ÷ forward's."""
 LAUNCH_OVERLAP = 6.0
 """γ of the host's launches and the device's work: whichever is slower decides, smoothly near the crossing."""
-READ_AND_WRITTEN = 3.0
-"""Bytes that elementwise work moves ÷ the bytes that it writes: it reads about two values for each."""
+EVENLY = -1.0
+"""Stage of layers that are spread over all stages alike."""
+FIRST_BUCKET_BYTES = 2.0**20
+"""DDP's first bucket, so that sending begins early (torch's default)."""
+SHARDING_MESSAGES = 3.0
+"""Of a layer whose parameters are gathered for each pass, and whose gradients are scattered."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phases:
+class Phases(Generic[T]):
     """Parts of a step, seconds, that add up to it; of the device that works longest."""
 
-    compute_s: float = 0.0
+    compute_s: T
     """Forward and backward."""
-    communication_s: float = 0.0
+    communication_s: T
     """Collectives and messages that no computation hides."""
-    bubble_s: float = 0.0
-    """Waiting for other stages."""
-    optimizer_s: float = 0.0
+    bubble_s: T
+    """Waiting for other stages, and handing over to them."""
+    optimizer_s: T
     """Updating parameters."""
-    data_s: float = 0.0
+    data_s: T
     """Fetching the batch."""
-    other_s: float = 0.0
+    other_s: T
     """What every step costs."""
 
     @property
-    def step_s(self) -> float:
+    def step_s(self) -> T:
         """The whole step."""
-        return float(sum(getattr(self, each.name) for each in fields(self)))
+        first, *rest = (getattr(self, each.name) for each in fields(self))
+        result: T = sum(rest, start=first)
+        return result
 
-    def stretched(self, factor: float) -> Phases:
+    def stretched(self, factor: float) -> Phases[T]:
         """All parts longer alike."""
-        return Phases(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
+        return type(self)(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
+
+    def at(self, place: int) -> Phases[float]:
+        """Those of one candidate."""
+        return Phases(**{each.name: float(getattr(self, each.name)[..., place]) for each in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuiteJob:
-    """One run, what its layers have to do, where, and by which fitted numbers."""
+class Work:
+    """What one device has to do for one micro-batch, layer by layer: its part where a tensor group shares a layer.
 
-    run: RunConfig
-    layers: Sequence[LayerCount]
-    figures: MachineFigures
-    scales: Mapping[str, float]
+    Columns are of the forward pass, [candidate, layer], where nothing else is said.
+    """
 
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of a parameter or a gradient."""
-        return 8 if self.run.precision == "fp64" else 4
-
-    @property
-    def activation_share(self) -> float:
-        """Bytes of an activation ÷ of one in fp32."""
-        return {"fp64": 2.0, "bf16": 0.5, "fp16": 0.5}.get(self.run.precision, 1.0)
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model."""
-        return sum(layer.parameters for layer in self.layers)
-
-    def crowding(self, busy: int) -> float:
-        """Compute time where so many devices of a node work at once ÷ where as many do as were measured."""
-        most = max(self.figures.busy_devices or self.figures.devices_per_node, 2)
-        alone = self.scales["alone"]
-        return alone + (1.0 - alone) * (min(busy, most) - 1) / (most - 1)
-
-    @cached_property
-    def columns(self) -> Mapping[str, Values]:
-        """The layers' counts as arrays."""
-        names = (
-            *("product_flop", "convolution_flop", "grouped_flop", "output_bytes", "operations", "shardable_flop"),
-            *("boundary_bytes", "parameters", "shardable_parameters", "exchanged_bytes", "tensors"),
-        )
-        return {name: np.array([getattr(each, name) for each in self.layers], dtype=np.float64) for name in names}
-
-    def forward_s(self, samples: float, *, tensor: int = 1) -> Values:
-        """Each layer's forward pass on one device among busy ones; `tensor` devices share what the plan shards."""
-        curve = self.figures.matmul(self.run.precision)
-        if curve is None:
-            raise ConfigError(
-                f"no speed of products in precision={self.run.precision} is known for {self.figures.accelerator}: "
-                "calibrate this machine, or choose another precision"
-            )
-        counts = self.columns
-        shared = counts["shardable_flop"] * (1.0 - 1.0 / tensor)
-        flop = {
-            "product_scale": samples * (counts["product_flop"] - shared),
-            "convolution_scale": samples * counts["convolution_flop"],
-            "grouped_scale": samples * counts["grouped_flop"],
-        }
-        fitted = self.scales
-        kernels = np.sum([fitted[name] * each / curve.at(each) for name, each in flop.items()], axis=0)
-        moved = READ_AND_WRITTEN * self.activation_share * samples * counts["output_bytes"]
-        kernels = kernels + fitted["traffic_scale"] * moved / self.figures.memory_bytes_per_s.value
-        launches = fitted["launch_scale"] * self.figures.launch_s.value * counts["operations"]
-        together: Values = (
-            kernels + launches if self.figures.device_type == "cpu" else overlapped(kernels, launches, LAUNCH_OVERLAP)
-        )
-        return together
-
-    def backward_s(self, forward_s: Values) -> Values:
-        """Each layer's backward pass, with what it computes again; the first layer's input needs no gradient."""
-        factors = np.full(len(forward_s), BACKWARD)
-        factors[0] = 1.0
-        result: Values = (factors + self._repeated) * forward_s
-        return result
-
-    @property
-    def _repeated(self) -> Values:
-        """Shares of each layer's forward pass that backward repeats; of attention its products outside of the plan."""
-        counts, chosen = self.columns, self.run.activation_recomputation
-        shares = np.zeros(len(self.layers))
-        if chosen == "full":
-            shares[:-1] = 1.0
-        elif chosen == "selective":
-            block = self.run.model.attention.partition(".")[0]
-            attends = np.array([fnmatchcase(layer.name, block) for layer in self.layers])
-            inner = counts["product_flop"] - counts["shardable_flop"]
-            shares = np.where(attends, inner / np.maximum(counts["product_flop"], 1.0), 0.0)
-        return shares
-
-    def update_s(self, parameters: float, tensors: float) -> float:
-        """The optimizer's update of so many parameters: gradient, parameter and states read, the latter two written."""
-        states = self.run.optimizer.states_per_parameter() or 0
-        moved = parameters * self.value_bytes * (3.0 + 2.0 * states)
-        launches = tensors * (3.0 + 4.0 * states) * self.figures.launch_s.value
-        time_s = moved / self.figures.memory_bytes_per_s.value
-        if self.figures.device_type == "cpu":
-            return self.scales["update_scale"] * (time_s + launches)
-        return self.scales["update_scale"] * max(time_s, self.figures.launch_s.value)
-
-    def data_s(self, samples: float) -> float:
-        """Taking a batch from memory: one byte read and one number written and read per value."""
-        values = float(np.prod(self.run.data.shape))
-        return samples * values * (1.0 + 2.0 * self.value_bytes) / self.figures.memory_bytes_per_s.value
-
-    def phases(self, **parts: float) -> Phases:
-        """Phases with what every step costs."""
-        return Phases(other_s=self.scales["step_s"], **parts)
+    count: Values
+    """Layers that are alike."""
+    stage: Values
+    """Stage of a pipeline that has the layer; `EVENLY`: each has as many."""
+    device: Values
+    """Device that has the stage; like it."""
+    product_flop: Values
+    """Of matrix products, two per multiply-add."""
+    flop_by_column: Values
+    """The same ÷ columns of a device's part of each matrix: narrow ones are slow."""
+    flop_by_row: Values
+    """The same ÷ rows that a product takes at once: few are slow."""
+    convolution_flop: Values
+    grouped_flop: Values
+    """Of grouped convolutions, which reach a small part of the others' speed."""
+    attention_flop: Values
+    """Of attention's own products, where a kernel of their own does them."""
+    odd_flop: Values
+    """Of products whose sizes tensor cores can't take at full speed."""
+    traffic_bytes: Values
+    """Moved by elementwise work."""
+    logits: Values
+    """At the loss."""
+    operations: Values
+    """Launched by the host."""
+    tensor_operations: Values
+    """Further devices of the tensor group, each of which makes launching slower."""
+    softmax_operations: Values
+    """1: softmax takes several kernels instead of one."""
+    backward: Values
+    """Backward's work ÷ forward's: 2, without the gradient of an input 1."""
+    repeats: Values
+    """Share of the forward pass that backward repeats."""
+    parameters: Values
+    """Of one layer."""
+    expert_parameters: Values
+    """That part of them which is cut over the expert group; already divided by it."""
+    tensors: Values
+    """Parameters, as tensors."""
+    exchanges: Values
+    """All-reduces of the tensor group in each pass."""
+    exchanged_bytes: Values
+    """Of one of them."""
+    routed_bytes: Values
+    """That go to experts, and back, in each pass."""
+    ring_bytes: Values
+    """Keys and values that all of a context group have in the end of each pass."""
+    eight_bit: Values
+    """1: products with weights are in 8 bits."""
+    eager: Values
+    """[candidate] 1: kernels are torch's own, not Megatron-LM's fused ones."""
+    boundary_bytes: Values
+    """[candidate] Handed from stage to stage."""
+    gathered_bytes: Values
+    """[candidate] Of a parameter that is sent."""
+    gradient_bytes: Values
+    """[candidate] Of a gradient that is sent."""
+    update_bytes: Values
+    """[candidate] Moved by the optimizer per parameter."""
+    update_operations: Values
+    """[candidate] Launched by the optimizer per tensor."""
+    input_bytes: Values
+    """[candidate] Moved to fetch a device's part of the batch."""
+    again: Work | None = None
+    """What selective recomputation repeats besides; None: nothing."""
 
 
-UPDATE_BYTES = 34.0
-"""Traffic of Adam per parameter in mixed precision: master copy and two moments read and written in single precision,
-the gradient read and cleared, the half-precision copy written, the norm of gradients."""
+Fitted = dict[str, float]
+NEUTRAL: Fitted = {
+    **dict.fromkeys(("convolution_scale", "grouped_scale", "attention_scale", "odd_scale", "gradient_scale"), 1.0),
+    **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap"), 1.0),
+    **dict.fromkeys(("narrow_width", "few_rows", "loss_bytes", "tensor_launch_s", "softmax_launch_s"), 0.0),
+    **dict.fromkeys(("message_s", "shard_copies", "sharding_scale", "server_copies"), 0.0),
+}
+"""What parameters that a fit does not have change: nothing."""
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Predicted phases of one step, seconds; they add up to the step."""
-
-    compute_s: Values
-    """The busiest stage's kernels, and what its host's launches add."""
-    tensor_s: Values
-    """All-reduces of the tensor group and all-to-alls of experts, which nothing hides, and what attention does not hide
-    of a context ring."""
-    gather_s: Values
-    """What compute does not hide of gathering and reducing sharded parameters."""
-    bubble_s: Values
-    """What the pipeline's stages wait, sends included."""
-    reduce_s: Values
-    """All-reduce of the copied parameters' gradients after backward."""
-    update_s: Values
-    """The optimizer."""
-    fixed_s: Values
-    """What every step costs."""
-
-    @property
-    def step_s(self) -> Values:
-        """The whole step."""
-        parts = (self.compute_s, self.tensor_s, self.gather_s, self.bubble_s, self.reduce_s, self.update_s)
-        result: Values = sum(parts, start=self.fixed_s)
-        return result
+def completed(fitted: Mapping[str, Values | float]) -> dict[str, Values | float]:
+    """All parameters; of links that were not told apart those of the node's."""
+    link = dict.fromkeys(("network_scale", "link_turn_scale", "network_turn_scale"), fitted["link_scale"])
+    return {**NEUTRAL, **link, **fitted}
 
 
 def overlapped(first: Values, second: Values, gamma: Values | float) -> Values:
@@ -219,222 +181,339 @@ def overlapped(first: Values, second: Values, gamma: Values | float) -> Values:
 
 
 def links_of(machines: Machines, fitted: Mapping[str, Values | float]) -> Links:
-    """What the links deliver by the fitted shares."""
+    """What the links deliver by the fitted factors."""
+    known = completed(fitted)
     return Links(
-        link_bytes_per_s=machines.link_bytes_per_s * fitted["link_share"],
-        network_bytes_per_s=machines.network_bytes_per_s * fitted["network_share"],
-        link_latency_s=fitted["link_latency_s"] * np.ones_like(machines.link_bytes_per_s),
-        network_latency_s=fitted["network_latency_s"] * np.ones_like(machines.link_bytes_per_s),
+        link_bytes_per_s=machines.link_bytes_per_s / known["link_scale"],
+        network_bytes_per_s=machines.network_bytes_per_s / known["network_scale"],
+        link_latency_s=machines.link_latency_s * known["link_turn_scale"],
+        network_latency_s=machines.network_latency_s * known["network_turn_scale"],
+        trees=machines.trees,
     )
 
 
-def layer_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """One layer's kernels, forward, of one micro-batch, on one device."""
-    products = _matrices_s(layouts, machines, fitted) + _attention_s(layouts, machines, fitted)
-    traffic = transformer.elementwise_bytes(layouts) + transformer.score_bytes(layouts)
-    return _slower(layouts, fitted) * (products + _traffic_s(traffic, machines, fitted))
+def _deep(value: Values | float) -> Values:
+    """A number of each candidate beside those of its layers."""
+    return np.asarray(value, dtype=np.float64)[..., None]
 
 
-def _slower(layouts: Layouts, fitted: Mapping[str, Values | float]) -> Values:
-    """Published steps that write scores are Megatron-LM's, those that fuse attention are torch's."""
-    result: Values = np.where(layouts.fused_attention > 0, fitted["eager_slower"], 1.0)
+def _kernels_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """One forward pass of each layer on the device, without launches."""
+    deep = {name: _deep(value) for name, value in fitted.items()}
+    narrow, few = deep["narrow_width"] * work.flop_by_column, deep["few_rows"] * work.flop_by_row
+    faster = np.where(work.eight_bit > 0, deep["fp8_speed"], 1.0)
+    products = deep["product_scale"] * (work.product_flop + narrow + few)
+    time = products / machines.rates(work.product_flop) / faster
+    others = {
+        "convolution_scale": work.convolution_flop,
+        "grouped_scale": work.grouped_flop,
+        "attention_scale": work.attention_flop,
+        "odd_scale": work.odd_flop,
+    }
+    for name, flop in others.items():
+        if flop.any():
+            time = time + deep[name] * flop / machines.rates(flop)
+    moved = work.traffic_bytes + deep["loss_bytes"] / (1.0 + BACKWARD) * work.logits
+    time = time + deep["traffic_scale"] * moved / _deep(machines.memory_bytes_per_s)
+    result: Values = np.where(_deep(work.eager) > 0, deep["eager_slower"], 1.0) * time
     return result
 
 
-def _matrices_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """Products with weights."""
-    width, rows = layouts.hidden / layouts.tensor, transformer.tokens(layouts)
-    narrow = 1.0 + fitted["narrow_width"] / width
-    outside = transformer.attention_matrix_flops(layouts) * (narrow + fitted["few_rows"] / rows)
-    inside = transformer.mlp_flops(layouts) * (narrow + fitted["few_rows"] / transformer.mlp_rows(layouts))
-    faster = np.where(layouts.fp8 > 0, fitted["fp8_speed"], 1.0)
-    return (outside + inside) / machines.flops_per_s / fitted["matrix_share"] / faster
+def forward_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """One forward pass of each layer, launches included, on a device among busy ones."""
+    kernels = _kernels_s(work, machines, fitted)
+    launches = _deep(fitted["launch_scale"]) * _deep(machines.launch_s) * work.operations
+    launches = launches + _deep(fitted["tensor_launch_s"]) * work.tensor_operations
+    launches = launches + _deep(fitted["softmax_launch_s"]) * work.softmax_operations
+    both = kernels + launches if machines.host_computes else overlapped(kernels, launches, LAUNCH_OVERLAP)
+    crowding = fitted["alone"] + (1.0 - fitted["alone"]) * machines.crowded
+    result: Values = _deep(crowding) * both
+    return result
 
 
-def _traffic_s(moved_bytes: Values, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    return moved_bytes / machines.memory_bytes_per_s / fitted["memory_share"]
+def backward_s(work: Work, forward: Values, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """One backward pass of each layer, with what it computes again."""
+    result: Values = (work.backward + work.repeats) * forward
+    return result if work.again is None else result + _kernels_s(work.again, machines, fitted)
 
 
-def _repeated_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """What selective recomputation repeats of a layer, the same that `transformer_memory` does not keep.
-
-    Where attention is fused its output and every other product are kept: half of the products and all elementwise work
-    are repeated (torchtitan). Where scores are written only they and their products are (Korthikanti et al. 2022).
-    """
-    cheap = 0.5 * _matrices_s(layouts, machines, fitted)
-    cheap = cheap + _traffic_s(transformer.elementwise_bytes(layouts), machines, fitted)
-    scores = _attention_s(layouts, machines, fitted)
-    scores = scores + _traffic_s(transformer.score_bytes(layouts), machines, fitted)
-    return np.where(layouts.fused_attention > 0, _slower(layouts, fitted) * cheap, scores)
-
-
-def _attention_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    return transformer.attention_flops(layouts) / machines.flops_per_s / fitted["attention_share"]
-
-
-def _logits_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """Forward and backward of the last product and the loss, of one micro-batch."""
-    share = np.where(transformer.odd_vocabulary(layouts), fitted["odd_share"], fitted["matrix_share"])
-    products = (1.0 + BACKWARD) * transformer.logit_flops(layouts) / machines.flops_per_s / share
-    traffic = fitted["loss_bytes"] * transformer.logits(layouts)
-    return _slower(layouts, fitted) * (products + traffic / machines.memory_bytes_per_s / fitted["memory_share"])
-
-
-def step_time(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> StepTime:
+def step_phases(work: Work, plan: Plan, machines: Machines, parameters: Mapping[str, Values | float]) -> Phases[Values]:
     """The phases of a step of each candidate."""
-    links = links_of(machines, fitted)
-    passes = 1.0 + BACKWARD + layouts.recompute
-    unfused = fitted["softmax_launch_s"] * transformer.unfused_softmax(layouts)
-    launch = fitted["launch_s"] + fitted["tensor_launch_s"] * (layouts.tensor - 1.0) + unfused
-    kernels = layer_s(layouts, machines, fitted)
-    per_pass = overlapped(kernels, launch, LAUNCH_OVERLAP)
-    rings = _ring_s(layouts, machines, links, fitted, compute_s=per_pass)
-    per_pass = per_pass + rings
-    reductions = _tensor_s(layouts, machines, links) + _routed_s(layouts, machines, links)
-    depth = layouts.layers / layouts.pipeline
-    forward = (per_pass + reductions) * depth
-    exposed = _sharded_s(layouts, machines, links, fitted, compute_s=per_pass * passes * depth)
-    backward_passes = BACKWARD + layouts.recompute
-    repeated = layouts.selective * _repeated_s(layouts, machines, fitted)
-    # Two all-reduces forward, two backward, two more where the forward pass is repeated.
-    backward = (per_pass * backward_passes + repeated + reductions * (1.0 + layouts.recompute)) * depth
-    logits = _logits_s(layouts, machines, fitted)
-    count = np.maximum(layouts.micro_batches, 1.0)
-    handover = fitted["handover_s"] * np.ones_like(logits)
-    pipelined = _pipelined_s(layouts, machines, links, parts=(forward, backward, logits, handover))
-    busy = count * (forward + backward + logits)
-    tensor = count * (reductions * (2.0 + layouts.recompute) + rings * passes) * depth
-    update, reduced = _update_s(layouts, machines, fitted), _reduced_s(layouts, machines, links, fitted)
-    return StepTime(
-        compute_s=busy - tensor,
-        tensor_s=tensor,
-        gather_s=exposed * np.ones_like(busy),
-        bubble_s=pipelined - busy,
-        reduce_s=reduced,
-        update_s=update,
-        fixed_s=fitted["step_s"] * np.ones_like(busy),
+    fitted = completed(parameters)
+    sent = Sent(plan, machines, links_of(machines, fitted), fitted["message_s"])
+    forward = forward_s(work, machines, fitted)
+    rings = _rings_s(work, sent, forward, fitted)
+    forward = forward + rings
+    backward = backward_s(work, forward, machines, fitted)
+    exchanged = _exchanged_s(work, sent)
+    count = np.maximum(plan.micro_batches, 1.0)
+    # All-reduces of a repeated forward pass are repeated with it.
+    there, back = forward + exchanged, backward + exchanged * (1.0 + np.floor(work.repeats))
+    inside = exchanged * (2.0 + np.floor(work.repeats)) + rings * (1.0 + work.backward + work.repeats)
+    busy = count * fullest(there + back, work, plan)
+    between = count * fullest(inside, work, plan)
+    alone = fullest(forward + backward, work, plan)
+    gathered = _sharded_s(work, plan, sent, machines, fitted, compute_s=alone)
+    reduced = _reduced_s(work, plan, sent, fitted, backward_s=fullest(backward, work, plan))
+    nothing = np.zeros_like(busy)
+    return Phases(
+        compute_s=busy - between,
+        communication_s=between + gathered + reduced,
+        bubble_s=np.maximum(_pipelined_s(work, plan, sent, (there, back), busy, fitted) - busy, 0.0),
+        optimizer_s=_updated_s(work, plan, machines, fitted) + nothing,
+        data_s=work.input_bytes / machines.memory_bytes_per_s + nothing,
+        other_s=fitted["step_s"] + nothing,
     )
 
 
-def _tensor_s(layouts: Layouts, machines: Machines, links: Links) -> Values:
-    """Two all-reduces of one layer's activations over the tensor group."""
-    group = group_of(layouts.tensor, np.ones_like(layouts.tensor), machines.devices_per_node, layouts.devices)
-    each = all_reduce_s(transformer.boundary_bytes(layouts), group, links)
-    return np.where(layouts.tensor > 1, 2.0 * each, 0.0)
+def fullest(values: Values, work: Work, plan: Plan) -> Values:
+    """Sums over the layers of the device of a pipeline that has most; layers' values are [..., candidate, layer]."""
+    values = np.broadcast_to(values, np.broadcast_shapes(values.shape, work.count.shape))
+    result = (values * work.count).sum(axis=-1)
+    for size in np.unique(plan.pipeline[plan.pipeline > 1]).tolist():
+        rows = plan.pipeline == size
+        result[..., rows] = _parts(values[..., rows, :], work, rows, work.device[rows], int(size)).max(axis=0)
+    return np.asarray(result, dtype=np.float64)
 
 
-def _routed_s(layouts: Layouts, machines: Machines, links: Links) -> Values:
-    """Two all-to-alls of one layer: tokens to their experts, and back."""
-    group = group_of(layouts.expert, layouts.tensor, machines.devices_per_node, layouts.devices)
-    return np.where(layouts.expert > 1, 2.0 * all_to_all_s(transformer.routed_bytes(layouts), group, links), 0.0)
+def _parts(values: Values, work: Work, rows: NDArray[np.bool_], owners: Values, parts: int) -> Values:
+    """Sums of each part's layers, [part, ..., candidate]; `owners` says who has which layer."""
+    numbers = np.arange(parts, dtype=np.float64)[None, :, None]
+    count, owner = work.count[rows][:, None, :], owners[:, None, :]
+    held = np.where(owner == EVENLY, count / parts, np.where(owner == numbers, count, 0.0))
+    return np.asarray(np.moveaxis(np.einsum("...cl,cpl->...pc", values, held), -2, 0), dtype=np.float64)
 
 
-def _sharded_s(
-    layouts: Layouts, machines: Machines, links: Links, fitted: Mapping[str, Values | float], *, compute_s: Values
-) -> Values:
-    """What the collectives of sharded parameters add to a step.
+@dataclass(frozen=True)
+class Sent:
+    """What messages of each candidate take; groups are given by their size and by how far neighbours are apart."""
 
-    Every layer is gathered for forward and again for backward, and its gradients are scattered, all per micro-batch. In
-    pipelines stages stay whole, as `transformer_memory` has it: they are gathered and scattered once per step.
-    """
-    size = layouts.replicas / layouts.copies
-    group = group_of(size, layouts.tensor, machines.devices_per_node, layouts.devices)
-    experts = transformer.expert_parameters(layouts)
-    whole = transformer.HALF * (transformer.device_parameters(layouts) - experts)
-    # One message per layer: all their bytes, and the turns of each. Experts are gathered from those that have the same.
-    later = layouts.layers / layouts.pipeline - 1.0
-    once = gather_s(whole, group, links) + later * ring_turn_s(group, links)
-    same = group_of(size / layouts.expert, layouts.tensor * layouts.expert, machines.devices_per_node, layouts.devices)
-    apart = gather_s(transformer.HALF * experts, same, links) + later * ring_turn_s(same, links)
-    once = once + np.where((layouts.experts > 1) & (same.size > 1), apart, 0.0)
-    moved = np.where(layouts.pipeline > 1, 2.0, 3.0) * once
-    exposed = overlapped(compute_s, moved, fitted["overlap"]) - compute_s
-    often = np.where(layouts.pipeline > 1, 1.0, np.maximum(layouts.micro_batches, 1.0))
-    return np.where((layouts.sharded > 0) & (size > 1), often * exposed, 0.0)
+    plan: Plan
+    machines: Machines
+    links: Links
+    message_s: Values | float
+    """Host time of each."""
 
+    def group(self, size: Values, stride: Values) -> Group:
+        """Ranks are `stride` apart."""
+        return group_of(size, stride, self.machines.devices_per_node, self.plan.devices)
 
-def _ring_s(
-    layouts: Layouts, machines: Machines, links: Links, fitted: Mapping[str, Values | float], *, compute_s: Values
-) -> Values:
-    """What sending keys and values round a context group adds to one layer's pass; attention hides a part of it."""
-    group = group_of(layouts.context, layouts.tensor, machines.devices_per_node, layouts.devices)
-    width = 2.0 * layouts.hidden * layouts.kv_heads / layouts.heads / layouts.tensor
-    # Each turn hands on one device's keys and values: all of them but its own arrive.
-    moved = gather_s(transformer.HALF * transformer.tokens(layouts) * width * layouts.context, group, links)
-    exposed = overlapped(compute_s, moved, fitted["overlap"]) - compute_s
-    return np.where(layouts.context > 1, exposed, 0.0)
+    def all_reduce(self, message_bytes: Values, size: Values, stride: Values, *, messages: Values | float) -> Values:
+        """Sums of so many bytes altogether, in so many messages."""
+        once = all_reduce_s(message_bytes / np.maximum(messages, 1.0), self.group(size, stride), self.links)
+        return np.where(size > 1, messages * (once + self.message_s), 0.0)
+
+    def gather(self, message_bytes: Values, size: Values, stride: Values, *, messages: Values | float) -> Values:
+        """All-gathers, or reduce-scatters, of so many bytes altogether."""
+        once = gather_s(message_bytes / np.maximum(messages, 1.0), self.group(size, stride), self.links)
+        return np.where(size > 1, messages * (once + self.message_s), 0.0)
+
+    @property
+    def of_layers(self) -> Links:
+        """The links beside layers' messages."""
+        names = [each.name for each in fields(Links) if each.name != "trees"]
+        deep: dict[str, Any] = {name: _deep(getattr(self.links, name)) for name in names}
+        return replace(self.links, **deep)
 
 
-def _reduced_s(layouts: Layouts, machines: Machines, links: Links, fitted: Mapping[str, Values | float]) -> Values:
-    """All-reduce of a device's gradients, after backward; of a shard's, between the copies of a sharded model.
+def _of_layers(group: Group) -> Group:
+    return Group(**{each.name: _deep(getattr(group, each.name)) for each in fields(Group)})
 
-    Under ZeRO 1 a reduce-scatter, and an all-gather of the updated parameters, which move the same.
-    """
-    sharded = layouts.sharded > 0
-    inside = np.where(sharded, layouts.replicas / layouts.copies, 1.0)
-    size = np.where(sharded, layouts.copies, layouts.replicas)
-    experts = transformer.expert_parameters(layouts)
-    parts = (
-        (transformer.device_parameters(layouts) - experts, size, inside),
-        (experts, np.maximum(size / layouts.expert, 1.0), inside * layouts.expert),
-    )
-    total = np.zeros(())
-    for held, copies, stride in parts:
-        group = group_of(copies, layouts.tensor * stride, machines.devices_per_node, layouts.devices)
-        reduced = fitted["gradient_bytes"] * held / inside
-        owned = 2.0 * gather_s(reduced, group, links)
-        each = np.where(layouts.owners > 0, owned, all_reduce_s(reduced, group, links))
-        total = total + np.where((copies > 1) & (held > 0), each, 0.0)
+
+def _exchanged_s(work: Work, sent: Sent) -> Values:
+    """What each layer's tensor group and its experts exchange in one pass, which nothing hides."""
+    plan, ones = sent.plan, np.ones_like(sent.plan.tensor)
+    total = np.zeros_like(work.count)
+    if (plan.tensor > 1).any():
+        group = _of_layers(sent.group(plan.tensor, ones))
+        once = all_reduce_s(work.exchanged_bytes, group, sent.of_layers) + _deep(sent.message_s)
+        total = np.where((_deep(plan.tensor) > 1) & (work.exchanges > 0), work.exchanges * once, 0.0)
+    if (plan.expert > 1).any():
+        group = _of_layers(sent.group(plan.expert, plan.tensor))
+        routed = 2.0 * all_to_all_s(work.routed_bytes, group, sent.of_layers)
+        total = total + np.where((_deep(plan.expert) > 1) & (work.routed_bytes > 0), routed, 0.0)
     return total
 
 
-def _update_s(layouts: Layouts, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    shards = np.where(layouts.sharded > 0, layouts.replicas / layouts.copies, 1.0)
-    shards = np.where(layouts.owners > 0, layouts.replicas, shards)
-    owned = transformer.parameters_per_shard(layouts, shards)
-    return UPDATE_BYTES * owned / machines.memory_bytes_per_s / fitted["update_share"]
+def _rings_s(work: Work, sent: Sent, compute_s: Values, fitted: Mapping[str, Values | float]) -> Values:
+    """What sending keys and values round a context group adds to a layer's pass; computing hides a part of it."""
+    plan = sent.plan
+    if not (plan.context > 1).any():
+        return np.zeros_like(work.count)
+    # Each turn hands on one device's keys and values: all of them but its own arrive.
+    moved = gather_s(work.ring_bytes, _of_layers(sent.group(plan.context, plan.tensor)), sent.of_layers)
+    exposed = overlapped(compute_s, moved, _deep(fitted["sharded_overlap"])) - compute_s
+    return np.where((_deep(plan.context) > 1) & (work.ring_bytes > 0), exposed, 0.0)
+
+
+def _sharded_s(
+    work: Work,
+    plan: Plan,
+    sent: Sent,
+    machines: Machines,
+    fitted: Mapping[str, Values | float],
+    *,
+    compute_s: Values,
+) -> Values:
+    """What sharing parameters adds to a step: messages that computing hides in part, and copies that nothing hides.
+
+    Every layer is gathered for forward and again for backward, and its gradients are scattered, all per micro-batch
+    (ZeRO 3, Rajbhandari et al. 2020). Where it stays gathered (ZeRO 2 as FSDP has it, and stages of pipelines) it is so
+    once. Pipelines gather and scatter once per step.
+    """
+    size = plan.replicas / plan.copies
+    cut = (plan.sharded > 0) & (size > 1)
+    if not cut.any():
+        return np.zeros_like(size)
+    experts = fullest(work.expert_parameters, work, plan)
+    whole = work.gathered_bytes * (fullest(work.parameters, work, plan) - experts)
+    messages = fullest(np.where(work.parameters > 0, 1.0, 0.0), work, plan)
+    once = sent.gather(whole, size, plan.data_stride, messages=messages)
+    same, apart = size / plan.expert, plan.data_stride * plan.expert
+    once = once + np.where(experts > 0, sent.gather(work.gathered_bytes * experts, same, apart, messages=messages), 0.0)
+    times = np.where((plan.stays_gathered > 0) | (plan.pipeline > 1), 2.0, 3.0)
+    # HSDP's copies reduce each layer's shard at once where gradients are reduced in buckets.
+    between = sent.all_reduce(
+        work.gradient_bytes * fullest(work.parameters, work, plan) / size,
+        plan.copies,
+        plan.data_stride * size,
+        messages=messages,
+    )
+    moved = times * once + np.where(plan.bucket_bytes > 0, between, 0.0)
+    exposed = overlapped(compute_s, moved, fitted["sharded_overlap"]) - compute_s
+    layers = np.where(work.parameters > 0, _deep(work.gathered_bytes) * work.parameters, 0.0)
+    besides = times * fullest(_copied_s(layers, machines, sent, fitted), work, plan)
+    often = np.where(plan.pipeline > 1, 1.0, np.maximum(plan.micro_batches, 1.0))
+    return np.where(cut, often * (exposed + besides), 0.0)
+
+
+def _copied_s(layers_bytes: Values, machines: Machines, sent: Sent, fitted: Mapping[str, Values | float]) -> Values:
+    """What sharing layers of these sizes takes besides each message, of which each layer has so many.
+
+    By the calibration, in which each layer is gathered twice and scattered once. Without it only copies are known.
+    """
+    measured = machines.sharding
+    if measured is None:
+        return _deep(fitted["shard_copies"]) * layers_bytes / _deep(machines.memory_bytes_per_s)
+    ranks = np.array([[float(measured.ranks)]])
+    there = Group(size=ranks, within=ranks, rings=np.ones_like(ranks))
+    messages = SHARDING_MESSAGES * gather_s(layers_bytes, there, _unscaled(sent, machines).of_layers)
+    besides = np.where(layers_bytes > 0, np.maximum(measured.layers_s(layers_bytes) - messages, 0.0), 0.0)
+    return _deep(fitted["sharding_scale"]) / SHARDING_MESSAGES * besides
+
+
+def _unscaled(sent: Sent, machines: Machines) -> Sent:
+    """The calibrated links."""
+    return replace(sent, links=links_of(machines, {"link_scale": 1.0}))
+
+
+def _reduced_s(
+    work: Work, plan: Plan, sent: Sent, fitted: Mapping[str, Values | float], *, backward_s: Values
+) -> Values:
+    """What reducing gradients adds: after backward, or in buckets of which it hides a part; of shards between copies.
+
+    Under ZeRO 1 a reduce-scatter, and an all-gather of the updated parameters, which move the same. Torch's all-reduces
+    in buckets, and the owners send what they updated one after the other.
+    """
+    sharded, bucketed, owned = (each > 0 for each in (plan.sharded, plan.bucket_bytes, plan.owners))
+    inside = np.where(sharded, plan.replicas / plan.copies, 1.0)
+    size = np.where(sharded, plan.copies, plan.replicas)
+    if not (size > 1).any():
+        return np.zeros_like(size)
+    held, experts = fullest(work.parameters, work, plan), fullest(work.expert_parameters, work, plan)
+    parts = (
+        (held - experts, size, inside),
+        (experts, np.maximum(size / plan.expert, 1.0), inside * plan.expert),
+    )
+    after, buckets = np.zeros_like(size), np.zeros_like(size)
+    for parameters, copies, apart in parts:
+        stride = plan.data_stride * apart
+        sent_bytes = fitted["gradient_scale"] * work.gradient_bytes * parameters / inside
+        rest = np.maximum(0.0, sent_bytes - FIRST_BUCKET_BYTES)
+        messages = np.where(bucketed, 1.0 + np.ceil(rest / np.maximum(plan.bucket_bytes, 1.0)), 1.0)
+        reduced = sent.all_reduce(sent_bytes, copies, stride, messages=messages)
+        scattered = 2.0 * sent.gather(sent_bytes, copies, stride, messages=1.0)
+        updated = sent.gather(work.gathered_bytes * parameters, copies, stride, messages=copies)
+        there = (parameters > 0) & (copies > 1)
+        buckets = buckets + np.where(there & bucketed & ~sharded, reduced, 0.0)
+        alone = np.where(owned, scattered, reduced)
+        after = after + np.where(there & ~bucketed, alone, np.where(there & bucketed & owned, updated, 0.0))
+    hidden = overlapped(backward_s, buckets, fitted["overlap"]) - backward_s
+    return after + np.where(bucketed, hidden, 0.0)
+
+
+def _updated_s(work: Work, plan: Plan, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """The optimizer's update of what a device owns."""
+    shards = np.where(plan.sharded > 0, plan.replicas / plan.copies, 1.0)
+    shards = np.where(plan.owners > 0, plan.replicas, shards)
+    experts = fullest(work.expert_parameters, work, plan)
+    owned = (fullest(work.parameters, work, plan) - experts) / shards + experts / np.maximum(shards / plan.expert, 1.0)
+    return updated_s(work, machines, fitted, parameters=owned, tensors=fullest(work.tensors, work, plan))
+
+
+def updated_s(
+    work: Work,
+    machines: Machines,
+    fitted: Mapping[str, Values | float],
+    *,
+    parameters: Values | float,
+    tensors: Values | float,
+) -> Values:
+    """An update of so many parameters in so many tensors; a GPU's launches are hidden behind one another."""
+    moved = work.update_bytes * parameters / machines.memory_bytes_per_s
+    launches = tensors * work.update_operations * machines.launch_s
+    once = moved + launches if machines.host_computes else np.maximum(moved, machines.launch_s)
+    result: Values = fitted["update_scale"] * once
+    return result
 
 
 def _pipelined_s(
-    layouts: Layouts, machines: Machines, links: Links, *, parts: tuple[Values, Values, Values, Values]
+    work: Work,
+    plan: Plan,
+    sent: Sent,
+    passes: tuple[Values, Values],
+    busy: Values,
+    fitted: Mapping[str, Values | float],
 ) -> Values:
-    """All micro-batches through all stages under 1F1B, the last of which has the logits too.
+    """All micro-batches through all stages, `passes` being each layer's forward and backward of one of them.
 
-    Interleaving v stages per device leaves a v-th of the bubble and v times the messages (Narayanan et al. 2021, §2.2).
+    Schedules are replayed, or idle by their formula. Interleaving v equal stages per device leaves a v-th of the bubble
+    and v times the messages (Narayanan et al. 2021, §2.2).
     """
-    forward, backward, logits, handover = np.broadcast_arrays(*parts)
-    total = np.array(np.maximum(layouts.micro_batches, 1.0) * (forward + backward + logits))
-    stages, count = layouts.pipeline.astype(int), np.round(np.maximum(layouts.micro_batches, 1.0)).astype(int)
-    neighbours = layouts.tensor * layouts.replicas
-    crosses = chain_crossing(layouts.pipeline, neighbours, machines.devices_per_node)
-    rings: Values = np.minimum(machines.devices_per_node, neighbours)
-    sent = send_s(transformer.boundary_bytes(layouts), crosses, links, rings=rings)
-    send = np.broadcast_to(sent, total.shape)
-    for p, m in sorted(set(zip(stages.tolist(), count.tolist(), strict=True))):
-        rows = (stages == p) & (count == m)
-        if p == 1:
-            continue
-        f, b, last = (
-            forward[..., rows] + handover[..., rows],
-            backward[..., rows] + handover[..., rows],
-            logits[..., rows],
-        )
-        forwards = [f] * (p - 1) + [f + last / 3.0]
-        backwards = [b] * (p - 1) + [b + 2.0 * last / 3.0]
-        total[..., rows] = pipeline_s("1f1b", m, forwards, backwards, send_s=send[..., rows])
-    return _interleaved_s(layouts, total, parts=(forward, backward, logits, handover), send_s=send)
-
-
-def _interleaved_s(
-    layouts: Layouts, total: Values, *, parts: tuple[Values, Values, Values, Values], send_s: Values
-) -> Values:
-    """The same where devices have several stages."""
-    if (layouts.chunks <= 1).all():
+    total, handover = np.array(busy), np.broadcast_to(fitted["handover_s"], busy.shape)
+    if not (plan.pipeline > 1).any():
         return total
-    forward, backward, logits, handover = parts
-    count, others = np.maximum(layouts.micro_batches, 1.0), layouts.pipeline - 1.0
-    bubble = others * (forward + backward + 2.0 * send_s) / layouts.chunks
-    messages = 2.0 * layouts.chunks * count * handover
-    interleaved = count * (forward + backward + logits) + bubble + messages
-    result: Values = np.where((layouts.chunks > 1) & (layouts.pipeline > 1), interleaved, total)
-    return result
+    crosses = chain_crossing(plan.pipeline, plan.stage_stride, sent.machines.devices_per_node)
+    rings = np.minimum(sent.machines.devices_per_node, plan.stage_stride)
+    hops = np.broadcast_to(send_s(work.boundary_bytes, crosses, sent.links, rings=rings), busy.shape)
+    for rows, size, count, chunks in _alike(work, plan):
+        evenly = (work.stage[rows] == EVENLY).any()
+        stages = size if evenly else size * chunks
+        forward, backward = (
+            list(_parts(each[..., rows, :], work, rows, work.stage[rows], stages) + handover[..., rows])
+            for each in passes
+        )
+        hop, kind = hops[..., rows], "gpipe" if plan.gpipe[rows][0] else "1f1b"
+        if plan.bubble[rows][0] >= 0:
+            device = work.device[rows]
+            longest = _parts((passes[0] + passes[1])[..., rows, :], work, rows, device, size).max(axis=0)
+            longest = longest + 2.0 * chunks * handover[..., rows]
+            total[..., rows] = count * longest / (1.0 - plan.bubble[rows])
+        elif chunks == 1:
+            total[..., rows] = pipeline_s(kind, count, forward, backward, send_s=hop)  # type: ignore[arg-type]
+        elif evenly:
+            first = forward[0] + backward[0] - 2.0 * handover[..., rows]
+            idle = (size - 1.0) * (first + 2.0 * hop) / chunks
+            total[..., rows] = busy[..., rows] + idle + 2.0 * chunks * count * handover[..., rows]
+        else:
+            total[..., rows] = replayed_interleaved(size, count, forward, backward, send_s=hop)
+    return total
+
+
+def _alike(work: Work, plan: Plan) -> Iterator[tuple[NDArray[np.bool_], int, int, int]]:
+    """Rows whose pipelines have equally many devices, micro-batches, and stages per device, and one schedule."""
+    micro = np.round(np.maximum(plan.micro_batches, 1.0))
+    evenly = (work.stage == EVENLY).any(axis=1)
+    keys = np.stack([plan.pipeline, micro, plan.chunks, plan.gpipe, plan.bubble, evenly])
+    for key in np.unique(keys[:, plan.pipeline > 1], axis=1).T:
+        yield (keys == key[:, None]).all(axis=0), int(key[0]), int(key[1]), int(key[2])

@@ -1,16 +1,34 @@
-"""The phases of a step under each strategy of the suite: how it divides the work, what it sends. Loads no torch."""
+"""What a run of the suite does and how it is laid over devices, as the step model takes it. Loads no torch.
+
+Strategies whose devices do unlike things have terms of their own: naive splits, servers, threads of one process. What
+cannot be predicted is refused with the reason.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from analysis.advisor.links import Group, Links, all_reduce_s, chain_crossing, gather_s, group_of, send_s
-from analysis.advisor.schedules import pipeline_s, replayed_interleaved
-from analysis.advisor.step import overlapped
+from analysis.advisor.layouts import Plan
+from analysis.advisor.links import chain_crossing, send_s
+from analysis.advisor.machine import machine_of_job
+from analysis.advisor.step import (
+    BACKWARD,
+    EVENLY,
+    Phases,
+    Work,
+    backward_s,
+    completed,
+    forward_s,
+    links_of,
+    step_phases,
+    updated_s,
+)
 from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.context import FsdpCp
@@ -23,141 +41,208 @@ from parallelbench.strategies.single import Single
 from parallelbench.strategies.tensor import DpTp, TensorParallel, divides_sequence, divides_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-    from analysis.advisor.layouts import Values
-    from analysis.advisor.step import Phases, SuiteJob
+    from analysis.advisor.machine import MachineFigures, Machines
+    from analysis.advisor.step import Values
     from parallelbench.config.run import RunConfig
+    from parallelbench.measure.counting import LayerCount
 
 
-FIRST_BUCKET_BYTES = 2.0**20
-"""DDP's first bucket, so that sending begins early (torch's default)."""
+READ_AND_WRITTEN = 3.0
+"""Bytes that elementwise work moves ÷ the bytes that it writes: it reads about two values for each."""
 
 
-def suite_phases(job: SuiteJob) -> Phases:
-    """Predicted phases of a run's step; raises `ConfigError` where no formula knows the strategy or the optimizer."""
+@dataclass(frozen=True, kw_only=True)
+class SuiteJob:
+    """One run, what its layers have to do, and where; raises `ConfigError` where no formula knows it."""
+
+    run: RunConfig
+    layers: Sequence[LayerCount]
+    figures: MachineFigures
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a parameter or a gradient."""
+        return 8 if self.run.precision == "fp64" else 4
+
+    @property
+    def activation_share(self) -> float:
+        """Bytes of an activation ÷ of one in fp32."""
+        return {"fp64": 2.0, "bf16": 0.5, "fp16": 0.5}.get(self.run.precision, 1.0)
+
+    @cached_property
+    def columns(self) -> Mapping[str, Values]:
+        """The layers' counts as arrays."""
+        names = [name for name in self.layers[0].__struct_fields__ if name != "name"]
+        return {name: np.array([getattr(each, name) for each in self.layers], dtype=np.float64) for name in names}
+
+    @property
+    def model_flop(self) -> float:
+        """Forward, of a step, of all devices."""
+        names = ("product_flop", "convolution_flop", "grouped_flop")
+        return self.run.global_batch_size * sum(float(self.columns[name].sum()) for name in names)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How the work is laid over devices; of strategies with terms of their own what each device computes alone."""
+        return _plan(self.run)
+
+    @cached_property
+    def machines(self) -> Machines:
+        """What the machine can do while the job runs."""
+        return machine_of_job(self.figures, self.run)
+
+    @cached_property
+    def work(self) -> Work:
+        """What a device does for one micro-batch."""
+        return _work(self)
+
+
+def suite_phases(job: SuiteJob, scales: Mapping[str, Values | float]) -> Phases[Values]:
+    """Predicted phases of a run's step, as one candidate; raises `ConfigError` where no formula knows it."""
     check_formula(job.run)
-    for kind, phases in _PHASES:
+    fitted = completed(scales)
+    for kind, phases in _APART:
         if isinstance(job.run.strategy, kind):
-            return phases(job)
-    raise ConfigError(f"no formula knows strategy={job.run.strategy.name}")
+            return phases(job, fitted)
+    return step_phases(job.work, job.plan, job.machines, fitted)
 
 
-def _busy(job: SuiteJob) -> int:
-    return max(1, job.run.devices // job.run.nodes)
+def _plan(run: RunConfig) -> Plan:
+    strategy = run.strategy
+    data, batch = _replicas(run), run.global_batch_size
+    said: dict[str, float] = {"data": data, "global_batch": batch, "micro_batch": batch / data}
+    if isinstance(strategy, AccumulatingDdp):
+        said |= {"bucket_bytes": strategy.bucket_mib * 2.0**20, "owners": float(isinstance(strategy, Zero1))}
+    elif isinstance(strategy, ShardedStrategy):
+        copies = run.devices // strategy.ranks_per_copy(run)
+        # HSDP reduces each layer's shard between the copies while backward goes on.
+        said |= {"sharded": 1.0, "copies": copies, "bucket_bytes": 1.0}
+        said["stays_gathered"] = float(not strategy.reshard_after_forward)
+    elif isinstance(strategy, TensorParallel):
+        said["tensor"] = run.devices
+    elif isinstance(strategy, DpTp):
+        said |= {"tensor": strategy.tensor, "sharded": 1.0, "stays_gathered": float(not strategy.reshard_after_forward)}
+    elif isinstance(strategy, PipelineStrategy):
+        pipeline, inner = strategy.pipeline(run), strategy.mesh(run).inner
+        replays = pipeline.schedule in ("gpipe", "1f1b") or (
+            pipeline.schedule == "interleaved_1f1b" and pipeline.micro_batches % pipeline.devices == 0
+        )
+        said |= {
+            "tensor": inner.get("tensor", 1),
+            "pipeline": pipeline.devices,
+            "chunks": pipeline.stages_per_rank,
+            "micro_batch": batch / data / strategy.micro_batches,
+            "gpipe": float(pipeline.schedule == "gpipe"),
+            "bubble": -1.0 if replays else pipeline.bubble(),
+            "stages_inside": 1.0,
+        }
+    return Plan(**{name: np.array([float(said.get(name, usual))]) for name, usual in _USUAL.items()})
 
 
-def _whole_pass(job: SuiteJob, samples: float, *, tensor: int = 1) -> tuple[float, float]:
-    """Forward and backward of all layers on each of the busy devices."""
-    crowding = job.crowding(_busy(job))
-    forward = job.forward_s(samples, tensor=tensor)
-    return crowding * float(forward.sum()), crowding * float(job.backward_s(forward).sum())
+_USUAL = {
+    **dict.fromkeys(
+        ("tensor", "pipeline", "data", "context", "expert", "chunks", "copies", "global_batch", "micro_batch"), 1.0
+    ),
+    **dict.fromkeys(("sharded", "owners", "stays_gathered", "bucket_bytes", "gpipe", "stages_inside"), 0.0),
+    "bubble": -1.0,
+}
+"""Of one device."""
 
 
-def _update(job: SuiteJob, *, shards: float = 1.0) -> float:
-    return job.update_s(job.parameters / shards, float(job.columns["tensors"].sum()))
+def _replicas(run: RunConfig) -> int:
+    """Devices among which samples are shared out."""
+    strategy = run.strategy
+    if isinstance(strategy, PipelineStrategy):
+        return strategy.mesh(run).data
+    if isinstance(strategy, DpTp):
+        return strategy.data_parallel_degree(run)
+    if isinstance(strategy, ParameterServer):
+        return run.devices - strategy.servers
+    return run.devices if isinstance(strategy, AccumulatingDdp | ShardedStrategy | DataParallel) else 1
 
 
-def _single(job: SuiteJob) -> Phases:
-    samples = float(job.run.global_batch_size)
-    forward, backward = _whole_pass(job, samples)
-    return job.phases(compute_s=forward + backward, optimizer_s=_update(job), data_s=job.data_s(samples))
+def _work(job: SuiteJob) -> Work:
+    run, plan, counts = job.run, job.plan, job.columns
+    tensor, samples = float(plan.tensor[0]), float(plan.micro_batch[0])
+    gone, zero = 1.0 - 1.0 / tensor, np.zeros((1, len(job.layers)))
 
+    def layers(values: Values) -> Values:
+        return np.asarray(values, dtype=np.float64)[None, :]
 
-def _ddp(job: SuiteJob) -> Phases:
-    """Buckets are all-reduced while backward goes on; under ZeRO 1 their owners then send what they updated."""
-    run, send = job.run, Collectives(job)
-    assert isinstance(run.strategy, AccumulatingDdp)
-    samples = run.global_batch_size / run.devices
-    forward, backward = _whole_pass(job, samples)
-    rounded = getattr(run.strategy, "compression", "none") != "none"
-    gradients = job.parameters * (2.0 if rounded else job.value_bytes)
-    rest = max(0.0, gradients - FIRST_BUCKET_BYTES)
-    buckets = 1 + math.ceil(rest / (run.strategy.bucket_mib * 2.0**20))
-    reduced = send.all_reduce(gradients, run.devices, messages=buckets)
-    exposed = exposed_s(backward, reduced, job.scales["overlap"])
-    owned = isinstance(run.strategy, Zero1)
-    sent = send.gather(job.parameters * job.value_bytes, run.devices, messages=run.devices) if owned else 0.0
-    return job.phases(
-        compute_s=forward + backward,
-        communication_s=exposed + sent,
-        optimizer_s=_update(job, shards=run.devices if owned else 1),
-        data_s=job.data_s(samples),
+    backward = np.full(len(job.layers), BACKWARD)
+    backward[0] = 1.0  # the first layer's input needs no gradient
+    exchanged = samples * job.activation_share * counts["exchanged_bytes"]
+    stages, devices = _stages(job)
+    boundary = counts["boundary_bytes"][:-1].max(initial=0.0)
+    states = run.optimizer.states_per_parameter() or 0
+    compressed = getattr(run.strategy, "compression", "none") != "none"
+    gathered = 2.0 if getattr(run.strategy, "gather", None) == "bf16" else float(job.value_bytes)
+    # A batch is taken from memory: one byte read and one number written and read per value.
+    values = float(np.prod(run.data.shape)) * run.global_batch_size
+    batch = values if isinstance(run.strategy, DataParallel) else values / plan.data[0]
+    columns = {
+        "product_flop": samples * (counts["product_flop"] - gone * counts["shardable_flop"]),
+        "convolution_flop": samples * counts["convolution_flop"],
+        "grouped_flop": samples * counts["grouped_flop"],
+        "traffic_bytes": READ_AND_WRITTEN * job.activation_share * samples * counts["output_bytes"],
+        "parameters": counts["parameters"] - gone * counts["shardable_parameters"],
+        # Outputs of row layers forward, inputs of column layers backward: half of what is exchanged each way.
+        "exchanged_bytes": 0.5 * exchanged,
+        "exchanges": np.where(exchanged > 0, 1.0, 0.0),
+        "operations": counts["operations"],
+        "tensors": counts["tensors"],
+        "backward": backward,
+        "repeats": _repeated(job),
+        "count": np.ones(len(job.layers)),
+        "stage": stages,
+        "device": devices,
+    }
+    others = {
+        "eager": 0.0,
+        "boundary_bytes": samples * job.activation_share * boundary,
+        "gathered_bytes": gathered,
+        "gradient_bytes": 2.0 if compressed else float(job.value_bytes),
+        # Gradient, parameter and states are read, the latter two written.
+        "update_bytes": job.value_bytes * (3.0 + 2.0 * states),
+        "update_operations": 3.0 + 4.0 * states,
+        "input_bytes": batch * (1.0 + 2.0 * job.value_bytes),
+    }
+    rest: dict[str, Any] = dict.fromkeys(
+        (
+            *("flop_by_column", "flop_by_row", "attention_flop", "odd_flop", "logits", "tensor_operations"),
+            *("softmax_operations", "expert_parameters", "routed_bytes", "ring_bytes", "eight_bit"),
+        ),
+        zero,
     )
+    known: dict[str, Any] = {name: layers(value) for name, value in columns.items()}
+    known |= {name: np.array([value]) for name, value in others.items()}
+    return Work(**rest, **known)
 
 
-def _gathered(job: SuiteJob, whole_bytes: float, *, size: int, stride: int, keeps: bool) -> tuple[float, float]:
-    """FSDP's collectives of a step, which computation may hide, and what each layer takes besides, which none hides.
-
-    Parameters are gathered once or twice, gradients scattered.
-    """
-    times, layers = 2.0 if keeps else 3.0, job.columns["parameters"]
-    held = layers[layers > 0] * whole_bytes / job.parameters
-    send = Collectives(job)
-    moved = times * send.gather(whole_bytes, size, stride=stride, messages=float(len(held)))
-    return moved, send.sharding_s(held, times=times)
-
-
-def _fsdp(job: SuiteJob) -> Phases:
-    run = job.run
-    assert isinstance(run.strategy, ShardedStrategy)
-    samples, shards = run.global_batch_size / run.devices, run.strategy.ranks_per_copy(run)
-    forward, backward = _whole_pass(job, samples)
-    size_bytes = 2.0 if run.strategy.gather == "bf16" else float(job.value_bytes)
-    keeps = not run.strategy.reshard_after_forward
-    moved, besides = _gathered(job, job.parameters * size_bytes, size=shards, stride=1, keeps=keeps)
-    if shards < run.devices:
-        messages = float((job.columns["parameters"] > 0).sum())
-        copies = run.devices // shards
-        part = job.parameters * job.value_bytes / shards
-        moved += Collectives(job).all_reduce(part, copies, stride=shards, messages=messages)
-    compute = forward + backward
-    exposed = exposed_s(compute, moved, job.scales["sharded_overlap"]) + besides
-    update = _update(job, shards=shards)
-    return job.phases(compute_s=compute, communication_s=exposed, optimizer_s=update, data_s=job.data_s(samples))
+def _repeated(job: SuiteJob) -> Values:
+    """Shares of each layer's forward pass that backward repeats; of attention its products outside of the plan."""
+    counts, chosen = job.columns, job.run.activation_recomputation
+    shares = np.zeros(len(job.layers))
+    if chosen == "full":
+        shares[:-1] = 1.0
+    elif chosen == "selective":
+        block = job.run.model.attention.partition(".")[0]
+        attends = np.array([fnmatchcase(layer.name, block) for layer in job.layers])
+        inner = counts["product_flop"] - counts["shardable_flop"]
+        shares = np.where(attends, inner / np.maximum(counts["product_flop"], 1.0), 0.0)
+    return shares
 
 
-def _summed(job: SuiteJob, samples: float, tensor: int) -> float:
-    """All-reduces of a tensor group, which nothing hides: one per layer that exchanges values, each way."""
-    exchanged = job.columns["exchanged_bytes"]
-    messages = 2.0 * float((exchanged > 0).sum())
-    total = samples * job.activation_share * float(exchanged.sum())
-    return Collectives(job).all_reduce(total, tensor, messages=messages)
-
-
-def _held(job: SuiteJob, tensor: int) -> float:
-    """Parameters on each device of a tensor group."""
-    shardable = float(job.columns["shardable_parameters"].sum())
-    return job.parameters - shardable * (1.0 - 1.0 / tensor)
-
-
-def _tensor(job: SuiteJob) -> Phases:
-    samples, tensor = float(job.run.global_batch_size), job.run.devices
-    forward, backward = _whole_pass(job, samples, tensor=tensor)
-    return job.phases(
-        compute_s=forward + backward,
-        communication_s=_summed(job, samples, tensor),
-        optimizer_s=job.update_s(_held(job, tensor), float(job.columns["tensors"].sum())),
-        data_s=job.data_s(samples),
-    )
-
-
-def _dp_tp(job: SuiteJob) -> Phases:
-    run = job.run
-    assert isinstance(run.strategy, DpTp)
-    tensor, copies = run.strategy.tensor, run.strategy.data_parallel_degree(run)
-    samples, held = run.global_batch_size / copies, _held(job, tensor)
-    forward, backward = _whole_pass(job, samples, tensor=tensor)
-    keeps = not run.strategy.reshard_after_forward
-    moved, besides = _gathered(job, held * job.value_bytes, size=copies, stride=tensor, keeps=keeps)
-    compute = forward + backward
-    exposed = exposed_s(compute, moved, job.scales["sharded_overlap"]) + besides
-    return job.phases(
-        compute_s=compute,
-        communication_s=exposed + _summed(job, samples, tensor),
-        optimizer_s=job.update_s(held / copies, float(job.columns["tensors"].sum())),
-        data_s=job.data_s(samples),
-    )
+def _stages(job: SuiteJob) -> tuple[Values, Values]:
+    """The stage of each layer, and its device."""
+    if not isinstance(job.run.strategy, PipelineStrategy):
+        alone = np.full(len(job.layers), EVENLY)
+        return alone, alone
+    pipeline = job.run.strategy.pipeline(job.run)
+    stages = np.array(stages_of(job, pipeline.stages))
+    return stages.astype(np.float64), np.array(pipeline.stage_devices(), dtype=np.float64)[stages]
 
 
 def stages_of(job: SuiteJob, parts: int) -> list[int]:
@@ -170,235 +255,124 @@ def stages_of(job: SuiteJob, parts: int) -> list[int]:
     return balance(costs.tolist(), parts)
 
 
-def _pipeline(job: SuiteJob) -> Phases:
-    run = job.run
-    assert isinstance(run.strategy, PipelineStrategy)
-    strategy, mesh = run.strategy, run.strategy.mesh(run)
-    pipeline, tensor = strategy.pipeline(run), mesh.inner.get("tensor", 1)
-    samples = run.global_batch_size / mesh.data / strategy.micro_batches
-    stages = np.array(stages_of(job, pipeline.stages))
-    of_stage, send = np.array(pipeline.stage_devices())[stages], Collectives(job)
-    crowding, forward = job.crowding(_busy(job)), job.forward_s(samples, tensor=tensor)
-    exchanged = _summed(job, samples, tensor) * job.columns["exchanged_bytes"]
-    exchanged = exchanged / max(float(job.columns["exchanged_bytes"].sum()), 1.0)
-    parts = (
-        crowding * _by_part(forward, stages) + 0.5 * _by_part(exchanged, stages),
-        crowding * _by_part(job.backward_s(forward), stages) + 0.5 * _by_part(exchanged, stages),
-    )
-    boundary = samples * job.activation_share * float(job.columns["boundary_bytes"][:-1].max())
-    total = _replayed(job, parts, send_s=send.hop(boundary, pipeline.devices, stride=tensor))
-    busiest = strategy.micro_batches * float(_by_part((parts[0] + parts[1]), np.array(pipeline.stage_devices())).max())
-    summed = strategy.micro_batches * float(_by_part(exchanged, of_stage).max())
-    held = _by_part(job.columns["parameters"], of_stage).max() * _held(job, tensor) / job.parameters
-    reduced = send.all_reduce(held * job.value_bytes, mesh.data, stride=mesh.inner_size)
-    return job.phases(
-        compute_s=busiest - summed,
-        communication_s=summed + reduced,
-        bubble_s=max(0.0, total - busiest),
-        optimizer_s=job.update_s(held, float(_by_part(job.columns["tensors"], of_stage).max())),
-        data_s=job.data_s(run.global_batch_size / mesh.data),
-    )
-
-
-def _by_part(values: Values, parts: Values) -> Values:
-    """Sums of the values of each part."""
-    return np.asarray(np.bincount(parts, weights=values), dtype=np.float64)
-
-
-def _replayed(job: SuiteJob, parts: tuple[Values, Values], *, send_s: float) -> float:
-    """From the first action of a pipeline to its last; schedules that nothing replays, by their formula."""
-    strategy = job.run.strategy
-    assert isinstance(strategy, PipelineStrategy)
-    pipeline, handover = strategy.pipeline(job.run), job.scales["handover_s"]
-    forward, backward = ([scalar(each + handover) for each in values] for values in parts)
-    sends = scalar(send_s)
-    if pipeline.schedule in ("gpipe", "1f1b"):
-        return float(pipeline_s(pipeline.schedule, pipeline.micro_batches, forward, backward, send_s=sends))
-    if pipeline.schedule == "interleaved_1f1b" and pipeline.micro_batches % pipeline.devices == 0:
-        sizes = (pipeline.devices, pipeline.micro_batches)
-        return float(replayed_interleaved(*sizes, forward, backward, send_s=sends))
-    work = np.array(forward) + np.array(backward)
-    busiest = float(_by_part(work, np.array(pipeline.stage_devices())).max())
-    return pipeline.micro_batches * busiest / (1.0 - pipeline.bubble())
-
-
-def _layer_split(job: SuiteJob) -> Phases:
+def _layer_split(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Values]:
     """One device works at a time, so none is crowded; at each cut values go on, and their gradients back."""
-    run, samples = job.run, float(job.run.global_batch_size)
-    parts = np.array(stages_of(job, run.devices))
-    forward = job.forward_s(samples)
-    work = job.crowding(1) * (forward + job.backward_s(forward))
+    parts = np.array(stages_of(job, job.run.devices))
+    alone = msgspec.structs.replace(job.run, devices=1, nodes=1)
+    forward = forward_s(job.work, machine_of_job(job.figures, alone), fitted)
+    work = forward + backward_s(job.work, forward, job.machines, fitted)
     cuts = np.flatnonzero(parts[1:] != parts[:-1])
-    boundary = samples * job.activation_share * job.columns["boundary_bytes"][cuts]
-    sent = 2.0 * sum(Collectives(job).hop(float(each), run.devices) + job.scales["handover_s"] for each in boundary)
-    busiest = float(_by_part(work, parts).max())
-    held = float(_by_part(job.columns["parameters"], parts).max())
-    return job.phases(
+    boundary = job.run.global_batch_size * job.activation_share * job.columns["boundary_bytes"][cuts]
+    sent = 2.0 * sum((_hop_s(job, float(each), fitted) + fitted["handover_s"] for each in boundary), start=np.zeros(()))
+    members = parts[None, :] == np.arange(job.run.devices)[:, None]
+    busiest = np.einsum("...l,pl->...p", work, members).max(axis=-1)
+    held, tensors = ((members @ job.columns[name]).max() for name in ("parameters", "tensors"))
+    return _phases(
+        job,
+        fitted,
         compute_s=busiest,
-        bubble_s=float(work.sum()) - busiest,
+        bubble_s=work.sum(axis=-1) - busiest,
         communication_s=sent,
-        optimizer_s=job.update_s(held, float(_by_part(job.columns["tensors"], parts).max())),
-        data_s=job.data_s(samples),
+        optimizer_s=updated_s(job.work, job.machines, fitted, parameters=held, tensors=tensors),
     )
 
 
-def _servers(job: SuiteJob) -> Phases:
+def _servers(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Values]:
     """Workers push and fetch all parameters; each server takes every worker's messages one after the other."""
-    run = job.run
-    assert isinstance(run.strategy, ParameterServer)
-    strategy = run.strategy
-    workers = run.devices - strategy.servers
-    samples, whole = run.global_batch_size / workers, float(job.parameters * job.value_bytes)
-    forward, backward = _whole_pass(job, samples)
-    compute = (forward + backward) * strategy.slow_worker_factor
+    strategy = job.run.strategy
+    assert isinstance(strategy, ParameterServer)
+    workers, whole = job.run.devices - strategy.servers, float(job.columns["parameters"].sum() * job.value_bytes)
+    compute = _whole_pass(job, fitted) * strategy.slow_worker_factor
     often = 1.0 if strategy.mode == "sync" else 0.5 * (1.0 / strategy.n_push + 1.0 / strategy.n_fetch)
-    send = Collectives(job)
     part = whole / strategy.servers
-    copied = job.scales["server_copies"] * part / job.figures.memory_bytes_per_s.value
-    each_way = send.exchange(part, workers, strategy.servers) + job.scales["message_s"]
+    copied = fitted["server_copies"] * part / job.machines.memory_bytes_per_s
+    each_way = _exchange_s(job, part, workers, strategy.servers, fitted) + fitted["message_s"]
     served = workers * (2.0 * each_way + copied) * often
-    update = job.update_s(job.parameters / strategy.servers, float(job.columns["tensors"].sum()))
+    counts = job.columns
+    update = updated_s(
+        job.work,
+        job.machines,
+        fitted,
+        parameters=counts["parameters"].sum() / strategy.servers,
+        tensors=counts["tensors"].sum(),
+    )
     if strategy.mode == "async":
         # Servers work while workers compute: the slower of the two decides.
         busy_s = served + workers * update * often
         alone_s = compute + (2.0 * each_way + copied + update) * often
-        return job.phases(compute_s=compute, communication_s=max(busy_s, alone_s) - compute, data_s=job.data_s(samples))
-    return job.phases(compute_s=compute, communication_s=served, optimizer_s=update, data_s=job.data_s(samples))
+        return _phases(job, fitted, compute_s=compute, communication_s=np.maximum(busy_s, alone_s) - compute)
+    return _phases(job, fitted, compute_s=compute, communication_s=served, optimizer_s=update)
 
 
-def _one_process(job: SuiteJob) -> Phases:
+def _one_process(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Values]:
     """`nn.DataParallel`: one thread per GPU, whose launches share one interpreter; all goes through the first GPU."""
-    run, send = job.run, Collectives(job)
-    samples = run.global_batch_size / run.devices
-    forward, backward = _whole_pass(job, samples)
-    launches = 3.0 * job.figures.launch_s.value * job.scales["launch_scale"] * float(job.columns["operations"].sum())
-    compute = max(forward + backward, run.devices * launches)
-    whole = float(job.parameters * job.value_bytes)
-    sent = (
-        2.0
-        * (run.devices - 1)
-        * (send.hop(whole, run.devices) + job.scales["message_s"] * float(job.columns["tensors"].sum()))
-    )
-    return job.phases(
-        compute_s=compute,
+    devices, counts = job.run.devices, job.columns
+    launches = 3.0 * job.machines.launch_s * fitted["launch_scale"] * counts["operations"].sum()
+    whole = float(counts["parameters"].sum() * job.value_bytes)
+    tensors = counts["tensors"].sum()
+    sent = 2.0 * (devices - 1) * (_hop_s(job, whole, fitted) + fitted["message_s"] * tensors)
+    return _phases(
+        job,
+        fitted,
+        compute_s=np.maximum(_whole_pass(job, fitted), devices * launches),
         communication_s=sent,
-        optimizer_s=_update(job),
-        data_s=job.data_s(float(run.global_batch_size)),
+        optimizer_s=updated_s(job.work, job.machines, fitted, parameters=counts["parameters"].sum(), tensors=tensors),
     )
 
 
-_PHASES: tuple[tuple[type, Callable[[SuiteJob], Phases]], ...] = (
-    (Single, _single),
-    (AccumulatingDdp, _ddp),
-    (ShardedStrategy, _fsdp),
-    (TensorParallel, _tensor),
-    (DpTp, _dp_tp),
-    (PipelineStrategy, _pipeline),
+_APART: tuple[tuple[type, Callable[[SuiteJob, Mapping[str, Values | float]], Phases[Values]]], ...] = (
     (ModelParallel, _layer_split),
     (ParameterServer, _servers),
     (DataParallel, _one_process),
 )
-"""Which formula a strategy has, the first that fits."""
+"""Which strategies have terms of their own."""
+_KNOWN = (Single, AccumulatingDdp, ShardedStrategy, TensorParallel, DpTp, PipelineStrategy)
+"""All others that there is a formula for."""
 
 
-_SHARDING_MESSAGES = 3.0
-"""Of a layer whose parameters are gathered for each pass, and whose gradients are scattered."""
+def _phases(job: SuiteJob, fitted: Mapping[str, Values | float], **parts: Values | float) -> Phases[Values]:
+    """With the batch, and what every step costs."""
+    every = {"bubble_s": 0.0, "optimizer_s": 0.0, "other_s": fitted["step_s"]} | parts
+    every["data_s"] = job.work.input_bytes / job.machines.memory_bytes_per_s
+    shape = np.broadcast_shapes(*(np.shape(each) for each in every.values()))
+    return Phases(**{name: np.broadcast_to(each, shape) for name, each in every.items()})
 
 
-def scalar(value: float) -> Values:
-    """A number as the formulas for many candidates take it."""
-    return np.asarray(value, dtype=np.float64)
+def _whole_pass(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Values:
+    """Forward and backward of all layers on each of the busy devices."""
+    forward = forward_s(job.work, job.machines, fitted)
+    result: Values = (forward + backward_s(job.work, forward, job.machines, fitted)).sum(axis=-1)
+    return result
 
 
-def exposed_s(compute_s: float, moved_s: float, gamma: float) -> float:
-    """What messages add to the computation that hides a part of them."""
-    return float(overlapped(scalar(compute_s), scalar(moved_s), gamma)) - compute_s
+def _hop_s(job: SuiteJob, message_bytes: float, fitted: Mapping[str, Values | float]) -> Values:
+    """A message from one device of a chain to the next; a mean over the hops."""
+    per_node = job.machines.devices_per_node
+    crossing = chain_crossing(np.array([float(job.run.devices)]), np.ones(1), per_node)
+    return _sent_s(job, message_bytes, crossing, fitted, at_once=1)
 
 
-@dataclass(frozen=True)
-class Collectives:
-    """What messages of a job take; groups are given by their size and by how far neighbours are apart, in ranks."""
+def _exchange_s(
+    job: SuiteJob, message_bytes: float, workers: int, servers: int, fitted: Mapping[str, Values | float]
+) -> Values:
+    """A message between a worker and a server, which stand behind the workers; a mean over all pairs."""
+    per_node = int(job.machines.devices_per_node[0])
+    near = sum(
+        max(0, min(workers, first + per_node) - first)
+        * max(0, min(workers + servers, first + per_node) - max(workers, first))
+        for first in range(0, workers, per_node)
+    )
+    # Workers take turns; only servers of one node share its network.
+    crossing = np.array([1.0 - near / (workers * servers)])
+    return _sent_s(job, message_bytes, crossing, fitted, at_once=servers)
 
-    job: SuiteJob
 
-    @property
-    def _links(self) -> Links:
-        figures = self.job.figures
-        network = figures.link if figures.network is None else figures.network
-        return Links(
-            link_bytes_per_s=scalar(figures.link.bytes_per_s.value),
-            network_bytes_per_s=scalar(network.bytes_per_s.value),
-            link_latency_s=scalar(figures.link.latency_s.value),
-            network_latency_s=scalar(network.latency_s.value),
-            trees=figures.device_type == "cuda",
-        )
-
-    def _group(self, size: int, stride: int) -> Group:
-        job = self.job
-        return group_of(scalar(size), scalar(stride), scalar(self._per_node), scalar(job.run.devices))
-
-    @property
-    def _per_node(self) -> int:
-        run = self.job.run
-        return min(self.job.figures.devices_per_node, max(1, run.devices // run.nodes))
-
-    def all_reduce(self, message_bytes: float, size: int, *, stride: int = 1, messages: float = 1) -> float:
-        """Sums of `message_bytes` altogether, in so many messages."""
-        return self._several(all_reduce_s, message_bytes, size, stride=stride, messages=messages)
-
-    def gather(self, message_bytes: float, size: int, *, stride: int = 1, messages: float = 1) -> float:
-        """All-gathers, or reduce-scatters, of `message_bytes` altogether."""
-        return self._several(gather_s, message_bytes, size, stride=stride, messages=messages)
-
-    def _several(
-        self,
-        cost: Callable[[Values, Group, Links], Values],
-        message_bytes: float,
-        size: int,
-        *,
-        stride: int,
-        messages: float,
-    ) -> float:
-        if size < 2 or not messages:
-            return 0.0
-        once = float(cost(scalar(message_bytes / messages), self._group(size, stride), self._links))
-        scales = self.job.scales
-        return messages * (scales["link_scale"] * once + scales["message_s"])
-
-    def sharding_s(self, layers_bytes: Values, *, times: float) -> float:
-        """What sharing layers of these sizes takes besides messages, of which each layer has so many.
-
-        By the calibration, in which each layer is gathered twice and scattered once. Without it only copies are known.
-        """
-        scales, figures = self.job.scales, self.job.figures
-        if figures.sharding is None:
-            return scales["shard_copies"] * times * float(layers_bytes.sum()) / figures.memory_bytes_per_s.value
-        ranks = scalar(figures.sharding.ranks)
-        messages = _SHARDING_MESSAGES * gather_s(
-            layers_bytes, Group(size=ranks, within=ranks, rings=scalar(1.0)), self._links
-        )
-        besides = np.maximum(figures.sharding.layers_s(layers_bytes) - messages, 0.0)
-        return scales["sharding_scale"] * times / _SHARDING_MESSAGES * float(besides.sum())
-
-    def hop(self, message_bytes: float, size: int, *, stride: int = 1) -> float:
-        """A message from one member of a chain of `size` to the next, `stride` ranks further; a mean over the hops."""
-        crossing = float(chain_crossing(scalar(size), scalar(stride), scalar(self._per_node)))
-        return self._sent(message_bytes, crossing, at_once=stride)
-
-    def exchange(self, message_bytes: float, workers: int, servers: int) -> float:
-        """A message between a worker and a server, which stand behind the workers; a mean over all pairs."""
-        near = sum(
-            max(0, min(workers, first + self._per_node) - first)
-            * max(0, min(workers + servers, first + self._per_node) - max(workers, first))
-            for first in range(0, workers, self._per_node)
-        )
-        # Workers take turns; only servers of one node share its network.
-        return self._sent(message_bytes, 1.0 - near / (workers * servers), at_once=servers)
-
-    def _sent(self, message_bytes: float, crossing: float, *, at_once: int) -> float:
-        share = scalar(crossing if self.job.run.nodes > 1 else 0.0)
-        rings = scalar(min(at_once, self._per_node))
-        return self.job.scales["link_scale"] * float(send_s(scalar(message_bytes), share, self._links, rings=rings))
+def _sent_s(
+    job: SuiteJob, message_bytes: float, crossing: Values, fitted: Mapping[str, Values | float], *, at_once: int
+) -> Values:
+    share = crossing if job.run.nodes > 1 else np.zeros(1)
+    rings = np.minimum(float(at_once), job.machines.devices_per_node)
+    return send_s(np.array([message_bytes]), share, links_of(job.machines, fitted), rings=rings)
 
 
 def check_formula(run: RunConfig) -> None:
@@ -406,7 +380,9 @@ def check_formula(run: RunConfig) -> None:
     if isinstance(run.optimizer, Lbfgs):
         raise ConfigError("a step of L-BFGS takes as many gradients as its line search needs: no formula has it")
     strategy = run.strategy
-    if isinstance(strategy, FsdpCp):  # FSDP's formula knows nothing of what attention sends
+    known = isinstance(strategy, (*_KNOWN, *(kind for kind, _ in _APART)))
+    # FSDP's formula knows nothing of what attention sends.
+    if isinstance(strategy, FsdpCp) or not known:
         raise ConfigError(f"no formula knows strategy={strategy.name}")
     if getattr(strategy, "micro_batches", 1) > 1 and not strategy.has_stages:
         raise ConfigError(f"no formula knows strategy.micro_batches of strategy={strategy.name}: choose 1")

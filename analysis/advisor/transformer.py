@@ -6,10 +6,12 @@ the shape of GPT-2 or of Llama. Products count two FLOPs per multiply-add. Backw
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from analysis.advisor.step import BACKWARD, EVENLY, Work
 from parallelbench.config.structure import Count, Node, structure
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt import check_heads, hidden_units
@@ -270,3 +272,84 @@ def model_flops(layouts: Layouts) -> Values:
     products = 2.0 * matrices + 4.0 * layouts.sequence * layouts.hidden
     per_token = layouts.layers * products + 2.0 * layouts.hidden * layouts.vocabulary
     return 3.0 * layouts.global_batch * layouts.sequence * per_token
+
+
+UPDATE_BYTES = 34.0
+"""Traffic of Adam per parameter in mixed precision: master copy and two moments read and written in single precision,
+the gradient read and cleared, the half-precision copy written, the norm of gradients."""
+OPERATIONS = 100.0
+"""Launched for one layer, forward: about as many as a counted block has; what it takes is fitted."""
+
+
+def work_of(layouts: Layouts) -> Work:
+    """What the step model takes: blocks, of which each stage has as many, the embedding on the first, the last layer.
+
+    Selective recomputation repeats what `analysis.advisor.memory` does not keep: where attention is fused, half of the
+    products and all elementwise work (torchtitan); where scores are written, these and their products (Korthikanti et
+    al. 2022).
+    """
+    zero = np.zeros(len(layouts))
+
+    def layers(block: Values | float = 0.0, *, first: Values | float = 0.0, last: Values | float = 0.0) -> Values:
+        return np.stack(np.broadcast_arrays(block, first, last, zero)[:3], axis=-1)
+
+    outside, inside = attention_matrix_flops(layouts), mlp_flops(layouts)
+    by_row = outside / tokens(layouts) + inside / mlp_rows(layouts)
+    by_column = (outside + inside) * layouts.tensor / layouts.hidden
+    experts = np.where(layouts.experts > 1, layouts.experts / layouts.expert * mlp_parameters(layouts), 0.0)
+    dense = shared_parameters(layouts) + np.where(layouts.experts > 1, 0.0, mlp_parameters(layouts))
+    odd, head = odd_vocabulary(layouts), logit_flops(layouts)
+    keys = 2.0 * layouts.hidden * layouts.kv_heads / layouts.heads / layouts.tensor
+    made = Work(
+        count=layers(layouts.layers, first=1.0, last=1.0),
+        stage=layers(EVENLY, last=layouts.pipeline * layouts.chunks - 1.0),
+        device=layers(EVENLY, last=layouts.pipeline - 1.0),
+        product_flop=layers(outside + inside, last=np.where(odd, 0.0, head)),
+        flop_by_column=layers(by_column),
+        flop_by_row=layers(by_row),
+        convolution_flop=layers(),
+        grouped_flop=layers(),
+        attention_flop=layers(attention_flops(layouts)),
+        odd_flop=layers(last=np.where(odd, head, 0.0)),
+        traffic_bytes=layers(elementwise_bytes(layouts) + score_bytes(layouts)),
+        logits=layers(last=logits(layouts)),
+        operations=layers(OPERATIONS),
+        tensor_operations=layers(layouts.tensor - 1.0),
+        softmax_operations=layers(unfused_softmax(layouts)),
+        backward=layers(BACKWARD, first=BACKWARD, last=BACKWARD),
+        repeats=layers(layouts.recompute),
+        parameters=layers(
+            (dense + experts) / layouts.tensor,
+            first=embedding_parameters(layouts) / layouts.tensor,
+            last=head_parameters(layouts) / layouts.tensor,
+        ),
+        expert_parameters=layers(experts / layouts.tensor),
+        tensors=layers(),
+        exchanges=layers(2.0),
+        exchanged_bytes=layers(boundary_bytes(layouts)),
+        routed_bytes=layers(routed_bytes(layouts)),
+        ring_bytes=layers(HALF * tokens(layouts) * keys * layouts.context),
+        eight_bit=layers(layouts.fp8),
+        eager=layouts.fused_attention,
+        boundary_bytes=boundary_bytes(layouts),
+        gathered_bytes=zero + HALF,
+        gradient_bytes=zero + HALF,
+        update_bytes=zero + UPDATE_BYTES,
+        update_operations=zero,
+        input_bytes=zero,
+    )
+    if not layouts.selective.any():
+        return made
+    fused, chosen = layouts.fused_attention > 0, layouts.selective
+    half = layers(0.5 * chosen * fused)
+    again = replace(
+        made,
+        product_flop=half * made.product_flop,
+        flop_by_column=half * made.flop_by_column,
+        flop_by_row=half * made.flop_by_row,
+        attention_flop=layers(chosen * np.where(fused, 0.0, attention_flops(layouts))),
+        odd_flop=layers(),
+        logits=layers(),
+        traffic_bytes=layers(chosen * np.where(fused, elementwise_bytes(layouts), score_bytes(layouts))),
+    )
+    return replace(made, again=again)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis.advisor.fit import SUITE_PARAMETERS
+from analysis.advisor.fit import MEASURED
 from analysis.advisor.machine import Known, MachineFigures, RateCurve, TierFigures
 from parallelbench.measure.counting import LayerCount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NOTHING = {each.name: 0.0 for each in SUITE_PARAMETERS if each.unit == "s" or each.name.endswith("copies")}
-PLAIN = {each.name: 1.0 for each in SUITE_PARAMETERS} | NOTHING
+NONE = ("message_s", "handover_s", "step_s", "shard_copies", "server_copies")
+PLAIN = dict.fromkeys(MEASURED, 1.0) | dict.fromkeys(NONE, 0.0)
 """Nothing costs more than it must, and nothing overlaps."""
 
 

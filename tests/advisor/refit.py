@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from analysis.advisor.check import Errors, Judged, Seen, joined, judged
 from analysis.advisor.fit import PublishedFit, fit, fitted_to, half_width, place
-from analysis.advisor.machine import Machines
-from analysis.advisor.measurements import Evidence, layout_keys, read_measured, shipped_files
+from analysis.advisor.machine import COLUMNS, made_of
+from analysis.advisor.measurements import Evidence, read_measured, shipped_files
 from launch.sweep.compose import NOTHING
 from launch.verbs.advice_errors import measured_steps
 
@@ -27,6 +27,38 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.bool_]
 
+HASHED = (
+    "hidden",
+    "layers",
+    "heads",
+    "vocabulary",
+    "sequence",
+    "global_batch",
+    "micro_batch",
+    "tensor",
+    "pipeline",
+    "data",
+    "recompute",
+    "sharded",
+    "fused_attention",
+    "fp8",
+    "kv_heads",
+    "mlp_width",
+    "gated",
+    "tied",
+    "learned",
+    "context",
+    "copies",
+    "owners",
+    "sequence_parallel",
+    "chunks",
+    "selective",
+    "experts",
+    "top_k",
+    "capacity",
+    "expert",
+)
+"""Columns by whose hash a layout is in one fifth or another, in this order."""
 LARGEST_FITTED = {"vtrain": 64, "llm_foundry": 8}
 """Where larger jobs are left out, these are the largest that stay."""
 
@@ -64,12 +96,10 @@ def published() -> Published:
 
 
 def united(parts: list[Evidence]) -> Evidence:
-    machines = {
-        each.name: np.concatenate([getattr(part.machines, each.name) for part in parts]) for each in fields(Machines)
-    }
+    machines = made_of({name: np.concatenate([getattr(part.machines, name) for part in parts]) for name in COLUMNS})
     return Evidence(
         layouts=joined([part.layouts for part in parts]),
-        machines=Machines(**machines),
+        machines=machines,
         accelerators=[name for part in parts for name in part.accelerators],
         models=[name for part in parts for name in part.models],
         time_s=np.concatenate([part.time_s for part in parts]),
@@ -112,7 +142,8 @@ def without(data: Published, left_out: Rows) -> Judged:
 
 def without_their_fifth(data: Published, shipped: PublishedFit) -> Judged:
     """Each fifth, by a hash of its layouts, predicted by the others: what rows like the published ones get."""
-    keys = [sha256(repr(key).encode()).hexdigest() for key in layout_keys(data.evidence.layouts)]
+    columns = (getattr(data.evidence.layouts, name).tolist() for name in HASHED)
+    keys = [sha256(repr(key).encode()).hexdigest() for key in zip(*columns, strict=True)]
     fifths = np.array([int(key[:8], 16) % 5 for key in keys])
     parts, places = [], list[int]()
     for fifth in range(5):

@@ -7,6 +7,7 @@ import math
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def row(strategy: str = "ddp", devices: int = 2, **changes: Any) -> Row:
-    phases = Phases(compute_s=changes.pop("compute_s", 1.0), communication_s=changes.pop("communication_s", 0.0))
+    parts = {each.name: changes.pop(each.name, float(each.name == "compute_s")) for each in fields(Phases)}
+    phases = Phases(**parts)
     values: dict[str, Any] = {
         "strategy": strategy,
         "options": (),

@@ -16,11 +16,12 @@ import pytest
 import yaml
 
 from analysis.advisor.check import Judged, Seen, amdahl_s, judged, perfect_scaling_s
-from analysis.advisor.fit import fit, half_width, priors, published_fit
+from analysis.advisor.fit import SHEET, fit, half_width, published_fit, values_of
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.machine import machines_of
 from analysis.advisor.measurements import Evidence, layout_keys, read_measured, shipped_files
-from analysis.advisor.step import step_time
+from analysis.advisor.step import Values, step_phases
+from analysis.advisor.transformer import work_of
 from launch.sweep import one_run
 from parallelbench import cli
 from parallelbench.config.sites import Hardware
@@ -53,9 +54,15 @@ def evidence(rows: int = 60, seed: int = 0) -> Evidence:
     layers = draw.choice([8, 16, 24], rows)
     layouts = layouts_of(GPT | sizes | {"layers": layers, "global_batch": data * micro_batch * count})
     machines = machines_of([hardware("a100_80gb")] * rows)
-    time_s = step_time(layouts, machines, priors()).step_s * np.exp(draw.normal(0, 0.01, rows))
     names = ["a100_80gb"] * rows
-    return Evidence(layouts=layouts, machines=machines, accelerators=names, models=["made up"] * rows, time_s=time_s)
+    made = Evidence(
+        layouts=layouts, machines=machines, accelerators=names, models=["made up"] * rows, time_s=np.ones(rows)
+    )
+    return replace(made, time_s=said_s(made, values_of(SHEET)) * np.exp(draw.normal(0, 0.01, rows)))
+
+
+def said_s(asked: Evidence, fitted: dict[str, float]) -> Values:
+    return step_phases(work_of(asked.layouts), asked.layouts, asked.machines, fitted).step_s
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -76,9 +83,9 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 def test_a_fit_finds_what_the_steps_were_made_with() -> None:
     known = evidence(rows=200)
     fitted = fit(known.layouts, known.machines, known.time_s)
-    again = step_time(known.layouts, known.machines, fitted).step_s
+    again = said_s(known, fitted)
     assert np.abs(np.log(again / known.time_s)).mean() < 0.012
-    assert fitted["matrix_share"] == pytest.approx(priors()["matrix_share"], rel=0.05)
+    assert fitted["product_scale"] == pytest.approx(SHEET["product_scale"].value, rel=0.05)
 
 
 def test_a_check_judges_what_advises(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +93,7 @@ def test_a_check_judges_what_advises(capsys: pytest.CaptureFixture[str]) -> None
     words = ["model=gpt", "model.layers=96", "model.width=12288", "model.heads=96", "model.sequence=2048"]
     words += ["batch_size=64", "site=a100_80gb", "devices=16", "strategy=fsdp"]
     advised = [row for row in answer(capsys, *words) if row["options"][-1] == "recompute=full"]
+    advised = [row for row in advised if "gathered=once" not in row["options"]]
     values = dict(text.split("=") for text in advised[0]["options"])
     sizes: dict[str, float] = {"hidden": 12288, "layers": 96, "heads": 96, "sequence": 2048}
     sizes |= {"global_batch": 64, "data": 16, "tensor": 1, "pipeline": 1}
@@ -107,12 +115,12 @@ def test_a_check_judges_what_advises(capsys: pytest.CaptureFixture[str]) -> None
 def test_layouts_that_the_fit_has_seen_are_predicted_without_their_width() -> None:
     """Whatever was measured of them; others by the whole fit."""
     asked, shipped = evidence(rows=4), published_fit()
-    without = shipped.parameters | {"matrix_share": 0.1}
+    without = shipped.parameters | {"product_scale": 10.0}
     odd = msgspec.structs.replace(shipped, without_width={"2048": without})
     known = Seen(layouts=asked.layouts.take(np.array([0])), time_s=asked.time_s[:1])
     same = np.array([key == layout_keys(asked.layouts)[0] for key in layout_keys(asked.layouts)])
     found = judged(asked, known=known, fit=odd)
-    expected = [step_time(asked.layouts, asked.machines, each).step_s for each in (without, shipped.parameters)]
+    expected = [said_s(asked, each) for each in (without, shipped.parameters)]
     assert found.predicted_s == pytest.approx(np.where(same, *expected))
     doubled = judged(replace(asked, time_s=2 * asked.time_s), known=known, fit=odd)
     assert doubled.predicted_s.tolist() == found.predicted_s.tolist()
@@ -165,7 +173,7 @@ def test_published_errors_are_those_in_the_docs(
     assert (found["fitted_rows"], found["refused_rows"]) == (1105, 0)
     assert all(row["also_in_evidence"] for row in found["predictions"])
     for row in found["predictions"]:
-        phases = ("compute_s", "tensor_s", "gather_s", "bubble_s", "reduce_s", "update_s", "fixed_s")
+        phases = ("compute_s", "communication_s", "bubble_s", "optimizer_s", "data_s", "other_s")
         assert sum(row[name] for name in phases) == pytest.approx(row["predicted_s"])
         assert row["error"] == pytest.approx(abs(row["predicted_s"] / row["measured_s"] - 1))
 
@@ -311,6 +319,15 @@ def test_a_file_says_what_it_ran_on(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [row["extrapolates"] for row in rows] == [["model", "machine"], *[["model"]] * 19]
     first = read_measured(path).steps[0]
     assert (first.accelerator, first.network_gbit_per_s) == ("h100_80gb", 3200.0)
+
+
+def test_zero_2_gathers_half_as_often(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SHARD_GRAD_OP: parameters stay whole from forward to backward."""
+    changed = {"Sharding Strategy": "SHARD_GRAD_OP"}
+    first, *_ = check(capsys, "--check", str(shortened(FOUNDRY, tmp_path, **changed)))["predictions"]
+    usual, *_ = check(capsys, "--check", str(shortened(FOUNDRY, tmp_path)))["predictions"]
+    assert (first["stays_gathered"], usual["stays_gathered"], first["extrapolates"]) == (1, 0, ["model", "strategy"])
+    assert first["communication_s"] < usual["communication_s"]
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "conf" / "site").glob("*.yaml")))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from analysis.advisor import links, transformer
-from analysis.advisor.fit import priors
+from analysis.advisor.fit import SHEET, values_of
 from analysis.advisor.layouts import Layouts, layouts_of
 from analysis.advisor.machine import machines_of
 from analysis.advisor.measurements import read_measured, shipped_files
-from analysis.advisor.step import overlapped, step_time
+from analysis.advisor.step import overlapped, step_phases
 from parallelbench.config.sites import Hardware
 
 SMALL = {
@@ -117,8 +117,8 @@ def test_small_all_reduces_climb_a_tree_and_gathers_go_round_the_ring() -> None:
 def test_sharded_optimizers_scatter_and_gather_where_copies_all_reduce() -> None:
     """On 1,024 devices a ring's turns cost ZeRO 1 what a tree spares the copies."""
     owned, copied = phases(data=1024, owners=1, global_batch=1024), phases(data=1024, global_batch=1024)
-    assert owned["reduce_s"] >= copied["reduce_s"]
-    near = (phases(data=4, owners=1)["reduce_s"], phases(data=4)["reduce_s"])
+    assert owned["communication_s"] >= copied["communication_s"]
+    near = (phases(data=4, owners=1)["communication_s"], phases(data=4)["communication_s"])
     assert near[0] == pytest.approx(near[1])
 
 
@@ -150,7 +150,8 @@ def phases(network_gbit_per_s: float = 1600.0, **changes: float) -> dict[str, fl
     figures = {"half_tflops": 312.0, "matmul_tflops": 271.2, "memory_gb_per_s": 2039.0, "memory_gib": 80.0}
     links_of_it = {"link_gb_per_s": 300.0, "network_gbit_per_s": network_gbit_per_s, "oversubscription": 1.0}
     hardware = Hardware(accelerator="a100", devices_per_node=8, source="test", **figures, **links_of_it)
-    found = step_time(one(**(BIG | changes)), machines_of([hardware]), priors())
+    layouts = one(**(BIG | changes))
+    found = step_phases(transformer.work_of(layouts), layouts, machines_of([hardware]), values_of(SHEET))
     return {"step_s": found.step_s.item()} | {each.name: getattr(found, each.name).item() for each in fields(found)}
 
 
@@ -158,16 +159,16 @@ def phases(network_gbit_per_s: float = 1600.0, **changes: float) -> dict[str, fl
     ("changes", "busy"),
     [
         ({}, set()),
-        ({"tensor": 8}, {"tensor_s"}),
-        ({"data": 64}, {"reduce_s"}),
-        ({"data": 64, "sharded": 1}, {"gather_s"}),
+        ({"tensor": 8}, {"communication_s"}),
+        ({"data": 64}, {"communication_s"}),
+        ({"data": 64, "sharded": 1}, {"communication_s"}),
         ({"pipeline": 8}, {"bubble_s"}),
-        ({"tensor": 4, "pipeline": 4, "data": 4}, {"tensor_s", "reduce_s", "bubble_s"}),
+        ({"tensor": 4, "pipeline": 4, "data": 4}, {"communication_s", "bubble_s"}),
     ],
 )
 def test_each_kind_of_parallelism_costs_its_own_phase(changes: dict[str, float], busy: set[str]) -> None:
     found = phases(**changes)
-    assert {name for name in ("tensor_s", "reduce_s", "gather_s", "bubble_s") if found[name] > 1e-9} == busy
+    assert {name for name in ("communication_s", "bubble_s") if found[name] > 1e-9} == busy
     assert found["step_s"] == pytest.approx(sum(value for name, value in found.items() if name != "step_s"))
 
 
@@ -175,7 +176,7 @@ def test_recomputation_repeats_the_forward_pass() -> None:
     """A layer then takes four passes' time instead of three; what does not pass through layers stays."""
     without, with_it = phases(vocabulary=8), phases(vocabulary=8, recompute=1)
     assert with_it["compute_s"] / without["compute_s"] == pytest.approx(4 / 3, rel=1e-3)
-    assert with_it["update_s"] == without["update_s"]
+    assert with_it["optimizer_s"] == without["optimizer_s"]
 
 
 @pytest.mark.parametrize("changes", [{"data": 64}, {"data": 64, "sharded": 1}, {"tensor": 16, "data": 4}])

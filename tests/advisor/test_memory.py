@@ -12,9 +12,9 @@ import pytest
 
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
-from analysis.advisor.step import SuiteJob
+from analysis.advisor.strategies import SuiteJob
 from launch.sweep import one_run
-from tests.advisor.machine import PLAIN, layer, machine
+from tests.advisor.machine import layer, machine
 
 LLAMA_8B: dict[str, float] = {
     "hidden": 4096,
@@ -71,6 +71,13 @@ def test_state_is_sixteen_bytes_per_parameter_and_shards_divide_it() -> None:
     assert sharded == pytest.approx(16 * 8.03e9 / 8, rel=1e-3)
 
 
+def test_zero_2_holds_the_whole_model_in_16_bits() -> None:
+    shape = LLAMA_8B | {"global_batch": 64, "data": 8, "stays_gathered": [0.0, 1.0]}
+    (gathered, whole), (state, same) = memory_parts(layouts_of(shape)).gathered, memory_parts(layouts_of(shape)).state
+    assert (whole, state) == (pytest.approx(2 * 8.03e9 + 6 * 128_256 * 4096, rel=1e-3), same)
+    assert gathered < whole
+
+
 def test_recomputation_context_and_sequence_parallelism_leave_less() -> None:
     def activations(**changes: float) -> float:
         base = LLAMA_8B | {"global_batch": 64, "data": 8, "selective": 0} | changes
@@ -91,7 +98,7 @@ def test_peaks_are_within_five_percent_of_torchs_tracker(model: str, optimizer: 
     from parallelbench.measure.layers import layer_counts
 
     run = one_run([f"model={model}", "data=synthetic", "batch_size=64", f"optimizer={optimizer}"]).run
-    job = SuiteJob(run=run, layers=layer_counts(run), figures=machine(), scales=PLAIN)
+    job = SuiteJob(run=run, layers=layer_counts(run), figures=machine())
     predicted = suite_peak_bytes(job, model_memory(run))
     assert predicted == pytest.approx(_tracked_bytes(run), rel=0.05)
 
@@ -115,7 +122,7 @@ def test_peaks_of_ranks_are_within_six_percent_of_what_their_tensors_hold(model:
         more = [f"strategy={strategy}", f"devices={size}"]
         overrides = [f"model={model}", "data=synthetic", "batch_size=64", "optimizer=adam", *more]
         run = one_run(overrides).run
-        job = SuiteJob(run=run, layers=layer_counts(run), figures=machine(), scales=PLAIN)
+        job = SuiteJob(run=run, layers=layer_counts(run), figures=machine())
         predicted.append(suite_peak_bytes(job, model_memory(run)))
         last = [] if strategy == "model_parallel" else [size - 1]  # its last part learns shapes from messages
         wanted += [(overrides, rank) for rank in (0, *last)]
@@ -189,7 +196,7 @@ def test_a_walk_through_two_layers_by_hand() -> None:
     )
     run = one_run(["model=mlp", "model.hidden=[4]", "data=synthetic", "optimizer=adam", "batch_size=10"]).run
     counted = [layer(name, parameters=25) for name in ("fc1", "fc2")]
-    job = SuiteJob(run=run, layers=counted, figures=machine(), scales=PLAIN)
+    job = SuiteJob(run=run, layers=counted, figures=machine())
     state = 200 + 2 * 200 + 10 * 2  # parameters, Adam's states, the batch
     # Backward of fc2: 120 kept, 50 at work, its 100 of gradients. Of fc1: 80 kept, 200 at work, 2 × 100 of gradients.
     assert suite_peak_bytes(job, memory) == state + max(120 + 50 + 100, 80 + 200 + 200)

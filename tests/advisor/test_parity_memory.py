@@ -11,7 +11,7 @@ import pytest
 
 import conf
 from analysis.advisor.memory import suite_peak_bytes
-from analysis.advisor.step import SuiteJob
+from analysis.advisor.strategies import SuiteJob
 from launch.sweep import expand, one_run
 from parallelbench.config.run import RunConfig
 from parallelbench.data.tokens import Tokens
@@ -20,7 +20,7 @@ from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
 from parallelbench.training.checks.compared import as_reference
 from parallelbench.training.checks.excerpt import SMALL_BYTES, excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity
-from tests.advisor.machine import PLAIN, machine
+from tests.advisor.machine import machine
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def least_of_training(run: RunConfig) -> float:
 def peak_bytes(run: RunConfig) -> float:
     """The fullest device's, on GPUs."""
     layers, memory = counted(Counted(run))
-    return suite_peak_bytes(SuiteJob(run=run, layers=layers, figures=GPUS, scales=PLAIN), memory)
+    return suite_peak_bytes(SuiteJob(run=run, layers=layers, figures=GPUS), memory)
 
 
 GPUS = machine(device_type="cuda")

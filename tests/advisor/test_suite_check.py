@@ -10,10 +10,9 @@ import pytest
 
 from analysis.advisor import check
 from analysis.advisor.check import checked, learnt_from, left_out
-from analysis.advisor.fit import SuiteFit, assumed_scales, fitted, powers
+from analysis.advisor.fit import MEASURED, SuiteFit, fitted, powers, values_of
 from analysis.advisor.machine import Known
-from analysis.advisor.step import SuiteJob
-from analysis.advisor.strategies import suite_phases
+from analysis.advisor.strategies import SuiteJob, suite_phases
 from analysis.advisor.sweep_evidence import MeasuredStep, SweepEvidence
 from tests.advisor.machine import layer, machine
 from tests.helpers import configured
@@ -29,7 +28,7 @@ MODELS = {
 COUNTS = {"output_bytes": 4e4, "operations": 3, "parameters": 1_000_000, "tensors": 2, "boundary_bytes": 4e3}
 STRATEGIES = (("single", 1), ("ddp", 2), ("zero1", 2), ("fsdp", 2), ("ddp", 4))
 FIGURES = machine(launch_s=Known(1e-6, "assumed", "a test"))
-TRUTH = assumed_scales() | {"product_scale": 1.4, "link_scale": 0.7, "update_scale": 1.3, "alone": 0.8}
+TRUTH = values_of(MEASURED) | {"product_scale": 1.4, "link_scale": 0.7, "update_scale": 1.3, "alone": 0.8}
 
 
 def made(truth: dict[str, float], *, noise: float = 0.0, odd: dict[str, float] | None = None) -> list[MeasuredStep]:
@@ -40,7 +39,7 @@ def made(truth: dict[str, float], *, noise: float = 0.0, odd: dict[str, float] |
         each = [layer(n, product_flop=flop, **COUNTS) for n in names]
         for strategy, devices in STRATEGIES:
             run = configured(f"model={model}", f"strategy={strategy}", f"devices={devices}", "batch_size=64")
-            phases = suite_phases(SuiteJob(run=run, layers=each, figures=FIGURES, scales=truth))
+            phases = suite_phases(SuiteJob(run=run, layers=each, figures=FIGURES), truth).at(0)
             time_s = phases.step_s * float(np.exp(noise * draw.standard_normal())) * (odd or {}).get(strategy, 1.0)
             steps.append(
                 MeasuredStep(
@@ -124,7 +123,7 @@ def test_what_a_strategy_leaves_is_learnt_and_shrunk() -> None:
 
 
 def test_power_by_phase_is_what_made_the_energy() -> None:
-    steps = made(assumed_scales())
+    steps = made(values_of(MEASURED))
     busy_w, waiting_w = powers(steps, fitted(steps, FIGURES))
     assert busy_w == pytest.approx(30.0, rel=0.05)
     assert waiting_w == pytest.approx(10.0, rel=0.3)
@@ -133,7 +132,7 @@ def test_power_by_phase_is_what_made_the_energy() -> None:
 
 def test_devices_that_would_wait_without_power_have_no_power() -> None:
     """Energies that computing explains alone: the runs don't tell the two apart, and no device draws 0 W."""
-    steps, fit = made(assumed_scales()), fitted(made(assumed_scales()), FIGURES)
+    steps, fit = made(values_of(MEASURED)), fitted(made(values_of(MEASURED)), FIGURES)
     computing = []
     for step in steps:
         phases = fit.phases(step)

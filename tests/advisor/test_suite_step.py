@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.advisor.machine import Sharding
-from analysis.advisor.step import Phases, SuiteJob
-from analysis.advisor.strategies import suite_phases
+from analysis.advisor.step import Phases
+from analysis.advisor.strategies import SuiteJob, suite_phases
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
@@ -20,11 +20,14 @@ MODEL = ["model=mlp", "model.hidden=[64,64,64]", "data=synthetic", "optimizer=sg
 MORE_DEVICES = {"hsdp": 4, "dp_pp": 4, "dp_tp": 4, "dp_pp_tp": 8}
 
 
-def phases(*overrides: str, figures: Any = None, scales: dict[str, float] | None = None, **counts: float) -> Phases:
+def phases(
+    *overrides: str, figures: Any = None, scales: dict[str, float] | None = None, **counts: float
+) -> Phases[float]:
     run = one_run([*MODEL, "batch_size=64", *overrides]).run
     of_each = {"product_flop": FLOP, "parameters": PARAMETERS, "tensors": 2, "boundary_bytes": 256.0} | counts
     known = layers(run.model.layer_names, **of_each)
-    return suite_phases(SuiteJob(run=run, layers=known, figures=figures or machine(), scales=PLAIN | (scales or {})))
+    job = SuiteJob(run=run, layers=known, figures=figures or machine())
+    return suite_phases(job, PLAIN | (scales or {})).at(0)
 
 
 def test_one_device_computes_forward_and_twice_that_backward_but_for_the_first_layers_input() -> None:
@@ -153,9 +156,10 @@ def test_what_no_formula_knows_is_refused_with_the_reason() -> None:
         phases("strategy=single", "precision=bf16", figures=machine(matmul_flops_per_s={}))
 
 
-def _lbfgs() -> Phases:
+def _lbfgs() -> Phases[float]:
     run = one_run(["model=mlp", "data=synthetic", "optimizer=lbfgs", "strategy=sandblaster_lbfgs", "devices=2"]).run
-    return suite_phases(SuiteJob(run=run, layers=layers(run.model.layer_names), figures=machine(), scales=PLAIN))
+    job = SuiteJob(run=run, layers=layers(run.model.layer_names), figures=machine())
+    return suite_phases(job, PLAIN).at(0)
 
 
 def test_messages_between_nodes_share_the_network_only_with_those_that_leave_at_once() -> None:

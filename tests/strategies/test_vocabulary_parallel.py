@@ -249,7 +249,7 @@ def test_the_advisor_says_that_it_has_no_formula() -> None:
         run = on_least("tensor_parallel", DIVIDED)
 
     with pytest.raises(ConfigError, match=r"no formula knows what strategy\.vocabulary_parallel=true"):
-        suite_phases(Job())  # type: ignore[arg-type]
+        suite_phases(Job(), {})  # type: ignore[arg-type]
 
 
 def test_shapes_are_those_of_the_suite() -> None:
