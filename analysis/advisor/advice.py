@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from analysis.advisor.step import Phases
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,15 +209,33 @@ def sentence(rows: Sequence[Row], objective: Objective) -> str:
     """One sentence: the choice, its time, and what speaks against the others."""
     choice = chosen(rows, objective)
     if choice is None:
-        return _nothing(rows)
-    said = (CAVEATS.get(choice.fit), _rival(rows, choice, objective), _too_large(rows, choice), _knee(rows))
-    reasons = [text for text in said if text]
-    what = f"Train with {_named(choice)} on {choice.devices} device{'s' * (choice.devices > 1)}"
-    how = "measured" if choice.measured else f"90 %: {_time(choice.low_s)} to {_time(choice.high_s)}"
-    return f"{what}: {_time(choice.step_s)} per step ({how}); {'; '.join(reasons) or 'nothing else is possible'}."
+        return nothing(rows)
+    reasons = [*doubts(rows, choice, objective), *limits(rows, choice)]
+    return f"{what_to_do(choice)} ({how_long(choice)}); {'; '.join(reasons) or 'nothing else is possible'}."
 
 
-def _nothing(rows: Sequence[Row]) -> str:
+def what_to_do(choice: Row) -> str:
+    """The choice, and its time."""
+    return f"Train with {_named(choice)} on {count_of(choice.devices, 'device')}: {_time(choice.step_s)} per step"
+
+
+def how_long(choice: Row) -> str:
+    """Between which times a step lies."""
+    return "measured" if choice.measured else f"90 %: {_time(choice.low_s)} to {_time(choice.high_s)}"
+
+
+def doubts(rows: Sequence[Row], choice: Row, objective: Objective) -> list[str]:
+    """What speaks against the choice: its memory, and the best of another strategy."""
+    return [text for text in (CAVEATS.get(choice.fit), _rival(rows, choice, objective)) if text]
+
+
+def limits(rows: Sequence[Row], choice: Row) -> list[str]:
+    """What does not fit, and where more devices stop to pay."""
+    return [text for text in (_too_large(rows, choice), _knee(rows)) if text]
+
+
+def nothing(rows: Sequence[Row]) -> str:
+    """Why no row can be chosen."""
     if not rows:
         return "No layout is possible on these devices: the reasons are listed."
     alike = [row for row in rows if row.trains_alike]

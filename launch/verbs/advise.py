@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.table import Column, Table
+from rich.text import Text
 
 from launch.launcher import launcher_of
 from launch.sweep import expand
@@ -38,6 +42,10 @@ class Answer:
     impossible: list[Impossible]
     figures: MachineFigures
     notes: list[str]
+    speeds: str
+    """What the machine's figures are, in a word."""
+    calibrated: bool
+    """Whether they were measured."""
 
 
 def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
@@ -87,7 +95,16 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
         rows, impossible = _gpt(question, allowed, figures, measured=knowledge.figures is not None)
     else:
         rows, impossible = _suite(question, allowed, figures, knowledge)
-    return Answer(rows=rows, impossible=beyond + impossible, figures=figures, notes=notes)
+    measured = knowledge.figures is not None
+    sheets = "speeds are shares of data sheets" if run.site.hardware is not None else "speeds are assumed"
+    return Answer(
+        rows=rows,
+        impossible=beyond + impossible,
+        figures=figures,
+        notes=notes,
+        speeds="speeds were measured" if measured else sheets,
+        calibrated=measured,
+    )
 
 
 def _measured(knowledge: Knowledge, run: RunConfig, otherwise: MachineFigures) -> tuple[MachineFigures, list[str]]:
@@ -220,6 +237,7 @@ def advise(
     rounds: int | None,
     check: str | None,
     known: Sequence[str],
+    whole: bool,
     as_json: bool,
 ) -> int:
     """Do what the options ask: check predictions, measure in a loop, or recommend."""
@@ -228,7 +246,8 @@ def advise(
     if check is not None:
         return advice_errors.advise(overrides, extension, check=check, known=known, as_json=as_json)
     if rounds is None:
-        return recommend(overrides, extension, known=known, objective=objective, budget_h=budget_h, as_json=as_json)
+        asks = {"known": known, "objective": objective, "budget_h": budget_h, "whole": whole, "as_json": as_json}
+        return recommend(overrides, extension, **asks)  # type: ignore[arg-type]
     if as_json:
         raise ConfigError("--json answers once, and --loop several times: ask with --json after the loop")
     return loop(overrides, extension, rounds=rounds, known=known, objective=objective, budget_h=budget_h)
@@ -241,9 +260,12 @@ def recommend(
     known: Sequence[str],
     objective: str,
     budget_h: float | None,
-    as_json: bool,
+    whole: bool = False,
+    as_json: bool = False,
 ) -> int:
-    """Print the ranked layouts, what to do, and what to measure next."""
+    """Print what to do, how sure that is, and what to measure next; with `whole` every layout too, and why others can't
+    be.
+    """
     from analysis.advisor.advice import ranked, sentence
 
     wanted = objective_of(objective)
@@ -261,8 +283,10 @@ def recommend(
         plain = {"rows": [row.as_dict() for row in rows], "impossible": [each.as_dict() for each in answer.impossible]}
         said = {"advice": text, "notes": answer.notes, "objective": wanted, "next_runs": proposal}
         print(json.dumps(plain | said | {"figures": asdict(answer.figures)}))
-    else:
-        print_answer(rows, answer.impossible, notes=answer.notes, advice=text, proposal=proposal)
+        return 0
+    if whole:
+        print_all(rows, answer)
+    print_brief(question, answer, rows, wanted, proposal)
     return 0
 
 
@@ -406,6 +430,8 @@ def _without_gpt(overrides: Sequence[str], extension: Extension) -> tuple[list[s
     return rest, options
 
 
+WIDTH = 80
+"""Columns of the short answer."""
 SHOWN = 30
 """Rows that a terminal gets; --json has all."""
 REASONS = 12
@@ -415,16 +441,9 @@ PHASES = {"compute": "compute_s", "comm.": "communication_s", "bubble": "bubble_
 """Shares of a step that get a column."""
 
 
-def print_answer(
-    rows: Sequence[Row],
-    impossible: Sequence[Impossible],
-    *,
-    notes: Sequence[str],
-    advice: str,
-    proposal: Mapping[str, Any] | None,
-) -> None:
-    """Print all of it; the sentence stands last but for the next runs."""
-    for note in notes:
+def print_all(rows: Sequence[Row], answer: Answer) -> None:
+    """Print what the figures rest on, the best row of each strategy and number of devices, and what can't be."""
+    for note in answer.notes:
         say(note)
     best = _best(rows)
     if best:
@@ -434,12 +453,48 @@ def print_answer(
         say(
             f"{len(rows)} layouts in all; the table has the best of each strategy and number of devices: --json has all"
         )
-    for line in _impossible(impossible):
+    for line in _impossible(answer.impossible):
         say(line)
-    say(advice)
-    if proposal is not None:
-        for line in _next(proposal):
-            say(line)
+
+
+def print_brief(
+    question: Question, answer: Answer, rows: Sequence[Row], wanted: Objective, proposal: Mapping[str, Any] | None
+) -> None:
+    """Print what to do, how sure that is, and what to measure next; as wide as a terminal of 80 columns."""
+    from analysis.advisor.advice import chosen, doubts, how_long, limits, nothing, what_to_do
+
+    choice = chosen(rows, wanted)
+    if choice is None:
+        lines = {"do": nothing(rows), "sure": "\n".join(_impossible(answer.impossible))}
+    else:
+        epoch = "" if choice.epoch_s is None else f", {_time(choice.epoch_s)} per epoch"
+        lines = {
+            "do": "; ".join([what_to_do(choice) + epoch, *limits(rows, choice)]),
+            "sure": "; ".join([how_long(choice), _basis(choice), answer.speeds, *doubts(rows, choice, wanted)]),
+            "next": _next_words(question, answer, rows, wanted) if proposal is None else "\n".join(_next(proposal)),
+        }
+    grid = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
+    for label, text in lines.items():
+        if text:
+            grid.add_row(label, Text(text))
+    console().print(grid, width=min(WIDTH, console().width))
+    if proposal is not None and proposal["command"]:
+        say(proposal["command"])
+
+
+def _next_words(question: Question, answer: Answer, rows: Sequence[Row], wanted: Objective) -> str:
+    """What to measure where no budget was given."""
+    from analysis.advisor.advice import proposed
+
+    if not answer.calibrated:
+        return "parallelbench calibrate on that machine (minutes), then this again with --from its table"
+    if question.gpt is not None:
+        return "a few steps of your own beside these: parallelbench advise --check FILE.csv"
+    found = proposed(rows, wanted, budget_s=math.inf, most_devices=_most_devices(question.bases[0]))
+    if not found.rows:
+        return NOTHING_LEFT
+    names = ", ".join(f"{row.strategy} × {row.devices}" for row in found.rows)
+    return f"{names}: --budget {math.ceil(found.device_s / 360) / 10:g}h writes the sweep"
 
 
 def _best(rows: Sequence[Row]) -> list[Row]:
@@ -470,7 +525,7 @@ def _basis(row: Row) -> str:
     """What a row rests on, in a word or two."""
     if row.measured:
         return "measured"
-    return f"extrapolates {', '.join(row.extrapolates)}" if row.extrapolates else "measured runs like it"
+    return f"extrapolates {', '.join(row.extrapolates)}" if row.extrapolates else "measured runs are like it"
 
 
 def _memory(row: Row) -> str:
@@ -502,15 +557,16 @@ def _impossible(impossible: Sequence[Impossible]) -> Iterator[str]:
         yield f"impossible: {len(found) - REASONS} further reasons: --json has all"
 
 
+NOTHING_LEFT = "nothing is left to measure that could change the choice"
+
+
 def _next(proposal: Mapping[str, Any]) -> Iterator[str]:
     if not proposal["runs"]:
-        yield "Nothing is left to measure that could change the choice."
+        yield NOTHING_LEFT
         return
     names = ", ".join(f"{run['strategy']} × {run['devices']}" for run in proposal["runs"])
-    yield f"Measure next ({proposal['device_hours']:.2g} device-hours): {names}"
-    if proposal["left_out"]:
-        yield f"The budget leaves out {proposal['left_out']} more."
-    yield proposal["command"]
+    rest = f"; the budget leaves out {proposal['left_out']} more" if proposal["left_out"] else ""
+    yield f"{names} ({proposal['device_hours']:.2g} device-hours{rest}):"
 
 
 def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, budget_h: float) -> dict[str, Any]:
@@ -611,7 +667,7 @@ def loop(
         given = list(dict.fromkeys([*known, str(folder)]))
         before, rows = rows, ranked(answered(question, given).rows, wanted)
         console().print(listing(("measured", "said", "took", "error"), list(errors(before, rows))), crop=False)
-    return recommend(overrides, extension, known=given, objective=objective, budget_h=None, as_json=False)
+    return recommend(overrides, extension, known=given, objective=objective, budget_h=None)
 
 
 def _measured_round(

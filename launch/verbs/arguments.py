@@ -299,6 +299,9 @@ VERBS = {
             action="append",
             default=[],
         ),
+        _flag(
+            "--all", "print the best layout of each strategy too, what can't be, and what rests on what", dest="whole"
+        ),
         _flag("--json", "print one JSON object; errors and coverage are shares", dest="as_json"),
         _CONF,
         _plugin("your own package, by name or path"),

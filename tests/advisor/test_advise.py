@@ -170,6 +170,19 @@ def test_what_does_not_fit_or_trains_otherwise_is_never_advised() -> None:
     assert "fast needs 4.66 GiB of 3.73" in text
 
 
+def test_the_answer_is_what_to_do_how_sure_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:
+    """In 80 columns; all layouts, and why others can't be, where they are asked for."""
+    asked = ["advise", *GPT, "devices=8,12"]
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line[0] != " "] == ["do", "sure", "next"]
+    assert main([*asked, "--all"]) == 0
+    whole = capsys.readouterr().out
+    assert whole.endswith("\n".join(lines) + "\n")
+    assert ("impossible: " in whole, "samples/s" in whole) == (True, True)
+
+
 def test_memory_that_is_surely_more_is_not_proposed_however_wide_the_times_interval() -> None:
     wide: dict[str, Any] = {"low_s": 0.1, "high_s": 10.0, "capacity_bytes": 4e10}
     rows = [row("slim", memory_bytes=2.6e9, **wide), row("near", memory_bytes=3.4e9, **wide)]
