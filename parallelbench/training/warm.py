@@ -10,6 +10,7 @@ why nothing was forked, as text), and, once the run is over, its exit code. Clos
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -23,19 +24,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from parallelbench.processes import die_with_parent
 from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.training import worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 PRELOADED = "parallelbench.training.torch_session"
 """What every run imports. The rest is left to the runs that need it, or all runs' host memory would hold it."""
 MESSAGE_BYTES = 65_536
 """Largest message; it holds paths."""
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_PRESENT = 63
+"""The bit of a page that is there (proc_pid_pagemap(5))."""
 _TOGETHER_S = 0.1
 """Ranks that fail within this time of the first one can still report it, as under torchrun."""
 
@@ -55,15 +60,38 @@ def main(descriptor: int) -> int:
     # Otherwise the first garbage collection of each child would copy all pages with objects.
     gc.collect()
     gc.freeze()
+    libraries = resident()
     with socket.socket(fileno=descriptor) as supervisor:
         while (received := socket.recv_fds(supervisor, MESSAGE_BYTES, 1))[0]:
             content, (log,), *_ = received
-            _serve(msgspec.json.decode(content, type=ForkRequest), log, supervisor)
+            _serve(msgspec.json.decode(content, type=ForkRequest), log, supervisor, libraries)
             os.close(log)
     return 0
 
 
-def _serve(request: ForkRequest, log: int, supervisor: socket.socket) -> None:
+def resident() -> list[range]:
+    """The addresses of files' pages, libraries' most of all, that are in this process's memory, in ranges of pages."""
+    found = []
+    with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb") as pagemap:
+        for line in maps:
+            addresses, access, *_, name = line.split(maxsplit=5)
+            if not (access.startswith("r") and name.startswith("/")):
+                continue
+            first, last = (int(address, 16) // _PAGE_BYTES for address in addresses.split("-"))
+            pagemap.seek(8 * first)
+            there = np.frombuffer(pagemap.read(8 * (last - first)), np.uint64) >> np.uint64(_PRESENT)
+            edges = np.flatnonzero(np.diff(there.astype(np.int8), prepend=0, append=0)) + first
+            found += [range(begin, end) for begin, end in edges.reshape(-1, 2).tolist()]
+    return found
+
+
+def touch(pages: Iterable[range]) -> None:
+    """Read a byte of each page. A fork gets files' pages when it reads them, and they count as its memory then only."""
+    for each in pages:
+        (ctypes.c_char * (len(each) * _PAGE_BYTES)).from_address(each.start * _PAGE_BYTES)[::_PAGE_BYTES]
+
+
+def _serve(request: ForkRequest, log: int, supervisor: socket.socket, libraries: list[range]) -> None:
     """Start one run, with all its output to the descriptor `log`, and wait for its end."""
 
     def begin() -> int:
@@ -73,7 +101,7 @@ def _serve(request: ForkRequest, log: int, supervisor: socket.socket) -> None:
         os.dup2(log, 2)
         os.close(log)
         supervisor.close()
-        return lead(request)
+        return lead(request, libraries)
 
     if (reason := unforkable()) is not None:
         _send(supervisor, reason)
@@ -122,13 +150,14 @@ def forked(work: Callable[[], int]) -> int:
         os._exit(code)  # the child must not go on in the parent's frames, nor run its exit handlers
 
 
-def lead(request: ForkRequest) -> int:
+def lead(request: ForkRequest, libraries: list[range]) -> int:
     """Be the only rank, or do what torchrun does for several; returns the exit code."""
     if request.processes == 1:
+        touch(libraries)
         return worker.main(request.arguments)
     with socket.create_server(("127.0.0.1", 0)) as meeting:
         port = meeting.getsockname()[1]
-        ranks = {forked(partial(_rank, request, rank, meeting)): rank for rank in range(request.processes)}
+        ranks = {forked(partial(_rank, request, rank, meeting, libraries)): rank for rank in range(request.processes)}
         store = _store(port, meeting)
     codes = _first_to_fail(ranks)
     del store  # it must last as long as the ranks
@@ -138,7 +167,8 @@ def lead(request: ForkRequest) -> int:
     return 1
 
 
-def _rank(request: ForkRequest, rank: int, meeting: socket.socket) -> int:
+def _rank(request: ForkRequest, rank: int, meeting: socket.socket, libraries: list[range]) -> int:
+    touch(libraries)
     os.environ |= variables(rank, request.processes, meeting.getsockname()[1])
     meeting.close()
     return worker.main(request.arguments)

@@ -276,6 +276,30 @@ def test_all_that_is_preloaded_leaves_one_thread_and_no_cuda() -> None:
     assert done.stdout == "None\n", done.stderr
 
 
+FORKED = """
+import os
+import numpy.linalg, scipy.linalg, scipy.sparse
+from parallelbench.training.warm import resident, touch
+
+def held():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+pages = resident()
+own = held()
+if not os.fork():
+    touch(pages)
+    print(own, held(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_fork_holds_as_much_memory_as_a_process_that_has_imported_the_same() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    own, fork = map(int, done.stdout.split())
+    assert fork == pytest.approx(own, rel=0.02)
+
+
 def test_a_process_with_threads_is_not_forked() -> None:
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
