@@ -208,9 +208,11 @@ def gain(runs: Runs, pairing: Pairing | None, *, devices: int, baseline: bool, d
         verdict = SpeedVerdict.NOT_COMPARABLE
     elif disturbed and verdict is None:
         verdict = SpeedVerdict.DISTURBED
+    further = steady.further_repeats if steady and verdict is SpeedVerdict.NO_DIFFERENCE and not baseline else None
     columns: dict[str, Any] = {
         "speed_up_pairs": steady.n if steady else 0,
         "verdict": SpeedVerdict.BASELINE.value if baseline else verdict and verdict.value,
+        "repeats_to_decide": further and pairing.highest_repeat + 1 + further,
         "efficiency": efficiency(steady.median if steady else None, devices=devices),
         "efficiency_with_startup": efficiency(whole.median if whole else None, devices=devices),
     }

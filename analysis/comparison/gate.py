@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
-from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, POWER, SpeedVerdict, repeats_to_add
+from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, MOST_FURTHER, POWER, SpeedVerdict, repeats_to_add
 from analysis.comparison.sides import OVERALL, TIME
 from parallelbench.errors import ConfigError
 
@@ -89,9 +90,31 @@ def notes(comparison: Comparison) -> list[str]:
             lines.append(f"Only {side} has counted runs of {text.listed(names, most=8)}.")
     lines += [f"Side B lacks {lost}." for lost in comparison.lost]
     lines += [f"Side A lacks {gained}." for gained in comparison.gained]
+    lines += _would_decide(comparison)
     if verdicts > 1:
         lines.append(text.together(verdicts))
     return lines
+
+
+def _would_decide(comparison: Comparison) -> list[str]:
+    """How many repeats would decide where no difference is shown."""
+    several = len({row.group for row in comparison.rows}) > 1
+    judged = [
+        (f"{row.configuration} ({row.group})" if several else row.configuration, row.verdict, row.further_repeats)
+        for row in comparison.rows
+    ]
+    judged += [(OVERALL, comparison.verdict, comparison.further_repeats)] if len(comparison.rows) > 1 else []
+    undecided: dict[int | None, list[str]] = defaultdict(list)
+    for name, verdict, further in judged:
+        if verdict is SpeedVerdict.NO_DIFFERENCE:
+            undecided[further].append(name)
+    return [f"{text.listed(names, most=8)}: {_further(further)}." for further, names in undecided.items()]
+
+
+def _further(repeats: int | None) -> str:
+    if repeats is None:
+        return f"{SpeedVerdict.NO_DIFFERENCE}; more than {MOST_FURTHER} further repeats would be needed to decide"
+    return f"{SpeedVerdict.NO_DIFFERENCE}; if it stays so, {text.repeats(repeats)} more per side, in turn, would decide"
 
 
 def percentage(given: str) -> float:

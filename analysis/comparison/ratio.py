@@ -31,6 +31,8 @@ ENOUGH_REPEATS = 6
 """Fewest repeats for a verdict on a claim: with fewer, an interval depends on the shape of the noise."""
 FEW_REPEATS = 4
 """Fewest pairs for a narrow interval: with 3 it reaches four times as far to each side as the pairs vary."""
+EQUAL_WITHIN = 0.05
+"""By how much one of two speeds that are called equal may exceed the other."""
 
 Ends = tuple[float, float]
 """Lower and upper end of an interval."""
@@ -89,6 +91,17 @@ class Ratio:
     def at(self, error: float) -> Ratio:
         """The same with an interval that leaves out the true ratio so often at most."""
         return replace(self, error=error)
+
+    @property
+    def further_repeats(self) -> int | None:
+        """How many more repeats of each side would decide where no difference is shown, if the ratios vary alike; None
+        where something is shown, where there is no interval, and for more than a hundred.
+        """
+        if self._ends is None or _of_ends(self._ends) is not SpeedVerdict.NO_DIFFERENCE:
+            return None
+        return repeats_to_add(
+            lambda more: (ends := self.after(more)) is not None and _of_ends(ends) is not SpeedVerdict.NO_DIFFERENCE
+        )
 
     def differs_from_1(self, error: float) -> bool:
         """Whether the interval with this error leaves out 1."""
@@ -229,7 +242,11 @@ def at_one_look(n: int, error: float) -> float:
     return 3.2 * math.pow(error, 1.125) * math.pow(n, -1.5)
 
 
-def repeats_to_add(decides: Callable[[int], bool], *, most: int = 100) -> int | None:
+MOST_FURTHER = 100
+"""Further repeats that are worth advising."""
+
+
+def repeats_to_add(decides: Callable[[int], bool], *, most: int = MOST_FURTHER) -> int | None:
     """How many more repeats of each side decide; None for more than `most`. `decides`: whether so many do.
 
     Intervals shrink about their middle, so what decides goes on deciding.
@@ -259,7 +276,8 @@ class SpeedVerdict(StrEnum):
     BASELINE = "baseline"
     FASTER = "faster"
     SLOWER = "slower"
-    INDISTINGUISHABLE = "indistinguishable"
+    EQUAL = f"equal within {100 * EQUAL_WITHIN:.0f} %"
+    NO_DIFFERENCE = "no difference shown"
     TOO_FEW = "too few repeats"
     NO_PAIR = "no repeat in common"
     NOT_INTERLEAVED = "not interleaved"
@@ -270,14 +288,23 @@ class SpeedVerdict(StrEnum):
 
 
 def of_speed(ratio: Ratio | None) -> SpeedVerdict:
-    """The verdict on a ratio of speeds: indistinguishable where its interval holds 1. None: no repeat was paired."""
+    """The verdict on a ratio of speeds. None: no repeat was paired."""
     if ratio is None:
         return SpeedVerdict.NO_PAIR
     if ratio.low is None or ratio.high is None:
         return SpeedVerdict.NOT_INTERLEAVED if ratio.is_apart else SpeedVerdict.TOO_FEW
-    if ratio.low <= 1 <= ratio.high:
-        return SpeedVerdict.INDISTINGUISHABLE
-    return SpeedVerdict.FASTER if ratio.low > 1 else SpeedVerdict.SLOWER
+    return _of_ends((ratio.low, ratio.high))
+
+
+def _of_ends(ends: Ends) -> SpeedVerdict:
+    """A difference where the interval leaves out 1, however small; else equal where it lies within the margin, which
+    is the same for a ratio and its inverse.
+    """
+    low, high = ends
+    if low > 1 or high < 1:
+        return SpeedVerdict.FASTER if low > 1 else SpeedVerdict.SLOWER
+    equal = low >= 1 / (1 + EQUAL_WITHIN) and high <= 1 + EQUAL_WITHIN
+    return SpeedVerdict.EQUAL if equal else SpeedVerdict.NO_DIFFERENCE
 
 
 def of_several(ratios: Iterable[Ratio | None]) -> float:

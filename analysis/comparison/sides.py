@@ -95,6 +95,11 @@ class Compared:
         return SpeedVerdict.NO_STEADY_EPOCH if self.untimed else known
 
     @property
+    def further_repeats(self) -> int | None:
+        """How many more repeats of each side would decide where no difference is shown."""
+        return self.time.further_repeats if self.time and self.verdict is SpeedVerdict.NO_DIFFERENCE else None
+
+    @property
     def shown_verdict(self) -> str:
         """The verdict, with what is missing for another one."""
         if not self.untimed:
@@ -128,6 +133,11 @@ class Comparison:
     def verdict(self) -> SpeedVerdict:
         """How B compares with A over all configurations together."""
         return of_time(self.overall) if all(row.time for row in self.rows) else SpeedVerdict.INCOMPLETE
+
+    @property
+    def further_repeats(self) -> int | None:
+        """How many more repeats of each side would decide where no difference is shown."""
+        return self.overall.further_repeats if self.overall and self.verdict is SpeedVerdict.NO_DIFFERENCE else None
 
     @property
     def shown_verdict(self) -> str:

@@ -117,8 +117,8 @@ def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Callable[[str]
 
 
 def _with_startup(row: dict[str, Any]) -> str:
-    """Nothing where the speed is not told from one device's: there a share says something with its interval alone."""
-    if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
+    """Nothing where no difference is shown: there a share says something with its interval alone."""
+    if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
         return ""
     return f"{text.percent(row['efficiency_with_startup'])} including start-up and "
 
@@ -129,8 +129,8 @@ def _told(row: dict[str, Any]) -> str:
         return ""
     low, high = (row[f"speed_up_{end}"] / row["devices"] for end in ("low", "high"))
     ends = text.ends(low, high) if text.is_wide(low, high) else f"{text.percent(low)}–{text.percent(high)}"
-    same = ", in speed not told from one device" if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE else ""
-    return f" ({ends}{same})"
+    alike = row["verdict"] in (SpeedVerdict.NO_DIFFERENCE, SpeedVerdict.EQUAL)
+    return f" ({ends}{'; beside one device ' + row['verdict'] if alike else ''})"
 
 
 def _achieved(row: dict[str, Any]) -> str:

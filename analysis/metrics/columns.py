@@ -277,10 +277,14 @@ PER_CONFIGURATION = (
     Column("speed_up_low", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
     Column("speed_up_high", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
     count("speed_up_pairs", "repeats that were paired"),
-    text("verdict", "faster or slower than one device; indistinguishable where the interval holds 1; too few repeats "
-        "for one; not interleaved where the sides were measured apart; no repeat in common; disturbed where others "
-        "took cores or GPUs of all runs of a side; not comparable where the environments differ in what must match",
-        null=_NO_PAIR, heading="Against one device", show=Show.VERDICT, beside=("speed_up_pairs",)),
+    text("verdict", "faster or slower than one device; equal within 5 % where the interval holds 1 and lies within "
+        "that margin; no difference shown where it holds 1 and reaches further; too few repeats for an interval; not "
+        "interleaved where the sides were measured apart; no repeat in common; disturbed where others took cores or "
+        "GPUs of all runs of a side; not comparable where the environments differ in what must match", null=_NO_PAIR,
+        heading="Against one device", show=Show.VERDICT, beside=("speed_up_pairs",)),
+    count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
+        "ratios vary as now", null="decided, no interval, or more than 100 further ones",
+        heading="Repeats that would decide", where_known=True),
     share("efficiency", "speed_up ÷ devices, 1 = ideal", null=_NO_PAIR, heading="Efficiency, steady",
         brief="effi-\nciency"),
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
@@ -354,7 +358,7 @@ def _over_repeats(column: Column) -> Column:
 _SUMMARY_FIRST = (
     *("group", "configuration", "variant", "strategy", "devices", "nodes", "scaling"),
     *("outcomes", "runs", "repeats", "steady_epoch_time_s", "speed_up", "speed_up_low", "speed_up_high"),
-    *("speed_up_pairs", "verdict", "efficiency", "efficiency_with_startup"),
+    *("speed_up_pairs", "verdict", "repeats_to_decide", "efficiency", "efficiency_with_startup"),
 )
 """The first columns of `summary`."""
 FIRST: dict[Place, tuple[str, ...]] = {

@@ -10,7 +10,6 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import (
-    against_one_device,
     beside_others,
     error_of_intervals,
     limited,
@@ -25,9 +24,9 @@ from analysis.comparison.ratio import (
     ENOUGH_REPEATS,
     FEW_REPEATS,
     FEWEST_REPEATS,
+    MOST_FURTHER,
     SpeedVerdict,
     half_width,
-    repeats_to_add,
 )
 from analysis.comparison.run import environments_of
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
@@ -37,7 +36,6 @@ from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
 
 if TYPE_CHECKING:
-    from analysis.comparison.pairing import Pairing
     from analysis.runs.reader import Runs
 
 
@@ -80,8 +78,8 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
     if several and more:
-        return [_counted(compared), *(_gain(runs, row, named=True) for row in _extremes(ordered))]
-    return [_gain(runs, row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
+        return [_counted(compared), *(_gain(row, named=True) for row in _extremes(ordered))]
+    return [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
 
 
 def _counted(compared: pl.DataFrame) -> str:
@@ -102,39 +100,32 @@ def _compared(runs: Runs) -> pl.DataFrame:
     return summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
 
 
-def _gain(runs: Runs, row: dict[str, Any], *, named: bool) -> str:
+def _gain(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
-    does = "trains an epoch" if row["scaling"] == "strong" else "trains"
+    does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
+    speed, pairs = f"{row['speed_up']:.2f} times as fast as one device", text.repeats(row["speed_up_pairs"])
     steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
-    share = f"{steady} of theoretical scaling, {whole}"
-    rest = f"{share} including start-up" if row["devices"] > 1 else f"{text.repeats(row['speed_up_pairs'])}"
+    rest = f"{steady} of theoretical scaling, {whole} including start-up" if row["devices"] > 1 else pairs
     if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
         rest += " (more than the ideal: by chance, or an error of the measurement)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
-        apart = f"{text.repeats(row['speed_up_pairs'])}, but measured apart from it: no interval"
-        return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({apart}): {rest}."
-    few = text.repeats(row["speed_up_pairs"])
+        return f"{does} {speed} ({pairs}, but measured apart from it: no interval): {rest}."
     if row["verdict"] == SpeedVerdict.TOO_FEW:
-        speed = f"{row['speed_up']:.2f} times as fast as one device"
-        return f"{what} {does} {speed} in {few}, too few for an interval: {rest}."
-    low, high, pairs = row["speed_up_low"], row["speed_up_high"], row["speed_up_pairs"]
-    span = f"{text.interval_of_95(low, high)}, {text.repeats(pairs)}"
-    if row["verdict"] == SpeedVerdict.INDISTINGUISHABLE:
-        decides = _would_decide(runs, against_one_device(runs)[row["group"], row["configuration"]])
-        speed = f"{row['speed_up']:.2f} times as fast as one device"
-        return f"{what}: no difference was shown: {speed} ({span}); {decides}."
-    return f"{what} {does} {row['speed_up']:.2f} times as fast as one device ({span}): {rest}."
+        return f"{does} {speed} in {pairs}, too few for an interval: {rest}."
+    told = f"{speed} ({text.interval_of_95(row['speed_up_low'], row['speed_up_high'])}, {pairs})"
+    if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
+        return f"{what}: {row['verdict']}: {told}; {_would_decide(row['repeats_to_decide'])}."
+    return (
+        f"{what}: {row['verdict']}: {told}: {rest}."
+        if row["verdict"] == SpeedVerdict.EQUAL
+        else f"{does} {told}: {rest}."
+    )
 
 
-def _would_decide(runs: Runs, pairing: Pairing) -> str:
-    """How many repeats would show a difference, if the ratio and what it varies by stay as they are."""
-    ratio = pairing.speed_up()
-    assert ratio is not None
-    ratio = ratio.at(error_of_intervals(runs))
-    needed = repeats_to_add(lambda more: (ends := ratio.after(more)) is not None and not ends[0] <= 1 <= ends[1])
-    if needed is None:
-        return "more than 100 further repeats would be needed to show one"
-    repeats = pairing.highest_repeat + 1 + needed
+def _would_decide(repeats: int | None) -> str:
+    """How many repeats would decide, if the ratio and what it varies by stay as they are."""
+    if repeats is None:
+        return f"more than {MOST_FURTHER} further repeats would be needed to decide"
     return f"if it stays so, {text.repeats(repeats)} would decide (sweep.repeats={repeats})"
 
 

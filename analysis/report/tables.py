@@ -89,7 +89,7 @@ def _interval(*ends: float | None) -> str:
 def _verdict(value: str | None, pairs: int) -> str:
     if value == SpeedVerdict.TOO_FEW:
         return f"{value}: n={pairs}"
-    return _plain(value).replace("indistinguishable", "indistin\u00adguishable")  # where it may break
+    return _plain(value)
 
 
 def _exclusion(value: str | None, detail: str | None) -> str:

@@ -117,7 +117,7 @@ class _Lines:
             yield Segment.line()
 
 
-VERSION = 1
+VERSION = 2
 """Rises when a field is renamed or removed, or changes its meaning; new fields don't raise it."""
 
 
@@ -187,7 +187,7 @@ def print_comparison(comparison: Comparison, notes: Sequence[str], gate: Gate | 
     print_json(
         "comparison",
         configurations=[_compared(row) for row in comparison.rows],
-        all=_ratio(comparison.overall) | {"verdict": comparison.verdict.value},
+        all=_judged(comparison.overall, comparison),
         only_a=list(comparison.only_a),
         only_b=list(comparison.only_b),
         gate=None if gate is None else {"exit_code": gate.code, "message": gate.message},
@@ -200,15 +200,15 @@ def _compared(row: Compared) -> dict[str, Any]:
 
     medians = {"a_epoch_time_s": row.a[TIME], "b_epoch_time_s": row.b[TIME]}
     named = {"group": row.group, "configuration": row.configuration}
-    return named | medians | _ratio(row.time) | {"verdict": row.verdict.value}
+    return named | medians | _judged(row.time, row)
 
 
-def _ratio(ratio: Ratio | None) -> dict[str, Any]:
-    """B ÷ A of the time, with its 95 % interval."""
+def _judged(ratio: Ratio | None, found: Compared | Comparison) -> dict[str, Any]:
+    """B ÷ A of the time, with its 95 % interval, and the verdict."""
     names = ("ratio", "low", "high", "pairs")
-    return dict(
-        zip(names, (ratio.median, ratio.low, ratio.high, ratio.n) if ratio else (None, None, None, 0), strict=True)
-    )
+    known = (ratio.median, ratio.low, ratio.high, ratio.n) if ratio else (None, None, None, 0)
+    verdict = {"verdict": found.verdict.value, "further_repeats": found.further_repeats}
+    return dict(zip(names, known, strict=True)) | verdict
 
 
 def print_claims(judgements: Iterable[Judgement], notes: Sequence[str]) -> None:

@@ -136,7 +136,7 @@ def test_what_is_measured_elsewhere_has_a_table_of_its_own(tmp_path: Path, capsy
     out = " ".join(capsys.readouterr().out.split())
     assert "Measured elsewhere: these runs are not the publications', so they decide nothing." in out
     assert "0 reproduced, 0 refuted" in out
-    assert "elsewhere, in demo (model=cnn_small data=digits device_type=cpu)" in out.replace("\n", " ")
+    assert "elsewhere, with model=cnn_small data=digits device_type=cpu (demo)" in out.replace("\n", " ")
 
 
 def test_each_claim_of_the_publications_says_what_it_depends_on_and_has_a_twin_to_try() -> None:

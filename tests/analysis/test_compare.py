@@ -51,7 +51,7 @@ def test_strong_scaling_compares_times_pair_by_pair(tmp_path: Path) -> None:
     assert row["speed_up"] == 1.5
     assert row["efficiency"] == 0.75
     assert (row["speed_up_low"], row["speed_up_high"]) == pytest.approx(ratio.interval((1.25, 2.0, 1.5)))
-    assert (row["speed_up_pairs"], row["verdict"]) == (3, "indistinguishable")
+    assert (row["speed_up_pairs"], row["verdict"]) == (3, "no difference shown")
     assert row["steady_epoch_time_s"] == 10.0
     # start-up 2.4 − 0.2, first epoch 9, two later ones: (31.2 ÷ 27.2, 51.2 ÷ 31.2, 71.2 ÷ 51.2)
     assert row["efficiency_with_startup"] == pytest.approx(71.2 / 51.2 / 2)

@@ -78,7 +78,7 @@ def test_sources_that_count_as_the_same_are_compared_and_named(tmp_path: Path) -
     strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2])
     strategy_of(tmp_path / "b", ONE, [6.0, 6.6, 7.2], at=IN_TURN + 5e4, now=TWO)
     found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
-    assert [row.verdict for row in found.rows] == ["indistinguishable"]
+    assert [row.verdict for row in found.rows] == ["equal within 5 %"]
     assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."
 
 

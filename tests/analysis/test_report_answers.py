@@ -100,7 +100,7 @@ def test_an_efficiency_has_its_interval_and_its_verdict(tmp_path: Path) -> None:
         published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(10.0 * noisy[repeat]))
     (figure,) = draw(load(tmp_path), ["scaling"])
     assert " % in steady state (" in figure.finding.replace("\u202f", " ")
-    assert "in speed not told from one device)" in figure.finding
+    assert "; beside one device no difference shown)" in figure.finding
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_ends_that_say_nothing_are_printed_nowhere(tmp_path: Path) -> None:
     assert {cell.interval for _, cells in glances.rows for cell in cells} == {f"95 % {wide}"}
     assert all(f"({f'95 % {wide}'}, 3 repeats)" in line for line in notes.headline(runs))
     (figure,) = draw(runs, ["scaling"])
-    assert f"({wide}, in speed not told from one device)" in figure.finding
+    assert f"({wide}; beside one device no difference shown)" in figure.finding
     asked = claim(
         contrasts=[{"from": {"strategy": "single", "devices": 1}, "to": {"strategy": "ddp", "devices": 2}}],
         expect={"above": 1},
@@ -221,7 +221,7 @@ def test_the_page_has_claims_a_line_for_what_is_not_drawn_and_no_empty_heading(
     told = page.partition('id="not-drawn"')[2].partition("</ul>")[0]
     assert "No run that counts pushed to a parameter server" in told
     assert "No run that counts measured the energy of its GPUs" in told
-    assert "elsewhere, in demo (model=cnn_small data=digits device_type=cpu)" in page
+    assert "elsewhere, with model=cnn_small data=digits device_type=cpu (demo)" in page
     with (tmp_path / "demo" / "report" / "tables" / "claims.csv").open(encoding="utf-8") as file:
         found = {row["claim"]: row for row in csv.DictReader(file) if row["runs"] == "elsewhere"}
     assert found["sequential_training_slowest"]["finding"] == "reproduced"
@@ -256,7 +256,7 @@ def test_repeats_that_would_decide_do_decide(tmp_path: Path) -> None:
         return notes.answers(load(tmp_path))[0]
 
     told = sentence(range(4))
-    assert told.startswith("ddp × 2: no difference was shown: 1.20 times as fast as one device (")
+    assert told.startswith("ddp × 2: no difference shown: 1.20 times as fast as one device (")
     would = int(re.search(r"(\d+) repeats would decide", told)[1])  # type: ignore[index]
     assert 4 < would < 20
     assert "no difference" in sentence(range(4, would // 2))

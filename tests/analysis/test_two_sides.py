@@ -78,16 +78,18 @@ def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_r
     ddp, single = found.rows
     assert ddp.time is not None
     assert [value for _, value in ddp.time.pairs] == pytest.approx([1.1, 7.33 / 6.6, 7.85 / 7.2])
-    assert (ddp.verdict, single.verdict) == ("slower", "indistinguishable")
+    assert (ddp.verdict, single.verdict) == ("slower", "no difference shown")
     assert (ddp.a["steady_epoch_time_s"], ddp.b["steady_epoch_time_s"]) == (6.6, 7.33)
     assert found.overall is not None
     both = [math.sqrt(1.1 * 1.0), math.sqrt(7.33 / 6.6 * 10.9 / 11), math.sqrt(7.85 / 7.2 * 12.2 / 12)]
     assert [value for _, value in found.overall.pairs] == pytest.approx(both)
     assert found.notes[0] == "The compared runs differ in git.commit: 0123abc and 456def."
     assert len(found.notes) == 1, "in turn"
+    assert (ddp.further_repeats, single.further_repeats) == (None, 1), "the first one is decided"
+    assert "single × 1: no difference shown; if it stays so, 1 repeat more per side" in " ".join(gates.notes(found))
     time = found.frame.filter(pl.col("metric") == "steady_epoch_time_s")
     assert time["configuration"].to_list() == ["ddp × 2", "single × 1", "all configurations"]
-    assert time["verdict"].to_list()[:2] == ["slower", "indistinguishable"]
+    assert time["verdict"].to_list()[:2] == ["slower", "no difference shown"]
     throughput = found.frame.filter(pl.col("metric") == "throughput_samples_per_s")["ratio"]
     assert throughput[0] == pytest.approx(1 / ddp.time.median)
     energy = found.frame.filter(pl.col("metric") == "gpu_energy_per_sample_j")
@@ -130,7 +132,7 @@ def test_host_commit_and_load_may_differ(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE, environment={"host": "n1", "load_average_1min": 0.1})
     b = sweep(tmp_path / "b", BEFORE, at=BETWEEN, environment={"host": "n2", "load_average_1min": 0.7})
     found = compare(a, b)
-    assert [row.verdict for row in found.rows] == ["indistinguishable"] * 2
+    assert [row.verdict for row in found.rows] == ["equal within 5 %"] * 2
     assert found.notes[0] == "The compared runs differ in host: n1 and n2."
 
 
@@ -143,7 +145,7 @@ def test_what_one_side_lacks_is_named_and_what_does_not_count_is_not_compared(tm
     published(config(tmp_path / "b", repeat=1, strategy="fsdp", devices=2), Fake(started_at=BETWEEN))
     found = compare(a, load(tmp_path / "b"))
     assert [(row.configuration, row.shown_verdict) for row in found.rows] == [
-        ("ddp × 2", "indistinguishable"),
+        ("ddp × 2", "equal within 5 %"),
         ("fsdp × 2", "no repeat in common"),
     ]
     assert (found.only_a, found.only_b) == (("single × 1",), ("model_parallel × 2",))
@@ -259,7 +261,7 @@ def test_what_may_differ_must_not_differ_within_a_side(tmp_path: Path) -> None:
         compare(load(tmp_path / "a"), b, across=["batch_size"])
     same = sweep(tmp_path / "c", BEFORE, at=BETWEEN, changes={"batch_size": 64})
     found = compare(load(tmp_path / "a"), same)
-    assert [row.verdict for row in found.rows] == ["indistinguishable"] * 2
+    assert [row.verdict for row in found.rows] == ["equal within 5 %"] * 2
     assert len(found.only_a) == 2
     assert "batch size 128" in found.only_a[0]
 
@@ -367,7 +369,7 @@ def test_what_limits_one_row_names_it(tmp_path: Path) -> None:
     sweep(tmp_path / "b", {"ddp": BEFORE["ddp"]}, at=BETWEEN)
     sweep(tmp_path / "b", {"single": BEFORE["single"]}, at=1.8e9)
     found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
-    assert [row.verdict for row in found.rows] == ["indistinguishable", "not interleaved"]
+    assert [row.verdict for row in found.rows] == ["equal within 5 %", "not interleaved"]
     assert any(note.startswith("single × 1: The two sides were measured apart") for note in found.notes)
 
 
