@@ -160,8 +160,8 @@ def lines(judgement: Judgement, *, most: int) -> list[str]:
 
 
 def _place(each: Elsewhere) -> str:
-    """Where else it was measured: "elsewhere, in mnist_two_devices_small (data=digits)"."""
-    return f"elsewhere, in {text.listed(list(each.sweeps))} ({' '.join(each.outside)})"
+    """In what its runs are not the publication's: "elsewhere, with data=digits (mnist_two_devices_small)"."""
+    return f"elsewhere, with {' '.join(each.outside)} ({text.listed(list(each.sweeps))})"
 
 
 def _effects(cases: Sequence[Case], claim: Claim, *, most: int) -> list[str]:
