@@ -34,7 +34,7 @@ from parallelbench.config.components import Batch
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.gpu_check.strategies import waits_by_design
+from parallelbench.gpu_check.variants import waits_by_design
 from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies import mesh
 from parallelbench.strategies.data_parallel import DdpStrategy

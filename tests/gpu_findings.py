@@ -43,7 +43,7 @@ FINDINGS = (
     Finding(
         "gpu-check failed where a strategy waits by design",
         "the strategy says why, and no wait is looked for",
-        ("tests/test_gpu_check.py::test_the_ranks_results_are_judged",),
+        ("tests/test_gpu_check.py::test_runs_on_gpus_never_wait_but_by_design",),
         "strategy parameter_server",
     ),
     Finding(
@@ -119,7 +119,7 @@ FINDINGS = (
         "they wait for 240 s, and the run that failed is the one that is named",
         (
             "tests/test_gpu_check.py::test_ranks_wait_for_others_that_compile",
-            "tests/test_gpu_check.py::test_the_plain_run_is_tried_first",
+            "tests/test_gpu_check.py::test_answers_become_one_line",
         ),
         "strategy model_parallel",
     ),
@@ -209,7 +209,7 @@ BY_CONSTRUCTION = {
     ),
     "the loss and the update compiled (`compile_scope=step`) train alike, under every strategy that compiles": (
         "tests/strategies/test_compile.py::test_a_compiled_strategy_trains_like_one_device",
-        "compile_scope=step, adam",
+        "no waits: compile_scope=step, adam",
     ),
     "what can't be compiled is refused": (
         "tests/strategies/test_compile.py::test_what_can_not_be_compiled_is_refused_with_the_reason",

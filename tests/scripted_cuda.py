@@ -146,6 +146,12 @@ class ScriptedCuda:
         self.calls.append("aside")
         yield
 
+    @contextlib.contextmanager
+    def waits_are_errors(self) -> Iterator[None]:
+        self.calls.append("waits: error")
+        yield
+        self.calls.append("waits: allowed")
+
     def device_name(self, device: torch.device) -> str:
         return "Scripted GPU"
 

@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from parallelbench.gpu_check.__main__ import checks
+from parallelbench.gpu_check.__main__ import sections
+from parallelbench.gpu_check.attempts import Workers
 from tests.docs import DOCS, PAGES
 from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 
@@ -67,7 +68,7 @@ def test_each_finding_about_gpus_names_a_test_that_exists_and_a_line_of_gpu_chec
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
-    lines = {name for name, _ in checks("cuda", 2)}
+    lines = {name for section in sections(Workers("cuda", 2, ROOT)).values() for name in section}
     named = {finding.tests: finding.gpu_check for finding in FINDINGS}
     named |= {(test,): line for test, line in BY_CONSTRUCTION.values()}
     named |= dict.fromkeys(((test,) for test in BAD_INPUT.values()), "")

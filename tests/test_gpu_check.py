@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import json
-import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
+from unittest import mock
 
 import msgspec
 import pytest
 import torch
 
 from launch.sweep import one_run
-from parallelbench.gpu_check import attempts, device, strategies, telemetry, training, variants
+from parallelbench.gpu_check import device, strategies, telemetry, training, variants, whole_runs
 from parallelbench.gpu_check.__main__ import carry_out_all
 from parallelbench.gpu_check.__main__ import main as gpu_check_main
+from parallelbench.gpu_check.attempts import Answer, Workers, answer_of
 from parallelbench.gpu_check.nodes import Nodes
 from parallelbench.gpu_check.results import (
     CheckResult,
@@ -31,17 +32,23 @@ from parallelbench.gpu_check.results import (
     between,
     carry_out,
 )
-from parallelbench.gpu_check.strategies import Result, has_parity
-from parallelbench.gpu_check.variants import run_of
+from parallelbench.gpu_check.variants import as_attempt, run_of
 from parallelbench.results.attempt import Attempt
+from parallelbench.results.files import fill
+from parallelbench.results.journal import read_entries
 from parallelbench.strategies.pipeline.schedules import Schedule
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
+from parallelbench.training.loop import Trainer
+from parallelbench.training.worker import RankError
 from parallelbench.world.machine import Gpu
-from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 from tests.norm_kernels import kernels_on_cpus
+from tests.scripted_cuda import WORLD, ScriptedCuda
 from tests.telemetry.playback import environment, library, recorded
+
+if TYPE_CHECKING:
+    from parallelbench.config.run import RunConfig
 
 CPU = World()
 SMALL = ["data=synthetic", "data.train_samples=960", "data.test_samples=74", "batch_size=96"]
@@ -57,9 +64,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 """
-OTHERS = (
-    "('hydra', 'omegaconf', 'pyarrow', 'polars', 'psutil', 'scipy', 'sklearn', 'altair', 'rich', 'submitit', 'pandas')"
-)
+OTHERS = "('hydra', 'omegaconf', 'pyarrow', 'polars', 'scipy', 'sklearn', 'altair', 'rich', 'submitit', 'pandas')"
 
 
 def program(names: str, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -88,11 +93,13 @@ def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
 @pytest.mark.exhaustive
 def test_all_checks_can_be_loaded_with_these_packages() -> None:
     code = (
-        "from parallelbench.gpu_check.__main__ import checks\n"
+        "from pathlib import Path\n"
+        "from parallelbench.gpu_check.__main__ import sections\n"
+        "from parallelbench.gpu_check.attempts import Workers\n"
         "import parallelbench.gpu_check.strategies, torch\n"
         "torch.cuda.set_device = lambda _: None\n"
-        "from unittest import mock\n"
-        "print(*[name for name, _ in checks('cuda', 2)], sep='|')\n"
+        "found = sections(Workers('cuda', 2, Path('nowhere'))).values()\n"
+        "print(*[name for section in found for name in section], sep='|')\n"
     )
     done = program(OTHERS, code)
     assert done.returncode == 0, done.stderr
@@ -100,8 +107,7 @@ def test_all_checks_can_be_loaded_with_these_packages() -> None:
     assert len(found) == len(set(found))
     assert {
         "energy, and the sampler's process",
-        "compile",
-        "compile_scope=step, adagrad",
+        "no waits: compile_scope=step, adagrad",
         "no waits: cnn_small bf16",
         "no waits: gpt_tiny bf16",
         "strategy ddp",
@@ -309,15 +315,6 @@ def test_training_is_compared_with_a_cpus(monkeypatch: pytest.MonkeyPatch) -> No
         training.like_a_cpu(CPU, "mlp")
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_half_precision_that_is_not_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert training.precision(CPU, "bf16").startswith("largest relative difference of a loss")
-    monkeypatch.setattr(Numerics, "autocast", lambda _: contextlib.nullcontext())
-    with pytest.raises(FailedError, match="last layer returned"):
-        training.precision(CPU, "bf16")
-
-
 @pytest.mark.slow
 def test_norms_by_torchs_kernels_are_held_against_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FailedError, match="does not take torch's kernels"):
@@ -330,29 +327,22 @@ def test_norms_by_torchs_kernels_are_held_against_plain_ones(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_waits_are_forbidden_from_the_first_batch_to_the_last_and_allowed_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    modes: list[str] = []
-    run = training.small_run("mlp")
-    assert training.watched(CPU, run, modes.append) == "10 steps without a wait"
-    assert (modes[0], modes[-1]) == ("error", "default")
-    steps: list[str] = []
+def test_waits_are_errors_from_the_second_epochs_first_batch_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    (device := ScriptedCuda()).install(monkeypatch)
+    run = as_attempt(training.small_run("mlp", optimizer="sgd"), "cuda")
+    modes: list[list[str]] = []
     step = ModuleReplica.step
 
-    def waiting(replica: Any, batch: Any) -> Any:
-        steps.append(modes[-1])
-        if len(steps) == 15:
-            raise RuntimeError("called a synchronizing CUDA operation")
+    def noted(replica: Any, batch: Any) -> Any:
+        modes.append([call for call in device.calls if call.startswith("waits")])
         return step(replica, batch)
 
-    monkeypatch.setattr(ModuleReplica, "step", waiting)
-    modes.append("default")
-    finding = carry_out("no waits", functools.partial(training.watched, CPU, run, modes.append))
-    assert finding.state == "failed"
-    assert "synchronizing CUDA operation" in finding.text
-    assert steps == ["default"] * 10 + ["error"] * 5, "the first epoch warms up"
-    assert modes[-1] == "default"
+    monkeypatch.setattr(ModuleReplica, "step", noted)
+    replica, loader = variants.replica_of(run, WORLD), variants.loader_of(run, WORLD)
+    journal: Any = mock.MagicMock()
+    Trainer(replica, loader, run=run, world=WORLD, journal=journal).train()
+    assert modes == [[]] * 10 + [["waits: error"]] * 10, "the first epoch warms up"
+    assert [call for call in device.calls if call.startswith("waits")] == ["waits: error", "waits: allowed"]
 
 
 @pytest.mark.parametrize("name", strategies.names())
@@ -379,34 +369,17 @@ def test_all_schedules_of_pipelines_are_tried() -> None:
         assert found == set(get_args(Schedule))
 
 
-def test_one_gpu_is_too_few_for_a_strategy() -> None:
+def test_one_gpu_is_too_few_for_a_strategy(tmp_path: Path) -> None:
     with pytest.raises(SkippedError, match="two devices or more; here: 1"):
-        strategies.strategy("ddp", "cuda", 1)
+        strategies.strategy("ddp", Workers("cuda", 1, tmp_path))
     with pytest.raises(SkippedError, match="no run of it fits 2 devices"):
-        strategies.strategy("dp_tp", "cuda", 2)
+        strategies.strategy("dp_tp", Workers("cuda", 2, tmp_path))
 
 
 @pytest.mark.exhaustive
 def test_a_rehearsal_takes_as_few_processes_as_will_do() -> None:
     devices = {name: variants.runs(name, "cpu", 4)["plain"].devices for name in ("ddp", "dp_tp", "dp_pp_tp")}
     assert devices == {"ddp": 2, "dp_tp": 4, "dp_pp_tp": 4}
-
-
-@pytest.mark.slow
-def test_the_plain_run_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another one does wrong is not its fault."""
-    tried: list[str] = []
-
-    def carried_out(command: list[str], *_: Any) -> tuple[int, str]:
-        (runs,) = (Path(word) for word in command if word.endswith("runs.json"))
-        tried.extend(json.loads(runs.read_text()))
-        return 1, "ended"
-
-    monkeypatch.setattr(strategies, "output_of", carried_out)
-    with pytest.raises(FailedError, match="plain: rank 0 has left no result of the parity check, exit code 1: ended"):
-        strategies.strategy("pipeline", "cpu", 2)
-    assert tried == list(variants.runs("pipeline", "cpu", 2))
-    assert tried[0] == "plain"
 
 
 def test_ranks_wait_for_others_that_compile() -> None:
@@ -420,38 +393,75 @@ def test_one_gpu_on_each_of_two_nodes_is_enough() -> None:
     assert (plain.devices, plain.nodes) == (2, 2)
 
 
-GOOD = Result(difference=1e-12, tolerance=1e-9, trained=True, watched=True)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Attempt]:
+    """Two ranks of a small model, by attempts' own means."""
+    run = as_attempt(training.small_run("mlp", strategy="ddp", devices=2), "cpu")
+    with Workers("cpu", 2, tmp_path_factory.mktemp("attempts")) as workers:
+        return run, workers.carry_out(run)
 
 
-@pytest.mark.parametrize(
-    ("result", "error", "words"),
-    [
-        (Result(), None, "no result of the parity check"),
-        (Result(), "plain, rank 0: MemoryError", "vit_tiny, plain: .*, plain, rank 0: MemoryError"),
-        (Result(difference=0.0, tolerance=1e-9), None, "no word of having trained"),
-        (Result(difference=0.1, tolerance=1e-9, trained=True, watched=True), None, r"from one device 0\.1 \(limit"),
-        (Result(difference=math.nan, tolerance=1e-9, trained=True, watched=True), None, "from one device nan"),
-        (Result(difference=0.0, tolerance=1e-9, trained=True), None, "no word of an epoch in which waits"),
-        (GOOD, "plain, rank 1: RuntimeError: a wait", "rank 1: RuntimeError: a wait"),
-        (msgspec.structs.replace(GOOD, unlike=["gradients 0.5 (limit 0.1)"]), None, r"not like one device: gradients"),
-    ],
-)
-def test_what_is_wrong_with_the_ranks_results_is_said(result: Result, error: str | None, words: str) -> None:
-    plain = {"plain": variants.runs("ddp", "cuda", 2)["plain"]}
-    with pytest.raises(FailedError, match=words):
-        strategies.judge(plain, "cuda", {"plain": result}, error)
+def altered(attempt: Attempt, folder: Path, alter: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Attempt:
+    """A copy in which each entry of rank 0's journal is what `alter` makes of it; None: it is not there."""
+    copy = Attempt(folder / attempt.path.name)
+    shutil.copytree(attempt.path, copy.path)
+    entries = read_entries(attempt.path / "journal-rank0.jsonl")
+    kept = [entry for entry in map(alter, entries) if entry is not None]
+    (copy.path / "journal-rank0.jsonl").write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in kept))
+    return copy
+
+
+def failing(table: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Lets all rows of a table have failed."""
+    worse = {"passed": False, "gradient_difference": 0.1} if table == "parity" else {"passed": False, "difference": 0.5}
+
+    def alter(entry: dict[str, Any]) -> dict[str, Any]:
+        row = entry.get("row", {})
+        changed = {key: value for key, value in worse.items() if key in row}
+        return entry | {"row": row | changed} if entry.get("table") == table else entry
+
+    return alter
 
 
 @pytest.mark.slow
-def test_the_ranks_results_are_judged() -> None:
+@pytest.mark.parametrize(
+    ("alter", "words"),
+    [
+        (lambda entry: entry, ""),
+        (lambda entry: None if entry.get("table") == "parity" else entry, "no result of the parity check"),
+        (failing("parity"), r"difference from one device 0\.1 \(limit 1e-09\)"),
+        (failing("checks"), r"not like one device: .*gradients 0\.5 \(limit"),
+        (lambda entry: None if entry.get("table") == "epochs" else entry, "trained 0 of 2 epochs"),
+        (lambda entry: None if "closing_check_s" in entry else entry, "did not come to the closing check's end"),
+    ],
+    ids=["right", "no parity", "parity", "closing", "epochs", "end"],
+)
+def test_an_attempts_journals_are_judged(
+    finished: tuple[RunConfig, Attempt], tmp_path: Path, alter: Any, words: str
+) -> None:
+    run, attempt = finished
+    found = answer_of(run, altered(attempt, tmp_path, alter)).problem
+    assert re.search(words, found) if words else found == ""
+
+
+@pytest.mark.slow
+def test_the_first_rank_that_failed_by_itself_is_named(finished: tuple[RunConfig, Attempt], tmp_path: Path) -> None:
+    run, attempt = finished
+    copy = altered(attempt, tmp_path, lambda entry: entry)
+    for rank, kind, at in ((0, "peer", 1.0), (1, "error", 2.0)):
+        error = RankError(rank=rank, kind=kind, reason=f"of rank {rank}", time=at)
+        fill(copy.error_file(rank), msgspec.json.encode(error))
+    assert answer_of(run, copy).problem == "rank 1: of rank 1"
+
+
+def test_answers_become_one_line() -> None:
     runs = variants.runs("ddp", "cuda", 2)
-    results = {label: GOOD if has_parity(run) else Result(trained=True, watched=True) for label, run in runs.items()}
-    text = strategies.judge(runs, "cuda", results, None)
+    text = strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("", 1e-12)))
     assert text.startswith("2 devices, vit_tiny, largest difference from one device 1e-12; trained like plain code: ")
     assert text.endswith("; no step waited")
     assert {"sgd", "bf16", "compile", "graph"} <= set(text.partition("plain code: ")[2].partition(";")[0].split(", "))
-    with pytest.raises(FailedError, match="compile: rank 0 has left no word of having trained"):
-        strategies.judge(runs, "cuda", results | {"compile": Result()}, None)
+    with pytest.raises(FailedError, match="2 devices, vit_tiny, compile: rank 1: a wait"):
+        strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("")) | {"compile": Answer("rank 1: a wait")})
     for name, words in (
         (
             "downpour",
@@ -460,8 +470,14 @@ def test_the_ranks_results_are_judged() -> None:
         ("sandblaster_lbfgs", "waits by design, so none was looked for: L-BFGS reads each loss"),
     ):
         runs = variants.runs(name, "cuda", 2)
-        done = dict.fromkeys(runs, Result(difference=0.0, tolerance=1e-9, trained=True))
-        assert words in strategies.judge(runs, "cuda", done, None)
+        assert words in strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("", 0.0)))
+
+
+@pytest.mark.slow
+def test_runs_on_gpus_never_wait_but_by_design() -> None:
+    for name in strategies.names():
+        for run in variants.runs(name, "cuda", 4).values():
+            assert (run.measure.waits == "error") == (variants.waits_by_design(run) == ""), name
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *labels: str) -> None:
@@ -473,9 +489,10 @@ def only(monkeypatch: pytest.MonkeyPatch, *labels: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_strategys_ranks_are_started_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategys_ranks_are_started_and_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     only(monkeypatch, "sgd", "bf16")
-    text = strategies.strategy("ddp", "cpu", 2)
+    with Workers("cpu", 2, tmp_path) as workers:
+        text = strategies.strategy("ddp", workers)
     assert text.startswith("2 devices, mlp, largest difference from one device")
     assert text.endswith("; trained like plain code: plain, sgd, bf16")
 
@@ -487,23 +504,23 @@ def test_strategies_are_checked_on_several_nodes(monkeypatch: pytest.MonkeyPatch
     only(monkeypatch)
     other = [sys.executable, "-m", "parallelbench.gpu_check.nodes", str(tmp_path), "1"]
     nodes = Nodes(2, "127.0.0.1", tmp_path)
-    with subprocess.Popen(other) as follower:
+    with subprocess.Popen(other) as follower, Workers("cpu", 1, tmp_path, nodes) as workers:
         for name in ("ddp", "fsdp"):
-            assert strategies.strategy(name, "cpu", 1, nodes).startswith("2 devices, mlp, 2 nodes, largest difference")
-        nodes.end()
+            assert strategies.strategy(name, workers).startswith("2 devices, mlp, 2 nodes, largest difference")
+        assert strategies.alone(training.small_run("mlp"), workers).startswith("1 devices, mlp, trained")
     assert follower.returncode == 0
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_ranks_that_fail_or_hang_are_reported() -> None:
-    run = variants.runs("ddp", "cpu", 2)["plain"]
-    _, error = strategies._carried_out({"plain": run}, "cuda")  # there is none: torch says so, or NCCL
-    if not torch.cuda.is_available():
-        assert error is not None
-    code, output = strategies.output_of([sys.executable, "-c", "import threading; threading.Event().wait()"], 0.5)
-    assert code == 1
-    assert output.endswith("ended after 0.5 s")
+def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = as_attempt(training.small_run("mlp", strategy="ddp", devices=2), "cpu")
+    with Workers("cuda", 2, tmp_path) as workers:  # there is none: torch says so, or NCCL
+        found = answer_of(run, workers.carry_out(run)).problem
+        assert torch.cuda.is_available() or found.startswith("rank ")
+        monkeypatch.setattr(workers, "device_type", "cpu")
+        monkeypatch.setattr("parallelbench.gpu_check.attempts.ATTEMPT_S", 0.0)
+        assert answer_of(run, workers.carry_out(run)).problem == "ended after 0 s"
 
 
 @pytest.mark.exhaustive
@@ -531,7 +548,7 @@ def carried_out(folder: Path, setting: str, *, fresh: bool = False) -> list[str]
 
         return name, carry
 
-    checks = [check("a"), check("b", "3 is too much"), check("c")]
+    checks = dict([check("a"), check("b", "3 is too much"), check("c")])
     failed = not (folder / "mended").exists()
     assert carry_out_all(checks, setting, path=folder / "kept.jsonl", fresh=fresh, some=False) == failed
     return done
@@ -568,18 +585,18 @@ def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        (functools.partial(attempts.ends_well, "cpu"), "2 epochs, "),
-        (functools.partial(attempts.ends_well, "cpu", "loader=arrow", devices=2), "2 × "),
-        (functools.partial(attempts.resumes, "cpu"), "stopped after epoch 1, went on with epoch 2"),
-        (functools.partial(attempts.packed, "cpu"), "2 runs of one warm process"),
-        (functools.partial(attempts.debugged, "cpu"), "5 deterministic steps"),
-        (functools.partial(attempts.hangs, "cpu", 2), "the outcome is timeout: rank 1 hangs: rank 0 waited"),
+        (lambda of: whole_runs.ends_well(of), "2 epochs, "),
+        (lambda of: whole_runs.ends_well(of, True, loader="arrow"), "2 × "),
+        (lambda _: whole_runs.resumes("cpu"), "stopped after epoch 1, went on with epoch 2"),
+        (lambda _: whole_runs.debugged("cpu"), "5 deterministic steps"),
+        (lambda _: whole_runs.hangs("cpu", 2), "the outcome is timeout: rank 1 hangs: rank 0 waited"),
     ],
-    ids=["whole", "two", "resumed", "packed", "debugged", "hangs"],
+    ids=["whole", "two", "resumed", "debugged", "hangs"],
 )
 @pytest.mark.cases("whole")
-def test_whole_runs_are_judged(check: Any, words: str) -> None:
-    assert words in check()
+def test_whole_runs_are_judged(check: Any, words: str, tmp_path: Path) -> None:
+    with Workers("cpu", 2, tmp_path) as workers:
+        assert words in check(workers)
 
 
 @pytest.mark.exhaustive
@@ -587,22 +604,22 @@ def test_whole_runs_are_judged(check: Any, words: str) -> None:
 def test_too_little_memory_is_expected_to_be_an_outcome() -> None:
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1":
         pytest.skip("this system promises any process any memory")
-    assert attempts.runs_out_of_memory("cpu").startswith("the outcome is oom: out of memory")
+    assert whole_runs.runs_out_of_memory("cpu").startswith("the outcome is oom: out of memory")
 
 
 def test_a_run_that_ended_otherwise_than_it_should_is_a_failure(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path)
     with pytest.raises(FailedError, match="should be oom with “memory”, and is none"):
-        attempts._expect(attempt, "oom", "memory")
+        whole_runs._expect(attempt, "oom", "memory")
     (tmp_path / "outcome.json").write_bytes(b" " * 4096)  # as attempts reserve it
     attempt.finish("error", "no such thing")
     with pytest.raises(FailedError, match="should be oom with “memory”, and is error: no such thing"):
-        attempts._expect(attempt, "oom", "memory")
+        whole_runs._expect(attempt, "oom", "memory")
 
 
 def test_what_a_finished_run_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match=r"lacks epochs, .*a trace, .*telemetry of 2 GPU"):
-        attempts.judge(Attempt(tmp_path), "cuda", 2, phases=True, before={})
+        whole_runs.judge(Attempt(tmp_path), "cuda", 2, phases=True, before={})
 
 
 @pytest.mark.parametrize(("before", "failed"), [({"GPU-a": 1}, False), ({}, True)])
@@ -611,13 +628,13 @@ def test_a_rank_on_anothers_gpu_is_noticed(before: dict[str, int], failed: bool,
     own = {"run_id": "r", "attempt": 1, "node": "n", "time": 1.0, "device_uuid": "GPU-a", "processes": 2}
     recorded(tmp_path / "telemetry-node0.bin", [own])
     with pytest.raises(FailedError) as caught:  # there are no epochs
-        attempts.judge(Attempt(tmp_path), "cuda", 1, phases=True, before=before)
+        whole_runs.judge(Attempt(tmp_path), "cuda", 1, phases=True, before=before)
     assert ("2 of the run's processes computed on one" in str(caught.value)) == failed
 
 
 def test_one_gpu_is_too_few_for_a_rank_that_hangs() -> None:
     with pytest.raises(SkippedError, match="needs two devices; here: 1"):
-        attempts.hangs("cuda", 1)
+        whole_runs.hangs("cuda", 1)
 
 
 @pytest.mark.exhaustive
@@ -631,9 +648,11 @@ def test_other_loaders_are_held_against_the_resident_one(name: str) -> None:
 def test_only_some_checks_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tried = {name: lambda: "fine" for name in ("a", "strategy x", "strategy y")}
-    monkeypatch.setattr("parallelbench.gpu_check.__main__.checks", lambda *_: iter(tried.items()))
+    monkeypatch.setattr("parallelbench.gpu_check.__main__.sections", lambda *_: {"letters": tried})
     assert gpu_check_main(["--rehearse", "--only", "strategy *"]) == 0
     table = capsys.readouterr().out
+    assert table.startswith("2 of letters; ")
+    assert table.endswith("no check failed: measure here, and keep the table with what you publish\n")
     assert "2 × processes on CPUs in the place of GPUs" in table
     assert [line.split("|")[1].strip() for line in table.splitlines() if " ok | fine" in line] == [*tried][1:]
     gpu_check_main(["--rehearse"])

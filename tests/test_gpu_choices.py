@@ -21,7 +21,7 @@ from parallelbench.config.build import LATER_OPTIONS, from_mapping, to_mapping, 
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Strategy
 from parallelbench.config.identity import run_id
-from parallelbench.config.run import Nccl, Preprocess, Settings
+from parallelbench.config.run import Measure, Nccl, Preprocess, Settings
 from parallelbench.data.torchvision import Mnist
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import flatten, is_set_by_launcher, must_match
@@ -38,6 +38,7 @@ CHOICES = {
     "activation_recomputation": "activation_recomputation=full",
     "graph": "graph=true",
     "cudnn_benchmark": "cudnn_benchmark=true",
+    "measure.waits": "measure.waits=error",
     "nccl.backend": "nccl.backend=lazy",
     "nccl.per_edge": "nccl.per_edge=true",
     "nccl.interface": "nccl.interface=ib0",
@@ -71,7 +72,8 @@ STRATEGIES: dict[tuple[str, ...], type[Strategy]] = {
 def test_the_default_of_a_later_option_is_the_shipped_one_and_that_of_its_field(key: str) -> None:
     base, default = BASES.get(key, SHARDED), LATER_OPTIONS[key]
     strategy = STRATEGIES[base]
-    structs = {"": Settings, "nccl": Nccl, "strategy": strategy, "data": Mnist, "preprocess": Preprocess}
+    structs = {"": Settings, "measure": Measure, "nccl": Nccl, "strategy": strategy, "data": Mnist}
+    structs["preprocess"] = Preprocess
     assert flatten(plain(*base))[key] == default
     parent, _, name = key.rpartition(".")
     (own,) = (field for field in msgspec.structs.fields(structs[parent]) if field.name == name)

@@ -124,6 +124,7 @@ LATER_OPTIONS: dict[str, Any] = {
     "activation_recomputation": "none",
     "graph": False,
     "cudnn_benchmark": False,
+    "measure.waits": "allowed",
     "nccl.backend": "default",
     "nccl.per_edge": False,
     "nccl.interface": None,

@@ -244,6 +244,7 @@ def _gpu_options(run: RunConfig, device_type: str) -> Rules:
     chosen = {
         "graph": run.graph,
         "cudnn_benchmark": run.cudnn_benchmark,
+        "measure.waits": run.measure.waits != "allowed" and run.measure.waits,
         "nccl.backend": run.nccl.backend != "default" and run.nccl.backend,
         "nccl.per_edge": run.nccl.per_edge,
         "nccl.interface": run.nccl.interface,

@@ -32,6 +32,8 @@ class Measure(Node, frozen=True, kw_only=True):
     """Use deterministic algorithms only (`torch.use_deterministic_algorithms`); slower."""
     detect_anomaly: bool
     """Let autograd name the operation that produced a NaN; much slower, for debugging."""
+    waits: Literal["allowed", "error"] = "allowed"
+    """error: end the run where, on GPUs, the host waits for a device within an epoch, but an attempt's first one."""
     probe: bool
     """Measure a matrix product and the memory's bandwidth on every rank before and after the training, about 0.3 s."""
     telemetry_hz: Annotated[float, Meta(ge=0, le=100)]

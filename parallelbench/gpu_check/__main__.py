@@ -1,10 +1,11 @@
 """Print one line per check: ok, failed with the figure and its limit, or skipped with the reason; then all as a table.
 
-After a failure, or a crash, the next call repeats only what has not passed; `--fresh` repeats everything.
+After a failure, or a crash, the next call repeats only what has not passed; `--fresh` repeats everything. `--quick`
+carries out a few in under two minutes, as a job's prologue may.
 `--rehearse` takes two CPU processes for GPUs: that shows that this program works, and says nothing about a GPU.
 Exit code 1 if a check failed, or if there is a GPU that torch can't use; 2 if a package is missing. Without a GPU there
-is nothing to check; the program says so and exits with 0. Needs torch, numpy, msgspec, PyYAML and nvidia-ml-py only;
-whole runs are skipped where the rest of the suite's packages is missing.
+is nothing to check; the program says so and exits with 0. Needs torch, numpy, msgspec, PyYAML, psutil and nvidia-ml-py
+only; whole runs are skipped where the rest of the suite's packages is missing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import tempfile
 from fnmatch import fnmatchcase
 from functools import partial as on
 from importlib import metadata
@@ -24,17 +26,26 @@ from parallelbench.errors import count_of
 from parallelbench.processes import without_foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from parallelbench.gpu_check.nodes import Nodes
+    from parallelbench.gpu_check.attempts import Workers
     from parallelbench.gpu_check.results import Check
     from parallelbench.world.world import World
 
-NEEDED = {"torch": "torch>=2.11", "numpy": "numpy", "msgspec": "msgspec", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
+NEEDED = {"torch": "torch>=2.11", "numpy": "numpy", "msgspec": "msgspec", "yaml": "PyYAML"}
+NEEDED |= {"psutil": "psutil", "pynvml": "nvidia-ml-py"}
 """Module → what installs it."""
 LEAST_TORCH = (2, 11)
 REHEARSED, REHEARSED_STRATEGIES = 2, 4
 """Processes that take the place of a node's GPUs; strategies that need more than the first number get the second."""
+QUICK = (
+    *("CUDA's GPUs are NVML's", "NVML's readings", "step times against a stopwatch", "device memory"),
+    *("arithmetic of fp32 and tf32", "attention of blocks, bf16", "waits are noticed", "no waits: cnn_small fp32"),
+    "no waits: gpt_tiny bf16",
+)
+"""What `--quick` carries out, beside a plain run of ddp on all devices."""
+_TAKES = "about 4 minutes on one GPU, and 15 more for strategies on several"
+_TAKES_QUICK = "under two minutes"
 
 
 @without_foreign()
@@ -47,11 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
+    from parallelbench.gpu_check.attempts import Workers
     from parallelbench.gpu_check.nodes import Nodes
     from parallelbench.gpu_check.results import default_path
 
-    gpus = count_of(torch.cuda.device_count(), "GPU")
-    print(f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}, {gpus}")
     nodes = Nodes(options.nodes, options.host, options.folder) if options.nodes > 1 else None
     kept = options.folder.parent / "gpu-check.jsonl" if options.folder else default_path(rehearsed=options.rehearse)
     if options.rehearse:
@@ -63,17 +73,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = sorted({torch.cuda.get_device_name(index) for index in range(devices)})
     on = f"{options.nodes} nodes × " if nodes else ""
     setting = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {on}{devices} × {', '.join(names)}"
-    try:
-        wanted = (each for each in checks(device_type, devices, nodes) if fnmatchcase(each[0], options.only))
-        return carry_out_all(wanted, setting, path=kept, fresh=options.fresh, some=options.only != "*")
-    finally:
-        if nodes is not None:
-            nodes.end()
+    most = devices if device_type == "cuda" or nodes is not None else REHEARSED_STRATEGIES
+    with (
+        tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.folder) as folder,
+        Workers(device_type, most, Path(folder), nodes) as workers,
+    ):
+        wanted = {
+            section: {name: check for name, check in found.items() if fnmatchcase(name, options.only)}
+            for section, found in (quick(workers) if options.quick else sections(workers)).items()
+        }
+        counts = ", ".join(f"{len(found)} of {section}" for section, found in wanted.items() if found)
+        print(f"{counts}; {_TAKES_QUICK if options.quick else _TAKES}", flush=True)
+        path = Path(folder, "not-kept.jsonl") if options.quick else kept
+        together = {name: check for found in wanted.values() for name, check in found.items()}
+        return carry_out_all(together, setting, path=path, fresh=options.fresh, some=options.only != "*")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu-check", description="Checks of what only a GPU can show.")
     parser.add_argument("--fresh", action="store_true", help="repeat also what has passed")
+    parser.add_argument("--quick", action="store_true", help="a few, in under two minutes, as before a job's runs")
     parser.add_argument("--rehearse", action="store_true", help="take two CPU processes for GPUs")
     parser.add_argument("--only", metavar="PATTERN", default="*", help="checks by name, e.g. --only='strategy *'")
     # Of a job on several nodes, by `python -m parallelbench.entry launch.slurm.errands gpu-check`.
@@ -83,7 +102,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def carry_out_all(all_checks: Iterable[tuple[str, Check]], setting: str, *, path: Path, fresh: bool, some: bool) -> int:
+def carry_out_all(all_checks: Mapping[str, Check], setting: str, *, path: Path, fresh: bool, some: bool) -> int:
     """Print the result of each check, and the table; returns the exit code.
 
     `path` keeps what has passed, until all checks have; `some`: these are not all of them.
@@ -94,7 +113,7 @@ def carry_out_all(all_checks: Iterable[tuple[str, Check]], setting: str, *, path
     if fresh:
         kept.passed.clear()
     results = []
-    for name, check in all_checks:
+    for name, check in all_checks.items():
         if name in kept.passed:
             results.append(kept.passed[name])
             print(f"{'before':8}{results[-1].line()[8:]}")
@@ -106,11 +125,12 @@ def carry_out_all(all_checks: Iterable[tuple[str, Check]], setting: str, *, path
     print(f"\n{markdown(setting, results)}\n")
     if failed:
         which = count_of(failed, "check")
-        print(f"{which} failed; the next call repeats only what has not passed (all of it with --fresh)")
+        again = "the next call repeats only what has not passed (all of it with --fresh)"
+        print(f"{which} failed: trust no number that rests on it, and paste the table into an issue; {again}")
         return 1
     if not some:
         kept.forget()
-    print("no check failed")
+    print("no check failed: measure here, and keep the table with what you publish")
     return 0
 
 
@@ -149,31 +169,46 @@ def without_a_gpu() -> int:
     return 0
 
 
-def checks(device_type: str, devices: int, nodes: Nodes | None = None) -> Iterator[tuple[str, Check]]:
-    """All checks, from the basic ones to those that build on them.
+def sections(workers: Workers) -> dict[str, dict[str, Check]]:
+    """All checks by name, from the basic ones to those that build on them; on CPUs, only those that mean something."""
+    from parallelbench.gpu_check import strategies
 
-    `devices`: of each node. On CPUs, only those that mean something there.
-    """
+    world = _world(workers.device_type)
+    of_strategies: dict[str, Check] = {}
+    for name in strategies.names():
+        of_strategies[f"strategy {name}"] = on(strategies.strategy, name, workers)
+    if world.device_type == "cuda":
+        of_strategies |= {how: on(strategies.exchanged, how, workers) for how in strategies.WAYS}
+    return {
+        "devices": dict([*(_of_nvml(world) if world.device_type == "cuda" else ()), *_of_a_device(world)]),
+        "training": dict(_of_training(world)),
+        "runs on one device": dict(_of_runs(workers)),
+        "whole runs": dict(_of_whole_runs(workers)),
+        "strategies": of_strategies,
+    }
+
+
+def quick(workers: Workers) -> dict[str, dict[str, Check]]:
+    """A few of them."""
+    from parallelbench.gpu_check import strategies, variants
+
+    found = {
+        section: {name: check for name, check in all_of_it.items() if name in QUICK}
+        for section, all_of_it in sections(workers).items()
+    }
+    found["strategies"] = {"strategy ddp, plain": on(strategies.strategy, "ddp", workers, (variants.PLAIN,))}
+    return found
+
+
+def _world(device_type: str) -> World:
     import torch
 
-    from parallelbench.gpu_check import strategies
     from parallelbench.world.world import World
 
-    if device_type == "cuda":
-        world = World(device_type="cuda", devices=(torch.device("cuda", 0),))
-        torch.cuda.set_device(0)
-        yield from _of_nvml(world)
-    else:
-        world = World()
-    yield from _of_a_device(world)
-    yield from _of_training(world)
-    yield from _of_whole_runs(device_type, devices)
-    most = devices if device_type == "cuda" or nodes is not None else REHEARSED_STRATEGIES
-    for name in strategies.names():
-        yield f"strategy {name}", on(strategies.strategy, name, device_type, most, nodes)
-    if device_type == "cuda":
-        for how in strategies.WAYS:
-            yield how, on(strategies.exchanged, how, devices, nodes)
+    if device_type != "cuda":
+        return World()
+    torch.cuda.set_device(0)
+    return World(device_type="cuda", devices=(torch.device("cuda", 0),))
 
 
 def _of_nvml(world: World) -> Iterator[tuple[str, Check]]:
@@ -210,11 +245,6 @@ def _of_training(world: World) -> Iterator[tuple[str, Check]]:
     for model in training.MODELS:
         yield f"fp64 like a CPU: {model}", on(training.like_a_cpu, world, model)
     yield "channels_last", on(training.channels_last, world)
-    for name in ("tf32", "bf16", "fp16") if world.device_type == "cuda" else ("bf16",):
-        yield f"precision {name}", on(training.precision, world, name)
-    yield "compile", on(training.compiled, world, "model")
-    for name in ("sgd", "adam", "adagrad") if world.device_type == "cuda" else ("adam",):
-        yield f"compile_scope=step, {name}", on(training.compiled, world, "step", name)
     yield "one rank, sharded", on(training.sharded, world)
     if world.device_type != "cuda":
         return
@@ -224,33 +254,42 @@ def _of_training(world: World) -> Iterator[tuple[str, Check]]:
     yield "launches per step", on(launches.per_step, world)
     yield "milliseconds per step", on(launches.beside_a_bare_loop, world)
     yield "waits are noticed", on(training.waits_are_seen, world)
+
+
+def _of_runs(workers: Workers) -> Iterator[tuple[str, Check]]:
+    from parallelbench.gpu_check import strategies, training
+
+    if workers.device_type != "cuda":
+        return
     for model in training.MODELS:
         for name in ("fp32", "bf16", "fp16"):
             last = name != "fp32" and model not in training.OF_TOKENS
             run = training.small_run(model, precision=name, channels_last=last)
-            yield f"no waits: {model} {name}", on(training.watched, world, run)
+            yield f"no waits: {model} {name}", on(strategies.alone, run, workers)
+    yield "no waits: cnn_small tf32", on(strategies.alone, training.small_run("cnn_small", precision="tf32"), workers)
     llama = training.llama_run(precision="bf16")
-    yield "no waits: gpt_tiny with rotary positions", on(training.watched, world, llama)
+    yield "no waits: gpt_tiny with rotary positions", on(strategies.alone, llama, workers)
     for name in ("sgd", "adamw", "adagrad"):
-        yield f"no waits: {name}", on(training.watched, world, training.small_run("cnn_small", optimizer=name))
+        yield f"no waits: {name}", on(strategies.alone, training.small_run("cnn_small", optimizer=name), workers)
+    for name in ("sgd", "adam", "adagrad"):
+        run = training.small_run("cnn_small", optimizer=name, compile=True, compile_scope="step")
+        yield f"no waits: compile_scope=step, {name}", on(strategies.alone, run, workers)
 
 
-def _of_whole_runs(device_type: str, devices: int) -> Iterator[tuple[str, Check]]:
-    from parallelbench.gpu_check import attempts
+def _of_whole_runs(workers: Workers) -> Iterator[tuple[str, Check]]:
+    from parallelbench.gpu_check import whole_runs
 
-    yield "whole run", on(attempts.ends_well, device_type)
+    device_type = workers.device_type
+    yield "whole run", on(whole_runs.ends_well, workers)
     for loader in ("arrow", "dataloader"):
-        name = f"whole run on all devices, loader={loader}"
-        yield name, on(attempts.ends_well, device_type, f"loader={loader}", devices=devices)
+        yield f"whole run on all devices, loader={loader}", on(whole_runs.ends_well, workers, True, loader=loader)
     if device_type == "cuda":
-        graph = ("graph=true", "measure.attribution_steps=0")
-        yield "whole run, graph=true", on(attempts.ends_well, device_type, *graph)
-    yield "whole run, compile=true", on(attempts.ends_well, device_type, "compile=true")
-    yield "checkpoint and resume", on(attempts.resumes, device_type)
-    yield "packed runs", on(attempts.packed, device_type)
-    yield "debugging", on(attempts.debugged, device_type)
-    yield "out of memory", on(attempts.runs_out_of_memory, device_type)
-    yield "a rank that hangs", on(attempts.hangs, device_type, devices)
+        yield "whole run, graph=true", on(whole_runs.ends_well, workers, graph=True)
+    yield "whole run, compile=true", on(whole_runs.ends_well, workers, compile=True)
+    yield "checkpoint and resume", on(whole_runs.resumes, device_type)
+    yield "debugging", on(whole_runs.debugged, device_type)
+    yield "out of memory", on(whole_runs.runs_out_of_memory, device_type)
+    yield "a rank that hangs", on(whole_runs.hangs, device_type, workers.devices)
 
 
 if __name__ == "__main__":

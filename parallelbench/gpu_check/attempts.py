@@ -1,226 +1,187 @@
-"""Whole runs, as users start them, from the overrides to the published result; and runs that must end badly."""
+"""Attempts of runs by the suite's own worker, forked from a warm process, and what their journals say."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.errors import count_of
-from parallelbench.gpu_check.results import FailedError, SkippedError
-from parallelbench.gpu_check.strategies import output_of
-from parallelbench.gpu_check.telemetry import samples
-from parallelbench.gpu_check.variants import BATCH_SIZE
-from parallelbench.results.folder import find_runs
-from parallelbench.results.journal import read_entries, read_tables
-from parallelbench.world.machine import visible_gpus
+import msgspec
+
+from parallelbench.gpu_check.results import FailedError
+from parallelbench.processes import inherited
+from parallelbench.results.attempt import decoded
+from parallelbench.results.folder import RunFolder
+from parallelbench.results.journal import read_tables
+from parallelbench.training.checks.parity import DIFFERENCES, checks_parity
+from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
+from parallelbench.training.worker import RankError
+from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from parallelbench.config.run import RunConfig
+    from parallelbench.gpu_check.nodes import Nodes
     from parallelbench.results.attempt import Attempt
-    from parallelbench.results.folder import RunFolder
 
 
-_SMALL = ("data=synthetic", "data.train_samples=960", "data.test_samples=74", f"batch_size={BATCH_SIZE}", "epochs=2")
-_NEEDED = ("hydra", "submitit", "pyarrow", "psutil")
-_TIMEOUT_S = 240.0
-_POLL_S = 0.05
-_PATIENCE_S = 15
-"""Of the rank that waits for one that hangs."""
-_TOO_LARGE = (
-    *("data.channels=1", "data.image_size=8", "data.train_samples=131072", "batch_size=131072", "epochs=1"),
-    *("model=mlp", "model.hidden=[1000000]", "measure.parity=false", "measure.probe=false"),
-)
-"""The activations of one layer are 488 GiB, its weights 256 MB."""
+ATTEMPT_S = 240.0
+"""How long an attempt may take; compiling takes most."""
+_POLL_S = 0.1
+_FOLLOWS = ("peer", "waited", "heartbeat")
+"""Kinds of a rank's error that only tell of another rank's."""
 
 
-def ends_well(device_type: str, *overrides: str, devices: int = 1) -> str:
-    """A run with everything that can be measured has a result, in which that is measured."""
-    devices = max(count for count in range(1, devices + 1) if BATCH_SIZE % count == 0)
-    strategy = [] if devices == 1 else ["strategy=ddp", f"devices={devices}"]
-    measured = ["measure.attribution_steps=3", "measure.trace=true", "measure.telemetry_hz=20"]
-    chosen = [each for each in measured if each.partition("=")[0] not in {o.partition("=")[0] for o in overrides}]
-    before = {gpu.uuid: gpu.other_processes for gpu in visible_gpus()} if device_type == "cuda" else {}
-    with _results() as results:
-        _submit(results, device_type, *_SMALL, *strategy, *chosen, *overrides)
-        attempt = _done(results)
-        phases = "measure.attribution_steps=0" not in overrides
-        return judge(attempt, device_type, devices, phases=phases, before=before)
+class Workers:
+    """Trains runs one after the other, on this node or on all nodes of a job; a context."""
+
+    def __init__(self, device_type: str, devices: int, folder: Path, nodes: Nodes | None = None) -> None:
+        """`devices`: of each node. `folder`: of the attempts, which all nodes see. `nodes` None: only this one."""
+        self.device_type, self.devices, self.nodes = device_type, devices, nodes
+        threads = 1 if device_type == "cpu" else max(1, threads_here() // devices)
+        self._threads = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+        self._folder, self._numbers, self._warm = folder, count(1), WarmProcesses()
+
+    @property
+    def node_count(self) -> int:
+        """Of the job."""
+        return 1 if self.nodes is None else self.nodes.count
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._warm.close()
+        if self.nodes is not None:
+            self.nodes.end()
+
+    def carry_out(self, run: RunConfig) -> Attempt:
+        """One attempt of a run, to its end."""
+        folder = RunFolder(self._folder / f"run-{next(self._numbers)}")
+        attempt = folder.claim()
+        assert attempt is not None, "nobody else has this folder"
+        attempt.write_config(run)
+        processes = run.strategy.processes(run, self.device_type)
+        attempt.describe(processes=processes, device_type=self.device_type, oversubscribed=False)
+        request = ForkRequest(arguments=[str(folder.path), attempt.path.name], processes=processes)
+        variables, deadline = self._threads | run.nccl.variables(), time.monotonic() + ATTEMPT_S
+        with ExitStack() as others:
+            if self.nodes is not None and run.nodes > 1:
+                request = others.enter_context(self.nodes.taking_part(request, variables))
+            in_time = self._warm.run(request, variables, attempt.log, lambda: time.monotonic() > deadline)
+        if not in_time:
+            attempt.finish("timeout", f"ended after {ATTEMPT_S:g} s")
+        if attempt.lock is not None:
+            attempt.lock.release()
+        return attempt
 
 
-def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool, before: Mapping[str, int]) -> str:
-    """Whether a finished attempt has measured what it should.
+class WarmProcesses:
+    """Processes of which ranks are forks: one for each choice of variables that libraries read when loaded."""
 
-    `before`: processes on each GPU when the run began, this one among them.
-    """
+    def __init__(self) -> None:
+        self._kept: dict[frozenset[tuple[str, str]], _Warm] = {}
+
+    def run(self, request: ForkRequest, variables: Mapping[str, str], log: Path, is_over: Callable[[], bool]) -> bool:
+        """Fork this node's ranks of a run, and wait for their end; False: they were ended, since `is_over`."""
+        key = frozenset(variables.items())
+        if key not in self._kept:
+            self._kept[key] = _Warm(inherited(os.environ) | dict(variables))
+        return self._kept[key].run(request, log, is_over)
+
+    def close(self) -> None:
+        """End them, and what they have forked."""
+        for warm in self._kept.values():
+            warm.close()
+        self._kept.clear()
+
+
+class _Warm:
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "parallelbench.training.warm", str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command, env=variables, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+
+    def run(self, request: ForkRequest, log: Path, is_over: Callable[[], bool]) -> bool:
+        with log.open("ab") as file:
+            socket.send_fds(self._socket, [msgspec.json.encode(request)], [file.fileno()])
+        leader, in_time = self._answer(), True
+        if not isinstance(leader, int):
+            raise FailedError(leader or "the process that ranks are forked from has ended")
+        while not select.select([self._socket], [], [], _POLL_S)[0]:
+            if is_over():
+                in_time = False
+                with suppress(ProcessLookupError):  # it has only begun, or has just ended
+                    os.killpg(leader, signal.SIGKILL)
+        self._answer()
+        return in_time
+
+    def _answer(self) -> int | str | None:
+        content = self._socket.recv(MESSAGE_BYTES)
+        answer: int | str | None = msgspec.json.decode(content, type=int | str) if content else None
+        return answer
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.kill()  # the kernel then ends what it has forked
+        self._process.wait()
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What an attempt's journals say of its run."""
+
+    problem: str
+    """Empty: nothing is wrong."""
+    difference: float | None = None
+    """The largest one of the parity check; None: none was asked for."""
+
+
+def answer_of(run: RunConfig, attempt: Attempt) -> Answer:
+    """Whether an attempt has trained to its end, as one device would have."""
     tables, events = read_tables(attempt.path)
-    sampled = samples(attempt.path / "telemetry-node0.bin")
-    trace = attempt.trace_file(0)
-    lacking = {
-        "epochs": len(tables["epochs"]) != 2,
-        "rows of `ranks`": len(tables["ranks"]) != 2 * devices,
-        "checks that passed": not any(row["passed"] for row in tables["checks"]),
-        "phases": phases and not any(row["forward_s"] for row in tables["phases"]),
-        "a trace": not (trace.exists() and trace.stat().st_size),
-        "the host's telemetry": all(row["device_uuid"] for row in sampled),
-    }
-    if device_type == "cuda":
-        of_gpus = [row for row in sampled if row["device_uuid"]]
-        seen = {row["device_uuid"] for row in of_gpus}
-        most = max(((row["processes"] or 0) - before.get(row["device_uuid"], 0) for row in of_gpus), default=0)
-        lacking |= {
-            "memory of the device": not all(row["peak_allocated_bytes"] for row in tables["ranks"]),
-            f"telemetry of {count_of(devices, 'GPU')}": len(seen) != devices,
-            f"GPUs to itself: {most} of the run's processes computed on one": most > 1,
-        }
-    if missing := [what for what, lacks in lacking.items() if lacks]:
-        raise FailedError(f"a finished run lacks {', '.join(missing)}")
-    name = next((e["device_name"] for e in events if e["event"] == "facts" and "device_name" in e), "")
-    passed = sum(row["passed"] is True for row in tables["checks"])
-    return f"{devices} × {name}: 2 epochs, {passed} checks passed, {len(sampled)} samples of telemetry, phases, a trace"
+    if (failed := _how_it_failed(attempt, tables, events)) or len(tables["epochs"]) != run.epochs:
+        return Answer(failed or f"trained {len(tables['epochs'])} of {run.epochs} epochs")
+    difference = None
+    if checks_parity(run):
+        rows = tables["parity"]
+        if not rows:
+            return Answer("rank 0 has left no result of the parity check")
+        differences = [row[name] for row in rows for name in DIFFERENCES]
+        difference = float("nan") if None in differences else max(differences)  # JSON has no NaN
+        if not all(row["passed"] for row in rows):
+            return Answer(f"difference from one device {difference:.3g} (limit {rows[0]['tolerance']:g})")
+    unlike = [
+        f"{row['check']} {row['difference']} (limit {row['limit']})"
+        for row in tables["checks"]
+        if row["passed"] is False
+    ]
+    return Answer(f"not like one device: {', '.join(unlike)}" if unlike else "", difference)
 
 
-def resumes(device_type: str) -> str:
-    """A run that is asked to stop saves its state; submitted again, it goes on from there."""
-    with _results() as results:
-        overrides = [*_SMALL, "epochs=3", "launcher.checkpoint=always"]
-        with _submitting(results, device_type, *overrides) as process:
-            attempt = _until(lambda: _attempt(results), process)
-            attempt.ask_to_stop()
-        _expect(attempt, "timeout", "submitting again goes on from there")
-        _submit(results, device_type, *overrides)
-        again = _done(results)
-        epochs = {row["epoch"]: row["attempt"] for row in read_tables(again.path)[0]["epochs"]}
-        if epochs != {1: 1, 2: 2, 3: 2}:
-            raise FailedError(f"epochs were trained by these attempts: {epochs}")
-    return "stopped after epoch 1, went on with epoch 2"
-
-
-def packed(device_type: str) -> str:
-    """Runs that are forked from a warm process."""
-    with _results() as results:
-        _submit(results, device_type, *_SMALL, "launcher.pack=true", "seed=0,1")
-        for folder in find_runs(results):
-            _expect_done(folder)
-        return f"{len(find_runs(results))} runs of one warm process"
-
-
-def debugged(device_type: str) -> str:
-    """What `make debug` runs: deterministic steps in the calling process."""
-    with _results() as results:
-        _program("run", results, device_type, *_SMALL, "epochs=1", "measure=debug", "launcher=inline")
-        _expect_done(*find_runs(results))
-    return "5 deterministic steps in one process"
-
-
-def runs_out_of_memory(device_type: str) -> str:
-    """A batch that fits no device: the outcome is oom, which is not tried again."""
-    with _results() as results:
-        _submit(results, device_type, "data=synthetic", *_TOO_LARGE, fails=True)
-        return _expect(_last(results), "oom", "out of memory")
-
-
-def hangs(device_type: str, devices: int) -> str:
-    """A rank that is stopped: the outcome is timeout, and names it."""
-    if devices < 2:
-        raise SkippedError(f"needs two devices; here: {devices}")
-    with _results() as results:
-        overrides = ("strategy=ddp", "devices=2", f"launcher.collective_timeout_s={_PATIENCE_S}", "epochs=1000000")
-        with _submitting(results, device_type, *_SMALL, *overrides) as process:
-            attempt = _until(lambda: _attempt(results), process)
-            _until(lambda: _has_trained(attempt), process)
-            pid = read_entries(attempt.path / "journal-rank1.jsonl")[0]["pid"]
-            os.kill(pid, signal.SIGSTOP)
-        return _expect(attempt, "timeout", "rank 1 hangs: rank 0 waited for it")
-
-
-@contextmanager
-def _results() -> Iterator[Path]:
-    """A folder of results, where the whole suite is installed."""
-    if lacking := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise SkippedError(f"needs the whole suite; not installed: {', '.join(lacking)}")
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        yield Path(folder)
-
-
-def _command(verb: str, results: Path, device_type: str, *overrides: str) -> list[str]:
-    fixed = (f"device={device_type}", f"results={results}", f"site.data_dir={results}")
-    return [sys.executable, "-m", "parallelbench.cli", verb, *overrides, *fixed]
-
-
-def _submit(results: Path, device_type: str, *overrides: str, fails: bool = False) -> None:
-    _program("submit", results, device_type, *overrides, fails=fails)
-
-
-def _program(verb: str, results: Path, device_type: str, *overrides: str, fails: bool = False) -> None:
-    code, output = output_of(_command(verb, results, device_type, *overrides), _TIMEOUT_S)
-    if code and not fails:
-        reasons = [state.outcome.reason for run in find_runs(results) if (state := run.state()).outcome]
-        raise FailedError("; ".join(reasons) or (output.strip().splitlines() or [f"exit code {code}"])[-1])
-
-
-@contextmanager
-def _submitting(results: Path, device_type: str, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """While a run trains; waits for its end."""
-    command = _command("submit", results, device_type, *overrides)
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-            process.wait(_TIMEOUT_S)
-        finally:
-            process.terminate()  # it ends its ranks
-
-
-def _until(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
-    """The first true value of a condition; fails where the program ends without it."""
-    deadline = time.monotonic() + _TIMEOUT_S
-    while not (found := condition()):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise FailedError("the run ended before it trained an epoch")
-        time.sleep(_POLL_S)
-    return found
-
-
-def _attempt(results: Path) -> Attempt | None:
-    runs = find_runs(results)
-    attempts = runs[0].attempts() if runs else []
-    return attempts[-1] if attempts else None
-
-
-def _last(results: Path) -> Attempt:
-    attempt = _attempt(results)
-    if attempt is None:
-        raise FailedError("no attempt was begun")
-    return attempt
-
-
-def _has_trained(attempt: Attempt) -> bool:
-    return any(entry.get("table") == "epochs" for entry in read_entries(attempt.path / "journal-rank0.jsonl"))
-
-
-def _done(results: Path) -> Attempt:
-    (run,) = find_runs(results)
-    _expect_done(run)
-    return run.attempts()[-1]
-
-
-def _expect_done(run: RunFolder) -> None:
-    state = run.state()
-    if (state.state, state.label) != ("done", "ok"):
-        raise FailedError(f"{state.label}: {state.outcome.reason if state.outcome else 'no result'}")
-
-
-def _expect(attempt: Attempt, name: str, words: str) -> str:
-    outcome = attempt.outcome()
-    found = "none" if outcome is None else f"{outcome.outcome}: {outcome.reason}"
-    if outcome is None or outcome.outcome != name or words not in outcome.reason:
-        raise FailedError(f"the outcome should be {name} with “{words}”, and is {found}")
-    return f"the outcome is {found}"
+def _how_it_failed(attempt: Attempt, tables: Mapping[str, list[Any]], events: list[dict[str, Any]]) -> str:
+    """Empty: it came to its end, the closing check's included."""
+    info = attempt.info()
+    assert info is not None
+    errors = [decoded(attempt.error_file(rank), RankError) for rank in range(info.processes)]
+    said = [error for error in errors if error is not None]
+    if said:
+        first = min(said, key=lambda error: (error.kind in _FOLLOWS, error.time))
+        return f"rank {first.rank}: {first.reason}"
+    if (outcome := attempt.outcome()) is not None:
+        return outcome.reason
+    if not any(event.get("closing_check_s") is not None for event in events):
+        lines = attempt.log.read_text(errors="replace").strip().splitlines()
+        return f"it did not come to the closing check's end: {lines[-1] if lines else 'no output'}"
+    return ""

@@ -5,13 +5,10 @@ They meet in a folder that all of them see. On the others: `-m parallelbench.gpu
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -19,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.processes import inherited
-from parallelbench.world.allowance import MEETING_HERE
+from parallelbench.gpu_check.attempts import WarmProcesses
+from parallelbench.training.warm import ForkRequest, Meeting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 _POLL_S = 0.2
@@ -32,29 +29,12 @@ _GRACE_S = 10.0
 _END = "end"
 
 
-def torchrun(program: list[str], processes: int, *, options: list[str] | None = None) -> list[str]:
-    """The command that starts ranks of a program (a module and its arguments) on this node."""
-    meeting = options or [*MEETING_HERE]
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={processes}", "-m"),
-        *program,
-    ]
-
-
 class _Launch(msgspec.Struct):
     """What all nodes start together."""
 
-    program: list[str]
-    processes: int
-    nodes: int
+    request: ForkRequest
+    """The first node's."""
     variables: dict[str, str]
-    host: str
-    port: int
-
-    def command(self, node: int) -> list[str]:
-        meeting = [f"--nnodes={self.nodes}", f"--node-rank={node}"]
-        meeting += [f"--master-addr={self.host}", f"--master-port={self.port}"]
-        return torchrun(self.program, self.processes, options=meeting)
 
 
 @dataclass
@@ -69,16 +49,16 @@ class Nodes:
     _begun: int = 0
 
     @contextmanager
-    def taking_part(self, program: list[str], processes: int, variables: dict[str, str]) -> Iterator[list[str]]:
-        """Let the other nodes start their share of the ranks, with these variables; yields this node's command."""
+    def taking_part(self, request: ForkRequest, variables: Mapping[str, str]) -> Iterator[ForkRequest]:
+        """Let the other nodes fork their share of the ranks, with these variables; yields what this node forks."""
         self._begun += 1
         with socket.socket() as probe:
             probe.bind((self.host, 0))
-            port = probe.getsockname()[1]
-        launch = _Launch(program, processes, self.count, variables, self.host, port)
-        _put(self.folder / f"launch-{self._begun}", msgspec.json.encode(launch))
+            meeting = Meeting(self.host, probe.getsockname()[1], self.count)
+        request = msgspec.structs.replace(request, meeting=meeting)
+        _put(self.folder / f"launch-{self._begun}", msgspec.json.encode(_Launch(request, dict(variables))))
         try:
-            yield launch.command(0)
+            yield request
         finally:
             _put(self.folder / f"over-{self._begun}", b"")
 
@@ -97,31 +77,31 @@ def _put(path: Path, content: bytes) -> None:
 def main(arguments: list[str]) -> int:
     """Start this node's share of whatever the first node starts, until it ends."""
     folder, node = Path(arguments[0]), int(arguments[1])
-    for number in count(1):
-        launch = folder / f"launch-{number}"
-        while not launch.exists():
-            if (folder / _END).exists() or not folder.exists():
-                return 0
-            time.sleep(_POLL_S)
-        _follow(msgspec.json.decode(launch.read_bytes(), type=_Launch), node, over=folder / f"over-{number}")
+    with closing(WarmProcesses()) as warm:
+        for number in count(1):
+            launch = folder / f"launch-{number}"
+            while not launch.exists():
+                if (folder / _END).exists() or not folder.exists():
+                    return 0
+                time.sleep(_POLL_S)
+            _follow(msgspec.json.decode(launch.read_bytes(), type=_Launch), node, warm, folder / f"over-{number}")
     return 0
 
 
-def _follow(launch: _Launch, node: int, *, over: Path) -> None:
-    process = subprocess.Popen(
-        launch.command(node),
-        env=inherited(os.environ) | launch.variables,
-        stdout=subprocess.DEVNULL,  # the first rank that fails leaves its error in a file
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while process.poll() is None and not over.exists():
-        time.sleep(_POLL_S)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S if over.exists() else None)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _follow(launch: _Launch, node: int, warm: WarmProcesses, over: Path) -> None:
+    """Returns once this node's ranks have ended: they may outlive the first node's for a while."""
+    assert launch.request.meeting is not None
+    meeting = msgspec.structs.replace(launch.request.meeting, node=node)
+    request = msgspec.structs.replace(launch.request, meeting=meeting)
+    log = Path(request.arguments[0], "attempts", request.arguments[1], f"log-node{node}.txt")
+    seen_at: list[float] = []
+
+    def is_over() -> bool:
+        if over.exists() and not seen_at:
+            seen_at.append(time.monotonic())
+        return bool(seen_at) and time.monotonic() > seen_at[0] + _GRACE_S
+
+    warm.run(request, launch.variables, log, is_over)
 
 
 if __name__ == "__main__":

@@ -15,37 +15,29 @@ import torch.distributed as dist
 
 from parallelbench.config.components import Shard
 from parallelbench.gpu_check.results import FailedError, SkippedError, at_most
-from parallelbench.gpu_check.variants import STEPS, loader_of, replica_of, run_of
+from parallelbench.gpu_check.variants import loader_of, replica_of, run_of
 from parallelbench.models.norms import SyncBatchNorm, has_kernels, synchronize_norms
 from parallelbench.strategies.fsdp.shards import shard_layers
 from parallelbench.training.checks.parity import as_checked
-from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_loader, build_model
-from parallelbench.world.numerics import set_precision
 from parallelbench.world.world import World, backends, group_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
-    from parallelbench.config.components import Batch
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
     from parallelbench.loaders.order import BatchLoader
 
-    Mode = Callable[[str], None]
-
 
 OF_TOKENS = ("gpt_tiny",)
 MODELS = ("mlp", "cnn_small", "cnn", "resnet_tiny", "vit_tiny", *OF_TOKENS)
-EPOCHS = 2
-"""Of a training that is watched; the first warms up."""
 _DATA = {"mlp": ("synthetic", {"channels": 1}), "gpt_tiny": ("tokens", {})}
 _STEPS_COMPARED = 3
 _TOLERANCE = 1e-9
 """In fp64, as the parity check's."""
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def small_run(model: str, **changes: Any) -> RunConfig:
@@ -95,34 +87,8 @@ def channels_last(world: World) -> str:
     return at_most("largest relative difference", training_difference(last, world, run, world), _TOLERANCE)
 
 
-def compiled(world: World, scope: str, optimizer: str = "adam") -> str:
-    """torch.compile gives the same training up to fp32's rounding."""
-    if world.device_type == "cuda":
-        from torch.utils._triton import has_triton
-
-        if not has_triton():
-            raise SkippedError("torch.compile needs Triton on a GPU, which is not installed or too old for it")
-    run = small_run("cnn_small", optimizer=optimizer)
-    changed = msgspec.structs.replace(run, compile=True, compile_scope=scope)
-    return at_most("largest relative difference of a loss", _loss_difference(changed, run, world), 1e-3)
-
-
-def precision(world: World, name: str) -> str:
-    """The last layer returns the half type; losses stay near those of fp32, and fall."""
-    run, wide = small_run("cnn_small", precision=name), small_run("cnn_small")
-    losses, dtypes = _losses(run, world, STEPS)
-    expected, _ = _losses(wide, world, STEPS)
-    set_precision("fp32")
-    if dtypes != {_DTYPES.get(name, torch.float32)}:
-        raise FailedError(f"precision={name}, but the last layer returned {sorted(map(str, dtypes))}")
-    if not losses[-1] < losses[0]:
-        raise FailedError(f"the loss did not fall: {losses[0]:.4g} in the first step, {losses[-1]:.4g} in the last")
-    difference = max(abs(a - b) / b for a, b in zip(losses, expected, strict=True))
-    return at_most("largest relative difference of a loss from fp32's", difference, 0.1)
-
-
 def loaded(world: World, name: str) -> str:
-    """Another loader makes the batches that the resident one makes, and an epoch trains on them."""
+    """Another loader makes the batches that the resident one makes."""
     if name == "arrow":
         _require("pyarrow")
     with tempfile.TemporaryDirectory() as folder:
@@ -133,8 +99,6 @@ def loaded(world: World, name: str) -> str:
         loader = build_loader(run.loader.arrays(run.data, run.site.data_folder), run, world, Shard())
         with closing(loader):
             worst = _difference_of_batches(loader, loader_of(run_of(), world))
-            replica = replica_of(run, world)
-            train_watched(replica, loader, run=run, world=world, set_mode=lambda _: None)
     return at_most("largest difference of a pixel from the resident loader's", worst, 1e-5)
 
 
@@ -154,71 +118,6 @@ def _difference_of_batches(loader: BatchLoader, expected: BatchLoader) -> float:
             raise FailedError("other labels than the resident loader's, or on another device")
         worst = max(worst, (batch.images - right.images).abs().max().item())
     return worst
-
-
-def watched(world: World, run: RunConfig, mode: Mode | None = None) -> str:
-    """Train an epoch by the real loop; any wait of the host for the device is an error.
-
-    The loader moves an epoch's data before the first step. From the first step to the last, nothing may wait.
-    """
-    set_mode = mode or torch.cuda.set_sync_debug_mode
-    replica = replica_of(run, world)
-    train_watched(replica, loader_of(run, world, replica.data_shard), run=run, world=world, set_mode=set_mode)
-    replica.close()
-    return f"{run.steps_per_epoch} steps without a wait"
-
-
-def train_watched(
-    replica: Replica, loader: BatchLoader, *, run: RunConfig, world: World, set_mode: Mode
-) -> tuple[Trainer, Checks]:
-    """Train one epoch to warm up and one in which waits are errors, as runs do; what was checked meanwhile."""
-    watching: Any = _Watching(loader, set_mode)
-    checks: Any = Checks()
-    run = msgspec.structs.replace(run, epochs=EPOCHS)
-    trainer = Trainer(replica, watching, run=run, world=world, journal=checks)
-    try:
-        trainer.train()
-    finally:
-        set_mode("default")
-    return trainer, checks
-
-
-class Checks:
-    """Takes the place of a journal, and keeps what was checked while training: rows of `checks`."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def write(self, table: str, rows: list[dict[str, Any]]) -> None:
-        """Keep some."""
-        self.rows += rows if table == "checks" else []
-
-    def event(self, name: str, **details: Any) -> None:
-        """Nobody asks."""
-
-    def commit(self) -> None:
-        """Nothing to write."""
-
-
-class _Watching:
-    """A loader that forbids waits from the last epoch's first batch on, and allows them again after its last."""
-
-    def __init__(self, loader: BatchLoader, set_mode: Mode) -> None:
-        self._loader, self._set_mode = loader, set_mode
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def train(self, epoch: int) -> Iterator[Batch]:
-        batches = self._loader.train(epoch)
-        if epoch < EPOCHS:
-            yield from batches
-            return
-        first = next(batches)
-        self._set_mode("error")
-        yield first
-        yield from batches
-        self._set_mode("default")
 
 
 def waits_are_seen(world: World) -> str:
@@ -248,21 +147,6 @@ def _trained(run: RunConfig, world: World) -> dict[str, Tensor]:
     replica = replica_of(run, world)
     losses = _steps(replica, loader_of(run, world), _STEPS_COMPARED)
     return {"losses": torch.tensor(losses, dtype=torch.float64), **replica.full_state_dict()}
-
-
-def _losses(run: RunConfig, world: World, steps: int) -> tuple[list[float], set[torch.dtype]]:
-    """Mean loss of each step, and the types that the model's last layer has returned."""
-    set_precision(run.precision)
-    replica = replica_of(run, world)
-    dtypes: set[torch.dtype] = set()
-    last: Any = list(replica.trained()[0].children())[-1]  # type: ignore[attr-defined]
-    last.register_forward_hook(lambda _layer, _inputs, output: dtypes.add(output.dtype))
-    return _steps(replica, loader_of(run, world), steps), dtypes
-
-
-def _loss_difference(run: RunConfig, other: RunConfig, world: World) -> float:
-    one, two = (_steps(replica_of(r, world), loader_of(r, world), _STEPS_COMPARED) for r in (run, other))
-    return max(abs(a - b) / b for a, b in zip(one, two, strict=True))
 
 
 def _steps(replica: Replica, loader: BatchLoader, count: int) -> list[float]:

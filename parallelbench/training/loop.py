@@ -71,6 +71,8 @@ class Trainer:
         ]
         self._exchanges: list[int] = []
         """Of the world, after each step of the epoch."""
+        self._warm = False
+        """Whether this attempt has trained an epoch; the first one may wait for what it loads and connects."""
         self.sent: list[Sent] = []
         """What this rank has sent in each epoch of this attempt."""
 
@@ -124,7 +126,10 @@ class Trainer:
         if epoch == 1 and self._startup is not None:
             self._startup.done("model")  # the first step begins with the window: it is a part of both, once
         total: Any = None
-        for batch in self._noted(self._step_times.timed(self._loader.train(epoch)), epoch):
+        batches: Iterable[Batch] = self._noted(self._step_times.timed(self._loader.train(epoch)), epoch)
+        if self._warm and self._run.measure.waits == "error":
+            batches = without_waits(batches)
+        for batch in batches:
             scored = self._replica.step(batch)
             if total is None:
                 total = scored
@@ -132,6 +137,7 @@ class Trainer:
                 total += scored
         if total is not None:
             total.tensor()
+        self._warm = True
         return total
 
     def _noted(self, batches: Iterable[Batch], epoch: int) -> Iterator[Batch]:
@@ -215,6 +221,15 @@ class Trainer:
             looked_at += "; measure.parity=true would have checked more"
         known = f" ({looked_at})" if run.strategy.framework == "torch" else ""
         raise NotFiniteError(f"the {which} loss was not finite in epoch {epoch}: lower optimizer.lr{coarse}{known}")
+
+
+def without_waits(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches. A wait for a device is an error from the first, before which an epoch's data moves, to the last."""
+    rest = iter(batches)
+    first = next(rest)
+    with cuda.waits_are_errors():
+        yield first
+        yield from rest
 
 
 def device_uuid(world: RankWorld) -> str:

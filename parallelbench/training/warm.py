@@ -45,12 +45,24 @@ _TOGETHER_S = 0.1
 """Ranks that fail within this time of the first one can still report it, as under torchrun."""
 
 
+class Meeting(msgspec.Struct, frozen=True):
+    """Where the ranks of several nodes meet: on the first of these, at a port that is free there."""
+
+    host: str
+    port: int
+    nodes: int
+    node: int = 0
+
+
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One run to start."""
 
     arguments: list[str]
     """Those of `parallelbench.training.worker`."""
     processes: int
+    """Over all nodes."""
+    meeting: Meeting | None = None
+    """None: all ranks are forked here."""
 
 
 def main(descriptor: int) -> int:
@@ -155,36 +167,44 @@ def lead(request: ForkRequest, libraries: list[range]) -> int:
     if request.processes == 1:
         touch(libraries)
         return worker.main(request.arguments)
-    with socket.create_server(("127.0.0.1", 0)) as meeting:
-        port = meeting.getsockname()[1]
-        ranks = {forked(partial(_rank, request, rank, meeting, libraries)): rank for rank in range(request.processes)}
-        store = _store(port, meeting)
+    listening, meeting = None, request.meeting
+    if meeting is None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        meeting = Meeting("127.0.0.1", listening.getsockname()[1], nodes=1)
+    ranks = {}
+    for local_rank in range(request.processes // meeting.nodes):
+        names = variables(local_rank, request.processes, meeting)
+        ranks[forked(partial(_rank, request, names, listening, libraries))] = int(names["RANK"])
+    store = None if listening is None else _store(meeting.port, listening)
     codes = _first_to_fail(ranks)
     del store  # it must last as long as the ranks
     if not codes:
         return 0
-    write_exits(exits_file(Path(request.arguments[0], "attempts", request.arguments[1]), 0), Exits(codes=codes))
+    attempt = Path(request.arguments[0], "attempts", request.arguments[1])
+    write_exits(exits_file(attempt, meeting.node), Exits(codes=codes))
     return 1
 
 
-def _rank(request: ForkRequest, rank: int, meeting: socket.socket, libraries: list[range]) -> int:
+def _rank(request: ForkRequest, names: dict[str, str], listening: socket.socket | None, libraries: list[range]) -> int:
     touch(libraries)
-    os.environ |= variables(rank, request.processes, meeting.getsockname()[1])
-    meeting.close()
+    os.environ |= names
+    if listening is not None:
+        listening.close()
     return worker.main(request.arguments)
 
 
-def variables(rank: int, processes: int, port: int) -> dict[str, str]:
+def variables(local_rank: int, processes: int, meeting: Meeting) -> dict[str, str]:
     """The environment variables that torchrun gives a rank."""
+    here = processes // meeting.nodes
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "RANK": str(meeting.node * here + local_rank),
+        "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        # The ranks meet at the leader's store, so they keep it if rank 0 dies.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "LOCAL_WORLD_SIZE": str(here),
+        "MASTER_ADDR": meeting.host,
+        "MASTER_PORT": str(meeting.port),
+        # On one node the ranks meet at the leader's store, so they keep it if rank 0 dies; on several, at rank 0's.
+        "TORCHELASTIC_USE_AGENT_STORE": str(meeting.nodes == 1),
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
 

@@ -69,6 +69,18 @@ def aside(device: torch.device) -> Iterator[None]:
     here.wait_stream(side)
 
 
+@contextmanager
+def waits_are_errors() -> Iterator[None]:
+    """Within the context torch raises where the host would wait for a device, in each of this process's threads."""
+    import torch
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def device_name(device: torch.device) -> str:
     """E.g. NVIDIA A100-SXM4-80GB."""
     import torch

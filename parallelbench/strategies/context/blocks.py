@@ -11,7 +11,7 @@ where there is none for the tensors: of fp64 on GPUs, and of devices without ker
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -102,22 +102,8 @@ def _flash_block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tens
 
 
 def _flash_gradients(gradient: Tensor, inputs: Three, merged: tuple[Tensor, Tensor], *, causal: bool) -> Three:
-    q, k, v = inputs
-    result, normaliser = merged
-    # The log-sum-exp is read by its address alone: it must be contiguous.
-    found: Three = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-        gradient,
-        *(q, k, v),
-        *(result, normaliser.contiguous()),
-        cum_seq_q=None,
-        cum_seq_k=None,
-        max_q=q.shape[2],
-        max_k=k.shape[2],
-        dropout_p=0.0,
-        is_causal=causal,
-        **_no_dropout(q),
-    )
-    return found
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    return _gradients_by(kernel, gradient, inputs, merged, is_causal=causal)
 
 
 def _efficient_block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -155,20 +141,25 @@ def _cudnn_block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tens
 
 
 def _cudnn_gradients(gradient: Tensor, inputs: Three, merged: tuple[Tensor, Tensor], *, causal: bool) -> Three:
-    q, k, v = inputs
+    kernel, (result, normaliser) = torch.ops.aten._scaled_dot_product_cudnn_attention_backward, merged
+    return _gradients_by(kernel, gradient, inputs, (result, normaliser.unsqueeze(-1)), attn_bias=None, is_causal=causal)
+
+
+def _gradients_by(kernel: Any, gradient: Tensor, inputs: Three, merged: tuple[Tensor, Tensor], **options: Any) -> Three:
+    """What flash attention's and cuDNN's backward passes have in common."""
+    q, k, _ = inputs
     result, normaliser = merged
-    found: Three = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+    found: Three = kernel(
         gradient,
-        *(q, k, v),
-        *(result, normaliser.contiguous().unsqueeze(-1)),
-        attn_bias=None,
+        *inputs,
+        *(result, normaliser.contiguous()),  # which is read by its address alone
         cum_seq_q=None,
         cum_seq_k=None,
         max_q=q.shape[2],
         max_k=k.shape[2],
         dropout_p=0.0,
-        is_causal=causal,
         **_no_dropout(q),
+        **options,
     )
     return found
 
