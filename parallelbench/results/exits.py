@@ -1,4 +1,4 @@
-"""How a node's ranks ended, as data: what has started them leaves it for the supervisor, which judges."""
+"""How a node's ranks ended, as data: what has started them leaves it once one fails, and the supervisor judges."""
 
 from __future__ import annotations
 

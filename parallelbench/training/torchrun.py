@@ -1,6 +1,6 @@
 """torchrun, which also leaves its ranks' exit codes as data: `python -m parallelbench.training.torchrun FILE OPTIONS`.
 
-FILE is where `Exits` are written once something fails; the options are torchrun's, as are its process and what it
+FILE is where `Exits` are written as soon as a rank fails; the options are torchrun's, as are its process and what it
 prints.
 """
 
@@ -10,52 +10,55 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import signal
-
-    from parallelbench.results.exits import Exits
+from typing import Any
 
 
 def main(arguments: list[str]) -> None:
     """Be torchrun; raises what it raises."""
-    ended: set[int] = set()
+    file, codes = Path(arguments[0]), dict[int, int]()
     try:
         from torch.distributed.run import main as torchrun
 
-        with suppress(ImportError, AttributeError):  # where a later torch has another class, none is noted
-            _note_whom_it_ends(ended)
+        with suppress(ImportError, AttributeError):  # where a later torch has another class, its error tells at the end
+            _record_failures(file, codes)
         torchrun(arguments[1:])
     except Exception as error:
-        from parallelbench.results.exits import write_exits  # not before: every run would wait for what it loads
-
-        write_exits(Path(arguments[0]), exits_of(error, ended))
+        failures = getattr(error, "failures", {})  # of a `ChildFailedError`, by rank
+        codes = codes or {rank: one.exitcode for rank, one in failures.items()}
+        _write(file, codes, failure="" if failures else _name(error))
         raise
 
 
-def _note_whom_it_ends(ended: set[int]) -> None:
-    """Add the local ranks that torchrun ends because another has failed: it counts their exits as failures, too."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+def _record_failures(file: Path, codes: dict[int, int]) -> None:
+    """Record at once the ranks that have failed by themselves: before torchrun ends the others, which may take long.
 
-    close = SubprocessHandler.close
+    It waits for those that hang for half a minute, may be killed meanwhile, and counts their exits as failures, too.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-    def noted(self: SubprocessHandler, death_sig: signal.Signals | None = None) -> None:
-        ended.add(self.local_rank_id)
-        close(self, death_sig)
+    close, closed = SubprocessContext.close, set[SubprocessContext]()
 
-    SubprocessHandler.close = noted  # type: ignore[method-assign]
+    def noted(self: SubprocessContext, *arguments: Any, **options: Any) -> None:
+        if self not in closed:
+            closed.add(self)
+            exits = {int(self.envs[local]["RANK"]): one.proc.poll() for local, one in self.subprocess_handlers.items()}
+            codes.update({rank: code for rank, code in exits.items() if code})
+            if codes:
+                _write(file, codes)
+        close(self, *arguments, **options)
+
+    SubprocessContext.close = noted  # type: ignore[assignment,method-assign]
 
 
-def exits_of(error: Any, ended: set[int]) -> Exits:
-    """What an error of torchrun's says: its `ChildFailedError` has the failures by rank."""
-    from parallelbench.results.exits import Exits
+def _write(file: Path, codes: dict[int, int], *, failure: str = "") -> None:
+    from parallelbench.results.exits import Exits, write_exits  # not before: every run would wait for what it loads
 
-    if failures := getattr(error, "failures", None):
-        return Exits(codes={rank: one.exitcode for rank, one in failures.items() if one.local_rank not in ended})
-    # Only the text of an error says that the store's port is taken.
-    taken = "EADDRINUSE" in "".join(traceback.format_exception(error))
-    return Exits(failure="EADDRINUSE" if taken else type(error).__name__)
+    write_exits(file, Exits(codes=codes, failure=failure))
+
+
+def _name(error: Exception) -> str:
+    """An error's class; only the text says that the store's port is taken."""
+    return "EADDRINUSE" if "EADDRINUSE" in "".join(traceback.format_exception(error)) else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from launch.attempt.outcome import exit_codes, judge, publish_if_finished, stopped
+from launch.attempt.outcome import exit_codes, interrupted, judge, publish_if_finished, stopped
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.attempt import RETRYABLE
 from parallelbench.results.exits import Exits, exits_file, write_exits
@@ -211,9 +212,25 @@ sys.exit(3)
 """
 
 
-def run_torchrun(attempt: Attempt, program: Path, *options: str, node: int = 0) -> subprocess.Popen[bytes]:
+HANGING = """
+import os, signal, sys
+from parallelbench.processes import die_with_parent
+die_with_parent()
+rank, (ready, told) = int(os.environ["RANK"]), sys.argv[1:]
+if rank == 0:
+    signal.signal(signal.SIGTERM, lambda *_: open(told, "w").close())
+    open(ready, "w").close()
+elif rank == 1:
+    open(ready).close()  # once rank 0 would survive
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    signal.pause()
+"""
+
+
+def run_torchrun(attempt: Attempt, *options: str, node: int = 0) -> subprocess.Popen[bytes]:
     module = [sys.executable, "-m", "parallelbench.training.torchrun", str(exits_file(attempt.path, node))]
-    command = [*module, "--max-restarts=0", *options, str(program)]
+    command = [*module, "--max-restarts=0", *options]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -223,7 +240,7 @@ def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, at
     program = tmp_path / "ranks.py"
     program.write_text(RANKS)
     for _ in range(3):
-        process = run_torchrun(attempt, program, *MEETING_HERE, "--nproc-per-node=3")
+        process = run_torchrun(attempt, *MEETING_HERE, "--nproc-per-node=3", str(program))
         printed = process.communicate()[1].decode()
         assert process.returncode == 1
         assert "ranks.py FAILED" in printed, "the log has what torchrun prints"
@@ -231,6 +248,32 @@ def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, at
         assert codes[1] == -signal.SIGKILL
         assert codes.get(0, 3) == 3
         assert 2 not in codes
+
+
+@fault(
+    "workers",
+    "A rank dies and the others hang",
+    injection="SIGKILL to one of three ranks; another ignores SIGTERM; torchrun is killed while it waits for that one",
+    outcome="killed, and the rank that was killed is named with its signal, as it would be had torchrun ended",
+)
+def test_who_failed_first_is_recorded_while_others_hang_on(tmp_path: Path, attempt: Attempt) -> None:
+    program = tmp_path / "ranks.py"
+    program.write_text(HANGING)
+    ready, told = tmp_path / "ready", tmp_path / "told"
+    os.mkfifo(ready), os.mkfifo(told)
+    process = run_torchrun(attempt, *MEETING_HERE, "--nproc-per-node=3", *map(str, (program, ready, told)))
+    told.read_bytes()  # torchrun has told it to end
+    process.kill()
+    process.communicate()
+    assert exit_codes(attempt, 3, process.returncode) == {1: -signal.SIGKILL}
+    reason = "rank 1 was killed by SIGKILL, by hand or by the kernel for lack of memory"
+    assert judge(attempt, 3, process.returncode) == ("killed", reason)
+    assert interrupted(attempt, 3, "SIGTERM") == ("killed", reason), "it was another node's, or the job is ended for it"
+
+
+def test_ranks_that_an_interruption_ends_are_not_to_blame(attempt: Attempt) -> None:
+    exit_with(attempt, {0: -signal.SIGTERM, 2: 1})
+    assert interrupted(attempt, 3, "SIGTERM") == ("killed", "interrupted by SIGTERM")
 
 
 def test_ranks_of_the_second_node_have_their_own_numbers(tmp_path: Path, attempt: Attempt) -> None:
@@ -243,7 +286,7 @@ def test_ranks_of_the_second_node_have_their_own_numbers(tmp_path: Path, attempt
         port = free.getsockname()[1]
     meeting = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
     nodes = [
-        run_torchrun(attempt, program, *meeting, "--rdzv-id=x", f"--rdzv-conf=is_host={1 - node}", node=node)
+        run_torchrun(attempt, *meeting, "--rdzv-id=x", f"--rdzv-conf=is_host={1 - node}", str(program), node=node)
         for node in (0, 1)
     ]
     for process in nodes:
@@ -266,11 +309,11 @@ def test_a_port_that_is_taken_and_nodes_that_do_not_come_are_named(tmp_path: Pat
             taken.bind(("127.0.0.1", 0))
             taken.listen() if conf.startswith("is_host=1") else None
             endpoint = f"--rdzv-endpoint=127.0.0.1:{taken.getsockname()[1]}"
-            run_torchrun(attempt, program, *meeting, endpoint, f"--rdzv-conf={conf}").communicate()
+            run_torchrun(attempt, *meeting, endpoint, f"--rdzv-conf={conf}", str(program)).communicate()
         outcome, said = judge(attempt, 2, 1)
         assert (outcome, said.partition(" (")[0]) == ("killed", f"no rank was started: {reason}")
     endpoint = "--rdzv-endpoint=127.0.0.1:0"
-    run_torchrun(attempt, program, *meeting, endpoint, "--rdzv-conf=is_host=1,join_timeout=1").communicate()
+    run_torchrun(attempt, *meeting, endpoint, "--rdzv-conf=is_host=1,join_timeout=1", str(program)).communicate()
     assert judge(attempt, 2, 1) == ("killed", "no rank was started: not all nodes arrived")
     Journal(attempt.path / "journal-rank0.jsonl").close()
     assert "no rank was started" not in judge(attempt, 2, 1)[1]
