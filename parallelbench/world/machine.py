@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -352,9 +353,21 @@ def others_running(samples: int = 5, interval_s: float = 0.01) -> int:
     return max(0, min(running))
 
 
+LONGEST_NAME_BYTES = 64
+"""Of a host, on Linux."""
+
+
 def node_name() -> str:
-    """Slurm's name of this node, since several nodes of a cluster may be one host; without Slurm the host's."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """Slurm's name of this node, since several nodes of a cluster may be one host; without Slurm the host's.
+
+    A longer name than Linux gives a host ends with a part of its hash: it still names this node only.
+    """
+    name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    content = name.encode()
+    if len(content) <= LONGEST_NAME_BYTES:
+        return name
+    ending = f"-{hashlib.sha256(content).hexdigest()[:16]}"
+    return content[: LONGEST_NAME_BYTES - len(ending)].decode(errors="ignore") + ending
 
 
 def cpu_name() -> str:
