@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 TENSORFLOW_PYTHON = "PARALLELBENCH_TENSORFLOW"
-"""Environment variable: the interpreter of TensorFlow's environment, where `make tensorflow` did not make it."""
+"""Environment variable: the interpreter of TensorFlow's environment, where `make venv-tensorflow` did not make it."""
 TENSORFLOW = "2.21"
 """The release of TensorFlow that the suite is tested with."""
 _ASK = """
@@ -83,7 +83,7 @@ def require(framework: str, device_type: str) -> None:
 @cache
 def look(python: Path) -> EnvironmentFinding:
     """Ask an environment what it has, without loading the framework."""
-    remedy = f"run `make tensorflow`, or set {TENSORFLOW_PYTHON} to the python of an environment that has it"
+    remedy = f"run `make venv-tensorflow`, or set {TENSORFLOW_PYTHON} to the python of an environment that has it"
     if not os.access(python, os.X_OK):
         return _bad(f"TensorFlow has no environment here ({python} does not exist): {remedy}")
     try:
@@ -110,11 +110,11 @@ OWN_ENVIRONMENT = ("velox",)
 VELOX_PYTHON = "PARALLELBENCH_VELOX_PYTHON"
 """Environment variable: the interpreter of Velox's environment, where that is not beside the suite's own."""
 VELOX_FOLDER = ".venv-velox"
-"""What `make velox` makes, beside the folder of the suite's own environment."""
+"""What `make venv-velox` makes, beside the folder of the suite's own environment."""
 VELOX = {"pyvelox": "0.2.0", "pyarrow": "19.0.1"}
 """Versions that were tested together; pyvelox is linked against this Arrow."""
 _IN_OWN = {"numpy": "numpy", "torch": "torch", "arrow": "pyarrow", "polars": "polars", "duckdb": "duckdb"}
-_MAKE = f"`make velox` makes it, or name its interpreter in {VELOX_PYTHON}"
+_MAKE = f"`make venv-velox` makes it, or name its interpreter in {VELOX_PYTHON}"
 
 
 def interpreter(engine: str) -> Path:

@@ -1,4 +1,4 @@
-"""The parts of docs/ that follow from the code; `make docs` writes them, a test holds them against the files."""
+"""The parts of docs/ that follow from the code: `python -m tests.docs` writes them, and a test compares."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 _INTRO = f"""# Results: what the tables hold
 
-This page is generated from the declarations in `parallelbench/results/` and `analysis/metrics/` by `make docs`. Version
-{TABLES_VERSION} of the tables.
+This page is generated from the declarations in `parallelbench/results/` and `analysis/metrics/` by
+`python -m tests.docs`. Version {TABLES_VERSION} of the tables.
 
 A finished run publishes one Parquet file per table in `<results>/<sweep>/<run>/result/`, all at once, with
 `manifest.json` last: sha256, bytes and rows of each file, the attempt, the outcome. Ranks write what they measured;
@@ -113,11 +113,11 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 _STRATEGIES_INTRO = """# Strategies: what is possible
 
-This page is generated from the strategies' own rules by `make docs`. A cell names the device counts (of 1, 2, 4 and
-8) at which a strategy with its default options takes a model; – means refused, for a reason below the table. The data
-set is cut down to `data.train_samples=96`, which `batch_size=96` takes as a whole, and the optimizer is Adam, but for
-what the first table says a strategy needs. Options may widen or narrow this; `parallelbench show strategy=NAME` lists
-them.
+This page is generated from the strategies' own rules by `python -m tests.docs`. A cell names the device counts (of 1,
+2, 4 and 8) at which a strategy with its default options takes a model; – means refused, for a reason below the table.
+The data set is cut down to `data.train_samples=96`, which `batch_size=96` takes as a whole, and the optimizer is Adam,
+but for what the first table says a strategy needs. Options may widen or narrow this; `parallelbench show
+strategy=NAME` lists them.
 """
 
 _DEVICES = (1, 2, 4, 8)
@@ -247,9 +247,9 @@ def _summary(name: str) -> str:
 
 _RELIABILITY_INTRO = """# Reliability: what is survived
 
-This page is generated from the tests by `make docs`. Each line is a test that injects the fault, on a real Slurm
-cluster or with real processes, and asserts the outcome. `make test-slurm` runs those in `tests/slurm/`, `make test` the
-others.
+This page is generated from the tests by `python -m tests.docs`. Each line is a test that injects the fault, on a real
+Slurm cluster or with real processes, and asserts the outcome. `make test-slurm` runs those in `tests/slurm/`,
+`make test` the others.
 """
 _KINDS = Path(__file__).with_name("kinds_of_faults.md")
 """Written by hand."""
@@ -337,7 +337,7 @@ def _gpu_findings() -> Iterator[str]:
 
 _COMMANDS_INTRO = """# Commands
 
-This page is generated from the program's own help by `make docs`. The commands that a first day needs are in
+This page is generated from the program's own help by `python -m tests.docs`. The commands that a first day needs are in
 [the first hour](first-hour.md). `OVERRIDE` is `key=value` in
 [Hydra's grammar](https://hydra.cc/docs/advanced/override_grammar/basic/): `parallelbench show` lists the keys and their
 choices, `parallelbench help KEY` explains one, `--help` after a command its options. With `plan` and `submit` a value

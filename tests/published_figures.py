@@ -1,5 +1,5 @@
-"""Every figure and table of the four publications, and what draws it here: docs/seed-figures.md, by `make docs`; its
-pictures: `tests.published_pictures`.
+"""Every figure and table of the four publications, and what draws it here: docs/seed-figures.md. Its pictures:
+`tests.published_pictures`.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
 _INTRO = """# The publications' figures
 
 This page lists every figure and table of [the four publications](experiments.md), and what answers it here. It is
-generated from `tests/published_figures.py` by `make docs`.
+generated from `tests/published_figures.py` by `python -m tests.docs`.
 
 **The pictures are drawn from made-up numbers: they show shapes, not findings.** The made-up runs have the full shape of
 each sweep; a simple formula (`tests/analysis/full_sweeps.py`) makes up their times, memory, power and accuracies. Once

@@ -20,7 +20,7 @@ ROOT = DOCS.parent
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "strategies.md" else name for name in PAGES]
 )
 def test_generated_pages_are_up_to_date(name: str) -> None:
-    assert (DOCS / name).read_text() == PAGES[name](), "run `make docs`"
+    assert (DOCS / name).read_text() == PAGES[name](), "run `python -m tests.docs`"
 
 
 @pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *DOCS.glob("*.md")], ids=lambda path: path.name)
@@ -58,6 +58,7 @@ def test_each_number_names_the_test_that_holds_it() -> None:
 
 def test_make_targets_named_in_the_documentation_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets |= {f"venv-{path.stem}" for path in (ROOT / "environments").glob("*.txt")}
     for path in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
         named = set(re.findall(r"`make ([a-z-]+)", path.read_text()))
         assert named <= targets, f"{path.name}: {named - targets}"

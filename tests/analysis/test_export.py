@@ -1,6 +1,6 @@
 """`export`: what trackers read from their folders is what the tables hold.
 
-Runs where the trackers are installed: `make test-export` makes such an environment.
+Runs where the trackers are installed: CONTRIBUTING.md says how.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUMERIC = (pl.Int32, pl.Int64, pl.Float64)
 
 def needs(tracker: str) -> Any:
     """Skip where the tracker is not installed."""
-    return pytest.mark.skipif(tracker not in INSTALLED, reason=f"{tracker} is not installed: make test-export")
+    return pytest.mark.skipif(tracker not in INSTALLED, reason=f"{tracker} is not installed: see CONTRIBUTING.md")
 
 
 @pytest.fixture

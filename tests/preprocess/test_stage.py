@@ -188,10 +188,10 @@ VELOX = ("preprocess.engine=velox", "preprocess.recipe=filter", "epochs=0")
 @pytest.mark.parametrize(
     ("versions", "message"),
     [
-        (None, "is missing: `make velox` makes it, or name its interpreter in PARALLELBENCH_VELOX_PYTHON"),
-        ({}, "needs pyvelox 0.2.0, but .* has none: `make velox`"),
-        ({"pyvelox": "0.3.0", "pyarrow": "19.0.1"}, "needs pyvelox 0.2.0, but .* has 0.3.0: `make velox`"),
-        ({"PyVelox": "0.2.0", "pyarrow": "26.0.1"}, "needs pyarrow 19.0.1, but .* has 26.0.1: `make velox`"),
+        (None, "is missing: `make venv-velox` makes it, or name its interpreter in PARALLELBENCH_VELOX_PYTHON"),
+        ({}, "needs pyvelox 0.2.0, but .* has none: `make venv-velox`"),
+        ({"pyvelox": "0.3.0", "pyarrow": "19.0.1"}, "needs pyvelox 0.2.0, but .* has 0.3.0: `make venv-velox`"),
+        ({"PyVelox": "0.2.0", "pyarrow": "26.0.1"}, "needs pyarrow 19.0.1, but .* has 26.0.1: `make venv-velox`"),
     ],
 )
 def test_without_velox_or_with_another_nothing_starts(
@@ -209,7 +209,7 @@ def test_without_velox_or_with_another_nothing_starts(
     assert main(["run", *TINY, *VELOX, f"results={results}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not results.exists()
-    assert "make velox" in dict(environments.engine_states())["preprocess.engine=velox"]
+    assert "make venv-velox" in dict(environments.engine_states())["preprocess.engine=velox"]
 
 
 def test_doctors_line_names_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +298,7 @@ def test_a_batch_is_cut_where_its_values_are_too_many_for_offsets(rows: int, siz
 def test_the_pinned_versions_are_those_that_are_looked_for() -> None:
     pinned = dict(
         line.split("==")
-        for line in Path(__file__).parents[2].joinpath("constraints-velox.txt").read_text().splitlines()
+        for line in Path(__file__).parents[2].joinpath("environments/velox.txt").read_text().splitlines()
         if not line.startswith("#")
     )
     assert environments.VELOX.items() <= pinned.items()

@@ -1,4 +1,4 @@
-"""Velox in its own environment; `make velox` makes it."""
+"""Velox in its own environment; `make venv-velox` makes it."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_an_environment_that_will_not_do_is_named_with_the_remedy(
     look.cache_clear()
     with pytest.raises(ConfigError, match=text) as refused:
         require("tensorflow", "cpu")
-    assert "make tensorflow" in str(refused.value)
+    assert "make venv-tensorflow" in str(refused.value)
     require("torch", "cuda")
 
 

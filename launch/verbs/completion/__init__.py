@@ -188,7 +188,7 @@ def _listed(words: Iterable[str], current: str) -> Iterator[str]:
 
 _CONF = Path(next(iter(conf.__path__)))
 KNOWN = Path(__file__).with_name("known.json")
-"""Keys and other words; written by `make docs`."""
+"""Keys and other words; written by `python -m tests.docs`."""
 
 
 @cache
