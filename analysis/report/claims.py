@@ -10,12 +10,14 @@ from analysis.claims import judge_all
 from analysis.claims.table import effect_of, lines, nothing, told
 from analysis.claims.verdict import VERDICTS
 from analysis.report import latex
+from analysis.report.tables import Table
 from analysis.runs.reader import once
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from analysis.claims.claim import Claim
     from analysis.claims.verdict import Case, Judgement
     from analysis.runs.reader import Runs
 
@@ -24,7 +26,7 @@ MOST_CASES = 8
 """Cases that the page shows of one claim; the CSV has all."""
 MOST_ROWS = 18
 """Of a table in LaTeX: of three lines each, in footnotesize, they fit on a page."""
-_SHAPE = f"{latex.broken(0.28)}l{latex.broken(0.5)}"
+_SHAPE = (latex.broken(0.28), "l", latex.broken(0.5))
 _COLUMNS = {
     **dict.fromkeys(("publication", "claim", "section", "verdict", "why", "runs", "outside", "sweeps"), pl.String),
     **dict.fromkeys(("work", "step", "device", "metric", "compare"), pl.String),
@@ -88,9 +90,19 @@ def summed_up(judgements: Sequence[Judgement]) -> str:
     return "; ".join(words) + "."
 
 
-def table(judgements: Sequence[Judgement]) -> pl.DataFrame:
-    """One row per effect, and one per claim without any."""
-    return pl.DataFrame([*_rows(judgements)], schema=_COLUMNS, orient="row")
+def table(judgements: Sequence[Judgement]) -> Table:
+    """One row per effect, and one per claim without any. In LaTeX the effects of the publications' own runs: claim,
+    verdict, effect with its interval, work.
+    """
+    body = [
+        [f"{judgement.seed} {judgement.claim.name.replace('_', ' ')}", case.verdict, effect_of(case, judgement.claim)]
+        for judgement in judgements
+        for case in judgement.cases
+    ]
+    tabular = latex.Rows(_SHAPE, ("Claim", "Verdict", "Effect, its interval, and the work"), body)
+    caption = "Claims of the publications, decided by their own runs"
+    rows = pl.DataFrame([*_rows(judgements)], schema=_COLUMNS, orient="row")
+    return Table("claims", rows, [(caption, [tabular])], most=MOST_ROWS)
 
 
 def _rows(judgements: Sequence[Judgement]) -> Iterator[tuple[object, ...]]:
@@ -99,25 +111,12 @@ def _rows(judgements: Sequence[Judgement]) -> Iterator[tuple[object, ...]]:
         head = (judgement.seed, claim.name, claim.section, judgement.verdict, judgement.why)
         every = [*judgement.cases, *(case for each in judgement.elsewhere for case in each.cases)]
         for case in every:
-            yield (*head, *_case(case, claim.compare))
+            yield (*head, *_case(case, claim))
         if not every:
             yield (*head, "none", "", "", "", "", "", claim.metric, claim.compare, 0, None, None, None, "", "")
 
 
-def _case(case: Case, compare: str) -> tuple[object, ...]:
+def _case(case: Case, claim: Claim) -> tuple[object, ...]:
     where = ("elsewhere" if case.outside else "the publication's", " ".join(case.outside), " ".join(case.sweeps))
     numbers = (len(case.effects), case.median, case.low, case.high)
-    return (*where, case.where, case.step, case.device, case.metric, compare, *numbers, case.verdict, case.lacks)
-
-
-def tabular(judgements: Sequence[Judgement]) -> str:
-    """The effects of the publications' own runs in LaTeX: claim, verdict, effect with its interval, work."""
-    body = [
-        [f"{judgement.seed} {judgement.claim.name.replace('_', ' ')}", case.verdict, effect_of(case, judgement.claim)]
-        for judgement in judgements
-        for case in judgement.cases
-    ]
-    cells = [[latex.escape(cell) for cell in row] for row in body]
-    rows = latex.Rows(_SHAPE, ("Claim", "Verdict", "Effect, its interval, and the work"), cells)
-    caption = "Claims of the publications, decided by their own runs"
-    return latex.floats([(caption, [rows])], name="claims", most=MOST_ROWS)
+    return (*where, case.where, case.step, case.device, claim.metric, claim.compare, *numbers, case.verdict, case.lacks)

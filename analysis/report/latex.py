@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from analysis.report.tables import Shown
     from parallelbench.results.columns import Column
@@ -81,24 +82,27 @@ def broken(share: float) -> str:
 
 
 class Rows(NamedTuple):
-    """A tabular; its cells are LaTeX already."""
+    """A tabular, in plain text."""
 
-    shape: str
-    """The alignment of its columns."""
+    shape: Sequence[str]
+    """The alignment of its columns: l, r or `broken`."""
     head: Sequence[str]
     body: Sequence[Sequence[str]]
 
 
-def tables(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Column], *, name: str) -> str:
+Captioned = Sequence[tuple[str, Sequence[Rows]]]
+"""Captions, each with the tabulars below it."""
+
+
+def by_group(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Column]) -> Captioned:
     """One table per group of like work, or several where it would be wider than a page, each with the first column.
 
     Columns without any value are omitted.
     """
-    captioned = ((f"{group}: medians over the runs that count", _across(rows, columns)) for group, rows in groups)
-    return floats(captioned, name=name)
+    return [(f"{group}: medians over the runs that count", _across(rows, columns)) for group, rows in groups]
 
 
-def floats(captioned: Iterable[tuple[str, Iterable[Rows]]], *, name: str, most: int = MOST_ROWS) -> str:
+def floats(captioned: Captioned, *, name: str, most: int = MOST_ROWS) -> str:
     """A table of its own, which LaTeX places, numbers and refers to, for each tabular; several where one has more than
     `most` rows. Captions say which of how many; labels are tab:NAME-1, tab:NAME-2, and so on.
     """
@@ -125,8 +129,10 @@ def _float(caption: str, rows: Rows, *, label: str) -> str:
         rf"\begin{{table}}[htbp]\caption{{{escape(caption)}}}\label{{tab:{label}}}",
         r"\centering\footnotesize\smallskip",
     ]
-    head, *body = [" & ".join(line) + r" \\" for line in (rows.head, *rows.body)]
-    begin = [rf"\begin{{tabular}}{{@{{}}{rows.shape}@{{}}}}", r"\toprule"]
+    stacked = [_heading(title, kind) for title, kind in zip(rows.head, rows.shape, strict=True)]
+    escaped = [[escape(cell) for cell in row] for row in rows.body]
+    head, *body = [" & ".join(line) + r" \\" for line in (stacked, *escaped)]
+    begin = [rf"\begin{{tabular}}{{@{{}}{''.join(rows.shape)}@{{}}}}", r"\toprule"]
     end = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
     return "\n".join([*above, *begin, head, r"\midrule", *body, *end])
 
@@ -141,15 +147,14 @@ def _across(rows: Sequence[Shown], columns: Sequence[Column]) -> list[Rows]:
 
 
 def _of_columns(rows: Sequence[Shown], columns: Sequence[Column], kept: list[int]) -> Rows:
-    shape = "".join("r" if columns[i].numeric else "l" for i in kept)
-    head = [_heading(columns[i].title, "r" if columns[i].numeric else "l") for i in kept]
-    return Rows(shape, head, [[escape(row.cells[i].shown) for i in kept] for row in rows])
+    shape = ["r" if columns[i].numeric else "l" for i in kept]
+    return Rows(shape, [columns[i].title for i in kept], [[row.cells[i].shown for i in kept] for row in rows])
 
 
 def _heading(title: str, side: str) -> str:
-    """In two lines where it is long; the upper line is as short as possible."""
+    """In two lines where it is long and its column breaks none; the upper line is as short as possible."""
     places = [at for at, character in enumerate(title) if character == " "]
-    if len(title) <= LONG_HEADING or not places:
+    if len(title) <= LONG_HEADING or not places or side not in "lr":
         return escape(title)
     middle = min(places, key=lambda at: max(at, len(title) - at - 1))
     return rf"\shortstack[{side}]{{{escape(title[:middle])}\\{escape(title[middle + 1 :])}}}"

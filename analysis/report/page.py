@@ -34,7 +34,7 @@ from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.report import claims, latex, notes, publication
 from analysis.report.notes import environment
-from analysis.report.tables import Cell, Shown, cells, write_csv
+from analysis.report.tables import Cell, Shown, Table, cells
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
 from parallelbench.results.files import storage_errors
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from analysis.figures import Figure
+    from analysis.report.latex import Captioned
     from analysis.runs.reader import Runs
     from parallelbench.results.columns import Column, Place
 
@@ -160,35 +161,33 @@ def script_json(value: Any) -> str:
     return json.dumps(value).replace("<", "\\u003c")
 
 
-def _write_tables(runs: Runs, folder: Path) -> None:
+def tables(runs: Runs) -> Iterator[Table]:
+    """All that are written."""
     configurations = summary(runs)
-    write_csv(configurations, folder / "configurations.csv")
-    shown: dict[Place, pl.DataFrame] = {"configurations": configurations, "energy": _with_energy(configurations)}
-    for name, rows in shown.items():
-        text = latex.tables(_grouped(rows, name), _columns(rows, name), name=name)
-        (folder / f"{name}.tex").write_text(text, encoding="utf-8")
-    reached = publication.accuracies(runs)
-    write_csv(publication.accuracies_as_csv(reached), folder / "accuracy.csv")
-    (folder / "accuracy.tex").write_text(publication.accuracies_as_latex(reached), encoding="utf-8")
-    setting = publication.experiment(runs)
-    write_csv(publication.experiment_as_rows(setting), folder / "experiment.csv")
-    (folder / "experiment.tex").write_text(publication.experiment_as_latex(setting), encoding="utf-8")
-    per_run = facts(runs).drop("config_json", "environment_json")
-    write_csv(per_run, folder / "runs.csv")
-    epochs = per_epoch(runs)
-    if epochs.height <= MOST_EPOCHS:
-        write_csv(epochs, folder / "epochs.csv")
-    else:
-        epochs.write_parquet(folder / "epochs.parquet")
-    judgements = claims.judged(runs)
-    write_csv(claims.table(judgements), folder / "claims.csv")
-    (folder / "claims.tex").write_text(claims.tabular(judgements), encoding="utf-8")
-    settings = publication.hyperparameters(runs)
-    write_csv(publication.hyperparameters_as_rows(settings), folder / "hyperparameters.csv")
-    (folder / "hyperparameters.tex").write_text(publication.hyperparameters_as_latex(settings), encoding="utf-8")
+    yield Table("configurations", configurations, _by_group(configurations, "configurations"))
+    yield Table("energy", captioned=_by_group(_with_energy(configurations), "energy"))
+    yield publication.accuracy_table(publication.accuracies(runs))
+    yield publication.experiment_table(publication.experiment(runs))
+    yield publication.hyperparameter_table(publication.hyperparameters(runs))
+    yield claims.table(claims.judged(runs))
+    yield Table("runs", facts(runs).drop("config_json", "environment_json"))
     names = ("table", "column", "unit", "meaning")
     columns = [(table, c.name, c.unit, c.doc) for table, listed in tables_columns().items() for c in listed]
-    write_csv(pl.DataFrame(columns, dict.fromkeys(names, pl.String), orient="row"), folder / "columns.csv")
+    yield Table("columns", pl.DataFrame(columns, dict.fromkeys(names, pl.String), orient="row"))
+
+
+def _by_group(rows: pl.DataFrame, table: Place) -> Captioned:
+    return latex.by_group(_grouped(rows, table), _columns(rows, table))
+
+
+def _write_tables(runs: Runs, folder: Path) -> None:
+    for table in tables(runs):
+        table.write(folder)
+    epochs = per_epoch(runs)
+    if epochs.height <= MOST_EPOCHS:
+        Table("epochs", epochs).write(folder)
+    else:
+        epochs.write_parquet(folder / "epochs.parquet")
 
 
 def render(runs: Runs, drawn: list[Drawn]) -> str:

@@ -28,6 +28,7 @@ from analysis.comparison.work import (
     works,
 )
 from analysis.report import latex
+from analysis.report.tables import Table
 from analysis.runs.reader import once
 from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
 from parallelbench.errors import count_of
@@ -93,16 +94,11 @@ def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, distinct))
 
 
-def experiment_as_rows(entries: list[tuple[str, str]]) -> pl.DataFrame:
-    """For the CSV file: entry and value."""
-    return pl.DataFrame(entries, schema={"entry": pl.String, "value": pl.String}, orient="row")
-
-
-def experiment_as_latex(entries: list[tuple[str, str]]) -> str:
-    """For a paper."""
-    body = [[latex.escape(cell) for cell in entry] for entry in entries]
-    rows = latex.Rows(f"l{latex.broken(0.6)}", ("Experiment", "Values"), body)
-    return latex.floats([("What was run, and on what", [rows])], name="experiment")
+def experiment_table(entries: list[tuple[str, str]]) -> Table:
+    """Entry and value."""
+    rows = pl.DataFrame(entries, schema={"entry": pl.String, "value": pl.String}, orient="row")
+    tabular = latex.Rows(("l", latex.broken(0.6)), ("Experiment", "Values"), entries)
+    return Table("experiment", rows, [("What was run, and on what", [tabular])])
 
 
 ACCURACY_EPOCHS = (10, 30, 50, 100)
@@ -184,11 +180,6 @@ def _trained(runs: Runs) -> pl.DataFrame:
     )
 
 
-def accuracies_as_csv(rows: pl.DataFrame) -> pl.DataFrame:
-    """The same with names of groups as text, of which each has commas at most."""
-    return rows.with_columns(pl.col("groups").list.join("; "))
-
-
 def accuracies_side_by_side(rows: pl.DataFrame) -> list[Accuracies]:
     """The same as tables: a row per model and configuration, a column per number of epochs."""
     tables = []
@@ -214,10 +205,12 @@ def _spread(row: dict[str, Any]) -> str:
     return f"{100 * mean:.2f}{spread} ({row['repeats']})"
 
 
-def accuracies_as_latex(rows: pl.DataFrame) -> str:
-    """The same for a paper: where there are many numbers of epochs, several tables beside each other."""
-    captioned = ((f"{each.work}: {ACCURACIES_CAPTION}", _tabulars(each)) for each in accuracies_side_by_side(rows))
-    return latex.floats(captioned, name="accuracy")
+def accuracy_table(rows: pl.DataFrame) -> Table:
+    """The same, with names of groups as text, of which each has commas at most; for a paper, where there are many
+    numbers of epochs, several tables beside each other.
+    """
+    captioned = [(f"{each.work}: {ACCURACIES_CAPTION}", [*_tabulars(each)]) for each in accuracies_side_by_side(rows)]
+    return Table("accuracy", rows.with_columns(pl.col("groups").list.join("; ")), captioned)
 
 
 def _tabulars(each: Accuracies) -> Iterator[latex.Rows]:
@@ -225,8 +218,7 @@ def _tabulars(each: Accuracies) -> Iterator[latex.Rows]:
         some = slice(start, start + MOST_EPOCHS)
         head = ["Model", "Configuration", *(count_of(epochs, "epoch") for epochs in each.epochs[some])]
         body = [[row.model, row.configuration, *row.cells[some]] for row in each.rows]
-        shown = [[latex.escape(cell) for cell in row] for row in body]
-        yield latex.Rows("ll" + "r" * (len(head) - 2), head, shown)
+        yield latex.Rows("ll" + "r" * (len(head) - 2), head, body)
 
 
 _APART = (*CIRCUMSTANCES, "measure.telemetry_hz", "repeat", "data.name", "model.name", "strategy.name")
@@ -374,11 +366,14 @@ def _sorting(value: Any) -> tuple[bool, float, list[tuple[float, str]]]:
     return (not number, float(value) if number else 0.0, [] if number else words)
 
 
-def hyperparameters_as_rows(tables: Iterable[Hyperparameters]) -> pl.DataFrame:
-    """All of them as rows: data, model, setting, strategy (or all) and value."""
+def hyperparameter_table(tables: Sequence[Hyperparameters]) -> Table:
+    """All of them as rows: data, model, setting, strategy (or all) and value. For a paper, of each one table of what is
+    shared, then the others, by as many strategies as fit.
+    """
     rows = [(each.data, each.model, *row) for each in tables for row in _rows(each)]
     names = ("data", "model", "setting", "strategy", "value")
-    return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
+    captioned = [captioned for each in tables for captioned in _captioned(each)]
+    return Table("hyperparameters", pl.DataFrame(rows, dict.fromkeys(names, pl.String), orient="row"), captioned)
 
 
 def _rows(each: Hyperparameters) -> Iterator[tuple[str, str, str]]:
@@ -390,13 +385,8 @@ def _rows(each: Hyperparameters) -> Iterator[tuple[str, str, str]]:
                 yield name, strategy, value
 
 
-def hyperparameters_as_latex(tables: Iterable[Hyperparameters]) -> str:
-    """All of them in LaTeX: of each one table of what is shared, then the others, by as many strategies as fit."""
-    return latex.floats((captioned for each in tables for captioned in _captioned(each)), name="hyperparameters")
-
-
 def _captioned(each: Hyperparameters) -> Iterator[tuple[str, list[latex.Rows]]]:
-    yield f"{each.work}: settings of all", [_rows_of(f"l{latex.broken(0.6)}", ("Setting", "Value"), each.shared)]
+    yield f"{each.work}: settings of all", [latex.Rows(("l", latex.broken(0.6)), ("Setting", "Value"), each.shared)]
     if each.differing:
         yield f"{each.work}: settings by strategy", [*_by_strategy(each)]
 
@@ -407,10 +397,5 @@ def _by_strategy(each: Hyperparameters) -> Iterator[latex.Rows]:
         names = each.strategies[some]
         # A setting that none of these strategies has is told beside those that have it.
         body = [(name, *values[some]) for name, values in each.differing if {*values[some]} != {text.MISSING}]
-        shape = "l" + latex.broken(0.7 / len(names) - 0.03) * len(names)
-        yield _rows_of(shape, ("Setting", *names), body)
-
-
-def _rows_of(shape: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> latex.Rows:
-    first, *others = [[latex.escape(cell) for cell in row] for row in (head, *body)]
-    return latex.Rows(shape, first, others)
+        shape = ("l", *[latex.broken(0.7 / len(names) - 0.03)] * len(names))
+        yield latex.Rows(shape, ("Setting", *names), body)

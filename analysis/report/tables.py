@@ -5,6 +5,7 @@ And the summary as a table for the terminal, and tables as CSV that a spreadshee
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -14,6 +15,7 @@ from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, describe
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.metrics.columns import brief_columns
+from analysis.report.latex import MOST_ROWS, floats
 from analysis.runs.published import without_tokens
 from analysis.text import DISTURBED_MARK
 from parallelbench.results.columns import Show
@@ -22,10 +24,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
+    from analysis.report.latex import Captioned
     from analysis.runs.reader import Runs
     from parallelbench.results.columns import Column
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report, for spreadsheets and for papers."""
+
+    name: str
+    """Of its files, and of its labels in LaTeX."""
+    rows: pl.DataFrame = field(default_factory=pl.DataFrame)
+    """What the CSV file has; without columns there is none."""
+    captioned: Captioned | None = None
+    """What the LaTeX file has; None: there is none."""
+    most: int = MOST_ROWS
+    """Rows of a tabular in LaTeX."""
+
+    @property
+    def latex(self) -> str:
+        """The whole file."""
+        return floats(self.captioned or (), name=self.name, most=self.most)
+
+    def write(self, folder: Path) -> None:
+        """Write its files."""
+        if self.rows.columns:
+            _write_csv(self.rows, folder / f"{self.name}.csv")
+        if self.captioned is not None:
+            (folder / f"{self.name}.tex").write_text(self.latex, encoding="utf-8")
 
 
 class Cell(NamedTuple):
@@ -123,16 +152,16 @@ _BREAKS = str.maketrans({"\u00a0": " ", "\u2060": None, "\u00ad": None})
 """Marks for optional line breaks, which a terminal would show."""
 
 
-def summary_table(runs: Runs) -> Table:
+def summary_table(runs: Runs) -> RichTable:
     """The summary for a terminal, 80 columns wide where names allow it: the same numbers, rounded."""
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     rows = summary(runs)
     groups = list(rows["group"].unique(maintain_order=True))
     name = " + ".join(folder.resolve().name for folder in runs.folders or (runs.root,))
     title = " · ".join([name, *groups] if len(groups) == 1 else [name])
-    shown = Table.grid()
+    shown = RichTable.grid()
     shown.title, shown.title_justify = Text(title, style="italic"), "left"
     shown.caption, shown.caption_justify = (
         "medians over runs; speed-up over one device, in brackets its 95 % interval; "
@@ -162,13 +191,13 @@ def _texts(row: dict[str, Any], columns: tuple[Column, ...]) -> list[str]:
     return [cell.shown.translate(_BREAKS) for cell in cells(row, columns)]
 
 
-def _aligned(rows: list[list[str]], widths: dict[str, int], *, header: bool = False) -> Table:
+def _aligned(rows: list[list[str]], widths: dict[str, int], *, header: bool = False) -> RichTable:
     """A part of a table; parts with the same widths have the same columns."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    part = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, show_header=header)
+    part = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=0, show_header=header)
     names, *numbers = widths.items()
     part.add_column(names[0].ljust(names[1]), overflow="fold", min_width=len(names[0]))
     for name, width in numbers:
@@ -182,7 +211,7 @@ _FORMULA = r"^[=@\t\r]|^[+-].*[A-Za-z=@(|]"
 """Text that spreadsheets compute; a number with its sign is none."""
 
 
-def write_csv(frame: pl.DataFrame, path: Path) -> None:
+def _write_csv(frame: pl.DataFrame, path: Path) -> None:
     """Write a table; text that a spreadsheet would take for a formula begins with an apostrophe."""
     text = pl.col(pl.String)
     harmless = pl.when(text.str.contains(_FORMULA)).then("'" + text).otherwise(text).name.keep()

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from analysis import load, write_report
-from analysis.report.publication import accuracies, accuracies_as_latex, accuracies_side_by_side
+from analysis.report.publication import accuracies, accuracies_side_by_side, accuracy_table
 from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_a_page_of_one_length_has_it_in_its_results_alone(tmp_path: Path) -> Non
 def test_more_lengths_than_fit_beside_each_other_are_several_tables(tmp_path: Path) -> None:
     for epochs in (1, 2, 3, 4, 5, 6):
         published(config(tmp_path, epochs=epochs), reaching(0.5))
-    written = accuracies_as_latex(accuracies(load(tmp_path)))
+    written = accuracy_table(accuracies(load(tmp_path))).latex
     heads = re.findall(r"Model & Configuration & (.*) \\\\", written)
     assert heads == ["1 epoch & 2 epochs & 3 epochs & 4 epochs", "5 epochs & 6 epochs"]
     assert "(2 of 2)" in written

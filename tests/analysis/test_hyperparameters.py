@@ -9,8 +9,7 @@ import pytest
 
 from analysis import load, write_report
 from analysis.report.latex import MOST_COLUMNS
-from analysis.report.publication import Hyperparameters, hyperparameters, hyperparameters_as_latex
-from analysis.report.publication import hyperparameters_as_rows as table
+from analysis.report.publication import Hyperparameters, hyperparameter_table, hyperparameters
 from tests.analysis.factory import Fake, component, config, published
 from tests.analysis.latex_documents import tables_in
 
@@ -106,10 +105,10 @@ def test_latex_shares_many_strategies_out_and_is_whole(tmp_path: Path) -> None:
     for name in names:
         published(config(tmp_path, strategy=name, devices=1 if name == "single" else 4), Fake())
     tables = of(tmp_path)
-    text = hyperparameters_as_latex(tables)
+    text = hyperparameter_table(tables).latex
     parts = tables_in(text)
     assert len(parts) == 1 + -(-len(names) // MOST_COLUMNS)
     assert all(set(part.rows) == {part.columns} for part in parts)
-    told = {(row[2], row[3]): row[4] for row in table(tables).rows()}
+    told = {(row[2], row[3]): row[4] for row in hyperparameter_table(tables).rows.rows()}
     assert told["strategy.schedule", "pipeline"] == component("strategy", "pipeline")["schedule"]
     assert all(rf"{setting} &".replace("_", r"\_") in text for setting, _ in told)

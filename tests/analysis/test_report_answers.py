@@ -20,7 +20,7 @@ from analysis.figures.curves import loss
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import notes
 from analysis.report import page as page_module
-from analysis.report.claims import MOST_ROWS, shown, summed_up, table, tabular
+from analysis.report.claims import MOST_ROWS, shown, summed_up, table
 from analysis.report.page import matrix
 from parallelbench.cli import main
 from tests.analysis.factory import Fake, config, published
@@ -193,17 +193,17 @@ def test_claims_are_rows_of_the_page_the_csv_file_and_the_latex_table(tmp_path: 
         "Of 2 claims: 1 reproduced, 0 refuted, 0 inconclusive; 1 measured elsewhere only, on runs that are not the "
         "publications'."
     )
-    cells = table([inside, elsewhere]).select("claim", "verdict", "runs", "outside", "finding").rows()
+    cells = table([inside, elsewhere]).rows.select("claim", "verdict", "runs", "outside", "finding").rows()
     assert cells == [
         ("shorter", "reproduced", "the publication's", "", "reproduced"),
         ("other", "inconclusive", "elsewhere", "data=digits", "reproduced"),
     ]
-    latex = tabular([inside, elsewhere])
+    latex = table([inside, elsewhere]).latex
     assert "007 shorter & reproduced & 0.6" in latex
     assert "other" not in latex
     assert r"their own runs}\label{tab:claims-1}" in latex
-    assert tabular([elsewhere]).count("table") == 0, "nothing was decided"
-    many = tabular([inside] * (2 * MOST_ROWS + 1)).split(r"\end{table}")[:-1]
+    assert table([elsewhere]).latex.count("table") == 0, "nothing was decided"
+    many = table([inside] * (2 * MOST_ROWS + 1)).latex.split(r"\end{table}")[:-1]
     assert [part.count("007 shorter") for part in many] == [MOST_ROWS, MOST_ROWS, 1], "no table is longer than a page"
     for number, part in enumerate(many, 1):
         assert rf"their own runs ({number} of 3)}}\label{{tab:claims-{number}}}" in part
