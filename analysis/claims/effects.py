@@ -1,16 +1,18 @@
-"""The effects of a claim: runs that differ in the compared keys only, with their metric's values in each repeat."""
+"""The effects of a claim: what was measured of configurations that differ in the compared keys only, joined by repeat.
+
+`Measured` has a row per configuration and epoch with every key, and a row per repeat of it. A contrast joins the former
+with each other on the keys that it doesn't compare, and the latter on the repeat. What it finds has the same form, and
+a claim's second contrast joins that once more.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise, product
-from operator import itemgetter
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import polars as pl
-from msgspec import structs
 
 from analysis.claims.claim import (
     EPOCH_COLUMNS,
@@ -25,9 +27,9 @@ from analysis.claims.claim import (
     written,
 )
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
-from analysis.comparison.pairing import in_both, in_one_sweep
+from analysis.comparison.pairing import in_one_sweep
 from analysis.comparison.run import compared_runs
-from analysis.comparison.work import WAYS, Keyed, definitions, is_baseline, varying_keys, work_label
+from analysis.comparison.work import BASELINES, WAYS, canonical, definitions, is_below, varying_keys, work_label
 from analysis.metrics import (
     disturbed_to_accuracy,
     resting_on_disturbed,
@@ -42,26 +44,10 @@ from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from analysis.comparison.run import ComparedRun
     from analysis.comparison.work import Work
     from analysis.runs.reader import Runs
-
-    StandIn = Callable[[Keyed, Keyed], Keyed]
-    Combine = Callable[[float, float, "Effect", "Effect"], float | None]
-    Combined = Callable[[Sequence["Effect"], int], "list[Reading | None]"]
-
-
-_OF_USABLE = ("run_id", "repeat", "train_samples", "parameters", "framework", "best_test_accuracy")
-
-
-class Reading(NamedTuple):
-    """A value and its bounds: accuracy is known at the end of each epoch, and may have been reached during it."""
-
-    value: float
-    least: float
-    most: float
 
 
 def usable(runs: Runs, metric: str) -> pl.DataFrame:
@@ -81,36 +67,27 @@ def usable_for(metric: str) -> Callable[[Runs], pl.DataFrame]:
     return learned if metric in LEARNING else counted
 
 
+@once
+def _usable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> pl.DataFrame:
+    columns = ("run_id", "repeat", "train_samples", "parameters", "framework", "best_test_accuracy")
+    return chosen(runs).select(columns).sort("run_id")
+
+
 def unusable(runs: Runs, metric: str) -> tuple[int, list[str]]:
     """How many runs it may not use, and why, each reason once."""
-    return _unusable(runs, usable_for(metric))
-
-
-@once
-def _unusable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> tuple[int, list[str]]:
-    gone = facts(runs).select("run_id", "exclusion").join(_usable(runs, chosen), on="run_id", how="anti")
+    gone = facts(runs).select("run_id", "exclusion").join(usable(runs, metric), on="run_id", how="anti")
     return gone.height, gone["exclusion"].drop_nulls().unique(maintain_order=True).to_list()
 
 
 @once
-def _usable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> pl.DataFrame:
-    return chosen(runs).select(_OF_USABLE).sort("run_id")
-
-
-@once
-def steps_of_runs(runs: Runs) -> dict[str, int]:
-    """Run id → optimizer steps of a run of all its epochs; epochs of one run have equally many."""
-    rows = numbered(runs, "epochs", "steps").unique("run_id", keep="first", maintain_order=True)
-    steps = gathered(runs, "epochs", rows).cast(pl.Int64) * rows["steps"]
-    return dict(zip(rows.select(AS_TEXT).to_series().to_list(), steps.to_list(), strict=True))
-
-
-def readings(runs: Runs, metric: str, *, target: float | None, epoch: int | str) -> dict[str, Reading]:
-    """Run id → the metric; runs without it are missing, and so are those whose value rests on disturbed epochs."""
+def readings(runs: Runs, metric: str, target: float | None, epoch: int | str) -> pl.DataFrame:
+    """`run_id`, the metric's `value`, and its bounds `least` and `most`. Runs without it are missing, and so are those
+    whose value rests on disturbed epochs.
+    """
     if target is not None:
         read = _to_target(runs, metric, target)
         disturbed = disturbed_to_accuracy(runs, target) if metric == "time_to_accuracy_s" else frozenset()
-        return {run_id: reading for run_id, reading in read.items() if run_id not in disturbed}
+        return read.filter(~pl.col("run_id").is_in(list(disturbed)))
     if metric in OF_PHASES:
         rows = phase_times(runs) if metric == "bubble_s" else computation_per_communication(runs)
     elif metric in EPOCH_COLUMNS:
@@ -119,8 +96,8 @@ def readings(runs: Runs, metric: str, *, target: float | None, epoch: int | str)
     else:
         disturbed = resting_on_disturbed(runs).get(metric, frozenset())
         rows = facts(runs).select("run_id", metric).filter(~pl.col("run_id").is_in(list(disturbed)))
-    values = rows.select("run_id", pl.col(metric).cast(pl.Float64)).drop_nulls()
-    return {run_id: Reading(value, value, value) for run_id, value in values.iter_rows()}
+    value = pl.col(metric).cast(pl.Float64)
+    return rows.select("run_id", value=value, least=value, most=value).drop_nulls()
 
 
 @once
@@ -130,442 +107,388 @@ def _epochs(runs: Runs, metric: str) -> pl.DataFrame:
     return rows.with_columns(last=gathered(runs, "epochs", rows))
 
 
-def _to_target(runs: Runs, metric: str, target: float) -> dict[str, Reading]:
+def _to_target(runs: Runs, metric: str, target: float) -> pl.DataFrame:
     """Steps or time to an accuracy. It was reached at some step of the epoch at whose end it was first seen."""
     reached = steps_to_accuracy if metric == "steps_to_accuracy" else time_to_accuracy
     rows = reached(runs, target).join(step_to_accuracy(runs, target), on="run_id").drop_nulls()
     since = pl.lit(1.0) if metric == "steps_to_accuracy" else pl.col("step_time_s")
-    rows = rows.select("run_id", metric, least=pl.col(metric) - (pl.col("steps") - 1) * since)
-    return {run_id: Reading(value, least, value) for run_id, value, least in rows.iter_rows()}
+    value = pl.col(metric).cast(pl.Float64)
+    return rows.select("run_id", value=value, least=value - (pl.col("steps") - 1) * since, most=value)
+
+
+class Measured(NamedTuple):
+    """Values by repeat: of configurations at an epoch, or of the effect between two."""
+
+    levels: pl.DataFrame
+    """A row for each `level`, its number. Besides it the facts of `_FACTS` and every key of the configuration, all as
+    JSON, empty where there is none; `outside`, in what its runs are not those of the claim's scope ("data=digits"); and
+    `step`, what was compared, in words: null before anything was.
+    """
+    values: pl.DataFrame
+    """A row for each `level` and `repeat` with its `value`, `least` and `most`, null where a run never reached the
+    claim's target; `runs`, the ids of the runs behind it, those of one side before those of the other; and
+    `candidates`, those that the smallest value was chosen from, empty without a choice.
+    """
+
+
+_FACTS = ("train_samples", "parameters", "framework", "epoch", "steps")
+_OWN = ("level", "outside", "step", *_FACTS)
+_NONE = pl.lit([], pl.List(pl.String))
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+def _read(text: str) -> Any:
+    return msgspec.json.decode(text) if text else None
+
+
+def _keys(levels: pl.DataFrame) -> list[str]:
+    """The keys of configurations."""
+    return [name for name in levels.columns if name not in _OWN]
+
+
+@once
+def _configurations(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """`run_id` and `of`, the number of its configuration; and the keys of each number as JSON."""
+    defined = definitions(runs)
+    texts = {key: _json(each) for key, each in {id(each): each for each in defined.values()}.items()}
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts.values()))}
+    of_runs = [(run_id, numbers[texts[id(each)]]) for run_id, each in defined.items()]
+    keys = [
+        {"of": number} | {key: _json(value) for key, value in _read(text).items()} for text, number in numbers.items()
+    ]
+    schema = {"run_id": pl.String, "of": pl.Int64}
+    return pl.DataFrame(of_runs, schema, orient="row"), pl.DataFrame(keys, infer_schema_length=None).fill_null("")
+
+
+@once
+def _steps(runs: Runs) -> pl.DataFrame:
+    """`run_id`, and the optimizer `steps` of a run of all its epochs; epochs of one run have equally many."""
+    rows = numbered(runs, "epochs", "steps").unique("run_id", keep="first", maintain_order=True)
+    return rows.select(AS_TEXT, steps=gathered(runs, "epochs", rows).cast(pl.Int64) * pl.col("steps"))
+
+
+@once
+def _measured(
+    runs: Runs, metric: str, target: float | None, epochs: frozenset[int | str], *, devices: bool, best_of: str | None
+) -> Measured:
+    """What was measured at these epochs. `devices`: claims compare numbers of devices, but not strategies."""
+    of_runs, keys = _configurations(runs)
+    rows = usable(runs, metric).with_columns(pl.col("framework").fill_null("torch")).with_row_index("place")
+    rows = rows.join(of_runs, on="run_id", maintain_order="left")
+    rows = rows.join(_steps(runs), on="run_id", how="left", maintain_order="left")
+    missed = pl.lit(value=False) if target is None else pl.col("best_test_accuracy") < target
+    rows = pl.concat(
+        rows.join(readings(runs, metric, target, epoch), on="run_id", how="left", maintain_order="left")
+        .filter(pl.col("value").is_not_null() | missed)
+        .with_columns(epoch=pl.lit(_json(epoch)))
+        for epoch in sorted(epochs, key=str)
+    )
+    same = ("of", "train_samples", "parameters", "framework", "epoch")
+    # In the order of their first runs.
+    rows = rows.with_columns(place=pl.col("place").min().over(same)).sort("place", maintain_order=True)
+    rows = rows.with_columns(level=pl.struct(same).rle_id())
+    steps = pl.col("steps")
+    levels = (
+        rows.group_by("level", maintain_order=True)
+        .agg(pl.col(same).first(), steps=pl.coalesce(steps.filter(steps > 0).first(), steps.last()))
+        .with_columns(pl.col("train_samples", "parameters", "steps").cast(pl.String).fill_null(""))
+        .with_columns(framework=pl.format('"{}"', "framework"), outside=_NONE, step=pl.lit(None, pl.String))
+        .join(keys, on="of", maintain_order="left")
+        .drop("of")
+    )
+    # A second run of a repeat doesn't count.
+    values = rows.unique(("level", "repeat"), keep="first", maintain_order=True)
+    values = values.select("level", "repeat", "value", "least", "most", runs=pl.concat_list("run_id"), candidates=_NONE)
+    measured = Measured(levels, values)
+    if devices:
+        measured = _as_every_strategy(measured)
+    return _best(measured, best_of) if best_of else measured
+
+
+def _as_every_strategy(measured: Measured) -> Measured:
+    """One device stands for every strategy of its framework at `devices=1`, as in sweeps over devices."""
+    levels = measured.levels
+    strategy = [key for key in _keys(levels) if is_below(key, ("strategy",))]
+    alike = ["framework", *(key for key in _keys(levels) if not is_below(key, WAYS))]
+    names = list(map(_json, BASELINES.values()))
+    is_baseline = pl.col("strategy.name").is_in(names) & (pl.col("devices") == _json(1))
+    several = levels.filter(~is_baseline)
+    others = several.select(*alike, *strategy).unique(maintain_order=True)
+    stand_ins = levels.filter(is_baseline).drop(strategy).join(others, on=alike, maintain_order="left_right")
+    levels = pl.concat([several, stand_ins.select(levels.columns)]).rename({"level": "of"}).with_row_index("level")
+    values = levels.select("level", "of").join(measured.values, left_on="of", right_on="level", maintain_order="left")
+    return Measured(levels.drop("of"), values.drop("of"))
+
+
+def _best(measured: Measured, key: str) -> Measured:
+    """Of levels that differ in `key` only, the smallest value of each repeat."""
+    levels = measured.levels.with_columns(
+        pl.lit("").alias(name) for name in _keys(measured.levels) if is_below(name, (key,))
+    )
+    levels = levels.with_columns(one=pl.col("level").min().over(*_FACTS, *_keys(levels)))
+    values = measured.values.join(levels.select("level", "one"), on="level", maintain_order="left")
+    smallest = pl.col("value").arg_min().fill_null(0)
+    values = values.group_by("one", "repeat", maintain_order=True).agg(
+        pl.col("value", "least", "most", "runs").get(smallest),
+        candidates=pl.col("runs").filter(pl.col("value").is_not_null()).explode(),
+    )
+    return Measured(levels.filter(pl.col("level") == pl.col("one")).drop("one"), values.rename({"one": "level"}))
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A value per repeat: of the runs of one configuration, or of the effect between two. What is in it never changes
-    once it is made: claims share it.
-    """
+    """A value per repeat: the effect between two levels."""
 
-    of: Keyed
-    """The flat configuration; equal ones are of the same work."""
-    facts: dict[str, Any]
-    """Further quantities that a level may name: train_samples, parameters, epoch; steps of the whole run."""
-    values: dict[int, Reading] = field(default_factory=dict)
-    """Repeat → value."""
-    runs: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Repeat → ids of the runs behind it, those of one side before those of the other."""
-    candidates: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Repeat → ids of all runs that the smallest value was chosen from; empty without a choice."""
-    missed: set[int] = field(default_factory=set)
-    """Repeats that were run, but never reached the claim's target."""
-    steps: tuple[str, ...] = ()
+    keys: Work
+    """The flat configuration of both sides, without the compared keys."""
+    step: str
     """The levels that were compared, in words."""
-    metric: str = ""
-    """What its values are."""
-    outside: tuple[str, ...] = ()
+    outside: tuple[str, ...]
     """In what its runs are not those of the claim's scope: "data=digits"; empty where they are."""
+    values: dict[int, tuple[float, float, float]]
+    """Repeat → value, and the least and the most that it may be: accuracy is known at the end of each epoch, and may
+    have been reached during it.
+    """
+    runs: dict[int, tuple[str, ...]]
+    """Repeat → ids of the runs behind it, those of one side before those of the other."""
+    candidates: dict[int, tuple[str, ...]]
+    """Repeat → ids of all runs that the smallest value was chosen from; empty without a choice."""
+    missed: frozenset[int]
+    """Repeats that were run, but never reached the claim's target."""
 
     @property
-    def keys(self) -> Work:
-        """Of its configuration."""
-        return self.of.keys
-
-
-def as_every_strategy(effects: Sequence[Effect], stand_in: StandIn) -> list[Effect]:
-    """One device stands for every strategy of its framework at `devices=1`, as in sweeps over devices.
-
-    `stand_in`: what a configuration is with this strategy.
-    """
-    several = [effect for effect in effects if not _is_of_baseline(effect)]
-    strategies: dict[tuple[str, str], dict[str, Keyed]] = defaultdict(dict)
-    for effect in several:
-        strategy = effect.of.below("strategy")
-        strategies[_alike(effect)].setdefault(strategy.text, strategy)
-    stand_ins = [
-        replace(effect, of=stand_in(effect.of, strategy))
-        for effect in filter(_is_of_baseline, effects)
-        for strategy in strategies[_alike(effect)].values()
-    ]
-    return several + stand_ins
-
-
-def _alike(effect: Effect) -> tuple[str, str]:
-    """Work and framework: what one device shares with the strategies that it stands for."""
-    return effect.of.without(WAYS).text, effect.facts.get("framework", "torch")
-
-
-def _is_of_baseline(effect: Effect) -> bool:
-    return is_baseline(effect.keys["strategy.name"], effect.keys["devices"])
-
-
-def best(effects: Sequence[Effect], key: str) -> list[Effect]:
-    """Of effects that differ in `key` only, the smallest value of each repeat."""
-    groups: dict[tuple[object, ...], list[Effect]] = defaultdict(list)
-    for effect in effects:
-        groups[effect.of.without((key,)).text, *sorted(effect.facts.items())].append(effect)
-    smallest = []
-    for members in groups.values():
-        one = Effect(members[0].of.without((key,)), members[0].facts)
-        for effect in members:
-            for repeat, reading in effect.values.items():
-                one.candidates[repeat] = (*one.candidates.get(repeat, ()), *effect.runs[repeat])
-                if repeat not in one.values or reading.value < one.values[repeat].value:
-                    one.values[repeat], one.runs[repeat] = reading, effect.runs[repeat]
-        one.missed.update(set().union(*(effect.missed for effect in members)) - one.values.keys())
-        smallest.append(one)
-    return smallest
-
-
-_NAMED = ("data", "model")
-"""Keys by whose names a level may choose runs, and which no stand-in changes."""
-
-
-class Member(NamedTuple):
-    """A run of a kind."""
-
-    place: int
-    """Among all runs, in the order of their ids."""
-    ids: tuple[str]
-    """Its id."""
-    repeat: int
-
-
-class Kind(NamedTuple):
-    """Runs of one configuration, of one size of the data and of the model."""
-
-    of: Keyed
-    facts: dict[str, Any]
-    members: list[Member]
-    """In the order of their ids."""
-
-
-class Levels:
-    """What the claims on these runs share. All runs are walked once for each metric, epoch and target."""
-
-    def __init__(self, runs: Runs) -> None:
-        """Nothing is computed before it is asked for."""
-        self._runs = runs
-        self._kinds: dict[Callable[[Runs], pl.DataFrame], list[Kind]] = {}
-        self._readings: dict[tuple[str, float | None, int | str], dict[str, Reading]] = {}
-        self._levels: dict[tuple[object, ...], list[Effect]] = {}
-        self._stand_ins: dict[tuple[Keyed, str], Keyed] = {}
-
-    def of(self, claim: Claim) -> list[Effect]:
-        """The values per configuration, and per epoch that the claim names."""
-        epochs = frozenset[int | str]().union(
-            *(claim.epochs(each) for each in claim.contrasts if self._has_sides(each))
-        )
-        of_devices = any(
-            "devices" in c.roots and "strategy" not in c.roots for c in (*claim.contrasts, claim.more) if c
-        )
-        key = claim.metric, claim.target, epochs, of_devices, claim.best_of
-        if key not in self._levels:
-            levels = self._measured(claim.metric, claim.target, epochs)
-            if of_devices:
-                levels = as_every_strategy(levels, self._stand_in)
-            self._levels[key] = best(levels, claim.best_of) if claim.best_of else levels
-        return self._levels[key]
-
-    def readings(self, metric: str, *, target: float | None, epoch: int | str) -> dict[str, Reading]:
-        """Run id → the metric, see `readings`."""
-        key = metric, target, epoch
-        if key not in self._readings:
-            self._readings[key] = readings(self._runs, metric, target=target, epoch=epoch)
-        return self._readings[key]
-
-    def _has_sides(self, contrast: Contrast) -> bool:
-        """Whether any run has the data and the model of each side: what no run has need not be read."""
-        named = ((key, side[key]) for side in (contrast.from_, contrast.to) if side for key in _NAMED if key in side)
-        return all(self._names[key].intersection(value if isinstance(value, list) else [value]) for key, value in named)
-
-    @cached_property
-    def _names(self) -> dict[str, set[Any]]:
-        return {key: {of.keys.get(f"{key}.name") for of in self._keyed.values()} for key in _NAMED}
-
-    def _measured(self, metric: str, target: float | None, epochs: frozenset[int | str]) -> list[Effect]:
-        by_epoch = {epoch: self.readings(metric, target=target, epoch=epoch) for epoch in sorted(epochs, key=str)}
-        missed = set()
-        if target is not None:
-            missed = set(usable(self._runs, metric).filter(pl.col("best_test_accuracy") < target)["run_id"])
-        found: list[tuple[int, int, Effect]] = []
-        for kind in self._kinds_for(metric):
-            for number, (epoch, by_run) in enumerate(by_epoch.items()):
-                known = [each for each in kind.members if each.ids[0] in by_run or each.ids[0] in missed]
-                if known:
-                    found.append((known[0].place, number, self._effect(kind._replace(members=known), epoch, by_run)))
-        # As their first runs come.
-        return [effect for *_, effect in sorted(found, key=itemgetter(0, 1))]
-
-    def _effect(self, kind: Kind, epoch: int | str, by_run: Mapping[str, Reading]) -> Effect:
-        of_runs = steps_of_runs(self._runs)
-        steps = [of_runs.get(each.ids[0]) for each in kind.members]
-        effect = Effect(kind.of, kind.facts | {"epoch": epoch, "steps": next(filter(None, steps), steps[-1])})
-        for _, ids, repeat in kind.members:
-            if repeat in effect.values or repeat in effect.missed:
-                continue  # a second run of this repeat
-            if reading := by_run.get(ids[0]):
-                effect.values[repeat], effect.runs[repeat] = reading, ids
-            else:
-                effect.missed.add(repeat)
-        return effect
-
-    def _kinds_for(self, metric: str) -> list[Kind]:
-        chosen = usable_for(metric)
-        if chosen not in self._kinds:
-            columns = ("train_samples", "parameters", "framework", "run_id", "repeat")
-            members: dict[tuple[Any, ...], list[Member]] = defaultdict(list)
-            for place, row in enumerate(usable(self._runs, metric).select(columns).iter_rows()):
-                samples, parameters, framework, run_id, repeat = row
-                key = self._keyed[run_id], samples, parameters, framework or "torch"
-                members[key].append(Member(place, (run_id,), repeat))
-            names = ("train_samples", "parameters", "framework")
-            self._kinds[chosen] = [
-                Kind(of, dict(zip(names, facts, strict=True)), each) for (of, *facts), each in members.items()
-            ]
-        return self._kinds[chosen]
-
-    @cached_property
-    def _keyed(self) -> dict[str, Keyed]:
-        """Run id → its definition; equal ones are one object."""
-        shared: dict[str, Keyed] = {}
-        known: dict[int, Keyed] = {}
-        for definition in definitions(self._runs).values():
-            if id(definition) not in known:
-                keyed = Keyed(definition)
-                known[id(definition)] = shared.setdefault(keyed.text, keyed)
-        return {run_id: known[id(definition)] for run_id, definition in definitions(self._runs).items()}
-
-    def _stand_in(self, of: Keyed, strategy: Keyed) -> Keyed:
-        """A configuration of one device, as if it were of this strategy."""
-        key = of, strategy.text
-        if key not in self._stand_ins:
-            one = {"devices": of.keys["devices"], "nodes": of.keys["nodes"]}
-            self._stand_ins[key] = Keyed(of.without(WAYS).keys | strategy.keys | one)
-        return self._stand_ins[key]
-
-
-@once
-def levels_of(runs: Runs) -> Levels:
-    """What the claims on these runs share."""
-    return Levels(runs)
-
-
-EARLIER = {"peak_memory_device_bytes": "gpu_memory_used_max_bytes"}
-"""Metric → what stands for it where runs of a comparison have none: of a process that drives several GPUs, older
-releases recorded the sum alone. Then it is the fullest GPU of both sides as the driver reports it.
-"""
+    def compared(self) -> tuple[str, str]:
+        """What was compared, whatever the metric."""
+        return canonical(self.keys), self.step
 
 
 def effects(runs: Runs, claim: Claim) -> list[Effect]:
     """Every effect of the claim. The sides differ in the compared keys only, and have a repeat in common."""
-    return [effect for effect in _effects(runs, claim) if effect.values]
+    return [effect for effect in _compared(runs, claim) if effect.values]
 
 
 def is_unreached(runs: Runs, claim: Claim) -> bool:
     """Whether both sides were run, but no repeat of both reaches the claim's target."""
-    if claim.target is None:
-        return False
-    return any(effect.missed for effect in _effects(runs, claim) if not effect.values)
+    return claim.target is not None and any(not effect.values for effect in _compared(runs, claim))
 
 
-def _effects(runs: Runs, claim: Claim) -> list[Effect]:
-    """The same, and effects without a value, because a run never reached the target.
-
-    Of each comparison that is of the metric, or what stands for it, that more repeats have on both sides.
-    """
-    found = _on_metric(runs, claim)
-    earlier = EARLIER.get(claim.metric)
-    if earlier is None:
-        return found
-    own, other = _by_comparison(found), _by_comparison(_on_metric(runs, structs.replace(claim, metric=earlier)))
-    both = ((own.get(key, []), other.get(key, [])) for key in own | other)
-    return [effect for sides in both for effect in max(sides, key=lambda of: sum(len(each.values) for each in of))]
-
-
-def _by_comparison(effects: Iterable[Effect]) -> dict[tuple[object, ...], list[Effect]]:
-    """What was compared, whatever the metric → its effects."""
-    found: dict[tuple[object, ...], list[Effect]] = defaultdict(list)
-    for effect in effects:
-        found[effect.of.text, effect.steps, *sorted(effect.facts.items())].append(effect)
+def _effects(measured: Measured) -> list[Effect]:
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for row in measured.values.iter_rows(named=True):
+        rows.setdefault(row["level"], []).append(row)
+    keys = _keys(measured.levels)
+    found = []
+    for level in measured.levels.iter_rows(named=True):
+        known = [row for row in rows[level["level"]] if row["value"] is not None]
+        found.append(
+            Effect(
+                keys={key: _read(level[key]) for key in keys if level[key]},
+                step=level["step"],
+                outside=tuple(level["outside"]),
+                values={row["repeat"]: (row["value"], row["least"], row["most"]) for row in known},
+                runs={row["repeat"]: tuple(row["runs"]) for row in known},
+                candidates={row["repeat"]: tuple(row["candidates"]) for row in known if row["candidates"]},
+                missed=frozenset(row["repeat"] for row in rows[level["level"]] if row["value"] is None),
+            )
+        )
     return found
 
 
-def _on_metric(runs: Runs, claim: Claim) -> list[Effect]:
-    levels = [level for level in levels_of(runs).of(claim) if _has(level, claim.where)]
-    levels = [replace(level, outside=out) if (out := _outside(level, claim.scope)) else level for level in levels]
-    compared: list[Effect] = []
-    as_paired = _as_paired(runs, claim)
-    for contrast in claim.contrasts:
-        looked_at = [level for level in levels if level.facts["epoch"] in claim.epochs(contrast)]
-        compared += list(_compare(looked_at, contrast, _COMBINE[claim.compare], as_paired))
+def _compared(runs: Runs, claim: Claim) -> list[Effect]:
+    """The effects of all contrasts, with those that have no value, as a run never reached the target."""
+    contrasts = (*claim.contrasts, *([claim.more] if claim.more else []))
+    devices = any("devices" in each.roots and "strategy" not in each.roots for each in contrasts)
+    epochs = frozenset[int | str]().union(*(claim.epochs(each) for each in claim.contrasts))
+    levels, values = _measured(runs, claim.metric, claim.target, epochs, devices=devices, best_of=claim.best_of)
+    levels = levels.filter(_has(levels, claim.where))
+    levels = levels.with_columns(outside=_outside(levels, claim.scope))
+    looked_at = [levels.filter(_has(levels, {"epoch": [*claim.epochs(each)]})) for each in claim.contrasts]
+    found = [
+        _pairs(Measured(some, values), each)
+        for some, each in zip(looked_at, claim.contrasts, strict=True)
+        if some.height > 1
+    ]
+    if not any(each.height for each in found):
+        return []
+    pairs = pl.concat(found).with_row_index("level")
+    measured = _effect(pairs, _as_paired(runs, claim, _by_repeat(pairs, values)), claim.compare)
     if claim.more is not None:
-        combine = _difference if claim.compare == "difference" else _ratio
-        compared = list(_compare(compared, claim.more, combine, _as_combined))
-    return [replace(effect, metric=claim.metric) for effect in compared]
+        pairs = _pairs(measured, claim.more).with_row_index("level")
+        how = "difference" if claim.compare == "difference" else "ratio"
+        measured = _effect(pairs, _by_repeat(pairs, measured.values), how)
+    return _effects(measured)
 
 
-def _compare(levels: Sequence[Effect], contrast: Contrast, combine: Combine, readings: Combined) -> Iterable[Effect]:
-    roots = contrast.roots
-    for below, above, step in _sides(levels, contrast):
-        effect = Effect(
-            above.of.without(roots),
-            above.facts,
-            steps=(*above.steps, step),
-            outside=tuple(dict.fromkeys((*below.outside, *above.outside))),
-        )
-        for repeat, *_ in in_both(below.values, above.values):
-            reading = _combined(combine, readings((below, above), repeat), below, above)
-            if reading is None:
-                continue
-            effect.values[repeat] = reading
-            effect.runs[repeat] = (*below.runs[repeat], *above.runs[repeat])
-            if candidates := (*below.candidates.get(repeat, ()), *above.candidates.get(repeat, ())):
-                effect.candidates[repeat] = candidates
-        there = [side.values.keys() | side.missed for side in (below, above)]
-        effect.missed.update(there[0] & there[1] & (below.missed | above.missed))
-        if effect.values or effect.missed:
-            yield effect
+def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:
+    """A row for each two levels that differ in the contrast only: `below` and `above`, with what both have in common as
+    in `Measured.levels`, and with the epochs and the devices of both.
+    """
+    roots, levels = contrast.roots, measured.levels
+    compared = {key for key in _keys(levels) if is_below(key, roots)}
+    same = [key for key in _keys(levels) if key not in compared]
+    at = pl.when(pl.col("epoch") == _json(LAST)).then("epochs").otherwise("epoch")
+    behind = measured.values.group_by("level", maintain_order=True).agg(
+        pl.col("runs").list.join(" ").str.join(" ").alias("behind")
+    )
+    levels = levels.join(behind, on="level", maintain_order="left").with_columns(
+        group=pl.col("level").min().over("step", *same, *(() if "epoch" in roots else ("epoch",))),
+        # The last epoch of a run of one epoch is its first.
+        measurement=pl.concat_str(at, "behind", separator=" "),
+    )
+    pairs = _sides(levels, contrast).filter(pl.col("measurement") != pl.col("measurement_below"))
+    step = pl.format(f"{contrast.rising.replace('_', ' ')} {{}} → {{}}" if contrast.rising else "{} → {}", *_WORDS)
+    return pairs.sort("group", maintain_order=True).select(
+        *("train_samples", "parameters", "framework", "steps", "epoch"),
+        *(pl.lit("").alias(key) if key in compared else key for key in _keys(measured.levels)),
+        step=pl.concat_str("step", step, separator=", by ", ignore_nulls=True),
+        outside=pl.concat_list("outside_below", "outside").list.unique(maintain_order=True),
+        below="level_below",
+        above="level",
+        epoch_below="epoch_below",
+        devices_below="devices_below",
+        devices_above="devices",
+    )
 
 
-def _combined(combine: Combine, readings: Sequence[Reading | None], below: Effect, above: Effect) -> Reading | None:
-    """The effect between two values; from the least possible one to the largest."""
-    one, other = readings
-    if one is None or other is None:
-        return None
-    value = combine(one.value, other.value, below, above)
-    if one.least == one.value == one.most and other.least == other.value == other.most:
-        return None if value is None else Reading(value, value, value)
-    least, most = combine(one.most, other.least, below, above), combine(one.least, other.most, below, above)
-    return None if value is None or least is None or most is None else Reading(value, least, most)
+_WORDS = ("words_below", "words")
 
 
-def _as_paired(runs: Runs, claim: Claim) -> Combined:
-    """The values of two configurations in a repeat, both as the sweep has measured them that `pairing_of` names."""
+def _sides(levels: pl.DataFrame, contrast: Contrast) -> pl.DataFrame:
+    """Both levels of each pair, with their `words`."""
+    if contrast.rising is None:
+        sides = [
+            levels.filter(_has(levels, side)).with_columns(words=_words(levels, contrast.roots, side))
+            for side in (contrast.from_ or {}, contrast.to or {})
+        ]
+        return _crossed(*sides, on=("group",))
+    levels = levels.with_columns(words=_each(levels, contrast.rising, _shown, pl.String))
+    # Each level and the next higher one: of the claim's scope alone, then those that others lie between or beside.
+    lies_outside = pl.col("outside").list.len() + pl.col("outside_below").list.len() > 0
+    inside = levels.filter(pl.col("outside").list.len() == 0)
+    return pl.concat([_risen(inside, contrast.rising), _risen(levels, contrast.rising).filter(lies_outside)])
+
+
+def _risen(levels: pl.DataFrame, rising: str) -> pl.DataFrame:
+    level = _each(levels, rising, lambda value: value, pl.Float64)
+    levels = levels.with_columns(rank=level.rank("dense").over("group").cast(pl.Int64))
+    pairs = _crossed(levels, levels.with_columns(pl.col("rank") - 1), on=("group", "rank"))
+    return pairs.sort("group", "rank", maintain_order=True)
+
+
+def _crossed(below: pl.DataFrame, above: pl.DataFrame, *, on: tuple[str, ...]) -> pl.DataFrame:
+    own = ("level", "epoch", "devices", "outside", "measurement", "words")
+    return below.select(*on, pl.col(own).name.suffix("_below")).join(above, on=on, maintain_order="left_right")
+
+
+def _by_repeat(pairs: pl.DataFrame, values: pl.DataFrame) -> pl.DataFrame:
+    """The values of both levels of each pair in every repeat that both have."""
+    of_pairs = ("level", "below", "above", "epoch", "epoch_below", "devices_above", "devices_below")
+    rows = pairs.select(of_pairs).join(values, left_on="below", right_on="level")
+    rows = rows.join(values, left_on=("above", "repeat"), right_on=("level", "repeat"), suffix="_above")
+    return rows.with_columns(missed=pl.col("value").is_null() | pl.col("value_above").is_null())
+
+
+def _as_paired(runs: Runs, claim: Claim, rows: pl.DataFrame) -> pl.DataFrame:
+    """Both values as the sweep has measured them that `pairing_of` names; null where it has not."""
     if not runs.sweeps:
-        return _as_combined  # each run was measured once
+        return rows  # each run was measured once
     known = compared_runs(runs)
-
-    def readings(sides: Sequence[Effect], repeat: int) -> list[Reading | None]:
-        couple = in_one_sweep([known[run_id] for side in sides for run_id in side.runs[repeat]])
-        return [_read(claim, run, side.facts["epoch"]) for run, side in zip(couple, sides, strict=True)]
-
-    return readings
-
-
-def _read(claim: Claim, run: ComparedRun, epoch: int | str) -> Reading | None:
-    """The metric as the run's own sweep has measured it; None where it has no value."""
-    return levels_of(run.runs).readings(claim.metric, target=claim.target, epoch=epoch).get(run.run_id)
+    paired = []
+    for row in rows.iter_rows(named=True):
+        couple = in_one_sweep([known[run_id] for run_id in (*row["runs"], *row["runs_above"])])
+        for run, epoch, side in zip(couple, ("epoch_below", "epoch"), ("", "_above"), strict=True):
+            if not row["missed"]:
+                read = _by_run(run.runs, claim.metric, claim.target, _read(row[epoch])).get(run.run_id, (None,) * 3)
+                row |= zip((f"value{side}", f"least{side}", f"most{side}"), read, strict=True)
+        paired.append(row)
+    return pl.DataFrame(paired, rows.schema, orient="row")
 
 
-def _as_combined(sides: Sequence[Effect], repeat: int) -> list[Reading | None]:
-    """Two effects in a repeat: each is of values that are paired already."""
-    return [side.values[repeat] for side in sides]
+@once
+def _by_run(runs: Runs, metric: str, target: float | None, epoch: int | str) -> dict[str, tuple[float, float, float]]:
+    rows = readings(runs, metric, target, epoch).iter_rows()
+    return {run_id: (value, least, most) for run_id, value, least, most in rows}
 
 
-def _sides(candidates: Sequence[Effect], contrast: Contrast) -> Iterable[tuple[Effect, Effect, str]]:
-    """Pairs of sides that differ in the contrast only, and the two levels in words."""
-    groups: dict[tuple[object, ...], list[Effect]] = defaultdict(list)
-    roots = contrast.roots
-    for effect in candidates:
-        epoch = None if "epoch" in roots else effect.facts["epoch"]
-        groups[effect.of.without(roots).text, effect.steps, epoch].append(effect)
-    for members in groups.values():
-        if contrast.rising:
-            for below, above in _steps(members, contrast.rising):
-                words = [_shown(_level(side, contrast.rising)) for side in (below, above)]
-                yield below, above, f"{contrast.rising.replace('_', ' ')} {' → '.join(words)}"
-        else:
-            from_, to = contrast.from_ or {}, contrast.to or {}
-            sides = ([effect for effect in members if _has(effect, level)] for level in (from_, to))
-            for below, above in product(*sides):
-                if not _same(below, above):
-                    words = [_side(below, roots, from_), _side(above, roots, to)]
-                    yield below, above, " → ".join(words)
+def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str) -> Measured:
+    """What both sides' values come to; the least is that of the most below and the least above."""
+    ends = {"value": "value", "least": "most", "most": "least"}
+    combine = _COMBINE[how]
+    rows = rows.with_columns(
+        *(combine(pl.col(end), pl.col(f"{name}_above")).alias(name) for name, end in ends.items()),
+        *(pl.concat_list(name, f"{name}_above").alias(name) for name in ("runs", "candidates")),
+    )
+    rows = rows.filter("missed" | pl.all_horizontal(pl.col(*ends).is_not_null())).sort("level", "repeat")
+    pairs = pairs.join(rows, on="level", how="semi", maintain_order="left")
+    levels = pairs.drop("below", "above", "epoch_below", "devices_above", "devices_below")
+    return Measured(levels, rows.select("level", "repeat", *ends, "runs", "candidates"))
 
 
-def _same(one: Effect, other: Effect) -> bool:
-    """Whether both are one measurement: the last epoch of a run of one epoch is its first."""
-    epochs = [side.keys.get("epochs") if side.facts["epoch"] == LAST else side.facts["epoch"] for side in (one, other)]
-    return epochs[0] == epochs[1] and one.runs == other.runs
+def _ratio(below: pl.Expr, above: pl.Expr) -> pl.Expr:
+    return pl.when(below != 0).then(above / below)
 
 
-def _steps(candidates: Sequence[Effect], rising: str) -> Iterable[tuple[Effect, Effect]]:
-    """Each level and the next higher one: of the claim's scope alone, then those that others lie between or beside."""
-    inside = [effect for effect in candidates if not effect.outside]
-    yield from _risen(inside, rising)
-    if len(inside) < len(candidates):
-        yield from ((low, high) for low, high in _risen(candidates, rising) if low.outside or high.outside)
+def _efficiency(below: pl.Expr, above: pl.Expr) -> pl.Expr:
+    few, many = (pl.col(name).cast(pl.Float64) for name in ("devices_below", "devices_above"))
+    return _ratio(below, above) * few / many
 
 
-def _risen(candidates: Sequence[Effect], rising: str) -> Iterable[tuple[Effect, Effect]]:
-    levels: dict[Any, list[Effect]] = defaultdict(list)
-    for effect in candidates:
-        if (level := _level(effect, rising)) is not None:
-            levels[level].append(effect)
-    for low, high in pairwise(sorted(levels)):
-        yield from product(levels[low], levels[high])
+_COMBINE: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
+    "ratio": _ratio,
+    "difference": lambda below, above: above - below,
+    "efficiency": _efficiency,
+}
 
 
-def _level(effect: Effect, key: str) -> Any:
-    """The value of a key: strategy, model and data by name."""
-    if key in effect.facts:
-        return effect.facts[key]
-    return effect.keys.get(f"{key}.name" if key in COMPONENTS else key)
+def _each(levels: pl.DataFrame, key: str, of: Callable[[Any], Any], kind: type[pl.DataType]) -> pl.Expr:
+    """Something of the value of a key, asked once for each value: strategy, model and data have their names."""
+    name = f"{key}.name" if key in COMPONENTS else key
+    if name not in levels.columns:
+        return pl.lit(of(None), kind)
+    return pl.col(name).replace_strict({text: of(_read(text)) for text in levels[name].unique()}, return_dtype=kind)
 
 
-def _has(effect: Effect, level: Level) -> bool:
-    return all(_is_among(_level(effect, key), allowed) for key, allowed in level.items())
+def _has(levels: pl.DataFrame, wanted: Level) -> pl.Expr:
+    """Whether levels have one of the values of each key."""
+    each = (_each(levels, key, partial(_is_among, allowed=some), pl.Boolean) for key, some in wanted.items())
+    return pl.all_horizontal(pl.lit(value=True), *each)
 
 
 def _is_among(value: Any, allowed: Any) -> bool:
     return value in allowed if isinstance(allowed, list) else value == allowed
 
 
-def _outside(effect: Effect, scope: Level) -> tuple[str, ...]:
-    """The keys of the scope in which an effect's runs lie beyond it, with their own values."""
-    values = {key: _level(effect, key) for key in scope}
-    return tuple(written({key: value}) for key, value in values.items() if not _is_among(value, scope[key]))
+def _outside(levels: pl.DataFrame, scope: Level) -> pl.Expr:
+    """The keys of the scope in which levels lie beyond it, with their own values."""
+
+    def told(value: Any, key: str) -> str | None:
+        return None if _is_among(value, scope[key]) else written({key: value})
+
+    each = [_each(levels, key, partial(told, key=key), pl.String) for key in scope]
+    return pl.concat_list(each).list.drop_nulls() if each else _NONE
 
 
-def _side(effect: Effect, roots: Sequence[str], level: Level) -> str:
+def _words(levels: pl.DataFrame, roots: Sequence[str], side: Level) -> pl.Expr:
     """A side in words: "ddp × 2", "batch size 64"."""
     words = []
     if "strategy" in roots:
-        devices = f" × {effect.keys['devices']}" if "devices" in effect.keys else ""
-        words.append(f"{effect.keys['strategy.name']}{devices}")
-    words += [
-        "last epoch" if _level(effect, key) == LAST else f"{_short(key)} {_shown(_level(effect, key))}"
-        for key in level
-        if key in roots and key != "strategy" and (key != "devices" or "strategy" not in roots)
-    ]
-    return " ".join(words)
+        times = pl.when(pl.col("devices") != "").then(pl.format(" × {}", "devices")).otherwise(pl.lit(""))
+        words.append(_each(levels, "strategy", str, pl.String) + times)
+    for key in side:
+        if key in roots and key != "strategy" and (key != "devices" or "strategy" not in roots):
+            words.append(_each(levels, key, partial(_said, key=key), pl.String))
+    return pl.concat_str(words or [pl.lit("")], separator=" ")
 
 
-def _short(key: str) -> str:
-    return key.rpartition(".")[2].replace("_", " ")
+def _said(value: Any, key: str) -> str:
+    return "last epoch" if value == LAST else f"{key.rpartition('.')[2].replace('_', ' ')} {_shown(value)}"
 
 
 def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _ratio(below: float, above: float, *_: Effect) -> float | None:
-    return above / below if below else None
-
-
-def _difference(below: float, above: float, *_: Effect) -> float | None:
-    return above - below
-
-
-def _efficiency(below: float, above: float, one: Effect, many: Effect) -> float | None:
-    ratio = _ratio(below, above)
-    return None if ratio is None else ratio * one.keys["devices"] / many.keys["devices"]
-
-
-_COMBINE: dict[str, Combine] = {
-    "ratio": _ratio,
-    "difference": _difference,
-    "efficiency": _efficiency,
-}
 
 
 def labels(compared: Sequence[Effect]) -> list[str]:

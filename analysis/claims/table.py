@@ -171,13 +171,12 @@ def _effects(cases: Sequence[Case], claim: Claim, *, most: int) -> list[str]:
 
 
 def effect_of(case: Case, claim: Claim) -> str:
-    """ "0.512 (0.498 – 0.530), 6 repeats: mnist · cnn_small, devices 1 → 2"; and by what metric, if not the claim's."""
+    """ "0.512 (0.498 – 0.530), 6 repeats: mnist · cnn_small, devices 1 → 2"."""
     ends = {_value(end, claim) for end in (case.median, case.low, case.high)}
     span = "" if case.low is None or case.high is None or len(ends) == 1 else f" ({_ends(case.low, case.high, claim)})"
     also = "" if case.also is None else f"; {claim.also}: {_value(case.also, claim)}"
     place = f"{case.where}, {case.step}"
-    instead = "" if case.metric in ("", claim.metric) else f", by {case.metric}"
-    return f"{_value(case.median, claim)}{span}, {text.repeats(len(case.effects))}: {place}{instead}{also}"
+    return f"{_value(case.median, claim)}{span}, {text.repeats(len(case.effects))}: {place}{also}"
 
 
 def _ends(low: float, high: float, claim: Claim) -> str:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -16,20 +17,17 @@ from analysis.claims.claim import EPOCH_COLUMNS, OF_SAMPLES, UNTIMED, Claim, wri
 from analysis.claims.effects import effects, is_unreached, labels, unusable, usable
 from analysis.comparison.configurations import facts
 from analysis.comparison.issues import Blocker, Issue
-from analysis.comparison.pairing import Pairing, RepeatPair, in_one_sweep
+from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
-from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.metrics import resting_on_disturbed
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from analysis.claims.claim import Expect
     from analysis.claims.effects import Effect
     from analysis.runs.reader import Runs
-
-    Ids = Mapping[int, tuple[str, ...]]
 
 
 Verdict = Literal["reproduced", "refuted", "inconclusive"]
@@ -155,8 +153,6 @@ class Case:
     """In what its runs are not those that the publication speaks of, "data=digits": it decides nothing."""
     sweeps: tuple[str, ...] = ()
     """The sweeps of these runs."""
-    metric: str = ""
-    """What was compared: the claim's metric, or what stands for it in older results."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
 
@@ -227,9 +223,9 @@ def _error(compared: Iterable[ClaimedEffect]) -> float:
 def _judge(
     runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, errors: dict[bool, float]
 ) -> Judgement:
-    others = {_identity(effect): effect for effect in _also(runs, claim)}
+    others = {effect.compared: effect for effect in _also(runs, claim)}
     cases = [
-        _case(each, error=errors[_is_inside(each)], where=where, also=others.get(_identity(each.effect)))
+        _case(each, error=errors[_is_inside(each)], where=where, also=others.get(each.effect.compared))
         for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
     ]
     inside = tuple(case for case in cases if not case.outside)
@@ -260,32 +256,27 @@ def _also(runs: Runs, claim: Claim) -> list[Effect]:
     return effects(runs, msgspec.structs.replace(claim, metric=claim.also, also=None, target=None, epoch=epoch))
 
 
-def _identity(effect: Effect) -> tuple[str, tuple[str, ...]]:
-    return effect.of.text, effect.steps
-
-
 def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | None) -> Case:
-    effect, behind = compared.effect, compared.behind
+    effect, runs = compared.effect, compared.told
     caveats = map(str, compared.pairing.caveats(of_times=compared.of_times))
     verdict, lacks = compared.decided(error)
     low, high = compared.interval(error) or (None, None)
     return Case(
         where=where,
-        step=", by ".join(effect.steps),
+        step=effect.step,
         device=str(effect.keys.get("device_name") or effect.keys.get("device_type")),
-        effects=tuple((repeat, reading.value) for repeat, reading in effect.values.items()),
+        effects=tuple((repeat, value) for repeat, (value, *_) in effect.values.items()),
         median=compared.median,
         low=low,
         high=high,
         verdict=verdict,
         lacks=lacks,
         outside=effect.outside,
-        sweeps=behind.sweeps,
-        runs=behind.slugs,
-        warnings=tuple(dict.fromkeys((*behind.warnings, *caveats))),
+        sweeps=tuple(sorted({sweep for *_, sweep in runs})),
+        runs=tuple(slug for slug, *_ in runs),
+        warnings=tuple(dict.fromkeys((*(warned for _, warned, _ in runs if warned), *caveats))),
         missed=len(effect.missed),
-        metric=effect.metric,
-        also=median(reading.value for reading in also.values.values()) if also else None,
+        also=median(value for value, *_ in also.values.values()) if also else None,
     )
 
 
@@ -321,15 +312,25 @@ def _together(cases: Sequence[Case], claim: Claim) -> list[Verdict]:
     return verdicts
 
 
+@once
+def _told(runs: Runs) -> dict[str, tuple[str, str | None, str]]:
+    """Run id → the name of its folder, its warnings, and its sweep."""
+    rows = runs.run.select("run_id", "slug", "warnings", "sweep").rows()
+    return {run_id: (slug, warned, sweep) for run_id, slug, warned, sweep in rows}
+
+
 @dataclass(frozen=True)
 class ClaimedEffect:
     """An effect, and the runs behind it."""
 
     effect: Effect
     claim: Claim
-    behind: Behind
+    pairing: Pairing
+    """Of the runs behind it."""
     choice: Pairing
     """Of the runs that the smallest value was chosen from: choosing compares, too."""
+    told: tuple[tuple[str, str | None, str], ...]
+    """Of the runs behind it the name of their folder, their own warnings, and their sweep."""
 
     @classmethod
     def all_of(cls, runs: Runs, claim: Claim) -> list[Self]:
@@ -337,12 +338,16 @@ class ClaimedEffect:
         found = effects(runs, claim)
         if claim.gpus_only:
             found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
-        return [cls(e, claim, behind(runs, e.runs), choice_of(runs, e.candidates)) for e in found]
-
-    @property
-    def pairing(self) -> Pairing:
-        """Of the runs behind it."""
-        return self.behind.pairing
+        return [
+            cls(
+                effect,
+                claim,
+                pairing_of(runs, effect.runs),
+                choice_of(runs, effect.candidates),
+                tuple(_told(runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))),
+            )
+            for effect in found
+        ]
 
     @property
     def of_times(self) -> bool:
@@ -378,10 +383,9 @@ class ClaimedEffect:
     @cached_property
     def _spreads(self) -> tuple[Spread | None, Spread | None]:
         """Of the least possible effects, and of the largest possible ones; one object where nothing is uncertain."""
-        readings = self.effect.values.values()
-        if all(reading.least == reading.value == reading.most for reading in readings):
+        values, least, most = zip(*self.effect.values.values(), strict=True)
+        if values == least == most:
             return self._exact, self._exact
-        least, most = [reading.least for reading in readings], [reading.most for reading in readings]
         return self._spread(least), self._spread(most)
 
     @cached_property
@@ -420,76 +424,11 @@ class ClaimedEffect:
 
     @cached_property
     def _values(self) -> list[float]:
-        return [reading.value for reading in self.effect.values.values()]
+        return [value for value, *_ in self.effect.values.values()]
 
     def _spread(self, values: Sequence[float]) -> Spread | None:
         of = Spread.of_ratios if self._is_ratio(values) else Spread.of_differences
         return of(values, self.pairing.pools if self.of_times else ())
-
-
-@dataclass(frozen=True, eq=False)
-class Behind:
-    """The runs behind effects. Many claims compare the same runs: what follows from these is found once."""
-
-    pairing: Pairing
-    slugs: tuple[str, ...]
-    """The names of their folders."""
-    warnings: tuple[str, ...]
-    """What they recorded themselves."""
-    sweeps: tuple[str, ...]
-
-
-def behind(runs: Runs, ids_of_repeats: Ids) -> Behind:
-    """The runs of every repeat; of equal ones the same object."""
-    known, key = _behind(runs), tuple(ids_of_repeats.items())
-    if key not in known:
-        told = _told(runs)
-        rows = [told[run_id] for run_id in dict.fromkeys(run_id for ids in ids_of_repeats.values() for run_id in ids)]
-        warnings = dict.fromkeys(warned for _, warned, _ in rows if warned)
-        sweeps = sorted({sweep for *_, sweep in rows})
-        slugs = tuple(slug for slug, *_ in rows)
-        known[key] = Behind(pairing_of(runs, ids_of_repeats), slugs, tuple(warnings), tuple(sweeps))
-    return known[key]
-
-
-@once
-def _behind(runs: Runs) -> dict[tuple[tuple[int, tuple[str, ...]], ...], Behind]:
-    return {}
-
-
-@once
-def _told(runs: Runs) -> dict[str, tuple[str, str | None, str]]:
-    """Run id → the name of its folder, its warnings, and its sweep."""
-    rows = runs.run.select("run_id", "slug", "warnings", "sweep").rows()
-    return {run_id: (slug, warned, sweep) for run_id, slug, warned, sweep in rows}
-
-
-def pairing_of(runs: Runs, ids_of_repeats: Ids) -> Pairing:
-    """The runs of every repeat, two and two as an effect compares them."""
-    known = compared_runs(runs)
-    of_repeats = ((repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items())
-    return Pairing(tuple(RepeatPair(repeat, _as_paired(of_repeat)) for repeat, of_repeat in of_repeats))
-
-
-def _as_paired(of_repeat: tuple[ComparedRun, ...]) -> tuple[ComparedRun, ...]:
-    """The runs as their values were taken: two and two of one sweep."""
-    couples = [of_repeat[at : at + 2] for at in range(0, len(of_repeat), 2)]
-    return tuple(run for couple in couples for run in in_one_sweep(couple))
-
-
-NO_CHOICE = Pairing(())
-
-
-def choice_of(runs: Runs, ids_of_repeats: Ids) -> Pairing:
-    """The candidates of every repeat that has all of them; those of the others stand alone."""
-    if not ids_of_repeats:
-        return NO_CHOICE
-    known = compared_runs(runs)
-    every = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items()]
-    kinds = {pair.repeat: [id(run.definition) for run in pair.runs] for pair in every}
-    most = max(kinds.values(), key=len, default=[])
-    whole = tuple(pair for pair in every if kinds[pair.repeat] == most)
-    return Pairing(whole, alone=tuple(run for pair in every if pair not in whole for run in pair.runs))
 
 
 def missing(runs: Runs, claim: Claim) -> str:

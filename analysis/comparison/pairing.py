@@ -481,3 +481,28 @@ def in_one_sweep(runs: Sequence[ComparedRun]) -> tuple[ComparedRun, ...]:
         if len(found := tuple(run for run in there if run)) == len(runs):
             return found
     return tuple(runs)
+
+
+def pairing_of(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:
+    """The runs of every repeat, two and two of one sweep, as an effect compares them."""
+    return _pairing_of(runs, *ids_of_repeats.items())
+
+
+@once  # many claims compare the same runs
+def _pairing_of(runs: Runs, *ids_of_repeats: tuple[int, tuple[str, ...]]) -> Pairing:
+    known = compared_runs(runs)
+    pairs = []
+    for repeat, ids in ids_of_repeats:
+        couples = ([known[run_id] for run_id in ids[at : at + 2]] for at in range(0, len(ids), 2))
+        pairs.append(RepeatPair(repeat, tuple(run for couple in couples for run in in_one_sweep(couple))))
+    return Pairing(tuple(pairs))
+
+
+def choice_of(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:
+    """The candidates of every repeat that has all of them; those of the others stand alone."""
+    known = compared_runs(runs)
+    every = [RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats.items()]
+    kinds = {pair.repeat: [id(run.definition) for run in pair.runs] for pair in every}
+    most = max(kinds.values(), key=len, default=[])
+    whole = tuple(pair for pair in every if kinds[pair.repeat] == most)
+    return Pairing(whole, alone=tuple(run for pair in every if pair not in whole for run in pair.runs))

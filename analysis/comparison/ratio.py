@@ -70,13 +70,16 @@ class Ratio:
         return ratio_median([value for _, value in self.pairs])
 
     @cached_property
+    def _spread(self) -> Spread | None:
+        return Spread.of_ratios([value for _, value in self.pairs], self.pools)
+
+    @cached_property
     def _ends(self) -> Ends | None:
         return self.after(0)
 
     def after(self, more: int) -> Ends | None:
         """The interval after so many more repeats of each side, measured in turn, if the ratios vary alike."""
-        ends = _interval(self.logarithms, self.error, more)
-        return ends and (min(_exp(ends[0]), self.median), max(_exp(ends[1]), self.median))
+        return None if self._spread is None else self._spread.ends(self.error, more)
 
     @property
     def low(self) -> float | None:
@@ -197,14 +200,6 @@ class Spread:
         reach = half_width(self.n + more, error) * self.deviation
         low, high = min(self.mean - reach, self.median), max(self.mean + reach, self.median)
         return (_exp(low), _exp(high)) if self.of_logarithms else (low, high)
-
-
-def _interval(values: tuple[float, ...], error: float, more: int) -> Ends | None:
-    if len(values) < FEWEST_REPEATS:
-        return None
-    mean, deviation = _spread(values)
-    reach = half_width(len(values) + more, error) * deviation
-    return mean - reach, mean + reach
 
 
 def _exp(power: float) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,36 +39,6 @@ def without(work: Work, roots: Iterable[str]) -> Work:
     names = frozenset(roots)
     prefixes = tuple(f"{root}." for root in names)
     return {key: value for key, value in work.items() if not (key in names or key.startswith(prefixes))}
-
-
-def below(work: Work, root: str) -> Work:
-    """Of a work what is below this key."""
-    return {key: value for key, value in work.items() if key.startswith(f"{root}.")}
-
-
-@dataclass(frozen=True, eq=False)
-class Keyed:
-    """A work that many comparisons look at: its text and its parts are made once. It never changes."""
-
-    keys: Work
-    _parts: dict[str | tuple[str, ...], Keyed] = field(default_factory=dict, init=False, repr=False)
-
-    @cached_property
-    def text(self) -> str:
-        """Equal works have equal texts."""
-        return canonical(self.keys)
-
-    def without(self, roots: tuple[str, ...]) -> Keyed:
-        """The work without these keys, and without what is below them."""
-        if roots not in self._parts:
-            self._parts[roots] = Keyed(without(self.keys, roots))
-        return self._parts[roots]
-
-    def below(self, root: str) -> Keyed:
-        """Of the work what is below this key."""
-        if root not in self._parts:
-            self._parts[root] = Keyed(below(self.keys, root))
-        return self._parts[root]
 
 
 def is_below(key: str, roots: Iterable[str]) -> bool:

@@ -198,8 +198,9 @@ def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(tmp_p
 
 def test_a_target_that_no_run_reaches_is_named_instead_of_runs_that_are_there(tmp_path: Path) -> None:
     runs = two_devices(tmp_path, (0.6,) * 6)
-    finding = judge(runs, claim(metric="time_to_accuracy_s", target=0.99), seed="0")
-    assert finding.why == "no repeat reaches 0.99 on both sides: train more epochs, or choose another optimizer"
+    for contrast in ({"rising": "devices"}, {"from": {"devices": 1}, "to": {"devices": 2}}):
+        finding = judge(runs, claim(metric="time_to_accuracy_s", target=0.99, contrasts=[contrast]), seed="0")
+        assert finding.why == "no repeat reaches 0.99 on both sides: train more epochs, or choose another optimizer"
     other = claim(metric="time_to_accuracy_s", target=0.99, where={"model": "vit"})
     assert "needs runs of the same work model=vit" in judge(runs, other, seed="0").why, "of others nobody knows"
 

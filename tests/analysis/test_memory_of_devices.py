@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pytest
 
 from analysis import load
 from analysis.claims import judge
-from analysis.claims.table import effect_of
 from analysis.figures import draw
 from analysis.report.claims import table
 from tests.analysis.factory import MIB, Fake, config, published
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-NEW, OLD = "peak_memory_device_bytes", "gpu_memory_used_max_bytes"
+NEW = "peak_memory_device_bytes"
 LEANER: dict[str, Any] = {
     "metric": NEW,
     "contrasts": [{"from": {"strategy": "single", "devices": 1}, "to": {"strategy": "model_parallel"}}],
@@ -33,8 +31,6 @@ LEANER: dict[str, Any] = {
 }
 WIDE = {"single": "100", "model_parallel": "60,40"}
 """MiB of tensors on each GPU: the fullest has 0.6 of what one GPU alone has."""
-DRIVER_MIB = {"single": 1000, "model_parallel": 900}
-"""What the driver says of the fullest GPU, with what CUDA itself takes: 0.9."""
 
 
 def one(root: Path, strategy: str, repeat: int) -> RunFolder:
@@ -49,48 +45,24 @@ def one(root: Path, strategy: str, repeat: int) -> RunFolder:
     return published(config(root, strategy=strategy, devices=len(each), repeat=repeat, device="cuda"), fake)
 
 
-def with_driver(folder: RunFolder, strategy: str, *, old: bool) -> None:
-    """What the driver said stands in the tables, too; `old`: what each GPU held does not."""
-
-    def changed(tables: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-        said = pl.lit(DRIVER_MIB[strategy] * MIB).cast(pl.Int64).alias(OLD)
-        ranks = tables["ranks"].drop("peak_allocated_bytes_by_device") if old else tables["ranks"]
-        return tables | {"epochs": tables["epochs"].with_columns(said), "ranks": ranks}
-
-    rewrite(folder, 8 if old else 9, changed)
-
-
-def judged(root: Path, *, old_repeats: set[int]) -> Judgement:
+def judged(root: Path) -> Judgement:
     for repeat in REPEATS:
         for strategy in WIDE:
-            with_driver(one(root, strategy, repeat), strategy, old=repeat in old_repeats)
+            one(root, strategy, repeat)
     return judge(load(root), claim(**LEANER), seed="000")
 
 
 @pytest.mark.exhaustive
 def test_what_tensors_hold_on_the_fullest_gpu_decides(tmp_path: Path) -> None:
-    finding = judged(tmp_path, old_repeats=set())
+    finding = judged(tmp_path)
     (case,) = finding.cases
-    assert (finding.verdict, case.metric) == ("reproduced", NEW)
+    assert finding.verdict == "reproduced"
     assert case.effects == tuple((repeat, (60 + repeat) / (100 + repeat)) for repeat in REPEATS)
-    assert ", by " not in effect_of(case, finding.claim)
-    assert table([finding])["metric"].to_list() == [NEW]
-
-
-@pytest.mark.cases("all")
-@pytest.mark.parametrize("old", [{0, 1, 2, 3, 4, 5}, {3}], ids=["all", "one"])
-def test_older_results_are_compared_by_what_the_driver_said_of_both_sides(old: set[int], tmp_path: Path) -> None:
-    """One device is a process, whose peak is known of old results, too: never that against the driver's word."""
-    finding = judged(tmp_path, old_repeats=old)
-    (case,) = finding.cases
-    assert (finding.verdict, case.metric) == ("reproduced", OLD)
-    assert [effect for _, effect in case.effects] == [0.9] * 6
-    assert effect_of(case, finding.claim).endswith(f", by {OLD}")
-    assert table([finding])["metric"].to_list() == [OLD]
+    assert table([finding]).rows["metric"].to_list() == [NEW]
 
 
 @pytest.mark.exhaustive
-def test_without_either_there_is_no_case(tmp_path: Path) -> None:
+def test_without_that_of_each_gpu_there_is_no_case(tmp_path: Path) -> None:
     for repeat in REPEATS:
         for strategy in WIDE:
             folder = one(tmp_path, strategy, repeat)
