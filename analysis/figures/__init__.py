@@ -66,7 +66,8 @@ def _drawn(name: str, known: Chart | _Known, runs: Runs) -> Figure:
     chart, finding = known.figure(runs), known.finding(runs)
     subtitle = chart.title.subtitle if chart is not None else None
     if isinstance(subtitle, str):  # on the page the title is a heading, and this would be lost
-        finding = f"{finding}\n{subtitle}"
+        first, *others = finding.split("\n")
+        finding = "\n".join([first, subtitle, *others])
     return Figure(name, known.title, chart, finding)
 
 

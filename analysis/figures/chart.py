@@ -10,6 +10,7 @@ import json
 import re
 import textwrap
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +25,14 @@ from altair.utils.schemapi import debug_mode
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.configurations import summary
+from analysis.comparison.issues import format_differences
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from analysis.comparison.issues import Issue
     from analysis.runs.reader import Runs
 
 
@@ -211,11 +214,12 @@ _HEADING_LETTERS = 42
 
 
 def panels(
-    chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False
+    chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False, told: str = ""
 ) -> alt.FacetChart:
     """Lay out one panel per value of `panel`, each with its axes, and style it; `own_axes`: of its own scale.
 
-    Where not all are drawn, a subtitle says which are not, and how to get them; so it does what marks disturbed runs.
+    A subtitle says what is `told`, where not all are drawn which are not, and how to get them, and what marks disturbed
+    runs.
     """
     order = drawn_panels(data)
     header = alt.Header(
@@ -233,7 +237,7 @@ def panels(
     facet = alt.Facet("panel:N", sort=order, header=header)
     laid_out: alt.FacetChart = (
         chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
-        .properties(title=_title(title, data, disturbed=bool(disturbed(data).any())), spacing=28)
+        .properties(title=_title(title, data, told), spacing=28)
         .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
         .configure_axis(
             **axis,
@@ -272,17 +276,20 @@ def _heading(panel: str | None) -> list[str]:
     return lines
 
 
-def _title(title: str, data: pl.DataFrame, *, disturbed: bool) -> alt.Title:
+def _title(title: str, data: pl.DataFrame, told: str) -> alt.Title:
     words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
     known, drawn = data["panel"].unique(maintain_order=True).to_list(), drawn_panels(data)
     left = text.listed([name.replace(BETWEEN, ", ") for name in known if name not in drawn])
-    told = (
+    some = (
         f"{len(drawn)} of {len(known)} panels are drawn, not {left}; the tables are whole. "
         "report --figure NAME --panel WORDS draws any."
     )
-    lines = [told] * (bool(left) and _WORDS.get() is None)
-    if lines := [*lines, *[DISTURBED] * disturbed]:
-        words.subtitle = " ".join(lines)
+    if left and _WORDS.get() is None:
+        told = f"{told} {some}"
+    if disturbed(data).any():
+        told = f"{told} {DISTURBED}"
+    if told:
+        words.subtitle = told.strip()
     return words
 
 
@@ -410,8 +417,17 @@ class Sentence:
         """The finding about these runs."""
         rows = self.rows(runs)
         rows = rows if self.by is None else rows.drop_nulls(self.by)
-        sentence = partial(self._ranked, unlike_groups(runs)) if self.ranks else self._of
+        why = _not_ranked(unlike_groups(runs), rows, by=self.group) if self.ranks else {}
+        alike: dict[object, list[str]] = defaultdict(list)
+        for group, reason in why.items():
+            alike[_alike(reason)].append(group)
+        often = [groups for groups in alike.values() if len(groups) > 1]
+        once = {group: why[group] for groups in alike.values() if len(groups) == 1 for group in groups}
+        sentence = partial(self._ranked, once) if self.ranks else self._of
         told = per_group(rows, sentence, by=self.group, every=True)
+        for groups in often if told else ():
+            of = "each kind of work" if len(groups) == rows[self.group].n_unique() else text.listed(groups, sep="; ")
+            told += f"\nOf {of}, this does not rank them, since {why[groups[0]]}."
         lines = [told, self.footnote if told else "", *self.more(runs)]
         return "\n".join(filter(None, lines)) or self.nothing
 
@@ -421,17 +437,31 @@ class Sentence:
         whole = self.whole if isinstance(self.whole, str) else self.whole(rows)
         return whole.format(text.listed([self.each(row) for row in rows.iter_rows(named=True)], sep=self.sep))
 
-    def _ranked(self, unlike: Mapping[str, Any], rows: pl.DataFrame) -> str:
+    def _ranked(self, why: Mapping[str, Issue | str], rows: pl.DataFrame) -> str:
         """Configurations of which others disturbed runs are told of behind the others, so that they are neither first
         nor last; and why nothing is ranked.
         """
         marked = pl.col("disturbed").fill_null(False)
-        issue = next((unlike[group] for group in rows["group"] if group in unlike), None)
         parts = [part for part in (rows.filter(~marked), rows.filter(marked)) if part.height]
         told = "; apart from these, ".join(filter(None, map(self._of, parts)))
-        disturbed = rows.filter(marked)["configuration"].to_list()
-        why = issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}")
-        return told + (f"; this does not rank them, since {why}" if told and why else "")
+        reason = why.get(rows[self.group][0])
+        return told + (f"; this does not rank them, since {reason}" if told and reason else "")
+
+
+def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> dict[str, Issue | str]:
+    """Why the configurations of a group are not ranked, of the groups that have a sentence of their own."""
+    found: dict[str, Issue | str] = {}
+    for (group,), members in islice(rows.group_by(by, maintain_order=True) if rows.height else (), MOST_SENTENCES):
+        disturbed = members.filter(pl.col("disturbed").fill_null(False))["configuration"].to_list()
+        issue = next((unlike[each] for each in members["group"] if each in unlike), None)
+        if why := issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}"):
+            found[str(group)] = why
+    return found
+
+
+def _alike(reason: Issue | str) -> object:
+    """Equal for reasons that differ in the commands that they name only."""
+    return reason if isinstance(reason, str) else (reason.kind, format_differences(reason.differences))
 
 
 MOST_SENTENCES = 4

@@ -67,6 +67,7 @@ class Lines(Chart):
         """All panels have the same axes, if not `own_axes`."""
         x, y = self.x(data) if callable(self.x) else self.x, self.y(runs) if callable(self.y) else self.y
         data = with_medians(data, ("panel", "configuration", "x"))
+        told = coinciding(data, own_axes=self.own_axes)
         key: dict[str, Any] = series(data)
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=240)
         line = base.transform_filter("datum.first").mark_line(strokeWidth=2.2).encode(x=x, y=y, **key)
@@ -80,7 +81,47 @@ class Lines(Chart):
         ]
         dots = base.mark_point(filled=True, size=26, strokeOpacity=0.45, strokeWidth=0.8)
         points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip, fillOpacity=HOLLOW)
-        return panels(alt.layer(line, points), data, title=self.title, own_axes=self.own_axes)
+        return panels(alt.layer(line, points), data, title=self.title, own_axes=self.own_axes, told=told)
+
+
+_AS_THICK = 0.01
+"""Share of an axis that a line covers."""
+_MOST_COINCIDING = 2
+"""Sentences about lines that coincide; with more, the others are counted."""
+
+
+def coinciding(data: pl.DataFrame, *, own_axes: bool) -> str:
+    """Which lines of medians lie on each other all the way, so that the last one hides the others."""
+    rows = data.filter("first").select("panel", "configuration", "x", "median").drop_nulls()
+    ends = rows.with_columns(
+        reach=_AS_THICK * (pl.col("median").max() - pl.col("median").min()).over("panel" if own_axes else pl.lit(0))
+    )
+    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for (heading,), members in ends.group_by("panel", maintain_order=True):
+        alike: list[tuple[list[str], dict[float, float]]] = []
+        for (name,), line in members.group_by("configuration", maintain_order=True):
+            points, reach = dict(line.select("x", "median").iter_rows()), line["reach"][0]
+            near = (
+                names
+                for names, first in alike
+                if first.keys() == points.keys() and all(abs(first[x] - points[x]) <= reach for x in points)
+            )
+            names = next(near, None)
+            if names is None:
+                alike.append(([str(name)], points))
+            else:
+                names.append(str(name))
+        for names, points in alike:
+            if len(names) > 1 and len(points) > 1:
+                found[tuple(names)].append(str(heading).replace(BETWEEN, ", "))
+    whole = rows["panel"].n_unique()
+    lines = [
+        f"The lines of {text.listed(names, most=6)} coincide"
+        + ("." if len(of) == whole else f" in {text.listed(of, most=1, sep='; ')}.")
+        for names, of in found.items()
+    ]
+    more = len(lines) - _MOST_COINCIDING
+    return " ".join([*lines[:_MOST_COINCIDING], *([f"So do others, in {more} more ways."] if more > 0 else [])])
 
 
 _SIDES = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})

@@ -75,6 +75,21 @@ def shown(judgements: Sequence[Judgement]) -> list[ShownClaim]:
     return sorted(rows, key=lambda row: not row.verdict)
 
 
+class ShownClaims(NamedTuple):
+    """The rows in two groups."""
+
+    own: list[ShownClaim]
+    """Of the publications of which these runs decide any claim."""
+    others: list[ShownClaim]
+
+
+def by_publication(rows: Sequence[ShownClaim]) -> ShownClaims:
+    """Claims that these runs are about, and those of other publications."""
+    own = {row.publication for row in rows if row.verdict}
+    parts = ([row for row in rows if (row.publication in own) is decides] for decides in (True, False))
+    return ShownClaims(*parts)
+
+
 def summed_up(judgements: Sequence[Judgement]) -> str:
     """All claims in one sentence."""
     rows = shown(judgements)

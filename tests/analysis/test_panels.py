@@ -5,7 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from analysis.comparison.issues import Blocker, Issue
 from analysis.figures import chart
+from analysis.figures.curves import coinciding
 from parallelbench.errors import ConfigError
 
 WORKS = [
@@ -81,3 +83,35 @@ def test_a_heading_is_broken_between_words_alone() -> None:
     ]
     (first, second) = chart._heading("m" * 50)
     assert first + second == "m" * 50, "a word that is longer than a line has no other place"
+
+
+def test_lines_that_hide_each_other_are_named() -> None:
+    lines = {"single × 1": [1.0, 9.0], "ddp × 2": [1.001, 9.0], "fsdp × 2": [1.0, 8.0], "late × 2": [9.0]}
+    points = [(name, x, value) for name, values in lines.items() for x, value in enumerate(values, 3 - len(values))]
+    data = pl.DataFrame(points, ["configuration", "x", "median"], orient="row").with_columns(first=True)
+    one, two = data.with_columns(panel=pl.lit("one")), data.with_columns(panel=pl.lit("two"))
+    assert coinciding(one, own_axes=False) == "The lines of single × 1 and ddp × 2 coincide."
+    assert coinciding(pl.concat([one, two]), own_axes=True) == "The lines of single × 1 and ddp × 2 coincide."
+    apart = two.with_columns(median=pl.col("median") * pl.when(configuration="ddp × 2").then(1.1).otherwise(1.0))
+    assert coinciding(pl.concat([one, apart]), own_axes=False).endswith(" coincide in one.")
+    assert coinciding(data.filter(pl.col("x") == 2).with_columns(panel=pl.lit("")), own_axes=True) == ""
+
+
+def test_why_works_are_not_ranked_is_said_once_where_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Issue, "__str__", lambda self: f"{self.differences['packages.torch'][1]} differs")
+    versions = {"a": "2", "b": "2", "c": "3", "d": "2"}
+    unlike = {of: Issue(Blocker.ENVIRONMENT, {"packages.torch": ("1", version)}) for of, version in versions.items()}
+    monkeypatch.setattr(chart, "unlike_groups", lambda runs: unlike)
+    names = {"group": ["a", "b", "c"], "configuration": ["x", "y", "z"], "disturbed": [False] * 3}
+    told = chart.Sentence(
+        rows=lambda runs: pl.DataFrame(names),
+        each=lambda row: row["configuration"],
+        whole="it is {}",
+        nothing="nothing",
+    )
+    assert told(None).splitlines() == [  # type: ignore[arg-type]
+        "a: it is x.",
+        "b: it is y.",
+        "c: it is z; this does not rank them, since 3 differs.",
+        "Of a; and b, this does not rank them, since 2 differs.",
+    ]

@@ -20,7 +20,7 @@ from analysis.figures.curves import loss
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import notes
 from analysis.report import page as page_module
-from analysis.report.claims import MOST_ROWS, shown, summed_up, table
+from analysis.report.claims import MOST_ROWS, by_publication, shown, summed_up, table
 from analysis.report.page import matrix
 from parallelbench.cli import main
 from tests.analysis.factory import Fake, config, published
@@ -188,6 +188,12 @@ def test_claims_are_rows_of_the_page_the_csv_file_and_the_latex_table(tmp_path: 
     assert [(row.name, row.verdict, row.elsewhere) for row in rows] == [
         ("shorter", "reproduced", ""),
         ("other", "", "reproduced"),
+    ]
+    foreign = judge(runs, claim(name="other", scope={"data": "mnist"}), seed="008")
+    parts = by_publication(shown([elsewhere, inside, foreign]))
+    assert [[(row.publication, row.name) for row in part] for part in parts] == [
+        [("007", "shorter"), ("007", "other")],
+        [("008", "other")],
     ]
     assert summed_up([elsewhere, inside]) == (
         "Of 2 claims: 1 reproduced, 0 refuted, 0 inconclusive; 1 measured elsewhere only, on runs that are not the "

@@ -129,6 +129,23 @@ function placeOf(chart, panels, index) {
   return place;
 }
 
+// Panels that share their axes do so in all parts: each part's axes reach as far as those of the whole figure.
+function withSharedAxes(spec) {
+  if (spec.resolve?.scale) return spec;
+  const rows = Object.values(spec.datasets).flat();
+  for (const channel of ["x", "y"]) {
+    const coded = (spec.spec.layer ?? [spec.spec]).map((layer) => layer.encoding?.[channel])
+      .filter((code) => code?.type === "quantitative" && code.field && !code.scale?.domain);
+    const values = rows.flatMap((row) => coded.map((code) => row[code.field])).filter(Number.isFinite);
+    if (values.length === 0) continue;
+    const zero = channel === "y" && coded.some((code) => code.scale?.zero !== false && code.scale?.type !== "log");
+    const low = values.reduce((a, b) => Math.min(a, b), zero ? 0 : Infinity);
+    const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+    for (const code of coded) code.scale = { nice: true, ...code.scale, domain: [low, high], domainMin: undefined };
+  }
+  return spec;
+}
+
 async function draw(figure, choice) {
   const chart = figure.querySelector(".chart");
   const spec = JSON.parse(specs[figure.dataset.figure]);
@@ -138,7 +155,9 @@ async function draw(figure, choice) {
   chart.replaceChildren();
   const panels = spec.facet.sort.filter((panel) => left.has(panel));
   chart.works = new Set(panels.map(workOf)).size;
-  for (const [index, some] of partsOf(panels).entries()) await drawPart(placeOf(chart, some, index), part(spec, some));
+  const parts = partsOf(panels);
+  if (parts.length > 1) withSharedAxes(spec);
+  for (const [index, some] of parts.entries()) await drawPart(placeOf(chart, some, index), part(spec, some));
 }
 
 async function drawPart(place, spec) {
