@@ -28,7 +28,7 @@ from parallelbench.measure import attribution, bandwidth, machine, memory
 from parallelbench.measure.attribution import AttributionPass
 from parallelbench.measure.spans import waits_are_hidden
 from parallelbench.strategies import state
-from parallelbench.strategies.data_parallel import ddp, ring
+from parallelbench.strategies.data_parallel import ring
 from parallelbench.training import tuning, worker
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world import world
@@ -278,7 +278,7 @@ def test_ddp_is_told_its_device_and_made_aside_where_it_is_captured(
             super().__init__()
             told.update(options, calls=list(device.calls))
 
-    monkeypatch.setattr(ddp, "HookedDdp", Ddp)
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Ddp)
     run = configured("strategy=ddp", "devices=2", f"graph={graph}".lower())
     run.strategy.in_ddp(build_model(run), run, WORLD)  # type: ignore[attr-defined]
     assert told["device_ids"] == [CPU.index]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from parallelbench.measure import attribution
 from parallelbench.measure.attribution import TRACED_STEPS, ring
 from parallelbench.measure.bandwidth import Collective
 from parallelbench.measure.clock import StartUp
-from parallelbench.measure.spans import Spanned
+from parallelbench.measure.spans import Phase, phase
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
@@ -82,26 +81,19 @@ def trained(folder: Path, *overrides: str) -> RunFolder:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Everything that a step consists of takes its known time, and other ranks seem to be there."""
-    clock, step, spanned = Clock(), ModuleReplica.step, ModuleReplica.spanned
+    clock, step = Clock(), ModuleReplica.step
     monkeypatch.setattr(attribution, "time", clock)
-    extra = {"_move": "host_to_device", "_wait": "communication", "_idle": "bubble"}
-    for method, phase in extra.items():
-        monkeypatch.setattr(ModuleReplica, method, clock.turning(f"{phase}_s", lambda _: None), raising=False)
-    for method, phase in {"_predict": "forward", "_backward": "backward", "_update": "optimizer"}.items():
-        monkeypatch.setattr(ModuleReplica, method, clock.turning(f"{phase}_s", getattr(ModuleReplica, method)))
+    for method, name in {"_predict": "forward", "_backward": "backward", "_apply_gradients": "optimizer"}.items():
+        monkeypatch.setattr(ModuleReplica, method, clock.turning(f"{name}_s", getattr(ModuleReplica, method)))
 
     def whole_step(replica: Any, batch: Any) -> Any:
-        for method in extra:
-            getattr(replica, method)()
+        extra: tuple[Phase, ...] = ("host_to_device", "communication", "bubble")
+        for name in extra:
+            with phase(name):
+                clock.now += KNOWN[f"{name}_s"]
         return step(replica, batch)
 
-    def all_spanned(replica: Any) -> Iterable[Spanned]:
-        yield from spanned(replica)
-        for method, phase in extra.items():
-            yield Spanned(replica, method, phase)  # type: ignore[arg-type]
-
     monkeypatch.setattr(ModuleReplica, "step", clock.turning("other_s", whole_step))
-    monkeypatch.setattr(ModuleReplica, "spanned", all_spanned)
     monkeypatch.setattr(attribution.AttributionPass, "_waits", lambda _: True)
     monkeypatch.setattr(
         attribution.AttributionPass, "_next", clock.turning("data_wait_s", attribution.AttributionPass._next)

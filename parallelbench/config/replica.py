@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.config.components import Batch, Shard
-    from parallelbench.measure.spans import Phase, Spanned
+    from parallelbench.measure.spans import Phase
     from parallelbench.measure.traffic import Traffic
     from parallelbench.world.numerics import Sums
 
@@ -39,7 +39,7 @@ class Replica(Protocol):
 
     @property
     def waiting(self) -> Phase:
-        """The phase of a step's waiting outside of `spanned`: communication, or a schedule's bubble."""
+        """The phase of a step's waiting outside of all phases: communication, or a schedule's bubble."""
 
     @property
     def hides_communication(self) -> bool:
@@ -49,11 +49,8 @@ class Replica(Protocol):
     def whole_epochs(self) -> bool:
         """Whether training must end with an epoch, because the ranks agree on its end there."""
 
-    def spanned(self) -> Iterable[Spanned]:
-        """The methods whose calls are phases of a step, for `measure.attribution_steps`; the innermost one counts."""
-
     def step(self, batch: Batch) -> Sums | None:
-        """Train on one batch without synchronising host and device.
+        """Train on one batch without synchronising host and device; parts of it are each a `phase` of the step.
 
         Returns the summed loss and the number of correct predictions of the samples whose loss this rank owns; None
         where it owns none. The caller adds others to what is returned.

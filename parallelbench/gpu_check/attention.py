@@ -22,7 +22,7 @@ from parallelbench.gpu_check.results import FailedError
 from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.context import blocks
 from parallelbench.strategies.context.attention import GatheredAttention, Gathering, Ring, RingAttention
-from parallelbench.strategies.context.replica import ContextGroup, own_places
+from parallelbench.strategies.context.tokens import ContextGroup, own_places
 from parallelbench.world.numerics import set_precision
 
 if TYPE_CHECKING:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, count, repeat
 from typing import TYPE_CHECKING
 
 from parallelbench.config.components import Batch
 from parallelbench.errors import ConfigError
+from parallelbench.measure.spans import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     import torch
     from torch import Tensor
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Arrays, Data, Shard
     from parallelbench.config.run import RunConfig
     from parallelbench.loaders.images import Normalise
-    from parallelbench.measure.spans import Spanned
 
     LoaderOf = Callable[[RunConfig, Shard], "BatchLoader"]
 
@@ -156,9 +158,9 @@ class BatchLoader(ABC):
     def _test(self, slices: list[tuple[int, int]]) -> Iterator[Batch]:
         """The test samples from start up to stop, for each slice one batch."""
 
-    def spanned(self) -> Iterable[Spanned]:
-        """The methods whose calls move batches to the device, as `Replica.spanned`; none where they lie there."""
-        return ()
+    def _moving(self) -> AbstractContextManager[None]:
+        """The phase of moving a batch to the device; none where it lies there."""
+        return phase("host_to_device") if self._moves_batches else nullcontext()
 
     def worker_pids(self) -> list[int]:
         """Ids of the living worker processes."""

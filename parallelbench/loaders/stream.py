@@ -15,7 +15,6 @@ from torch import Tensor
 from parallelbench.config.components import Batch
 from parallelbench.loaders.images import laid_out
 from parallelbench.loaders.order import BatchLoader, Plan
-from parallelbench.measure.spans import Spanned
 from parallelbench.world import cuda
 
 if TYPE_CHECKING:
@@ -52,10 +51,6 @@ class StreamedLoader(BatchLoader):
         self._arrays, self._prefetch = arrays, prefetch
         self._normalise = self._normaliser(self._device)
         self._copies = cuda.new_stream(self._device) if self._device.type == "cuda" else None
-
-    def spanned(self) -> Iterable[Spanned]:
-        """Waiting for the copy of a batch to a GPU: what prefetching has not hidden."""
-        return [Spanned(self, "_received", "host_to_device")] if self._moves_batches else []
 
     def _train(self, plan: Plan) -> Iterator[Batch]:
         size = self.local_batch_size
@@ -120,11 +115,12 @@ class StreamedLoader(BatchLoader):
         return gathered
 
     def _received(self, fetched: _Fetched) -> tuple[Tensor | None, Tensor | None]:
-        """Let the device, not the host, wait for the copy."""
-        if fetched.arrived is not None:
-            here = cuda.current_stream(self._device)
-            here.wait_event(fetched.arrived)
-            for part in (fetched.images, fetched.labels):
-                if part is not None:
-                    part.record_stream(here)
+        """Let the device, not the host, wait for the copy: what prefetching has not hidden."""
+        with self._moving():
+            if fetched.arrived is not None:
+                here = cuda.current_stream(self._device)
+                here.wait_event(fetched.arrived)
+                for part in (fetched.images, fetched.labels):
+                    if part is not None:
+                        part.record_stream(here)
         return fetched.images, fetched.labels

@@ -26,7 +26,6 @@ from parallelbench.config.components import Batch
 from parallelbench.errors import ConfigError, count_of, ends_the_program
 from parallelbench.loaders.images import laid_out
 from parallelbench.loaders.order import BatchLoader
-from parallelbench.measure.spans import Spanned
 from parallelbench.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -238,10 +237,6 @@ class TorchBatches(BatchLoader):
     def _dataset(self, images: NDArray[Any], labels: NDArray[np.int64], *, padding: int) -> Dataset[Any]:
         """A data set whose items are an image and a label, or one of them, as the shard has it."""
 
-    def spanned(self) -> Iterable[Spanned]:
-        """Copying a collated batch to a GPU."""
-        return [Spanned(self, "_moved", "host_to_device")] if self._moves_batches else []
-
     def worker_pids(self) -> list[int]:
         """Ids of the living worker processes."""
         return [pid for part in self._parts for pid in part.pids()]
@@ -253,7 +248,8 @@ class TorchBatches(BatchLoader):
 
     def _moved(self, parts: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """A collated batch on the device: images as floats in the stored layout, and labels."""
-        moved = iter([part.to(self._device, non_blocking=True) for part in parts])
+        with self._moving():
+            moved = iter([part.to(self._device, non_blocking=True) for part in parts])
         images = next(moved) if self._shard.images else None
         return images, next(moved) if self._shard.labels else None
 

@@ -1,8 +1,8 @@
 """Divides the time of steps among phases, in a pass of its own after the last epoch.
 
-While epochs are timed, nothing is wrapped. For the pass, the methods that a replica names (`Replica.spanned`), the
-loader's, and torch's ways to wait for other ranks are wrapped in spans; afterwards they are unwrapped. On CUDA each
-edge of a span waits for the devices' current streams, so that host and device agree on the time; work on other
+Steps and loaders name their phases themselves (`parallelbench.measure.spans.phase`); while epochs are timed, that does
+nothing. For the pass, torch's ways to wait for other ranks are wrapped besides; afterwards they are unwrapped. On CUDA
+each edge of a span waits for the devices' current streams, so that host and device agree on the time; work on other
 streams (all-reduces during backward) continues meanwhile, as in training.
 """
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.measure.bandwidth import all_reduces
-from parallelbench.measure.spans import PHASES, Spanned, Spans, Step
+from parallelbench.measure.spans import PHASES, Spans, Step, divided_by
 from parallelbench.results.files import storage_errors
 from parallelbench.world import cuda
 
@@ -56,9 +56,9 @@ class AttributionPass:
 
         One step before them does not count: it follows a barrier, the others don't.
         """
-        spans = Spans(self._now)
+        spans = Spans(self._now, waits=self._waits())
         self._world.barrier()
-        measured = self._train(spans, 1 + steps, waits=self._waits())[1:]
+        measured = self._train(spans, 1 + steps)[1:]
         self._finish_epoch()
         return [{"step": number, **_columns(step, spans.seen)} for number, step in enumerate(measured, start=1)]
 
@@ -75,15 +75,15 @@ class AttributionPass:
         with torch.profiler.profile(activities=activities) as profiler:
             # On CUDA the profiler itself sees each collective's kernel, and autograd has threads of its own.
             waits = self._world.size > 1 and self._world.device_type == "cpu"
-            self._train(Spans(time.perf_counter, label=_range), TRACED_STEPS, waits=waits)
+            self._train(Spans(time.perf_counter, label=_range, waits=waits), TRACED_STEPS)
             self._world.synchronize()
         self._finish_epoch()
         with storage_errors(path):
             profiler.export_chrome_trace(str(path))  # it writes to another name first, and a full disk raises nothing
             path.stat()
 
-    def _train(self, spans: Spans, steps: int, *, waits: bool) -> list[Step]:
-        with installed(self._replica, self._loader, spans, waits=waits):
+    def _train(self, spans: Spans, steps: int) -> list[Step]:
+        with installed(spans, outside=self._replica.waiting):
             return [self._step(spans) for _ in range(steps)]
 
     def _step(self, spans: Spans) -> Step:
@@ -137,20 +137,15 @@ def ring(world: World) -> Row:
 
 
 @contextmanager
-def installed(replica: Replica, loader: BatchLoader, spans: Spans, *, waits: bool) -> Iterator[None]:
-    """Put spans around the parts of a replica's steps and batches; remove them afterwards.
+def installed(spans: Spans, *, outside: Phase) -> Iterator[None]:
+    """Let each phase of steps and batches count in `spans`, and afterwards in none.
 
-    `waits`: put spans around waiting for other ranks, too.
+    With `Spans.waits`, put spans around waiting for other ranks, too: `outside` where a step itself waits.
     """
     with ExitStack() as stack:
-        for spanned in chain(replica.spanned(), loader.spanned()):
-            if spanned.phase == "communication" and not waits:
-                continue  # only part of the communication would be counted
-            wrapper = _with_end_of_graph if spanned.reduces and waits else _in_span
-            stack.enter_context(_replaced(spanned.owner, spanned.method, wrapper(spanned, spans)))
-        for owner, name in ((dist.Work, "wait"), (torch.ops._c10d_functional, "wait_tensor")) if waits else ():
-            waiting = _waiting(getattr(owner, name), spans, replica.waiting)
-            stack.enter_context(_replaced(owner, name, waiting))
+        stack.enter_context(divided_by(spans))
+        for owner, name in ((dist.Work, "wait"), (torch.ops._c10d_functional, "wait_tensor")) if spans.waits else ():
+            stack.enter_context(_replaced(owner, name, _waiting(getattr(owner, name), spans, outside)))
         yield
 
 
@@ -166,42 +161,6 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
-
-
-def _in_span(spanned: Spanned, spans: Spans) -> Callable[..., Any]:
-    function = getattr(spanned.owner, spanned.method)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with spans.span(spanned.phase):
-            return function(*args, **kwargs)
-
-    return call
-
-
-def _with_end_of_graph(spanned: Spanned, spans: Spans) -> Callable[..., Any]:
-    """Like `_in_span`, for a backward pass from a loss: the time after the graph's end is waiting for other ranks.
-
-    DDP's reducer waits for its all-reduces, in C++, in a callback that the autograd engine calls after the graph. One
-    that was queued earlier is called earlier: ours is queued when backward begins.
-    """
-    call = _in_span(spanned, spans)
-
-    @functools.wraps(call)
-    def with_mark(*args: Any, **kwargs: Any) -> Any:
-        for value in args:
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                value.register_hook(_at_end_of_graph(lambda: spans.enter("communication")))
-        return call(*args, **kwargs)
-
-    return with_mark
-
-
-def _at_end_of_graph(then: Callable[[], None]) -> Callable[[torch.Tensor], None]:
-    def hook(_gradient: torch.Tensor) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(then)
-
-    return hook
 
 
 def _waiting(wait: Callable[..., Any], spans: Spans, outside: Phase) -> Callable[..., Any]:

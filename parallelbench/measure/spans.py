@@ -1,13 +1,19 @@
-"""Divides one thread's time among nested spans; each instant belongs to the innermost one."""
+"""Divides one thread's time among nested spans; each instant belongs to the innermost one.
+
+Steps say themselves what is which phase (`phase`). That costs nothing worth naming but where their time is divided.
+"""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
 
 
 Phase = Literal["data_wait", "host_to_device", "forward", "backward", "communication", "bubble", "optimizer", "other"]
@@ -23,17 +29,6 @@ def waits_are_hidden(device_type: str, *, compiled: bool) -> bool:
     return device_type == "cuda" or compiled
 
 
-@dataclass(frozen=True)
-class Spanned:
-    """A method whose calls are a phase."""
-
-    owner: Any
-    method: str
-    phase: Phase
-    reduces: bool = False
-    """A backward pass after whose graph the autograd engine waits for other ranks (DDP's all-reduces)."""
-
-
 @dataclass
 class Step:
     """One step's time, s, and how it divides."""
@@ -47,9 +42,18 @@ class Spans:
     """Divides steps among phases. `now` returns seconds, after the devices have finished all work so far.
 
     `label` is called at the start of each span; it returns the function that ends the label (a profiler's range).
+    `waits`: whether waiting for other ranks can be told from computing. If not, what can be is only a part of it, and
+    counts in the phase in which it happens, too.
     """
 
-    def __init__(self, now: Callable[[], float], *, label: Callable[[Phase], Callable[[], None]] | None = None) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        *,
+        label: Callable[[Phase], Callable[[], None]] | None = None,
+        waits: bool = True,
+    ) -> None:
+        self.waits = waits
         self._now, self._label = now, label
         self._stack: list[tuple[Phase, Callable[[], None] | None]] = []
         self._current = Step()
@@ -75,11 +79,26 @@ class Spans:
     @contextmanager
     def span(self, phase: Phase) -> Iterator[None]:
         """Count time for a phase, without the spans inside it; outside of steps nothing is counted."""
-        if not self._stack:
+        if not self._stack or (phase == "communication" and not self.waits):
             yield
             return
         with self._within(phase):
             yield
+
+    def expect_end_of_graph(self, loss: Tensor) -> None:
+        """Count what follows the graph of a backward pass that begins from `loss` as waiting for other ranks.
+
+        DDP's reducer waits for its all-reduces, in C++, in a callback that the autograd engine calls after the graph.
+        One that was queued earlier is called earlier: ours is queued when backward begins.
+        """
+        if not self._stack or not self.waits:
+            return
+        from torch.autograd import Variable
+
+        def begun(_gradient: Tensor) -> None:
+            Variable._execution_engine.queue_callback(lambda: self.enter("communication"))
+
+        loss.register_hook(begun)
 
     @contextmanager
     def _within(self, phase: Phase) -> Iterator[None]:
@@ -108,3 +127,35 @@ class Spans:
         if self._stack:
             self._current.phases[self._stack[-1][0]] += now - self._since
         self._since = now
+
+
+class _Division:
+    """The spans by which this process's steps are divided now; None: their time is not."""
+
+    spans: Spans | None = None
+
+
+_UNDIVIDED = nullcontext()
+
+
+def phase(name: Phase) -> AbstractContextManager[None]:
+    """What happens within is a phase of the step; of nested ones the innermost counts."""
+    return _UNDIVIDED if _Division.spans is None else _Division.spans.span(name)
+
+
+def backward_phase(loss: Tensor) -> AbstractContextManager[None]:
+    """That of a backward pass from `loss`, after whose graph the autograd engine may wait for other ranks."""
+    if _Division.spans is not None:
+        _Division.spans.expect_end_of_graph(loss)
+    return phase("backward")
+
+
+@contextmanager
+def divided_by(spans: Spans) -> Iterator[None]:
+    """Let each `phase` of this process count in these spans."""
+    assert _Division.spans is None, "one at a time"
+    _Division.spans = spans
+    try:
+        yield
+    finally:
+        _Division.spans = None

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from parallelbench.measure.spans import phase
 from parallelbench.strategies.state import local
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ class Clipping:
     def clip(self) -> None:
         """Scale the gradients; the host waits for no device."""
         if self.communicates:
-            self._norm = norm = self.sum_over_ranks(
-                {over: self._squares(parts) for over, parts in self._parts.items()}
-            ).sqrt()
+            squares = {over: self._squares(parts) for over, parts in self._parts.items()}
+            with phase("communication"):
+                total = self.sum_over_ranks(squares)
+            self._norm = norm = total.sqrt()
             self._scale_parts()
         else:
             (parameters,) = self._parts.values()

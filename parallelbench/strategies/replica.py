@@ -1,4 +1,4 @@
-"""Replicas: what all have in common, the whole model on every rank, and some of its layers on each."""
+"""Replicas: what all have in common, one module on every rank, and some of the model's layers on each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from parallelbench.measure.spans import Phase, Spanned
+from parallelbench.measure.spans import Phase, backward_phase, phase, waits_are_hidden
 from parallelbench.measure.traffic import Traffic
 from parallelbench.models.moe_layers import take_expert_tokens
 from parallelbench.models.norms import count_compiled_norms
 from parallelbench.strategies.clipping import Clipping, Groups, StepNorms
-from parallelbench.strategies.data_parallel.ddp import HookedDdp
 from parallelbench.strategies.state import (
     kept_by,
     load_optimizer,
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
 
     from parallelbench.config.components import Batch, MeanLoss, Shard
     from parallelbench.config.replica import Push
     from parallelbench.config.run import RunConfig
+    from parallelbench.strategies.context.tokens import OwnTokens
     from parallelbench.world.world import World
 
 
@@ -121,19 +123,14 @@ class BaseReplica(ABC):
         """Of the blocks of this rank's module."""
         return take_expert_tokens(self.trained()[0])
 
-    def spanned(self) -> Iterable[Spanned]:
-        """The update, and what it waits for to clip; replicas add their other phases."""
-        yield Spanned(self, "_update", "optimizer")
-        if self._clipping is not None and self._clipping.communicates:
-            yield Spanned(self._clipping, "sum_over_ranks", "communication")
-
     def _update(self) -> None:
         """Clip the gradients, set the step's rate, and let the optimizer update this rank's parameters."""
-        if self._clipping is not None:
-            self._clip(self._clipping)
-        if self._rate is not None:
-            self._rate.next_step(self.trained()[1])
-        self._apply_gradients()
+        with phase("optimizer"):
+            if self._clipping is not None:
+                self._clip(self._clipping)
+            if self._rate is not None:
+                self._rate.next_step(self.trained()[1])
+            self._apply_gradients()
 
     @property
     def _clipping(self) -> Clipping | None:
@@ -198,12 +195,18 @@ class ScheduledRate:
 
 
 class ModuleReplica(BaseReplica):
-    """A module that maps images to logits, trained by backward and one optimizer.
+    """A module that every rank calls as a whole, on its samples, and trains by backward and one optimizer.
+
+    It is the replica of every mesh: ranks may hold copies of the module or shards, of other samples, the same ones, or
+    parts of them.
 
     Training calls `wrapped` (a DDP module, for example); evaluation and state use `module`, which it wraps.
     `optimizer` and `loss` replace the run's own (by sharded ones, for example). `count_step` adds the bytes that a
     step sends.
-    `micro_batches`: pieces of a batch whose gradients add up.
+    `micro_batches`: pieces of a batch whose gradients add up; `no_sync` is the context of all but the last, after which
+    ranks average them. `after_backward`: what a step's gradients still need from other ranks.
+    `tokens`: those that this rank has of each sample; None: all. `alike`: ranks that compute the same from the same
+    samples; the first of them owns the loss.
     """
 
     def __init__(
@@ -217,23 +220,35 @@ class ModuleReplica(BaseReplica):
         optimizer: torch.optim.Optimizer | None = None,
         loss: MeanLoss | None = None,
         before_evaluation: Callable[[], None] | None = None,
+        after_evaluation: Callable[[], None] | None = None,
         count_step: Callable[[Traffic], None] | None = None,
         micro_batches: int = 1,
+        no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+        after_backward: Callable[[], None] | None = None,
+        tokens: OwnTokens | None = None,
+        alike: DeviceMesh | None = None,
     ) -> None:
         super().__init__(data_shard, run)
         self._module, self._world = module, world
         self._numerics = numerics_of(run, world.device_type, loss=loss)
         self._optimizer = optimizer or run.optimizer.build(module.parameters(), run, world.device_type)
-        self._hooked = wrapped if isinstance(wrapped, HookedDdp) else None
         self._forward: Callable[[Tensor], Tensor] = wrapped if wrapped is not None else module
         self._compiled = run.compile
         if run.compile:
             self._forward = torch.compile(self._forward)
         self._compiles_update = run.compiles_step
-        self._before_evaluation, self._count_step = before_evaluation, count_step
-        self._micro_batches = micro_batches
+        self._before_evaluation, self._after_evaluation = before_evaluation, after_evaluation
+        self._count_step, self._after_backward = count_step, after_backward
+        self._micro_batches, self._no_sync = micro_batches, no_sync
+        self._tokens, self._alike = tokens, alike
         self._one: Tensor | None = None
         """The gradient of the loss by itself."""
+        parameters = list(module.parameters())
+        if tokens is not None or any(isinstance(each, DTensor) for each in parameters):
+            # Layers themselves wait for other ranks.
+            self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
+        meshes = (mesh for each in parameters if (mesh := _replicated_over(each)))
+        self.copy_group = next((mesh.get_local_rank(mesh.ndim - 1) for mesh in meshes), 0)
 
     def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update."""
@@ -241,42 +256,55 @@ class ModuleReplica(BaseReplica):
         self._update()
         if self._count_step is not None:
             self._count_step(self.traffic)
-        return result
+        return result if self._owns_loss else None
 
     def _forward_backward(self, batch: Batch) -> Sums:
+        self._optimizer.zero_grad(set_to_none=True)
+        *others, last = self._pieces(self._cut(batch))
+        total: Sums | None = None
+        for images, labels in others:
+            with self._no_sync():
+                total = _added(total, self._take_gradient(images, labels))
+        total = _added(total, self._take_gradient(*last))
+        if self._after_backward is not None:
+            with phase("backward"), phase("communication"):
+                self._after_backward()
+        return total
+
+    def _pieces(self, batch: Batch) -> Iterable[tuple[Tensor, Tensor]]:
+        """Samples and labels of each micro-batch."""
         assert batch.images is not None
         assert batch.labels is not None
-        self._optimizer.zero_grad(set_to_none=True)
         if self._micro_batches == 1:
-            return self._take_gradient(batch.images, batch.labels)
-        count = self._micro_batches
-        pieces = enumerate(zip(batch.images.chunk(count), batch.labels.chunk(count), strict=True), start=1)
-        total: Sums | None = None
-        for number, (images, labels) in pieces:
-            with self._adding_up(last=number == count):
-                part = self._take_gradient(images, labels)
-            if total is None:
-                total = part
-            else:
-                total += part
-        assert total is not None
-        return total
+            return [(batch.images, batch.labels)]
+        parts = (values.chunk(self._micro_batches) for values in (batch.images, batch.labels))
+        return zip(*parts, strict=True)
 
     def _take_gradient(self, images: Tensor, labels: Tensor) -> Sums:
         """Add to the gradients what these samples, a micro-batch, have of the batch's."""
-        logits, labels, loss = self._predict(images, labels)
+        with phase("forward"):
+            logits, labels, loss = self._predict(images, labels)
         result = self._owned_sums(loss, logits, labels)
-        self._backward(loss if self._micro_batches == 1 else loss / self._micro_batches)
+        if self._micro_batches > 1:
+            loss = loss / self._micro_batches
+        with backward_phase(loss):
+            self._backward(loss)
         if self._compiled:
             count_compiled_norms(self._module, self.traffic)
         return result
 
-    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
-        """Of a micro-batch's forward and backward: ranks average what has added up with the last one."""
-        return nullcontext() if last or self._hooked is None else self._hooked.no_sync()
+    def _cut(self, batch: Batch) -> Batch:
+        """What this rank computes of its samples."""
+        return batch if self._tokens is None else self._tokens.of(batch)
+
+    @property
+    def _owns_loss(self) -> bool:
+        return self._alike is None or self._alike.get_local_rank() == 0
 
     def _owned_sums(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Sums:
         """What this rank owns of a batch whose mean loss is known."""
+        if self._tokens is not None:
+            loss, logits = self._tokens.share(loss, logits)
         return self._numerics.sums(loss, logits, labels)
 
     def _predict(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -299,36 +327,29 @@ class ModuleReplica(BaseReplica):
     def _apply_gradients(self) -> None:
         self._numerics.update(self._optimizer)
 
-    def spanned(self) -> Iterable[Spanned]:
-        """Forward, backward, DDP's communication hook, update."""
-        yield Spanned(self, "_predict", "forward")
-        yield Spanned(self, "_backward", "backward", reduces=True)
-        yield from self._hooked.spanned() if self._hooked is not None else ()
-        yield from super().spanned()
-
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
-        """Sums over this rank's part of the test set."""
+        """Sums over this rank's part of the test set; a collective where ranks share layers or sequences."""
         if self._before_evaluation is not None:
             self._before_evaluation()
         self._module.eval()
         total: Sums | None = None
-        for batch in batches:
+        for batch in map(self._cut, batches):
             assert batch.images is not None
             assert batch.labels is not None
             with self._numerics.autocast():
                 logits = self._module(batch.images)
             labels = batch.labels.to(logits.device, non_blocking=True)
-            result = self._owned_sums(self._numerics.loss(logits, labels), logits, labels)
-            if total is None:
-                total = result
-            else:
-                total += result
+            total = _added(total, self._owned_sums(self._numerics.loss(logits, labels), logits, labels))
         self._module.train()
-        return None if total is None else total.tensor()
+        if self._after_evaluation is not None:
+            self._after_evaluation()
+        if total is None or not self._owns_loss:
+            return None
+        return total.tensor() if self._tokens is None else self._tokens.total(total.tensor())
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Rank 0 copies its module: every rank has the whole model."""
+        """Rank 0 copies its module."""
         return self._copy(self._module.state_dict())
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -345,8 +366,16 @@ class ModuleReplica(BaseReplica):
         return self._module, self._optimizer
 
     def copied(self) -> Iterable[Tensor]:
-        """All parameters that are not sharded."""
-        return [parameter for parameter in self._module.parameters() if not hasattr(parameter, "to_local")]
+        """Parameters that are not sharded, and the shards that several groups of ranks hold.
+
+        None among ranks that compute alike: what they hold whole is shared before each evaluation, so a comparison
+        could not fail.
+        """
+        if self._alike is not None:
+            return ()
+        parameters = list(self._module.parameters())
+        shards = [local(each) for each in parameters if _replicated_over(each)]
+        return [*(each for each in parameters if not isinstance(each, DTensor)), *shards]
 
     def local_state(self) -> dict[str, Any]:
         """Also the scale of the loss."""
@@ -357,9 +386,29 @@ class ModuleReplica(BaseReplica):
         super().load_local_state(state)
         self._numerics.load_local_state(state["scaler"])
 
+    @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        mine = tensors.items() if self._world.rank == 0 else ()
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in mine}
+        """On rank 0; every rank takes part, and puts shards together, one tensor at a time."""
+        copies: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            together = whole(tensor)
+            if self._world.rank == 0:
+                copies[name] = together.detach().to("cpu", copy=True)
+        return copies
+
+
+def _added(total: Sums | None, more: Sums) -> Sums:
+    """Adds in place."""
+    if total is None:
+        return more
+    total += more
+    return total
+
+
+def _replicated_over(parameter: Tensor) -> DeviceMesh | None:
+    """The mesh over which a parameter is cut one way and copied the other; None where it has no copies."""
+    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+    return mesh if mesh is not None and "replicate" in (mesh.mesh_dim_names or ()) else None
 
 
 def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:

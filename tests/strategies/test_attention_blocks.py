@@ -22,7 +22,7 @@ from parallelbench.gpu_check.results import FailedError
 from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.context import attention, blocks
 from parallelbench.strategies.context.attention import GatheredAttention, Gathering, Ring, RingAttention
-from parallelbench.strategies.context.replica import ContextGroup
+from parallelbench.strategies.context.tokens import ContextGroup
 from parallelbench.world.world import World
 from tests.strategies.test_launches import NO_LAUNCH, Operations
 

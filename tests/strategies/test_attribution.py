@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.pipelining import PipelineStage
 
 from parallelbench.config.components import Batch
 from parallelbench.config.run import RunConfig
@@ -20,6 +21,7 @@ from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.measure import attribution
 from parallelbench.measure.attribution import AttributionPass, installed
 from parallelbench.measure.spans import PHASES, Spans
+from parallelbench.strategies.data_parallel import ring
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -53,15 +55,14 @@ def pipelines(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
     with suppress(PermissionError):  # only root may
         os.nice(-10)
     world = World(rank=rank, size=size, local_rank=rank)
+    slow_down(PipelineStage, "forward_one_chunk", lambda *_, **__: NAP_S)
+    slow_down(PipelineStage, "backward_one_chunk", lambda *_, full_backward=True, **__: NAP_S * (1 + full_backward))
+    slow_down(PipelineStage, "backward_weight_one_chunk", lambda *_, **__: NAP_S)
     found = []
     for run in runs:
         replica: Any = run.strategy.prepare(build_model(run), run, world)
         loader = loader_of(replica, run)
         replica.step(next(loader.train(epoch=1)))
-        for stage in replica._torch_stages:
-            slow_down(stage, "forward_one_chunk", lambda *_, **__: NAP_S)
-            slow_down(stage, "backward_one_chunk", lambda *_, full_backward=True, **__: NAP_S * (1 + full_backward))
-            slow_down(stage, "backward_weight_one_chunk", lambda *_, **__: NAP_S)
         found.append(AttributionPass(replica, loader, run=run, world=world).attribute(2))
     return found
 
@@ -165,16 +166,22 @@ def test_a_delay_is_found_where_it_was_planted_and_nowhere_else(plant: Any, phas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "method"), [("dataloader", "_moved"), ("tensor_dataset", "_moved"), ("arrow", "_received")]
-)
-def test_moving_a_batch_to_a_gpu_is_a_phase_of_its_own(kind: str, method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dataloader", "tensor_dataset", "arrow"])
+def test_moving_a_batch_to_a_gpu_is_a_phase_of_its_own(kind: str, tmp_path: Path) -> None:
     replica, run = single(f"loader={kind}", f"site.data_dir={tmp_path}", f"results={tmp_path}")
     run.loader.prepare(run.data, run.site.data_folder, progress=lambda _: None)
     arrays = run.loader.load(run.data, run.site.data_folder)
     loader: Any = build_loader(arrays, run, World(), replica.data_shard)
     loader._moves_batches = True  # as on a GPU
-    slow_down(loader, method, lambda *_: DELAY_S)
+    moving = loader._moving
+
+    @contextmanager
+    def slowly() -> Iterator[None]:
+        with moving():
+            time.sleep(DELAY_S)
+            yield
+
+    loader._moving = slowly
     rows = AttributionPass(replica, loader, run=run, world=World()).attribute(3)
     assert all(row["host_to_device_s"] >= DELAY_S for row in rows)
     assert min(row["data_wait_s"] for row in rows) < DELAY_S
@@ -186,12 +193,13 @@ def test_moving_a_batch_to_a_gpu_is_a_phase_of_its_own(kind: str, method: str, t
 def test_outside_of_the_pass_nothing_is_installed() -> None:
     replica, run = single()
     waits = (dist.Work.wait, torch.ops._c10d_functional.wait_tensor)
-    before = dict(vars(replica))
-    with installed(replica, loader_of(replica, run), Spans(time.perf_counter), waits=True):
-        assert {spanned.method for spanned in replica.spanned()} == vars(replica).keys() - before.keys()
+    spans = Spans(time.perf_counter)
+    with installed(spans, outside="communication"):
         assert dist.Work.wait is not waits[0]
-    assert vars(replica) == before
     assert (dist.Work.wait, torch.ops._c10d_functional.wait_tensor) == waits
+    with spans.step():
+        replica.step(next(loader_of(replica, run).train(epoch=1)))
+    assert spans.seen == {"other"}
 
 
 def test_on_a_gpu_each_phase_lasts_until_its_stream_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +209,7 @@ def test_on_a_gpu_each_phase_lasts_until_its_stream_is_idle(monkeypatch: pytest.
     monkeypatch.setattr(attribution.time, "perf_counter", lambda: device.now_s)
     replica, run = single()
     side = device.new_stream(CPU)
-    for method, took_s in (("_predict", 2.0), ("_backward", 3.0), ("_update", 0.5)):
+    for method, took_s in (("_predict", 2.0), ("_backward", 3.0), ("_apply_gradients", 0.5)):
         launch(device, replica, method, took_s)
     slow_down(replica, "_backward", lambda *_: side.launch(100.0) or 0.0)
     rows = AttributionPass(replica, loader_of(replica, run), run=run, world=WORLD).attribute(2)
@@ -257,8 +265,8 @@ def with_a_slow_rank(rank: int, size: int, runs: dict[str, RunConfig], slow: dic
     for name, run in runs.items():
         replica: Any = run.strategy.prepare(build_model(run), run, world)
         if rank == slow[name]:
-            forward = next(spanned for spanned in replica.spanned() if spanned.phase == "forward")
-            slow_down(forward.owner, forward.method, lambda *_, **__: DELAY_S)
+            layer = next(layer for layer in replica.trained()[0].modules() if not [*layer.children()])
+            layer.register_forward_pre_hook(lambda *_: time.sleep(DELAY_S))
         loader = loader_of(replica, run)
         found[name] = AttributionPass(replica, loader, run=run, world=world).attribute(3)
         replica.close()
@@ -288,22 +296,25 @@ def with_slow_hooks(rank: int, size: int, runs: list[RunConfig]) -> list[list[Ro
     """DDP's communication hook sleeps before its work, on every rank alike."""
     world = World(rank=rank, size=size, local_rank=rank)
     found = []
+    ring_hook, compress = ring.ring_hook, default_hooks.bf16_compress_hook
+    ring.ring_hook = lambda *options: slow(ring_hook(*options))
+    default_hooks.bf16_compress_hook = slow(compress)
     for run in runs:
         replica: Any = run.strategy.prepare(build_model(run), run, world)
-        wrapped = replica._forward
-        if run.strategy.name == "ddp":
-            wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
-        hook = wrapped._hook
-        wrapped._hook = lambda state, bucket, hook=hook: (time.sleep(DELAY_S), hook(state, bucket))[1]
         found.append(AttributionPass(replica, loader_of(replica, run), run=run, world=world).attribute(3))
         replica.close()
     return found
 
 
+def slow(hook: Any) -> Any:
+    return lambda *given: (time.sleep(DELAY_S), hook(*given))[1]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_delay_in_ddps_communication_hook_is_communication_and_no_part_of_backward(tmp_path: Path) -> None:
-    runs = [configure(*MLP, f"strategy={name}", "devices=2") for name in ("ddp", "ring_ddp")]
+    hooked = (["strategy=ddp", "strategy.compression=bf16"], ["strategy=ring_ddp"])
+    runs = [configure(*MLP, *strategy, "devices=2") for strategy in hooked]
     for rows in run_ranks(with_slow_hooks, 2, tmp_path, runs):
         for of_run in rows:
             quickest = min(of_run, key=lambda row: row["step_time_s"])

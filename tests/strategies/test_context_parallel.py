@@ -19,7 +19,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed, attended
 from parallelbench.strategies.context import ContextParallel, blocks
-from parallelbench.strategies.context.replica import own_places
+from parallelbench.strategies.context.tokens import own_places
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -105,7 +105,7 @@ def averages_no_gradients(replica: Any) -> None:
 
 
 def reads_the_same_part_everywhere(replica: Any) -> None:
-    replica._places = torch.arange(len(replica._places))
+    replica._tokens.places = torch.arange(len(replica._tokens.places))
 
 
 def counts_its_tokens_twice(replica: Any) -> None:

@@ -11,8 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.measure.attribution import installed
-from parallelbench.measure.spans import Spans
+from parallelbench.measure.spans import Spans, divided_by
 from parallelbench.strategies.expert.exchange import GroupSums, TokenExchange, expert_mesh
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -164,7 +163,7 @@ def no_sums_from_now_on(replica: Any, k: int) -> None:
     """As if the groups lost each other after so many steps."""
 
     def part() -> None:
-        replica._groups._group = dist.new_subgroups(1)[0]
+        replica._after_backward.__self__._group = dist.new_subgroups(1)[0]
 
     once_after(replica, k, part)
 
@@ -185,8 +184,8 @@ def test_groups_pass_the_closing_check_which_compares_their_experts(tmp_path: Pa
 def phases_of_the_sums(rank: int, size: int, run: RunConfig) -> list[str | None]:
     """The innermost phase where each sum begins, and where they are waited for."""
     replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-    loader, spans, seen = loader_of(replica, run), Spans(lambda: 0.0), []
-    wait, all_reduce = replica._groups.wait, dist.all_reduce
+    spans, seen = Spans(lambda: 0.0), []
+    wait, all_reduce = replica._after_backward, dist.all_reduce
 
     def noted_wait() -> None:
         seen.append(spans.innermost)
@@ -196,9 +195,9 @@ def phases_of_the_sums(rank: int, size: int, run: RunConfig) -> list[str | None]
         seen.append(spans.innermost)
         return all_reduce(*args, **options)
 
-    replica._groups.wait, dist.all_reduce = noted_wait, noted_sum
-    with installed(replica, loader, spans, waits=True), spans.step():
-        replica.step(next(loader.train(epoch=1)))
+    replica._after_backward, dist.all_reduce = noted_wait, noted_sum
+    with divided_by(spans), spans.step():
+        replica.step(next(loader_of(replica, run).train(epoch=1)))
     return seen
 
 

@@ -17,7 +17,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.context import FsdpCp
 from parallelbench.strategies.context.attention import Ring
-from parallelbench.strategies.context.replica import ContextGroup
+from parallelbench.strategies.context.tokens import ContextGroup
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model

@@ -5,7 +5,6 @@ fsdp_cp: sequences in parts on a group of devices, all state in shards on all de
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from parallelbench.config.components import Shard
@@ -52,21 +51,22 @@ class ContextParallel(DdpStrategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Give the layers this rank's positions, and the attention its exchange; wrap the model in DDP."""
-        from parallelbench.strategies.context.replica import ContextGroup, ContextReplica
-        from parallelbench.strategies.replica import gradient_bytes
+        from parallelbench.strategies.context.tokens import ContextGroup, OwnTokens
+        from parallelbench.strategies.replica import ModuleReplica, gradient_bytes
 
         wrapped = self.in_ddp(model, run, world)
         size_bytes = gradient_bytes(wrapped.module)
-        return ContextReplica(
+        tokens = OwnTokens(ContextGroup(world.rank, world.size), self.exchange, run, world)
+        replica = ModuleReplica(
             wrapped.module,
             run=run,
             world=world,
-            exchange=self.exchange,
-            context=ContextGroup(world.rank, world.size),
             data_shard=Shard(),
             wrapped=wrapped,
+            tokens=tokens,
             count_step=lambda traffic: traffic.all_reduce("gradient", size_bytes, world.size),
         )
+        return tokens.join(replica)
 
 
 class FsdpCp(ShardedStrategy, frozen=True, kw_only=True):
@@ -100,11 +100,11 @@ class FsdpCp(ShardedStrategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Shard layer by layer over all ranks; give the layers this rank's positions, and the exchange its group."""
-        from parallelbench.strategies.context.replica import ShardedContextReplica, context_group
+        from parallelbench.strategies.context.tokens import OwnTokens, context_group
 
         context = context_group(world, self.context)
-        kind = partial(ShardedContextReplica, exchange=self.exchange, context=context)
-        return self.sharded(model, run, world, kind=kind, data_shard=Shard(context.copy, self._mesh(run).data))
+        tokens, shard = OwnTokens(context, self.exchange, run, world), Shard(context.copy, self._mesh(run).data)
+        return tokens.join(self.sharded(model, run, world, tokens=tokens, data_shard=shard))
 
     def _mesh(self, run: RunConfig) -> Mesh:
         return Mesh(run.devices, {"context": self.context})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.measure.traffic import Traffic
-    from parallelbench.strategies.context.replica import ContextGroup
+    from parallelbench.strategies.context.tokens import ContextGroup
 
 
 class Ring:

@@ -86,9 +86,10 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     ) -> DistributedDataParallel:
         """Move the model to this rank's device and wrap it; every rank then holds rank 0's parameters."""
         import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
 
         from parallelbench.models.norms import synchronize_norms
-        from parallelbench.strategies.data_parallel.ddp import HookedDdp, keep_buffers_local
+        from parallelbench.strategies.data_parallel.ddp import keep_buffers_local
         from parallelbench.strategies.replica import to_device
         from parallelbench.world import cuda
 
@@ -96,13 +97,13 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
         synchronize_norms(module, dist.group.WORLD)
         # A step can be captured only where DDP was made on another stream than the default one.
         with cuda.aside(world.device) if run.graph else nullcontext():
-            return HookedDdp(
+            return DistributedDataParallel(
                 module,
                 device_ids=[world.device.index] if world.device_type == "cuda" else None,
                 bucket_cap_mb=self.bucket_mib,
                 gradient_as_bucket_view=self.gradient_as_bucket_view,
                 static_graph=static_graph,
-                **keep_buffers_local(HookedDdp),
+                **keep_buffers_local(DistributedDataParallel),
             )
 
     def replica(self, wrapped: DistributedDataParallel, run: RunConfig, world: World, **options: Any) -> ModuleReplica:
@@ -119,6 +120,7 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
             wrapped=wrapped,
             before_evaluation=lambda: share_buffers(wrapped.module),
             micro_batches=self.micro_batches_per_step(run),
+            no_sync=wrapped.no_sync,
             **options,
         )
 
@@ -185,12 +187,14 @@ class Ddp(AccumulatingDdp, frozen=True, kw_only=True):
     def _compress(self, wrapped: DistributedDataParallel) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+        from parallelbench.strategies.data_parallel.ddp import send_by
+
         hooks: dict[str, Any] = {
             "fp16": default_hooks.fp16_compress_hook,
             "bf16": default_hooks.bf16_compress_hook,
         }
         if self.compression in hooks:
-            wrapped.register_comm_hook(None, hooks[self.compression])
+            send_by(wrapped, hooks[self.compression])
 
 
 class RingDdp(AccumulatingDdp, frozen=True, kw_only=True):
@@ -203,12 +207,13 @@ class RingDdp(AccumulatingDdp, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Let DDP fill buckets during backward, and send them round the ring."""
+        from parallelbench.strategies.data_parallel.ddp import send_by
         from parallelbench.strategies.data_parallel.ring import ring_hook
 
         wrapped = self.in_ddp(model, run, world)
         replica = self.replica(wrapped, run, world)
         reduce = ring_hook(replica.traffic, world)
-        wrapped.register_comm_hook(None, lambda _, bucket: reduce(bucket))
+        send_by(wrapped, lambda _, bucket: reduce(bucket))
         return replica
 
 

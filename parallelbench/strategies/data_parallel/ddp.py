@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from parallelbench.measure.spans import Spanned
+from parallelbench.measure.spans import phase
 from parallelbench.world.numerics import Numerics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import torch
     from torch import Tensor
     from torch._C._distributed_c10d import GradBucket
     from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
 
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
@@ -26,36 +25,19 @@ if TYPE_CHECKING:
     Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
-class HookedDdp(DistributedDataParallel):
-    """Calls its communication hook, if it gets one, through a method of its own, which may be wrapped later.
+def send_by(wrapped: DistributedDataParallel, hook: Hook) -> None:
+    """Let a hook send DDP's full buckets, while backward goes on: what it does, and waits for, is communication.
 
-    The reducer keeps the hook it was given for good. DDP's own all-reduces have no hook: the reducer starts them in
-    C++, within backward.
+    DDP's own all-reduces have no hook: the reducer starts them in C++, within backward. The reducer, in C++ too, keeps
+    a hook, and a module that the hook refers to, for good.
     """
-
-    _hook: Hook | None = None
-
-    def register_comm_hook(self, state: object, hook: Hook) -> None:
-        """Register a hook, as DDP does."""
-        self._hook = hook
-        # The reducer, in C++, would keep a module that its hook refers to, with its memory and connections, for good.
-        module = weakref.ref(self)
-        super().register_comm_hook(state, lambda state, bucket: _alive(module).reduce_bucket(state, bucket))
-
-    def reduce_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Call the hook with a full bucket, while backward goes on."""
-        assert self._hook is not None
-        return self._hook(state, bucket)
-
-    def spanned(self) -> Iterable[Spanned]:
-        """The hook is communication: what it computes and how long it waits is no part of backward."""
-        return [Spanned(self, "reduce_bucket", "communication")] if self._hook is not None else []
+    # DDP refuses annotations that are strings, and knows some hooks by their names.
+    wrapped.register_comm_hook(None, lambda state, bucket: _sent(hook, state, bucket))
 
 
-def _alive(module: weakref.ref[HookedDdp]) -> HookedDdp:
-    this = module()
-    assert this is not None, "a reducer works for a living module only"
-    return this
+def _sent(hook: Hook, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    with phase("communication"):
+        return hook(state, bucket)
 
 
 def keep_buffers_local(ddp: type[nn.Module]) -> dict[str, Any]:

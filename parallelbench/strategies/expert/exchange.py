@@ -13,14 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parallelbench.config.components import Shard
 from parallelbench.models.moe_layers import Experts, MixtureOfExperts
-from parallelbench.strategies.fsdp.shards import ShardedReplica
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.strategies.state import local, size_bytes
 from parallelbench.strategies.tensor.shards import optimizer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -56,7 +55,7 @@ def _stacked(model: nn.Module) -> Iterator[tuple[str, str, Experts]]:
                 yield path, name, module
 
 
-def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, *, ranks: int) -> ExpertReplica:
+def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, *, ranks: int) -> ModuleReplica:
     """The replica of a model whose experts were divided before DDP wrapped it; they become `DTensor`s here.
 
     The gradient of a rank's loss is that of the mean over its slice of the batch. DDP averages the others; experts get
@@ -80,15 +79,15 @@ def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, 
         traffic.all_reduce("gradient", copied_bytes, world.size)
         traffic.all_reduce("gradient", own_bytes, world.size // ranks)
 
-    return ExpertReplica(
+    return ModuleReplica(
         module,
-        groups,
         run=run,
         world=world,
         data_shard=Shard(world.rank, world.size),
         wrapped=wrapped,
         optimizer=optimizer_of(module.parameters(), run, world.device_type),
         count_step=count_step,
+        after_backward=None if groups is None else groups.wait,
     )
 
 
@@ -115,29 +114,7 @@ class GroupSums:
             self._begun.pop(0).wait()
 
 
-class ExpertReplica(ShardedReplica):
-    """A module of copies, but for experts, of which each rank of a group has its own."""
-
-    def __init__(self, module: nn.Module, groups: GroupSums | None, **options: Any) -> None:
-        """`groups`: what adds up the experts' gradients; None: one group has all ranks."""
-        super().__init__(module, **options)
-        self._groups = groups
-
-    def _backward(self, loss: Tensor) -> None:
-        """Until all gradients are those of all ranks: after its graph a backward pass waits for other ranks."""
-        super()._backward(loss)
-        if self._groups is not None:
-            self._groups.wait()
-
-    def copied(self) -> Iterable[Tensor]:
-        """All but the experts, the same on every rank.
-
-        With several groups the experts, too: then ranks are compared that have the same place in their groups.
-        """
-        return [*ModuleReplica.copied(self), *super().copied()]
-
-
-def exchange_tokens(replica: ExpertReplica, world: World, ranks: int) -> ExpertReplica:
+def exchange_tokens(replica: ModuleReplica, world: World, ranks: int) -> ModuleReplica:
     """Let tokens travel to the ranks of their experts, within a group; the bytes count in the replica's traffic."""
     group = expert_mesh(world, ranks).get_group("expert")
     for module in replica.trained()[0].modules():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from parallelbench.config.replica import Replica
     from parallelbench.config.rules import Rules
     from parallelbench.config.run import RunConfig
+    from parallelbench.strategies.replica import ModuleReplica
     from parallelbench.world.world import World
 
 
@@ -75,7 +76,7 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
         """Shard layer by layer, and synchronise the copies."""
         return self.sharded(model, run, world)
 
-    def sharded(self, model: nn.Sequential, run: RunConfig, world: World, **options: Any) -> Replica:
+    def sharded(self, model: nn.Sequential, run: RunConfig, world: World, **options: Any) -> ModuleReplica:
         """This rank's replica; `options` are those of `shard_layers` that are no options of the strategy."""
         from parallelbench.strategies.fsdp.shards import shard_layers
 

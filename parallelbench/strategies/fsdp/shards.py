@@ -1,37 +1,35 @@
-"""Replicas whose parameters, gradients and optimizer state torch's `fully_shard` (FSDP) shards.
+"""Parameters, gradients and optimizer state in shards, by torch's `fully_shard` (FSDP).
 
 Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Zhao et al. 2023, "PyTorch FSDP" (arXiv 2304.11277).
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from parallelbench.config.components import Shard
-from parallelbench.measure.spans import waits_are_hidden
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.replica import ModuleReplica, share_buffers, to_device
-from parallelbench.strategies.state import local, size_bytes, whole
+from parallelbench.strategies.state import local, size_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.config.components import Batch
     from parallelbench.config.run import RunConfig
     from parallelbench.measure.traffic import Traffic
+    from parallelbench.strategies.context.tokens import OwnTokens
     from parallelbench.world.world import World
 
 
@@ -44,13 +42,13 @@ def shard_layers(
     reshard_after_forward: bool,
     gather: str,
     micro_batches: int = 1,
-    kind: Callable[..., ShardedReplica] | None = None,
+    tokens: OwnTokens | None = None,
     data_shard: Shard | None = None,
-) -> ShardedReplica:
+) -> ModuleReplica:
     """Shard every layer over groups of `shards` neighbouring ranks; the groups hold copies of each other.
 
-    `gather`, `micro_batches`: as those of `ShardedStrategy`. Each micro-batch gathers the parameters again. `kind`:
-    which replica, None: the plain one. `data_shard`: what this rank reads, None: a slice like each other rank.
+    `gather`, `micro_batches`: as those of `ShardedStrategy`. Each micro-batch gathers the parameters again.
+    `tokens`: as that of `ModuleReplica`. `data_shard`: what this rank reads, None: a slice like each other rank.
     """
     copies = world.size // shards
     sizes = {"shard": shards} if copies == 1 else {"replicate": copies, "shard": shards}
@@ -66,15 +64,34 @@ def shard_layers(
         traffic.reduce_scatter("gradient", padded.gradient_bytes, shards)
         traffic.all_reduce("gradient", padded.gradient_bytes / shards, copies)
 
-    return (kind or ShardedReplica)(
+    return ModuleReplica(
         model,
         run=run,
         world=world,
         data_shard=data_shard or Shard(world.rank, world.size),
         before_evaluation=lambda: share_buffers(model),
+        after_evaluation=lambda: reshard(model),
         count_step=count_step,
         micro_batches=micro_batches,
+        no_sync=lambda: _whole_gradients(model),
+        tokens=tokens,
     )
+
+
+def reshard(module: nn.Module) -> None:
+    """Free the parameters that layers gathered: without reshard_after_forward, only a backward would."""
+    for layer in module.modules():
+        if isinstance(layer, FSDPModule):
+            layer.reshard()
+
+
+@contextmanager
+def _whole_gradients(module: nn.Module) -> Iterator[None]:
+    """Within, whole gradients stay on each rank; after the backward that follows they are scattered, once."""
+    assert isinstance(module, FSDPModule)
+    module.set_requires_gradient_sync(False)
+    yield
+    module.set_requires_gradient_sync(True)
 
 
 def shard_one_by_one(
@@ -144,45 +161,3 @@ def _padded_bytes(values: Tensor, shards: int) -> int:
     """Bytes of all shards of a tensor together."""
     rows = values.shape[0]
     return size_bytes(values) // max(1, rows) * ceil(rows / shards) * shards
-
-
-def _replicated_over(parameter: Tensor) -> DeviceMesh | None:
-    """The mesh over which a parameter is cut one way and copied the other; None where it has no copies."""
-    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-    return mesh if mesh is not None and "replicate" in (mesh.mesh_dim_names or ()) else None
-
-
-class ShardedReplica(ModuleReplica):
-    """A module whose parameters are sharded over ranks; layers may gather them when they need them."""
-
-    def __init__(self, module: nn.Module, *, run: RunConfig, world: World, **options: Any) -> None:
-        super().__init__(module, run=run, world=world, **options)
-        self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
-        meshes = (mesh for parameter in module.parameters() if (mesh := _replicated_over(parameter)))
-        self.copy_group = next((mesh.get_local_rank(mesh.ndim - 1) for mesh in meshes), 0)
-
-    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
-        """Sums over this rank's part of the test set; layers gather their parameters for each batch, as in training."""
-        result = super().evaluate(batches)
-        for layer in self._module.modules():
-            if isinstance(layer, FSDPModule):
-                layer.reshard()  # without reshard_after_forward, only a backward would
-        return result
-
-    def _adding_up(self, *, last: bool) -> AbstractContextManager[object]:
-        """Whole gradients stay on each rank until the last micro-batch, and are scattered once."""
-        if isinstance(self._module, FSDPModule):
-            self._module.set_requires_gradient_sync(last)
-        return nullcontext()
-
-    def copied(self) -> Iterable[Tensor]:
-        """The shards, where several groups of ranks hold them."""
-        return [local(parameter) for parameter in self._module.parameters() if _replicated_over(parameter)]
-
-    @torch.no_grad()
-    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather the shards on rank 0, one tensor at a time; every rank takes part."""
-        copies: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            copies.update(super()._copy({name: whole(tensor)}))
-        return copies

@@ -11,13 +11,13 @@ from torch.utils._pytree import tree_map_only
 
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
-from parallelbench.measure.spans import Spanned
+from parallelbench.measure.spans import phase
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.replica import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.state import FlatParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from parallelbench.config.components import Batch
     from parallelbench.config.run import RunConfig
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 class FullBatchReplica(ModuleReplica):
     """A module on one device, whose optimizer asks for losses and gradients at several points per step."""
 
-    def spanned(self) -> Iterable[Spanned]:
-        """The optimizer's are directions, and the search along them: all that is neither forward nor backward."""
-        return [Spanned(self, "step", "optimizer"), *super().spanned()]
-
     def step(self, batch: Batch) -> Sums | None:
-        """One iteration; the sums are those at the point where it starts."""
+        """One iteration; the sums are those at the point where it starts.
+
+        The optimizer's are directions, and the search along them: all that is neither forward nor backward.
+        """
         results: list[Sums] = []
 
         def closure() -> float:
@@ -42,7 +41,8 @@ class FullBatchReplica(ModuleReplica):
             results.append(result)
             return loss
 
-        self._optimizer.step(closure)
+        with phase("optimizer"):
+            self._optimizer.step(closure)
         return results[0]
 
     def _evaluate(self, batch: Batch) -> tuple[Sums, float]:
@@ -102,7 +102,8 @@ class SandblasterReplica(FullBatchReplica):
     def step(self, batch: Batch) -> Sums | None:
         """One iteration; the sums are those at the point where it starts."""
         result = super().step(batch)
-        self._share_values()
+        with phase("optimizer"):
+            self._share_values()
         return result
 
     def full_gradients(self) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.config.components import Shard
-from parallelbench.measure.spans import Phase, Spanned
+from parallelbench.measure.spans import Phase, phase
 from parallelbench.strategies.pipeline.partition import values_between
 from parallelbench.strategies.replica import LayersReplica, numerics_of, to_device
 from parallelbench.strategies.state import size_bytes
@@ -176,21 +176,16 @@ class LayerSplitReplica(LayersReplica):
         return value, output
 
     def _compute(self, segment: Segment, value: Tensor) -> Tensor:
-        with self._numerics.autocast():
+        with phase("forward"), self._numerics.autocast():
             return self._forward[segment.index](value)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self._numerics.training_loss(logits, labels)
+        with phase("forward"):
+            return self._numerics.training_loss(logits, labels)
 
     def _differentiate(self, output: Tensor, gradient: Tensor | None) -> None:
-        output.backward(gradient)
-
-    def spanned(self) -> Iterable[Spanned]:
-        """Forward, backward, update; between them the rank waits for another rank's turn."""
-        yield Spanned(self, "_compute", "forward")
-        yield Spanned(self, "_loss", "forward")
-        yield Spanned(self, "_differentiate", "backward")
-        yield from super().spanned()
+        with phase("backward"):
+            output.backward(gradient)
 
     def _backward(self, segment: Segment, value: Tensor, output: Tensor) -> None:
         if segment is self._segments[-1]:

@@ -17,7 +17,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
 from parallelbench.config.components import Shard
-from parallelbench.measure.spans import Phase, Spanned, waits_are_hidden
+from parallelbench.measure.spans import Phase, phase, waits_are_hidden
 from parallelbench.models.norms import count_compiled_norms, synchronize_norms
 from parallelbench.strategies.pipeline.partition import example_of, piece_sizes, values_between
 from parallelbench.strategies.replica import LayersReplica, gradient_bytes, numerics_of, share, to_device
@@ -69,6 +69,25 @@ class Stage(nn.Module):
         if torch.is_grad_enabled() and not y.requires_grad:
             y.requires_grad_()  # of frozen layers: schedules send its gradient back all the same
         return y
+
+
+class TimedStage(pipelining.PipelineStage):
+    """Torch's stage, whose work on a micro-batch is a phase; the waiting between them is the schedule's bubble."""
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward."""
+        with phase("forward"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Backward, or its half by inputs."""
+        with phase("backward"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The other half."""
+        with phase("backward"):
+            return super().backward_weight_one_chunk(*args, **kwargs)
 
 
 class PipelineReplica(LayersReplica):
@@ -143,8 +162,8 @@ class PipelineReplica(LayersReplica):
         self._gradient_bytes = gradient_bytes(self._layers)
 
     def _new_schedule(self) -> Any:
-        self._torch_stages = stages = [
-            pipelining.PipelineStage(
+        stages = [
+            TimedStage(
                 stage,
                 index,
                 self._pipeline.stages,
@@ -161,16 +180,16 @@ class PipelineReplica(LayersReplica):
         return schedule(
             stages[0] if single else stages,
             self._pipeline.micro_batches,
-            # Looked up at each call: the attribution pass may put a span around it.
-            loss_fn=lambda logits, labels: self._loss(logits, labels),
+            loss_fn=self._loss,
             scale_grads=False,
         )
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """A micro-batch's part of the batch's mean loss."""
-        loss = self._numerics.training_loss(logits, labels)
-        self._sums.append(self._numerics.sums(loss, logits, labels))
-        return loss / self._pipeline.micro_batches
+        with phase("forward"):
+            loss = self._numerics.training_loss(logits, labels)
+            self._sums.append(self._numerics.sums(loss, logits, labels))
+            return loss / self._pipeline.micro_batches
 
     def step(self, batch: Batch) -> Sums | None:
         """All micro-batches forward and backward, gradients averaged over the copies, one update."""
@@ -178,17 +197,6 @@ class PipelineReplica(LayersReplica):
         self._update()
         self._count_step()
         return result
-
-    def spanned(self) -> Iterable[Spanned]:
-        """Each stage's work on a micro-batch, averaging, update; the waiting between them is the schedule's bubble."""
-        for stage in self._torch_stages:
-            yield Spanned(stage, "forward_one_chunk", "forward")
-            yield Spanned(stage, "backward_one_chunk", "backward")
-            yield Spanned(stage, "backward_weight_one_chunk", "backward")
-        yield Spanned(self, "_loss", "forward")
-        yield Spanned(self, "_average", "communication")
-        yield from () if self._partial is None else (Spanned(self._partial, "sum_over_ranks", "communication"),)
-        yield from super().spanned()
 
     @property
     def _ranks_group(self) -> dist.ProcessGroup:
@@ -220,9 +228,11 @@ class PipelineReplica(LayersReplica):
         inputs = () if batch.images is None else (batch.images,)
         self._schedule.step(*inputs, target=batch.labels, return_outputs=False)
         if self._partial is not None:
-            self._partial.sum_over_ranks()
+            with phase("communication"):
+                self._partial.sum_over_ranks()
         if self._position.copies > 1:
-            self._average()
+            with phase("communication"):
+                self._average()
         return self._owned_sums()
 
     def _owned_sums(self) -> Sums | None:

@@ -73,13 +73,13 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's shards."""
-        from parallelbench.strategies.tensor.shards import TensorReplica, place_shards
+        from parallelbench.strategies.tensor.shards import new_replica, place_shards
         from parallelbench.strategies.tensor.traffic import exchanged_bytes
 
         mesh = device_mesh(world, tensor=world.size)
         exchanged = exchanged_bytes(model, run, world.device, samples=run.global_batch_size)
         place_shards(model, run, world.device, mesh)
-        return TensorReplica(
+        return new_replica(
             model,
             mesh,
             run=run,
@@ -140,7 +140,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         from parallelbench.models.norms import synchronize_norms
         from parallelbench.strategies.fsdp.shards import shard_one_by_one
         from parallelbench.strategies.replica import share_buffers
-        from parallelbench.strategies.tensor.shards import TensorReplica, sharding
+        from parallelbench.strategies.tensor.shards import new_replica, sharding
         from parallelbench.strategies.tensor.traffic import exchanged_bytes
 
         mesh = device_mesh(world, data=self._mesh(run).data, tensor=self.tensor)
@@ -162,7 +162,7 @@ class DpTp(Strategy, frozen=True, kw_only=True):
             traffic.all_gather("parameter", padded.gathered_bytes(self.reshard_after_forward), shard.count)
             traffic.reduce_scatter("gradient", padded.gradient_bytes, shard.count)
 
-        return TensorReplica(
+        return new_replica(
             model,
             tensor,
             run=run,

@@ -8,15 +8,13 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from parallelbench.measure.spans import Spanned
 from parallelbench.models.plan import planned
-from parallelbench.strategies.fsdp.shards import ShardedReplica
-from parallelbench.strategies.replica import share, to_device
+from parallelbench.strategies.fsdp.shards import reshard
+from parallelbench.strategies.replica import ModuleReplica, share, to_device
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
 from parallelbench.strategies.tensor.sequence import cut_sequence, norm_gradients
@@ -25,13 +23,15 @@ from parallelbench.strategies.tensor.vocabulary import divide, divided_loss, tie
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    import torch
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    from parallelbench.config.components import Batch, Split
+    from parallelbench.config.components import Shard as DataShard
+    from parallelbench.config.components import Split
     from parallelbench.config.run import RunConfig
-    from parallelbench.world.numerics import Sums
+    from parallelbench.measure.traffic import Traffic
     from parallelbench.world.world import World
 
 
@@ -129,46 +129,39 @@ def optimizer_of(parameters: Iterable[nn.Parameter], run: RunConfig, device_type
     return run.optimizer.build(alike, run, device_type)
 
 
-class TensorReplica(ShardedReplica):
-    """A module sharded over ranks that read the same samples; the first of them owns the loss."""
+def new_replica(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    run: RunConfig,
+    world: World,
+    data_shard: DataShard,
+    count_step: Callable[[Traffic], None],
+    before_evaluation: Callable[[], None] | None = None,
+) -> ModuleReplica:
+    """The replica of a module whose layers are sharded over a mesh of ranks that read the same samples."""
+    partial = norm_gradients(module, run, mesh)
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, *, run: RunConfig, world: World, **options: Any) -> None:
-        optimizer = optimizer_of(module.parameters(), run, world.device_type)
-        loss = divided_loss(run, mesh)
-        super().__init__(module, run=run, world=world, optimizer=optimizer, loss=loss, **options)
-        self._mesh = mesh
-        self._partial = norm_gradients(module, run, mesh)
+    def count(traffic: Traffic) -> None:
+        count_step(traffic)
+        if partial is not None:
+            partial.count(traffic)
 
-    def step(self, batch: Batch) -> Sums | None:
-        """Forward, backward, update."""
-        result = super().step(batch)
-        if self._partial is not None:
-            self._partial.count(self.traffic)
-        return result if self._owns_loss else None
+    def share_all() -> None:
+        share_replicated(module, mesh)
+        if before_evaluation is not None:
+            before_evaluation()
 
-    def _forward_backward(self, batch: Batch) -> Sums:
-        result = super()._forward_backward(batch)
-        if self._partial is not None:
-            self._partial.sum_over_ranks()
-        return result
-
-    def spanned(self) -> Iterable[Spanned]:
-        """Also the sum of what each rank has a part of."""
-        yield from super().spanned()
-        if self._partial is not None:
-            yield Spanned(self._partial, "sum_over_ranks", "communication")
-
-    @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
-        """Sums over the samples, on the rank that owns them."""
-        share_replicated(self._module, self._mesh)
-        result = super().evaluate(batches)
-        return result if self._owns_loss else None
-
-    def copied(self) -> Iterable[Tensor]:
-        """None: what every tensor rank holds whole is shared before each evaluation, so a comparison could not fail."""
-        return ()
-
-    @property
-    def _owns_loss(self) -> bool:
-        return self._mesh.get_local_rank() == 0
+    return ModuleReplica(
+        module,
+        run=run,
+        world=world,
+        data_shard=data_shard,
+        optimizer=optimizer_of(module.parameters(), run, world.device_type),
+        loss=divided_loss(run, mesh),
+        before_evaluation=share_all,
+        after_evaluation=lambda: reshard(module),
+        count_step=count,
+        after_backward=None if partial is None else partial.sum_over_ranks,
+        alike=mesh,
+    )
