@@ -125,6 +125,10 @@ class Launcher(ABC):
         """Print what `submit` would do with these runs, beyond their states; returns whether all of them can start."""
         return True
 
+    def wait_s(self, prepared: Prepared) -> float | None:
+        """How long a run would wait if it were submitted now, s; None: nobody says."""
+        return None
+
     def submitted(self, sweep: Path) -> bool:
         """Whether this launcher has queued runs of the sweep's folder."""
         return False

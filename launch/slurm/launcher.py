@@ -70,6 +70,11 @@ class OnSlurm(Launcher):
         """Print batch scripts, hours and the cluster's refusals."""
         return show_plan(prepared, states, console)
 
+    def wait_s(self, prepared: Prepared) -> float | None:
+        """As Slurm expects (`sbatch --test-only`)."""
+        (group,) = job_groups([prepared])
+        return known_cluster().answer(group.job).wait_s
+
     def submitted(self, sweep: Path) -> bool:
         """Whether the sweep has a folder of submissions."""
         return (sweep / FOLDER).is_dir()

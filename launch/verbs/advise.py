@@ -282,7 +282,8 @@ def recommend(
     if as_json:
         plain = {"rows": [row.as_dict() for row in rows], "impossible": [each.as_dict() for each in answer.impossible]}
         said = {"advice": text, "notes": answer.notes, "objective": wanted, "next_runs": proposal}
-        print(json.dumps(plain | said | {"figures": asdict(answer.figures)}))
+        when = {"starts": [asdict(each) for each in starts(question, rows)]}
+        print(json.dumps(plain | said | when | {"figures": asdict(answer.figures)}))
         return 0
     if whole:
         print_all(rows, answer)
@@ -471,6 +472,7 @@ def print_brief(
         lines = {
             "do": "; ".join([what_to_do(choice) + epoch, *limits(rows, choice)]),
             "sure": "; ".join([how_long(choice), _basis(choice), answer.speeds, *doubts(rows, choice, wanted)]),
+            "when": _when(starts(question, rows)),
             "next": _next_words(question, answer, rows, wanted) if proposal is None else "\n".join(_next(proposal)),
         }
     grid = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
@@ -480,6 +482,51 @@ def print_brief(
     console().print(grid, width=min(WIDTH, console().width))
     if proposal is not None and proposal["command"]:
         say(proposal["command"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """When the best layout on so many devices would be done if it were submitted now."""
+
+    devices: int
+    strategy: str
+    wait_s: float
+    """As the scheduler expects."""
+    run_s: float
+    """Of all epochs, checks and evaluation as `START_S` has them."""
+
+
+def starts(question: Question, rows: Sequence[Row]) -> list[Start]:
+    """Of the best layout on each number of devices, for which a scheduler says when it would start."""
+    from analysis.advisor.advice import START_S, best_per_devices
+
+    run = question.bases[0]
+    if question.gpt is not None or (launcher := launcher_of(run)).trains_here:
+        return []
+    found = []
+    for count, row in best_per_devices(rows, "time").items():
+        what = [f"devices={count}", f"nodes={row.nodes}", f"strategy={row.strategy}", *row.options]
+        try:
+            wait_s = launcher.wait_s(launcher.prepare(expand([*question.overrides, *what], question.extension)[0]))
+        except ConfigError:
+            continue  # its refusal is `plan`'s to tell
+        if wait_s is not None and row.epoch_s is not None:
+            run_s = START_S + run.epochs * row.epoch_s
+            found.append(Start(devices=count, strategy=row.strategy, wait_s=wait_s, run_s=run_s))
+    return found
+
+
+def _when(found: Sequence[Start]) -> str:
+    """How long a result takes with the queue: the fastest layout may start late."""
+    if not found:
+        return ""
+    first = min(found, key=lambda each: each.wait_s + each.run_s)
+    each = [
+        f"{start.devices} would start {f'in {_time(start.wait_s)}' if start.wait_s >= 60 else 'at once'} and take "
+        f"{_time(start.run_s)}"
+        for start in found
+    ]
+    return f"first done on {count_of(first.devices, 'device')}: {'; '.join(each)}"
 
 
 def _next_words(question: Question, answer: Answer, rows: Sequence[Row], wanted: Objective) -> str:

@@ -24,6 +24,7 @@ from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, su
 from analysis.advisor.step import Phases
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
+from launch.verbs import advise
 from launch.verbs.advise import asked, is_known
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
@@ -181,6 +182,28 @@ def test_the_answer_is_what_to_do_how_sure_and_what_next(capsys: pytest.CaptureF
     whole = capsys.readouterr().out
     assert whole.endswith("\n".join(lines) + "\n")
     assert ("impossible: " in whole, "samples/s" in whole) == (True, True)
+
+
+def test_a_queue_may_make_fewer_devices_faster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One device would start at once, two tomorrow."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    queue = SimpleNamespace(
+        trains_here=False, prepare=lambda planned: planned.run, wait_s=lambda run: 86_400.0 * (run.devices - 1)
+    )
+    monkeypatch.setattr(advise, "launcher_of", lambda run: queue)
+    counted = layers(["fc1", "fc2"], product_flop=1e6, parameters=1000, tensors=2)
+    monkeypatch.setattr(model_layers, "model_layers", lambda run, plugin: counted)
+    monkeypatch.setattr(model_layers, "model_memory", lambda run, plugin: None)
+    asked = [*MLP, "device=cpu", "devices=1,2", "strategy=single,ddp", "epochs=2"]
+    found = answer(capsys, *asked)
+    alone, both = found["starts"]
+    assert ((alone["devices"], alone["wait_s"]), (both["devices"], both["wait_s"])) == ((1, 0.0), (2, 86_400.0))
+    (epoch_s,) = (row["epoch_s"] for row in found["rows"] if row["strategy"] == "single")
+    assert alone["run_s"] == pytest.approx(60.0 + 2 * epoch_s)
+    assert main(["advise", *asked]) == 0
+    assert "when  first done on 1 device: 1 would start at once" in capsys.readouterr().out
 
 
 def test_memory_that_is_surely_more_is_not_proposed_however_wide_the_times_interval() -> None:
