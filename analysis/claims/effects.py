@@ -309,7 +309,7 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
     found = [
         _pairs(Measured(some, values), each)
         for some, each in zip(looked_at, claim.contrasts, strict=True)
-        if some.height > 1
+        if _has_sides(some, each)
     ]
     if not any(each.height for each in found):
         return []
@@ -320,6 +320,14 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
         how = "difference" if claim.compare == "difference" else "ratio"
         measured = _effect(pairs, _by_repeat(pairs, measured.values), how)
     return _effects(measured)
+
+
+def _has_sides(levels: pl.DataFrame, contrast: Contrast) -> bool:
+    """Whether levels lie on both sides: most claims have none in a folder."""
+    if contrast.rising:
+        return bool(levels.select(_each(levels, contrast.rising, _shown, pl.String).n_unique()).item() > 1)
+    sides = (contrast.from_ or {}, contrast.to or {})
+    return all(levels.select(_has(levels, side).any()).item() for side in sides)
 
 
 def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:

@@ -223,7 +223,7 @@ def _error(compared: Iterable[ClaimedEffect]) -> float:
 def _judge(
     runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, errors: dict[bool, float]
 ) -> Judgement:
-    others = {effect.compared: effect for effect in _also(runs, claim)}
+    others = {effect.compared: effect for effect in _also(runs, claim)} if compared else {}
     cases = [
         _case(each, error=errors[_is_inside(each)], where=where, also=others.get(each.effect.compared))
         for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
