@@ -37,15 +37,6 @@ def latest(*sweeps: str) -> Path:
     return max(written_at, key=lambda folder: written_at[folder])
 
 
-def together(*sweeps: str) -> Runs:
-    """The latest runs of each of these sweeps: for claims that compare sweeps."""
-    from analysis import load
-
-    # By id: a run that is in several sweeps is loaded once, under any of their names.
-    run_ids = {run_id for sweep in sweeps for run_id in load(latest(sweep)).run["run_id"]}
-    return load(_results()).only(run_ids)
-
-
 def _results() -> Path:
     """The folder named in the environment, else the nearest `results` on the way up."""
     if named := os.environ.get(RESULTS):
