@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Group
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -17,9 +18,9 @@ from analysis.comparison.ratio import ENOUGH_REPEATS
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
     from analysis.claims.claim import Claim
     from analysis.claims.verdict import Case, Elsewhere, Judgement
@@ -44,13 +45,34 @@ def judgements_table(judgements: Sequence[Judgement]) -> RenderableType:
         return Text(nothing(judgements))
     shown: list[RenderableType] = []
     if decided:
-        shown.append(_table("verdict", decided, _verdict))
+        shown.append(_Claims("verdict", decided, _verdict))
     if elsewhere:
         head = (
             "Measured elsewhere: these runs are not the publications', so they decide nothing. This is what they say."
         )
-        shown += [Text(f"\n{head}\n"), _table("elsewhere", elsewhere, _findings)]
+        shown += [Text(f"\n{head}\n"), _Claims("elsewhere", elsewhere, _findings)]
     return Group(*shown, Text("\n".join([*_undecided(judgements), "", *tally(judgements)])))
+
+
+_NARROW = 140
+"""Columns of a terminal below which a claim's name would be cut in a table."""
+
+
+class _Claims:
+    """A table of claims; in a narrow terminal a few lines for each, the first one of which has its whole name."""
+
+    def __init__(self, column: str, judgements: Sequence[Judgement], says: Callable[[Judgement], str]) -> None:
+        self._column, self._judgements, self._says = column, judgements, says
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if options.max_width >= _NARROW:
+            yield _table(self._column, self._judgements, self._says)
+            return
+        for judgement in self._judgements:
+            claim, said = judgement.claim, self._says(judgement).replace("\n", ", ")
+            yield Text.from_markup(f"[bold]{claim.name}[/]", overflow="ignore")
+            body = Text.from_markup(f"{said} · {judgement.seed}, {escape(claim.section)}: “{escape(claim.quote)}”\n")
+            yield Padding(body + Text("\n".join(lines(judgement, most=_MOST_CASES))), (0, 0, 1, 4))
 
 
 def _table(column: str, judgements: Sequence[Judgement], says: Callable[[Judgement], str]) -> Table:
@@ -149,10 +171,10 @@ def expected(claim: Claim) -> str:
 
 
 def lines(judgement: Judgement, *, most: int) -> list[str]:
-    """What is expected, and the effects with what they lack: of the publication's runs, then of others."""
+    """What is expected, why it is not decided, and the effects: of the publication's runs, then of others."""
     claim = judgement.claim
-    shown = [expected(claim), *_effects(judgement.cases, claim, most=most)]
-    shown += [judgement.why] if judgement.why and judgement.cases else []
+    shown = [expected(claim), *([judgement.why] if judgement.why and judgement.cases else [])]
+    shown += _effects(judgement.cases, claim, most=most)
     for each in told(judgement):
         finding = f"{_place(each)}: {each.finding}" if judgement.cases else f"{_place(each)}:"
         shown += [finding, *_effects(each.cases, claim, most=most), *([each.why] if each.why else [])]

@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.markup import escape
+
 from analysis import text
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, MOST_FURTHER, POWER, SpeedVerdict, repeats_to_add
 from analysis.comparison.sides import OVERALL, TIME
@@ -13,8 +15,6 @@ from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.table import Table
 
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.sides import Compared, Comparison
@@ -32,37 +32,35 @@ class Gate(NamedTuple):
     message: str
 
 
-def table(comparison: Comparison) -> Table:
-    """One row per configuration, and one for all."""
-    from rich import box
-    from rich.table import Table
+class Listing(NamedTuple):
+    """A table for the terminal, in rich's markup."""
 
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("configuration", overflow="fold")
-    for name in ("pairs", "A\ns per epoch", "B\ns per epoch", "time B ÷ A\n(95 % interval)"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("B is", min_width=len("too few repeats: n=0"))
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def table(comparison: Comparison) -> Listing:
+    """One row per configuration, and one for all; of several groups each has a row with its name."""
     besides = [name for name in _BESIDES if any(row.ratios[name] for row in comparison.rows)]
-    for name in besides:
-        shown.add_column(_BESIDES[name], justify="right", no_wrap=True)
+    columns = ["configuration", "pairs", "A\ns per epoch", "B\ns per epoch", "time B ÷ A\n(95 % interval)", "B is"]
     several = len({row.group for row in comparison.rows}) > 1
+    shown: list[list[str]] = []
     group = None
     for row in comparison.rows:
         if several and row.group != group:
-            shown.add_section()
-            shown.add_row(f"[bold]{row.group}[/bold]")
+            shown.append([f"[bold]{escape(row.group)}[/bold]", *[""] * (len(columns) + len(besides) - 1)])
             group = row.group
-        shown.add_row(*_cells(row), *(_median(row.ratios[name]) for name in besides))
+        shown.append([*_cells(row), *(_median(row.ratios[name]) for name in besides)])
     if len(comparison.rows) > 1:
-        shown.add_section()
-        time = comparison.overall
-        shown.add_row(OVERALL, _pairs(time), "", "", _time(time), _styled(comparison.verdict, comparison.shown_verdict))
-    return shown
+        time, verdict = comparison.overall, _styled(comparison.verdict, comparison.shown_verdict)
+        shown.append([OVERALL, _pairs(time), "", "", _time(time), verdict, *[""] * len(besides)])
+    return Listing(columns + [_BESIDES[name] for name in besides], shown)
 
 
 def _cells(row: Compared) -> list[str]:
     ends = (text.number(row.a[TIME]), text.number(row.b[TIME]))
-    return [row.configuration, _pairs(row.time), *ends, _time(row.time), _styled(row.verdict, row.shown_verdict)]
+    shown = _styled(row.verdict, row.shown_verdict)
+    return [escape(row.configuration), _pairs(row.time), *ends, _time(row.time), shown]
 
 
 def _pairs(time: Ratio | None) -> str:

@@ -30,6 +30,8 @@ class Figure:
     """None: there is nothing to show, and `finding` says why."""
     finding: str
     """What the figure shows, in one sentence with this sweep's numbers."""
+    remark: str = ""
+    """What the chart's subtitle says: the finding's second line."""
 
 
 def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
@@ -65,10 +67,11 @@ def _known() -> dict[str, Chart | _Known]:
 def _drawn(name: str, known: Chart | _Known, runs: Runs) -> Figure:
     chart, finding = known.figure(runs), known.finding(runs)
     subtitle = chart.title.subtitle if chart is not None else None
-    if isinstance(subtitle, str):  # on the page the title is a heading, and this would be lost
-        first, *others = finding.split("\n")
-        finding = "\n".join([first, subtitle, *others])
-    return Figure(name, known.title, chart, finding)
+    if not isinstance(subtitle, str):
+        return Figure(name, known.title, chart, finding)
+    # On the page the title is a heading, and the subtitle would be lost.
+    first, *others = finding.split("\n")
+    return Figure(name, known.title, chart, "\n".join([first, subtitle, *others]), subtitle)
 
 
 def specification(chart: alt.FacetChart) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from altair.utils.schemapi import debug_mode
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.configurations import summary
-from analysis.comparison.issues import format_differences
+from analysis.comparison.issues import Caveat, format_differences
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
 
@@ -454,7 +454,9 @@ def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> 
     for (group,), members in islice(rows.group_by(by, maintain_order=True) if rows.height else (), MOST_SENTENCES):
         disturbed = members.filter(pl.col("disturbed").fill_null(False))["configuration"].to_list()
         issue = next((unlike[each] for each in members["group"] if each in unlike), None)
-        if why := issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}"):
+        if issue is not None and issue.kind is Caveat.APART:  # the warnings say it with the commands that mend it
+            found[str(group)] = "the two sides were measured apart (see the warnings)"
+        elif why := issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}"):
             found[str(group)] = why
     return found
 

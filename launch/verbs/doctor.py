@@ -39,7 +39,7 @@ def doctor(overrides: Sequence[str], extension: Extension, *, bandwidth: bool, a
         print_findings(row for rows in measured for row in rows)
         return 0
     table = Table(box=None, show_header=False)
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for rows in measured:
         for name, text in rows:

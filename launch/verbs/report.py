@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.verbs.console import console, existing, print_claims, print_comparison
+from launch.verbs.console import console, existing, listing, print_claims, print_comparison
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def compare(
     if as_json:
         print_comparison(comparison, gate.notes(comparison), passed)
     else:
-        console().print(gate.table(comparison), crop=False)
+        console().print(listing(*gate.table(comparison)), crop=False)
         _remark(gate.notes(comparison))
         if passed:
             print(passed.message)
