@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 import parallelbench
 from launch.sweep import one_run
-from launch.sweep.compose import group_choices
+from launch.sweep.compose import compose_plain, group_choices, resolve
+from parallelbench.config import sites
 from parallelbench.config.build import COMPONENTS, LATER_OPTIONS, from_mapping, to_mapping
 from parallelbench.config.identity import canonical_json, run_id, slug
 from parallelbench.config.run import RunConfig
@@ -287,6 +288,8 @@ def test_every_shipped_file_composes_builds_and_bears_its_name(group: str, name:
         assert run.sweep_name == name
     elif group != "measure":
         assert getattr(run, group).name == name
+        # What reads the files without Hydra finds the same.
+        assert sites.shipped(group, name) == resolve(compose_plain([f"{group}={name}"]))[group]
 
 
 @pytest.mark.parametrize("group", COMPONENTS)

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.config.build import load_yaml
+from parallelbench.config.sites import shipped
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
@@ -121,9 +122,10 @@ def _options(group: str, conf: Path | None) -> dict[str, frozenset[str]]:
         if group not in ("", "sweep") and folder.is_dir():
             for file in folder.iterdir():
                 if file.name.endswith(".yaml"):
-                    content = load_yaml(file.read_bytes())
+                    name = file.name.removesuffix(".yaml")
+                    content = shipped(group, name) or load_yaml(file.read_bytes())
                     options = content if isinstance(content, dict) else ()
-                    found[file.name.removesuffix(".yaml")] = frozenset(map(str, options)) - {"defaults", "_target_"}
+                    found[name] = frozenset(map(str, options)) - {"defaults", "_target_"}
     return found
 
 

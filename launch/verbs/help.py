@@ -17,7 +17,7 @@ from launch.sweep.compose import group_choices
 from launch.sweep.keys import unknown_key
 from parallelbench.config.build import component_class, load_yaml
 from parallelbench.config.run import Measure, Settings, Sweep
-from parallelbench.config.sites import Site, SuiteLauncher
+from parallelbench.config.sites import Site, SuiteLauncher, shipped
 from parallelbench.config.structure import in_words, listed, structs_in
 from parallelbench.errors import ConfigError, choices
 
@@ -89,13 +89,13 @@ def keys(extension: Extension, only: Mapping[str, str] | None = None) -> dict[st
     found: dict[str, KeyHelp] = {}
     _add(found, "", Settings, _content("config.yaml"), choice="")
     for group, names in group_choices(extension.conf).items():
-        for root in (resources.files("conf"), *([extension.conf] if extension.conf else [])):
-            for name in [(only or {})[group]] if group in (only or {}) else names:
-                file = root / group / f"{name}.yaml"
-                content = load_yaml(file.read_bytes()) if file.is_file() else None
-                cls = _class_of(group, content, extension.plugin) if isinstance(content, dict) else None
-                if cls is not None and isinstance(content, dict):
-                    _add(found, f"{group}.", cls, content, choice=name)
+        for name in [(only or {})[group]] if group in (only or {}) else names:
+            content: Any = shipped(group, name)
+            if content is None and extension.conf is not None:
+                content = load_yaml((extension.conf / group / f"{name}.yaml").read_bytes())
+            cls = _class_of(group, content, extension.plugin) if isinstance(content, dict) else None
+            if cls is not None:
+                _add(found, f"{group}.", cls, content, choice=name)
     return found
 
 

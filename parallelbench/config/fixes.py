@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.config.build import COMPONENTS, build, build_launcher, load_yaml
+from parallelbench.config.build import COMPONENTS, build, build_launcher
 from parallelbench.config.rules import Refusal
 from parallelbench.config.run import Settings
+from parallelbench.config.sites import shipped
 from parallelbench.config.structure import fits, listed
 from parallelbench.errors import ConfigError
 
@@ -244,7 +245,7 @@ def _shipped(group: str) -> dict[str, Any]:
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
             with suppress(ConfigError):
-                node = load_yaml(file.read_bytes())
-                component = build_launcher(node, None) if group == "launcher" else build(node, group)
-                found[file.name.removesuffix(".yaml")] = component
+                name = file.name.removesuffix(".yaml")
+                node = shipped(group, name)
+                found[name] = build_launcher(node, None) if group == "launcher" else build(node, group)
     return found

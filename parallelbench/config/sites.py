@@ -323,12 +323,26 @@ def _launcher_defaults(name: str) -> dict[str, Any]:
 
 @cache
 def shipped(group: str, name: str) -> dict[str, Any] | None:
-    """The content of a file of conf/, as it stands there; None where there is none of this name."""
-    import yaml
+    """The content of a file of conf/, over that of the files of its group that it inherits from; None: no such file."""
+    from parallelbench.config.build import load_yaml
 
     path = resources.files("conf") / group / f"{name}.yaml"
-    content: dict[str, Any] | None = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else None
-    return content
+    if not path.is_file():
+        return None
+    content: dict[str, Any] = load_yaml(path.read_bytes())
+    inherited: dict[str, Any] = {}
+    for each in content.pop("defaults", ()) if group else ():
+        inherited = _merged(inherited, (shipped(group, each) or {}) if each != "_self_" else {})
+    return _merged(inherited, content)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both, at every depth, as Hydra merges files; where both have a value, the one above."""
+    merged = below | above
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], dict) and isinstance(above[key], dict):
+            merged[key] = _merged(below[key], above[key])
+    return merged
 
 
 def prepare_line(data: str, data_dir: Path, *options: str) -> str:

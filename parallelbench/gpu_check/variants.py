@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
-import yaml
 
 from parallelbench.config.build import from_mapping
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
+from parallelbench.config.sites import shipped
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.results import SkippedError
 from parallelbench.optim.optimizers import Lbfgs
@@ -42,7 +42,7 @@ def run_of(**changes: Any) -> RunConfig:
 
     A pair chooses a file and changes some of its keys: `data=("synthetic", {"channels": 1})`.
     """
-    plain = _load("config.yaml")
+    plain = dict(shipped("", "config") or {})
     groups: dict[str, Any] = {}
     for entry in plain.pop("defaults"):
         groups |= entry if isinstance(entry, dict) else {}
@@ -52,7 +52,7 @@ def run_of(**changes: Any) -> RunConfig:
     plain["sweep_name"] = chosen.pop("sweep")
     for group, choice in chosen.items():
         name, options = choice if isinstance(choice, tuple) else (choice, {})
-        plain[group] = _load(f"{group}/{name}.yaml") | options
+        plain[group] = (shipped(group, name) or {}) | options
     return from_mapping(plain | {"batch_size": BATCH_SIZE} | changes)
 
 
@@ -70,11 +70,6 @@ def names_of(group: str) -> list[str]:
     """The names of a group's YAML files."""
     names = (path.name for path in resources.files("conf").joinpath(group).iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
-
-
-def _load(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(resources.files("conf").joinpath(name).read_text())
-    return loaded
 
 
 MODELS: tuple[dict[str, Any], ...] = (

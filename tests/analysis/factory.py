@@ -4,19 +4,17 @@ left.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from msgspec import structs
 
-import conf
 from parallelbench.config.build import COMPONENTS, from_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
+from parallelbench.config.sites import shipped
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal, read_tables
@@ -96,12 +94,7 @@ def foreign(run: RunConfig, name: str, package: str = "mystrategies") -> RunConf
 def component(group: str, choice: str | dict[str, Any]) -> dict[str, Any]:
     """The node of a file of conf/, or of one with some options changed: {"name": …, option: …}."""
     options = {"name": choice} if isinstance(choice, str) else choice
-    return yaml.load(_shipped(group, options["name"]), yaml.CSafeLoader) | options
-
-
-@functools.cache
-def _shipped(group: str, name: str) -> str:
-    return Path(next(iter(conf.__path__)), group, f"{name}.yaml").read_text(encoding="utf-8")
+    return (shipped(group, options["name"]) or {}) | options
 
 
 EPOCH_EVERY_S = 1000.0

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor, nn
 
 import analysis.advisor
@@ -26,6 +25,7 @@ from analysis.advisor.transformer import GptShape, gpt_shape, model_flops
 from analysis.advisor.transformer import parameters as formula
 from parallelbench.config.build import build
 from parallelbench.config.run import RunConfig
+from parallelbench.config.sites import shipped
 from parallelbench.data.tokens import Tokens
 from parallelbench.errors import ConfigError
 from parallelbench.measure.layers import layer_counts
@@ -187,9 +187,8 @@ def test_training_begins_at_the_loss_of_a_guess() -> None:
     assert stds["block2.attention.out.weight"] == pytest.approx(0.02 / math.sqrt(4), rel=0.05)
 
 
-def shipped(name: str) -> Gpt:
-    node = yaml.safe_load((Path(conf.__file__).parent / "model" / f"{name}.yaml").read_text())
-    model = build(node, "model")
+def shipped_model(name: str) -> Gpt:
+    model = build(shipped("model", name), "model")
     assert isinstance(model, Gpt)
     assert model.name == name
     return model
@@ -208,13 +207,13 @@ def parameters_of(model: Gpt) -> int:
 
 @pytest.mark.parametrize("name", ["gpt", "gpt2_small"])
 def test_gpt_2s_smallest_model_has_its_published_number_of_parameters(name: str) -> None:
-    assert parameters_of(shipped(name)) == shipped(name).parameters == 124_439_808
+    assert parameters_of(shipped_model(name)) == shipped_model(name).parameters == 124_439_808
 
 
 @pytest.mark.parametrize("others", [{}, {"mlp": "swiglu"}, {"positions": "rope", "mlp": "swiglu", "kv_heads": 2}])
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_are_those_of_the_formula(tied: bool, others: dict[str, Any]) -> None:
-    model = msgspec.structs.replace(shipped("gpt_tiny"), tied=tied, **others)
+    model = msgspec.structs.replace(shipped_model("gpt_tiny"), tied=tied, **others)
     assert model.parameters == parameters_of(model)
 
 
@@ -230,7 +229,7 @@ PUBLISHED = list(
 def test_the_published_models_have_their_published_numbers_of_parameters(
     size: str, length: int, parameters: int
 ) -> None:
-    model = shipped(f"mpt_{size}")
+    model = shipped_model(f"mpt_{size}")
     assert (model.layers, model.width, model.heads) == SHAPES[size]
     assert model.sequence == 2048
     assert parameters_of(msgspec.structs.replace(model, sequence=length)) == parameters
