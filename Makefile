@@ -5,6 +5,7 @@ LAUNCHER ?= local
 SITE ?= default
 RESULTS ?= results
 ARGS ?=
+TORCH_INDEX ?=
 BIN := .venv/bin
 PARALLELBENCH := $(BIN)/parallelbench
 PYTEST := $(BIN)/python -m pytest --durations=15 --dist worksteal
@@ -19,7 +20,7 @@ help:  ## this list
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into .venv; torch brings CUDA along (several GB), so the first time takes a minute or more."
-	$(INSTALL) --takes-gb 7 --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --takes-gb 7 --cuda 13 $(addprefix --extra-index-url ,$(TORCH_INDEX)) --constraint constraints.txt --editable '.[dev]'
 
 install: $(STAMP)  ## only install into .venv, e.g. on a login node
 

@@ -5,6 +5,7 @@ installation left is removed by the next one: an environment is whole if, and on
 """
 
 import argparse
+import ctypes
 import os
 import shutil
 import subprocess
@@ -29,10 +30,13 @@ def main(arguments: "list[str]") -> int:  # in quotes, since an older Python wou
     parser = argparse.ArgumentParser(description="Install into an environment of this checkout.")
     parser.add_argument("folder", type=Path, help="the environment")
     parser.add_argument("--takes-gb", type=float, required=True, help="its size; downloads take half of it more")
+    parser.add_argument("--cuda", type=int, help="whose major version the index's own torch is built for")
     parser.add_argument("--sees", type=Path, help="a folder whose modules it can import")
     asked, pip = parser.parse_known_args(arguments)
     try:
         refusal = _refusal(asked.folder, takes_gb=asked.takes_gb)
+        if not refusal and asked.cuda and "--extra-index-url" not in pip:
+            refusal = _too_old_a_driver(asked.cuda)
         if not refusal:
             refusal = _install(asked.folder, pip, sees=asked.sees)
     except KeyboardInterrupt:
@@ -61,6 +65,23 @@ def _refusal(folder: Path, *, takes_gb: float) -> str:
         print(f"An installation into {folder} was interrupted: it begins again.", flush=True)
         shutil.rmtree(str(folder))
     return "" if (folder / WHOLE).exists() else _no_room(place, takes_gb)
+
+
+def _too_old_a_driver(cuda: int) -> str:
+    """Why this machine's driver can't run a torch that is built for this CUDA; empty: it can, or there is none."""
+    try:
+        nvml, found = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_int()
+        failed = nvml.nvmlInitWithFlags(0) or nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(found))
+    except (OSError, AttributeError):
+        return ""
+    if failed or found.value >= 1000 * cuda:
+        return ""
+    newest = f"{found.value // 1000}.{found.value % 1000 // 10}"
+    return (
+        f"the driver here supports CUDA {newest}, and torch's wheel is built for CUDA {cuda}, so it could use no GPU. "
+        f"Give the index of torch's wheels for CUDA {found.value // 1000} (or for CPUs, which are small): "
+        "make install TORCH_INDEX=URL"
+    )
 
 
 def _no_room(place: Path, takes_gb: float) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from launch import installation
+from tests.telemetry.playback import environment, library
 
 
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> str:
@@ -56,6 +59,35 @@ def test_a_full_disk_is_told_in_gb_before_anything_is_fetched(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2e9))
     assert "2.0 GB are free" in refused(capsys, tmp_path / "env")
     assert not (tmp_path / "env").exists()
+
+
+@pytest.mark.slow
+def test_a_driver_too_old_for_the_wheel_is_told_which_one_fits_before_anything_is_fetched(tmp_path: Path) -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    (cuda,) = re.findall(r"--cuda (\d+)", makefile)
+    assert any(f"-cu{cuda}=" in each for each in metadata.requires("torch") or ()), "what the pinned wheel brings"
+    (profile := tmp_path / "profile.txt").touch()
+
+    def said(driver: str) -> str:
+        code = f"from launch import installation; print(installation._too_old_a_driver({cuda}))"
+        variables = environment(profile, library()) | {"FAKE_CUDA": driver}
+        return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True).stdout
+
+    assert said("12040").startswith("the driver here supports CUDA 12.4, and torch's wheel is built for CUDA 13, so")
+    assert said("12040").endswith("make install TORCH_INDEX=URL\n")
+    assert said("13000") == "\n"
+
+
+def test_an_index_of_ones_own_is_not_asked_about_the_driver(
+    tmp_path: Path, room: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed: list[list[str]] = []
+    monkeypatch.setattr(installation, "_too_old_a_driver", lambda cuda: f"too old for {cuda}")
+    monkeypatch.setattr(installation, "_install", lambda _folder, pip, **_: installed.append(pip) or "")
+    assert "too old for 13" in refused(capsys, tmp_path / "env", "--cuda", "13", "torch")
+    own = ["--extra-index-url", "https://example.org/cu12", "torch"]
+    assert installation.main([str(tmp_path / "env"), "--takes-gb", "7", "--cuda", "13", *own]) == 0
+    assert installed == [own]
 
 
 @pytest.mark.exhaustive
