@@ -252,7 +252,6 @@ def _of_training(world: World) -> Iterator[tuple[str, Check]]:
     yield "captured steps (graph=true)", on(launches.captured, world)
     yield "captured steps of gpt", on(launches.captured_gpt, world)
     yield "launches per step", on(launches.per_step, world)
-    yield "milliseconds per step", on(launches.beside_a_bare_loop, world)
     yield "waits are noticed", on(training.waits_are_seen, world)
 
 
