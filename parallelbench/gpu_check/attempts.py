@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 ATTEMPT_S = 240.0
 """How long an attempt may take; compiling takes most."""
 _POLL_S = 0.1
+_LATE = (
+    *("torch._inductor", "torch.distributed.fsdp", "torch.distributed.pipelining"),
+    "torch.distributed.tensor.parallel",
+)
+"""What torch imports late, for its first optimizer or for some strategies, in seconds; no memory is measured here."""
 _FOLLOWS = ("peer", "waited", "heartbeat")
 """Kinds of a rank's error that only tell of another rank's."""
 
@@ -109,7 +114,7 @@ class _Warm:
     def __init__(self, variables: dict[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "parallelbench.training.warm", str(theirs.fileno())]
+            command = [sys.executable, "-m", "parallelbench.training.warm", str(theirs.fileno()), *_LATE]
             self._process = subprocess.Popen(
                 command, env=variables, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )

@@ -1,5 +1,5 @@
 """Forks the ranks of runs, one run after the other, from a process with all imports done:
-`python -m parallelbench.training.warm FD`.
+`python -m parallelbench.training.warm FD [MODULE …]`, which also imports these modules.
 
 A fork copies one thread only, so this process never computes: no thread pool, no autograd engine, no CUDA. Each rank
 begins as a cold one is after its imports, and does the same from there. The supervisor sends one `ForkRequest` per run,
@@ -31,7 +31,7 @@ from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.training import worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 
 PRELOADED = "parallelbench.training.torch_session"
@@ -65,10 +65,11 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None: all ranks are forked here."""
 
 
-def main(descriptor: int) -> int:
-    """Serve one request after the other until the socket is closed."""
+def main(descriptor: int, further: Sequence[str] = ()) -> int:
+    """Serve one request after the other until the socket is closed; `further`: modules for who measures no memory."""
     die_with_parent()
-    importlib.import_module(PRELOADED)
+    for module in (PRELOADED, *further):
+        importlib.import_module(module)
     # Otherwise the first garbage collection of each child would copy all pages with objects.
     gc.collect()
     gc.freeze()
@@ -238,4 +239,4 @@ def _failure(rank: int, status: int) -> dict[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
