@@ -104,8 +104,12 @@ FINDINGS = (
     ),
     Finding(
         "a driver that is too old ended every run as an error",
-        "`plan`, `doctor` and the job's first seconds say so",
-        ("tests/test_devices.py::test_a_driver_too_old_for_torch_is_named_before_anything_starts",),
+        "`plan`, `doctor` and the job's first seconds say so, and `make install` before it fetches a wheel",
+        (
+            "tests/test_devices.py::test_a_driver_too_old_for_torch_is_named_before_anything_starts",
+            "tests/launch/test_installation.py::"
+            "test_a_driver_too_old_for_the_wheel_is_told_which_one_fits_before_anything_is_fetched",
+        ),
         "strategy fsdp",
     ),
     Finding(
@@ -165,6 +169,12 @@ FINDINGS = (
         "torch's fused kernels, merged by their log-sum-exps",
         ("tests/strategies/test_attention_blocks.py",),
         "attention of blocks, bf16",
+    ),
+    Finding(
+        "the parity check of L-BFGS took all of the training set in fp64, several times its training's memory",
+        "it takes the first samples, as many as other checks",
+        ("tests/strategies/test_excerpt.py::test_a_training_set_that_is_one_batch_is_checked_by_its_first_samples",),
+        "",
     ),
 )
 """By the desk check's numbers, 1 to 12; then what was found since."""

@@ -44,7 +44,7 @@ QUICK = (
     "no waits: gpt_tiny bf16",
 )
 """What `--quick` carries out, beside a plain run of ddp on all devices."""
-_TAKES = "about 4 minutes on one GPU, and 15 more for strategies on several"
+_TAKES = "about 5 minutes on one GPU; with strategies on four, about half an hour"
 _TAKES_QUICK = "under two minutes"
 
 

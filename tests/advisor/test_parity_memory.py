@@ -16,6 +16,7 @@ from launch.sweep import expand, one_run
 from parallelbench.config.run import RunConfig
 from parallelbench.data.tokens import Tokens
 from parallelbench.models.gpt import Gpt
+from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
 from parallelbench.training.checks.compared import as_reference
 from parallelbench.training.checks.excerpt import SMALL_BYTES, excerpt
@@ -25,7 +26,8 @@ from tests.advisor.machine import machine
 pytestmark = pytest.mark.slow
 
 FILES = (Path(conf.__file__).parent / "sweep").glob("*.yaml")
-SWEEPS = sorted(path.stem for path in FILES if any(name in path.read_text() for name in ("model: gpt", "model: mpt")))
+TEXTS = {path.stem: path.read_text() for path in FILES}
+SWEEPS = sorted(name for name, text in TEXTS.items() if "model: gpt" in text or "model: mpt" in text)
 
 
 @pytest.mark.exhaustive
@@ -35,6 +37,20 @@ def test_the_check_takes_no_more_memory_than_the_training(sweep: str) -> None:
     for run in runs:
         if isinstance(run.model, Gpt) and checks_parity(run):
             assert_fits(run)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sweep", sorted(TEXTS.keys() - set(SWEEPS)))
+def test_the_check_of_a_vision_model_takes_no_more_than_its_training_or_a_small_device_has(sweep: str) -> None:
+    """Its batches are small. What L-BFGS keeps isn't counted; `test_excerpt` shows how few samples it is given."""
+    runs = [planned.run for planned in expand([f"sweep={sweep}", "sweep.repeats=1"])]
+    runs = [run for run in runs if checks_parity(run) and run.strategy.framework == "torch"]
+    for run in (run for run in runs if not isinstance(run.optimizer, Lbfgs)):
+        checked = excerpt(as_checked(run)).run
+        taken = peak_bytes(checked) + peak_bytes(as_reference(checked))
+        assert taken <= max(SMALL_BYTES, peak_bytes(run)), (
+            f"{run.strategy.name} × {run.devices}: {taken / 2**30:.2f} GiB"
+        )
 
 
 def test_the_check_of_a_large_model_fits_where_its_training_does() -> None:

@@ -120,7 +120,7 @@ def test_a_strategy_of_ones_own_gets_the_whole_model() -> None:
     options = {field: getattr(shipped.strategy, field) for field in shipped.strategy.__struct_fields__}
     assert part_of(shipped).smaller is not None
     own = as_checked(msgspec.structs.replace(shipped, strategy=OfTheWhole(**options)))
-    assert excerpt.excerpt(own) == (own, None)
+    assert excerpt.excerpt(own) == Excerpt(own, None)
 
 
 def buckets(rank: int, size: int, run: RunConfig, kind: str) -> int:
@@ -145,7 +145,7 @@ def test_gradients_fill_several_buckets_where_the_whole_models_do(tmp_path: Path
 def test_what_is_small_is_checked_whole() -> None:
     run = configure(*DATA, *LARGE, "strategy=ddp", "devices=2")
     part = part_of(run)
-    assert part == (as_checked(run), None)
+    assert part == Excerpt(as_checked(run), None)
     assert part.warnings() == []
     arrays = run.data.load(Path("nowhere"))
     assert part.arrays(arrays) is arrays
@@ -174,6 +174,23 @@ def test_samples_are_the_first_tokens_of_the_first_samples(kind: str) -> None:
     assert few.test_images.shape == few.test_labels.shape == (37, 64)
     assert (few.train_labels == whole.train_labels[: len(few.train_labels), :64] % 256).all()
     assert (few.train_images[:, 1:] == few.train_labels[:, :-1]).all(), "the label of a token is the next one"
+
+
+@pytest.mark.slow
+def test_a_training_set_that_is_one_batch_is_checked_by_its_first_samples(tmp_path: Path) -> None:
+    """As L-BFGS takes it: all of MNIST would take a device several times its training's memory."""
+    data = ("data=synthetic", "data.channels=1", "data.image_size=8", "data.train_samples=960", "batch_size=960")
+    small = ("model=mlp", "model.hidden=[24]", "strategy=sandblaster_lbfgs", "optimizer=lbfgs", "devices=2")
+    run = configure(*data, "data.test_samples=74", *small)
+    part, whole = part_of(run), run.data.load(Path("nowhere"))
+    assert (part.smaller, part.warnings()) == (None, [])
+    assert (part.run.global_batch_size, part.run.steps_per_epoch, part.run.data.train_samples) == (32, 1, 32)
+    few = part.arrays(whole)
+    assert (few.train_images == whole.train_images[:32]).all()
+    assert (few.test_labels == whole.test_labels[:37]).all()
+    rows = run_ranks(gate, 2, tmp_path, run, part)[0]
+    assert rows
+    assert all(row["passed"] for row in rows)
 
 
 def gate(rank: int, size: int, run: RunConfig, part: Excerpt) -> list[dict[str, Any]]:

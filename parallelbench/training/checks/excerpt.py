@@ -12,12 +12,14 @@ import msgspec
 
 from parallelbench.config.build import package_of
 from parallelbench.config.components import Arrays
+from parallelbench.data.synthetic import Synthetic
 from parallelbench.data.tokens import Tokens
 from parallelbench.models.gpt import Gpt
 from parallelbench.strategies.context import ContextParallel, FsdpCp
 from parallelbench.strategies.pipeline import ModelParallel, PipelineStrategy
 from parallelbench.strategies.tensor import divides_sequence
 from parallelbench.training.checks.compared import PARITY_TEST_SAMPLES
+from parallelbench.training.checks.parity import checked_batch_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,14 +41,23 @@ class Excerpt(NamedTuple):
     run: RunConfig
     smaller: str | None
     """How much of the model it is, in words; None: the whole."""
+    fewer_samples: bool = False
+    """Whether the first samples stand for a training set that is one batch."""
 
     def arrays(self, whole: Arrays) -> Arrays:
         """What it trains on: of the arrays of the whole run the first samples' first tokens."""
+        data = self.run.data
+        if self.fewer_samples:
+            train, test = data.train_samples, data.test_samples
+            return Arrays(
+                train_images=whole.train_images[:train],
+                train_labels=whole.train_labels[:train],
+                test_images=whole.test_images[:test],
+                test_labels=whole.test_labels[:test],
+            )
         if self.smaller is None:
             return whole
         import numpy as np
-
-        data = self.run.data
 
         def cut(values: NDArray[Any], samples: int) -> NDArray[np.int64]:
             taken = values[np.arange(samples) % len(values), : data.shape[0]]
@@ -76,6 +87,8 @@ def excerpt(run: RunConfig) -> Excerpt:
     stages of two blocks (of one where two take too much), hidden units, vocabulary and sequence. What is not the
     suite's own may name layers or sizes of the whole model, so it gets that.
     """
+    if run.steps_per_epoch == 1 and run.data.kind == "images" and package_of(type(run.data)) == "parallelbench":
+        return _first_samples(run)
     parts = (run.model, run.strategy, run.optimizer, run.loss, run.metric)
     shipped = all(package_of(type(part)) == "parallelbench" for part in parts)
     if not shipped or not isinstance(run.model, Gpt) or run.data.tokens_per_sample is None:
@@ -87,6 +100,26 @@ def excerpt(run: RunConfig) -> Excerpt:
         small = _small_run(run, blocks=1)
     smaller = _fewer(run, small)
     return Excerpt(small if smaller else run, smaller or None)
+
+
+def _first_samples(run: RunConfig) -> Excerpt:
+    """Of a training set that is one batch, as many as other runs' batches have when they are checked."""
+    samples = checked_batch_size(run)
+    if samples == run.global_batch_size:
+        return Excerpt(run, None)
+    channels, image_size, _ = run.data.shape
+    data = Synthetic(
+        name=run.data.name,
+        augment=run.data.augment,
+        channels=channels,
+        image_size=image_size,
+        num_classes=run.data.num_classes,
+        train_samples=samples,
+        test_samples=min(run.data.test_samples, PARITY_TEST_SAMPLES),
+        noise=0.0,
+        data_seed=0,
+    )
+    return Excerpt(msgspec.structs.replace(run, data=data, batch_size=samples), None, fewer_samples=True)
 
 
 def _small_run(run: RunConfig, *, blocks: int) -> RunConfig:

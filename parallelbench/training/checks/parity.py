@@ -99,12 +99,16 @@ def _checked_optimizer(run: RunConfig) -> Optimizer:
 
 
 def _batch_size(run: RunConfig) -> int:
-    """A global batch that every split divides, small so that the check needs little memory and time.
+    """A small global batch, so that the check needs little memory and time.
 
-    Where an epoch is one step, the strategy may need the whole training set at once.
+    Where an epoch is one step, the strategy may need the whole training set at once; that is made smaller, too, if it
+    can be (`excerpt`).
     """
-    if run.steps_per_epoch == 1:
-        return run.global_batch_size
+    return run.global_batch_size if run.steps_per_epoch == 1 else checked_batch_size(run)
+
+
+def checked_batch_size(run: RunConfig) -> int:
+    """A global batch that every split divides, where the training set has more."""
     pieces = run.strategy.data_parallel_degree(run) * run.strategy.micro_batches_per_step(run)
     pieces = math.lcm(pieces, run.devices)
     return min(run.global_batch_size, pieces * -(-_SAMPLES // pieces))
