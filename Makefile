@@ -57,6 +57,7 @@ test-all: $(STAMP)  ## the same with every case of every test
 	$(PYTEST) -n 2 -m 'not slurm' $(ARGS)
 
 test-slurm: $(STAMP)  ## tests on real Slurm clusters that are started here (needs root; installs Debian's Slurm)
+	$(BIN)/python -m tests.slurm.packages
 	$(PYTEST) -n 3 -m slurm tests/slurm $(ARGS)
 
 lint: $(STAMP)  ## style and types

@@ -108,7 +108,6 @@ CORES = 2
 OPEN_FILES = 1024
 """The usual limit."""
 _SEEN = "PYTEST_MACHINE_PATH"
-_PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 
 def hide_the_machine() -> None:
@@ -123,9 +122,6 @@ def hide_the_machine() -> None:
     for name in PROGRAMS:
         if found := shutil.which(name):
             (folder / "bin" / name).symlink_to(found)
-    for name in _PROXIES:
-        if name in os.environ:
-            os.environ[f"PYTEST_{name}"] = os.environ[name]
     for name in set(os.environ):
         if not name.startswith(KEPT):
             del os.environ[name]
@@ -143,11 +139,6 @@ def hide_the_machine() -> None:
 def machine_path() -> str:
     """The machine's own PATH."""
     return os.environ.get(_SEEN) or os.environ.get("PATH", os.defpath)
-
-
-def machine_proxies() -> dict[str, str]:
-    """The variables by which this machine's programs find the network."""
-    return {name: value for name in _PROXIES if (value := os.environ.get(f"PYTEST_{name}"))}
 
 
 def program(name: str) -> str:

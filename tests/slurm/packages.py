@@ -1,15 +1,21 @@
-"""What a real Slurm needs of this machine: root, and a few Debian packages, which are installed if they are missing."""
+"""What a real Slurm needs of this machine: root, and a few Debian packages.
+
+    python -m tests.slurm.packages
+
+installs those that are missing, as `make test-slurm` and `make cluster-up` do first. Tests install nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.surroundings import machine_path, machine_proxies
+from tests.surroundings import machine_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +34,8 @@ ACCOUNTING_PROGRAMS = {
     "my_print_defaults": "mariadb-client-core",  # mariadb-install-db calls it
 }
 
+QUOTA_PROGRAMS = {"mkfs.btrfs": "btrfs-progs"}
+
 POLICY = Path("/usr/sbin/policy-rc.d")
 INSTALL_TIMEOUT_S = 600
 
@@ -40,7 +48,7 @@ class UnavailableError(Exception):
 
 
 def require(*, accounting: bool, cgroups: bool) -> None:
-    """Make sure that this machine can run a cluster, by installing what it lacks.
+    """Make sure that this machine can run a cluster.
 
     Raises:
         UnavailableError: it can't.
@@ -49,26 +57,24 @@ def require(*, accounting: bool, cgroups: bool) -> None:
         raise UnavailableError("only root can start a Slurm cluster")
     if cgroups and not FREEZER.is_dir():
         raise UnavailableError(f"there are no cgroups of version 1 ({FREEZER})")
-    missing = missing_packages(accounting=accounting)
-    if missing:
-        _install(missing)
-    left = missing_packages(accounting=accounting)
-    if left:
-        raise UnavailableError(f"these packages have been installed, but their programs are missing: {', '.join(left)}")
+    _refuse_without(missing_packages(PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})))
 
 
 def require_quotas() -> None:
     """Make sure that this machine can make a file system with quotas; raises `UnavailableError`."""
     if os.geteuid() != 0:
         raise UnavailableError("only root can mount a file system")
-    if not shutil.which("mkfs.btrfs", path=search_path()):
-        _install(["btrfs-progs"])
+    _refuse_without(missing_packages(QUOTA_PROGRAMS))
 
 
-def missing_packages(*, accounting: bool) -> list[str]:
+def missing_packages(wanted: dict[str, str]) -> list[str]:
     """The packages of programs that this machine does not have."""
-    wanted = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})
     return sorted(package for program, package in wanted.items() if not shutil.which(program, path=search_path()))
+
+
+def _refuse_without(packages: list[str]) -> None:
+    if packages:
+        raise UnavailableError(f"{', '.join(packages)} missing: `python -m tests.slurm.packages` installs them")
 
 
 def search_path() -> str:
@@ -76,7 +82,17 @@ def search_path() -> str:
     return f"{os.environ['PATH']}:{machine_path()}:/usr/sbin:/sbin"
 
 
-def _install(packages: list[str]) -> None:
+def install_missing() -> None:
+    """Install what this machine lacks of all that the tests use.
+
+    Raises:
+        UnavailableError: that is not possible.
+    """
+    packages = missing_packages(PROGRAMS | ACCOUNTING_PROGRAMS | QUOTA_PROGRAMS)
+    if not packages:
+        return
+    if os.geteuid() != 0:
+        raise UnavailableError(f"only root can install Debian's {', '.join(packages)}")
     if not shutil.which("apt-get", path=search_path()):
         raise UnavailableError(f"{', '.join(packages)} missing, and there is no apt-get to install them with")
     print(f"Installing Debian's {', '.join(packages)}; none of their services is started.", flush=True)
@@ -88,10 +104,11 @@ def _install(packages: list[str]) -> None:
             done = _apt(command)
     if done.returncode:
         raise UnavailableError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
+    _refuse_without(missing_packages(PROGRAMS | ACCOUNTING_PROGRAMS | QUOTA_PROGRAMS))
 
 
 def _apt(command: list[str]) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": search_path()} | machine_proxies()
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": search_path()}
     # Another process may be installing something: wait for its lock.
     command = [command[0], "-o", "DPkg::Lock::Timeout=120", *command[1:]]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
@@ -109,3 +126,10 @@ def _no_services() -> Iterator[None]:
         yield
     finally:
         POLICY.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    try:
+        install_missing()
+    except UnavailableError as error:
+        sys.exit(str(error))

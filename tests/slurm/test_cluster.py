@@ -32,14 +32,14 @@ def test_a_job_is_given_its_gpus(cluster: Cluster) -> None:
 
 
 def test_gpus_are_shared_out(cluster: Cluster) -> None:
-    first = submit(cluster, "sleep 60", "--gpus-per-node=3", "--nodelist=n1")
-    second = submit(cluster, "sleep 60", "--gpus-per-node=2", "--nodelist=n1")
+    first = submit(cluster, "sleep infinity", "--gpus-per-node=3", "--nodelist=n1")
+    second = submit(cluster, "sleep infinity", "--gpus-per-node=2", "--nodelist=n1")
     wait(cluster, first, JobState="RUNNING")
     assert wait(cluster, second, JobState="PENDING", Reason="Resources")["NodeList"] == ""
 
 
 def test_two_jobs_of_torch_fit_side_by_side(cluster: Cluster) -> None:
-    jobs = [submit(cluster, "sleep 60", "--mem=3500", "--nodelist=n1") for _ in range(2)]
+    jobs = [submit(cluster, "sleep infinity", "--mem=3500", "--nodelist=n1") for _ in range(2)]
     assert [wait(cluster, job, JobState="RUNNING")["NodeList"] for job in jobs] == ["n1", "n1"]
 
 
@@ -78,7 +78,7 @@ def test_without_accounting_sacct_fails(no_accounting: Cluster) -> None:
 
 @both_ways_of_tracking
 def test_a_preempted_job_is_requeued_and_starts_again(cluster: Cluster) -> None:
-    low = submit(cluster, "sleep 60", "--partition=preemptible", *WHOLE)
+    low = submit(cluster, "sleep infinity", "--partition=preemptible", *WHOLE)
     wait(cluster, low, JobState="RUNNING")
     high = submit(cluster, "sleep 1", *WHOLE)
     wait(cluster, high, JobState="RUNNING")
@@ -87,8 +87,8 @@ def test_a_preempted_job_is_requeued_and_starts_again(cluster: Cluster) -> None:
 
 
 def test_the_queue_outlives_the_controller(cluster: Cluster) -> None:
-    running = submit(cluster, "sleep 60")
-    held = submit(cluster, "sleep 60", "--hold")
+    running = submit(cluster, "sleep infinity")
+    held = submit(cluster, "sleep infinity", "--hold")
     wait(cluster, running, JobState="RUNNING")
     saved, began = cluster.folder / "state" / "job_state", time.time()
     until(lambda: saved.stat().st_mtime > began, what="the controller saving its state", timeout_s=30)
@@ -101,7 +101,7 @@ def test_the_queue_outlives_the_controller(cluster: Cluster) -> None:
 
 @both_ways_of_tracking
 def test_a_lost_node_is_down_and_its_job_starts_again(cluster: Cluster) -> None:
-    job = submit(cluster, "sleep 60", "--nodelist=n1")
+    job = submit(cluster, "sleep infinity", "--nodelist=n1")
     wait(cluster, job, JobState="RUNNING")
     cluster.crash_node("n1")
     until(lambda: cluster.node_states()["n1"].startswith("down"), what="n1 being down", timeout_s=60)
@@ -131,7 +131,7 @@ def test_jobs_run_without_the_database(accounting: Cluster) -> None:
 
 
 def test_clusters_know_nothing_of_each_other(accounting: Cluster, no_accounting: Cluster) -> None:
-    job = submit(accounting, "sleep 60")
+    job = submit(accounting, "sleep infinity")
     assert show(accounting, job)
     assert not show(no_accounting, job)
 

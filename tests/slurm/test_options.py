@@ -31,11 +31,11 @@ def options(**values: object) -> pytest.MarkDecorator:
 
 @options(variant="accounting", max_submit_jobs=3)
 def test_submissions_are_limited(special: Cluster) -> None:
-    submit(special, "sleep 60", "--array=0-2")
+    submit(special, "sleep infinity", "--array=0-2")
     with pytest.raises(DaemonError, match="QOSMaxSubmitJobPerUserLimit"):
-        submit(special, "sleep 60")
+        submit(special, "sleep infinity")
     special.limit_submissions(None)
-    submit(special, "sleep 60")
+    submit(special, "sleep infinity")
 
 
 @options(max_array_size=20)
@@ -47,7 +47,7 @@ def test_arrays_are_limited(special: Cluster) -> None:
 
 @options(preempt_mode="CANCEL")
 def test_preemption_cancels(special: Cluster) -> None:
-    low = submit(special, "sleep 60", "--partition=preemptible", *WHOLE)
+    low = submit(special, "sleep infinity", "--partition=preemptible", *WHOLE)
     wait(special, low, JobState="RUNNING")
     assert show(special, low)["Requeue"] == "1", "it would be, if the mode were another"
     submit(special, "true", *WHOLE)
@@ -56,7 +56,7 @@ def test_preemption_cancels(special: Cluster) -> None:
 
 @options(job_requeue=False)
 def test_no_job_is_requeued(special: Cluster) -> None:
-    low = submit(special, "sleep 60", "--partition=preemptible", *WHOLE)
+    low = submit(special, "sleep infinity", "--partition=preemptible", *WHOLE)
     wait(special, low, JobState="RUNNING")
     assert show(special, low)["Requeue"] == "0"
     submit(special, "true", *WHOLE)
@@ -74,7 +74,7 @@ def test_the_signal_before_preemption(special: Cluster, heard: str, tmp_path: Pa
     signals = ("--signal=B:USR1@60", f"--output={said}", "--open-mode=append")
     submit(special, script, "--partition=preemptible", *signals, *WHOLE)
     until(lambda: said.exists() and said.read_text() == "ready\n", what="the traps", timeout_s=30)
-    submit(special, "sleep 60", *WHOLE)
+    submit(special, "sleep infinity", *WHOLE)
     until(lambda: heard in said.read_text(), what=f"hearing of {heard}", timeout_s=30)
     assert {"USR1", "TERM"} & set(said.read_text().split()) == {heard}
 
