@@ -280,25 +280,25 @@ def split_check(steps: Sequence[MeasuredStep], figures: MachineFigures, split: s
     order: list[int] = []
     groups: list[str] = []
     phases: list[Phases[float]] = []
-    guesses: dict[str, list[float]] = {name: [] for name in _STEP_BASELINES}
+    baselines: dict[str, list[float]] = {name: [] for name in BASELINES}
+    names = sorted({step.strategy for step in steps})
     for group, places in left_out(steps, split).items():
         rest = [step for place, step in enumerate(steps) if place not in places]
         if len(rest) < FEWEST_STEPS:
             continue
-        fit = fitted(rest, figures)
-        for place in places:
-            order.append(place)
-            groups.append(group)
-            phases.append(fit.phases(steps[place]))
-            for name, guess in _STEP_BASELINES.items():
-                guesses[name].append(guess(rest, steps[place]))
+        fit, asked = fitted(rest, figures), [steps[place] for place in places]
+        order += places
+        groups += [group] * len(places)
+        phases += [fit.phases(step) for step in asked]
+        for name, values in guesses(*(Points.of_steps(each, rest, names) for each in (rest, asked))).items():
+            baselines[name] += values.tolist()
     if len(order) < 2:
         return None
     return SplitCheck(
         [steps[place] for place in order],
         groups,
         phases,
-        {name: np.array(values) for name, values in guesses.items()},
+        {name: np.array(values) for name, values in baselines.items()},
     )
 
 
@@ -307,46 +307,75 @@ def _errors(guess: Values, measured_s: Values) -> dict[str, Any] | None:
     return Errors.of(np.abs(guess[known] / measured_s[known] - 1.0)).as_dict() if known.any() else None
 
 
-def _flop(step: MeasuredStep) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Steps as anybody sees them who has no model of what they do."""
+
+    features: Values
+    """[step, feature]: logarithms of sizes and degrees; how unlike two steps are is their distance."""
+    flops: Values
+    """Of a step, on all devices."""
+    devices: Values
+    time_s: Values
+    """NaN where it is asked for."""
+    alone_s: Values
+    """Of the same work on one device; NaN: not known."""
+
+    @classmethod
+    def of_layouts(cls, layouts: Layouts, time_s: Values) -> Points:
+        """Transformers, by eight sizes and degrees."""
+        names = ("hidden", "layers", "sequence", "global_batch", "micro_batch", "tensor", "pipeline", "data")
+        return cls(
+            features=np.log2(np.stack([getattr(layouts, name) for name in names], axis=1)),
+            flops=model_flops(layouts),
+            devices=layouts.devices,
+            time_s=time_s,
+            alone_s=np.full(len(layouts), np.nan),
+        )
+
+    @classmethod
+    def of_steps(cls, steps: Sequence[MeasuredStep], known: Sequence[MeasuredStep], names: Sequence[str]) -> Points:
+        """The suite's, by FLOPs and devices; a strategy of another name is as far as twice the FLOPs."""
+        strategies = np.array([[step.strategy == name for name in names] for step in steps]) / np.sqrt(2.0)
+        flops = np.array([_flops(step) for step in steps])
+        devices = np.array([float(step.run.devices) for step in steps])
+        alone = {step.work: step.step_s for step in reversed(known) if step.run.devices == 1}
+        return cls(
+            features=np.concatenate([np.log2(np.stack([flops, devices], axis=1)), strategies], axis=1),
+            flops=flops,
+            devices=devices,
+            time_s=np.array([step.step_s for step in steps]),
+            alone_s=np.array([alone.get(step.work, np.nan) for step in steps]),
+        )
+
+
+def _flops(step: MeasuredStep) -> float:
     """Forward, of a step."""
     of_sample = sum(each.product_flop + each.convolution_flop + each.grouped_flop for each in step.layers)
     return step.run.global_batch_size * of_sample
 
 
-def _nearest_step(known: Sequence[MeasuredStep], asked: MeasuredStep) -> MeasuredStep:
-    """By the logarithms of FLOPs and devices; a strategy of another name is as far as twice the FLOPs."""
-
-    def distance(step: MeasuredStep) -> float:
-        flop, devices = (np.log2(value) for value in (_flop(step) / _flop(asked), step.run.devices / asked.run.devices))
-        return float(flop**2 + devices**2 + (step.strategy != asked.strategy))
-
-    return min(known, key=distance)
+BASELINES = ("perfect_scaling", "amdahl", "nearest_neighbour")
 
 
-def _nearest_step_s(known: Sequence[MeasuredStep], asked: MeasuredStep) -> float:
-    return _nearest_step(known, asked).step_s
+def guesses(known: Points, asked: Points) -> dict[str, Values]:
+    """Times of the asked steps, by `BASELINES`.
 
-
-def _perfect_step_s(known: Sequence[MeasuredStep], asked: MeasuredStep) -> float:
-    """The same work's time on one device ÷ devices; without it, the nearest step's, by FLOPs of a device."""
-    alone = [step.step_s for step in known if step.work == asked.work and step.run.devices == 1]
-    if alone:
-        return alone[0] / asked.run.devices
-    near = _nearest_step(known, asked)
-    return near.step_s * _flop(asked) / _flop(near) * near.run.devices / asked.run.devices
-
-
-def _amdahl_step_s(known: Sequence[MeasuredStep], asked: MeasuredStep) -> float:
-    """T = F · (a + b/n), fitted to all known steps by non-negative least squares on relative errors (Amdahl 1967)."""
+    Perfect scaling: the same work's time on one device ÷ devices; without it, the nearest known step's, scaled by the
+    FLOPs of a device. Amdahl's law with one rate and one serial share: T = F·(a + b/n), fitted to all known steps by
+    non-negative least squares on relative errors (Amdahl 1967). Nearest neighbour: that step's time, as it was.
+    """
     from scipy.optimize import nnls
 
-    terms = np.array([(_flop(step), _flop(step) / step.run.devices) for step in known])
-    times = np.array([step.step_s for step in known])
-    weights, _ = nnls(terms / times[:, None], np.ones(len(times)))
-    return float(weights @ (_flop(asked), _flop(asked) / asked.run.devices))
-
-
-_STEP_BASELINES = {"perfect_scaling": _perfect_step_s, "amdahl": _amdahl_step_s, "nearest_neighbour": _nearest_step_s}
+    near = ((known.features[None] - asked.features[:, None]) ** 2).sum(axis=2).argmin(axis=1)
+    (shares, of_known), terms = (
+        [each.flops / each.devices for each in (asked, known)],
+        [np.stack([each.flops, each.flops / each.devices], axis=1) for each in (known, asked)],
+    )
+    weights, _ = nnls(terms[0] / known.time_s[:, None], np.ones(len(known.time_s)))
+    scaled = known.time_s[near] * shares / of_known[near]
+    perfect = np.where(np.isnan(asked.alone_s), scaled, asked.alone_s / asked.devices)
+    return dict(zip(BASELINES, (perfect, terms[1] @ weights, known.time_s[near]), strict=True))
 
 
 FOLDS_OF_SWEEPS = 5
@@ -420,8 +449,10 @@ def judged(asked: Evidence, *, known: Seen, fit: PublishedFit) -> Judged:
         found = step_phases(work_of(these), these, asked.machines.take(rows), fitted)
         for name, values in parts.items():
             values[rows] = getattr(found, name)
-        for name, guess in BASELINES.items() if rest.any() else ():
-            baselines[name][rows] = guess(known.layouts.take(rest), known.time_s[rest], these)
+        if rest.any():
+            points = Points.of_layouts(known.layouts.take(rest), known.time_s[rest])
+            for name, values in guesses(points, Points.of_layouts(these, asked.time_s[rows])).items():
+                baselines[name][rows] = values
     phases = Phases(**parts)
     like = np.array([name in fit.accelerators for name in asked.accelerators], dtype=bool)
     outside = extrapolated(layouts, fit, known=like)
@@ -454,47 +485,3 @@ def _mfu(asked: Evidence, step_s: Values) -> Values:
     layouts = asked.layouts
     result: Values = model_flops(layouts) / (step_s * layouts.devices * asked.machines.peak_flops_per_s)
     return result
-
-
-_FEATURES = ("hidden", "layers", "sequence", "global_batch", "micro_batch", "tensor", "pipeline", "data")
-
-
-def nearest(known: Layouts, asked: Layouts) -> NDArray[np.int64]:
-    """The known row next to each asked one, by the distance of the logarithms of sizes and degrees."""
-    logs = [np.log2(np.stack([getattr(each, name) for name in _FEATURES], axis=1)) for each in (known, asked)]
-    distances = ((logs[1][:, None, :] - logs[0][None, :, :]) ** 2).sum(axis=2)
-    return np.asarray(distances.argmin(axis=1), dtype=np.int64)
-
-
-def nearest_neighbour_s(known: Layouts, known_s: Values, asked: Layouts) -> Values:
-    """The time of the nearest known row, as it was."""
-    return known_s[nearest(known, asked)]
-
-
-def perfect_scaling_s(known: Layouts, known_s: Values, asked: Layouts) -> Values:
-    """The nearest known row's time, scaled by the FLOPs that a device has to do."""
-    near = nearest(known, asked)
-    share = _flops_per_device(asked) / _flops_per_device(known)[near]
-    return known_s[near] * share
-
-
-def amdahl_s(known: Layouts, known_s: Values, asked: Layouts) -> Values:
-    """Amdahl's law with one rate and one serial share: T = F/r · (s + (1 − s)/n), fitted to all known rows.
-
-    Amdahl 1967. Fitted by non-negative least squares on relative errors.
-    """
-    from scipy.optimize import nnls
-
-    def terms(layouts: Layouts) -> Values:
-        return np.stack([model_flops(layouts), _flops_per_device(layouts)], axis=1)
-
-    weights, _ = nnls(terms(known) / known_s[:, None], np.ones(len(known_s)))
-    result: Values = terms(asked) @ weights
-    return result
-
-
-def _flops_per_device(layouts: Layouts) -> Values:
-    return model_flops(layouts) / layouts.devices
-
-
-BASELINES = {"perfect_scaling": perfect_scaling_s, "amdahl": amdahl_s, "nearest_neighbour": nearest_neighbour_s}

@@ -171,6 +171,7 @@ def test_what_does_not_fit_or_trains_otherwise_is_never_advised() -> None:
     assert "fast needs 4.66 GiB of 3.73" in text
 
 
+@pytest.mark.slow
 def test_the_answer_is_what_to_do_how_sure_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:
     """In 80 columns; all layouts, and why others can't be, where they are asked for."""
     asked = ["advise", *GPT, "devices=8,12"]
@@ -184,6 +185,7 @@ def test_the_answer_is_what_to_do_how_sure_and_what_next(capsys: pytest.CaptureF
     assert ("impossible: " in whole, "samples/s" in whole) == (True, True)
 
 
+@pytest.mark.slow
 def test_a_queue_may_make_fewer_devices_faster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

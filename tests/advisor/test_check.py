@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.advisor.check import Judged, Seen, amdahl_s, judged, perfect_scaling_s
+from analysis.advisor.check import Judged, Points, Seen, guesses, judged
 from analysis.advisor.fit import SHEET, fit, half_width, published_fit, values_of
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.machine import machines_of
@@ -137,11 +137,14 @@ def test_the_conformal_quantile_is_the_next_order_statistic() -> None:
 def test_baselines_are_what_they_are_called() -> None:
     known = evidence(rows=1)
     four = replace(known.layouts, data=4 * known.layouts.data)
-    assert perfect_scaling_s(known.layouts, known.time_s, four) == pytest.approx(known.time_s / 4)
+    points = [Points.of_layouts(each, known.time_s) for each in (known.layouts, four)]
+    assert guesses(points[0], points[1])["perfect_scaling"] == pytest.approx(known.time_s / 4)
     sizes = {"tensor": 1, "pipeline": 1, "micro_batch": 1, "global_batch": 64, "layers": 8}
     layouts = layouts_of(GPT | sizes | {"data": [1, 2, 4, 8]})
     amdahl = 10.0 * (0.2 + 0.8 / layouts.data)
-    assert amdahl_s(layouts, amdahl, layouts) == pytest.approx(amdahl)
+    same = Points.of_layouts(layouts, amdahl)
+    assert guesses(same, same)["amdahl"] == pytest.approx(amdahl)
+    assert guesses(same, same)["nearest_neighbour"] == pytest.approx(amdahl)
 
 
 def test_regret_is_what_the_choice_costs() -> None:
