@@ -2,7 +2,7 @@
 
     python -m tests.slurm.packages
 
-installs those that are missing, as `make test-slurm` and `make cluster-up` do first. Tests install nothing.
+installs those that are missing, as `make test-slurm` does first. Tests install nothing.
 """
 
 from __future__ import annotations
