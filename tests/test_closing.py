@@ -21,8 +21,9 @@ from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.single import Single
 from parallelbench.training.checks.before_training import Initial
 from parallelbench.training.checks.closing import ClosingCheck
-from parallelbench.training.checks.compared import CLOSING_STEPS
-from parallelbench.training.checks.judge import MARGIN, relative_difference, unmoved
+from parallelbench.training.checks.compared import CLOSING_STEPS, WIDEST_TOLERANCE
+from parallelbench.training.checks.judge import LARGEST_LIMIT, MARGIN, relative_difference, unmoved
+from parallelbench.training.checks.parity import as_arrays, largest_difference
 from parallelbench.training.loop import Trainer
 from parallelbench.training.observers import unlike_ranks
 from parallelbench.training.torch_session import build_model, draw_apart
@@ -475,6 +476,16 @@ def test_a_checksum_depends_on_every_bit_and_place() -> None:
     distinct = [[values], [other], [values.flip(0)], [values[:500], values[500:].flip(0)], [values.double()]]
     assert len({checksum(tensors) for tensors in distinct}) == len(distinct)
     assert checksum([values.bfloat16()]) != checksum([values.half()])
+
+
+def test_each_check_has_the_measure_that_sees_its_faults() -> None:
+    """Parity's sees one value of a strategy that rounds; the judge's a small tensor, whatever the format leaves."""
+    by_parity = lambda *both: largest_difference(*map(as_arrays, both), floor=0.0)  # noqa: E731
+    right = {"weight": torch.ones(1000), "bias": torch.full((10,), 0.2)}
+    one_value = right | {"weight": torch.cat([torch.full((1,), 1.1), torch.ones(999)])}
+    assert relative_difference(one_value, right) < WIDEST_TOLERANCE < by_parity(one_value, right)
+    no_bias = right | {"bias": torch.zeros(10)}
+    assert by_parity(no_bias, right) < LARGEST_LIMIT < relative_difference(no_bias, right)
 
 
 def test_a_difference_of_names_or_shapes_is_infinite_and_a_nan_stays() -> None:

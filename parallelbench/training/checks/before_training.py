@@ -203,4 +203,5 @@ class Initial:
         own = self._state.get(name)
         if own is None or held is None:
             return False
-        return torch.equal(wide(own.to(matching(own.dtype, self._dtype))), wide(held))
+        own = own.to(matching(own.dtype, self._dtype))
+        return torch.equal(own, held) if own.dtype == held.dtype else torch.equal(wide(own), wide(held))

@@ -236,7 +236,9 @@ def _evaluation_difference(
 def largest_difference(values: Arrays, expected: Arrays, *, floor: float) -> float:
     """Largest |difference| of a value over all tensors ÷ the largest |expected| value, or ÷ `floor` if that is larger.
 
-    Infinite where names, shapes or counters (integer buffers) differ; NaN where any value is NaN.
+    Infinite where names, shapes or counters (integer buffers) differ; NaN where any value is NaN. Not the judge's
+    `relative_difference`: one wrong value of a large tensor hardly moves its norm (by 0.001 where a weight's gradient
+    is off by 5 % of the largest), and a strategy that rounds may differ by more (`WIDEST_TOLERANCE`).
     """
     if values.keys() != expected.keys() or any(values[name].shape != expected[name].shape for name in expected):
         return float("inf")
