@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 
 KEYS = (
     *("epochs", "devices", "nodes", "batch_size", "seed", "repeat", "device", "precision", "scaling", "compile"),
@@ -96,6 +98,17 @@ OPTIONS = (
     ),
     *("--conf=", "--json=1", "--fast", "--fail-if-slower=3%", "--fail-if-slower=x", "--by=strategy=ddp,fsdp", "--by=a"),
 )
+LINES = (
+    *("---", "...", "a: !!python/object/apply:os.system [ls]", "b: &x [*x]", "<<: {a: 1}", "\tx: 1", "? [a]", ": "),
+    *("name: other", "defaults: [nothing]", "defaults: [_self_, _self_]", "- 1", "a: b: c", "_target_: os.system"),
+    *("%YAML 9", "\ufeffname: x", "x: a\u2028b", "\u202ename: x", "\u00a0name: x", "é日本: 1", "x: '\x1b[31m'"),
+    *("x: \x00", "#" * 9999),
+)
+SHIPPED = (
+    *("model/mlp", "model/cnn_small", "data/digits", "data/synthetic", "strategy/ddp", "strategy/pipeline"),
+    *("optimizer/adam", "loss/cross_entropy", "loader/dataloader", "sweep/demo", "site/default", "measure/default"),
+)
+"""Files that are copied with something wrong in each."""
 CONFIGURED = ("plan", "show", "submit", "run", "tune")
 ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare", "prune")
 NEVER = "results=/dev/null/x"
@@ -113,8 +126,8 @@ class Command:
 class Grammar:
     """Makes commands about folders that the caller has prepared."""
 
-    def __init__(self, seed: int, folders: list[str], files: list[str]) -> None:
-        self._draw = random.Random(seed)
+    def __init__(self, seed: int, folders: list[str], files: list[str], confs: Path) -> None:
+        self._draw, self._confs, self._made = random.Random(seed), confs, 0
         self._folders, self._files = folders, files
 
     def override(self) -> str:
@@ -131,6 +144,35 @@ class Grammar:
         verb = self._draw.choice(CONFIGURED)
         words = [self.override() for _ in range(self._draw.choice((1, 1, 2, 3)))]
         return Command((verb, *words, NEVER, *self._options(0.2)))
+
+    def own(self) -> Command:
+        """A plan of a file of one's own: one of the suite's, changed in a line or two."""
+        group, name = self._draw.choice(SHIPPED).split("/")
+        lines = (resources.files("conf") / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        for _ in range(self._draw.choice((1, 1, 2))):
+            self._spoil(lines)
+        content = "\n".join(lines).encode()
+        if self._draw.random() < 0.1:
+            content = content[: self._draw.randrange(len(content))] + b"\xe9"
+        self._made += 1
+        folder = self._confs / f"conf{self._made}"
+        (folder / group).mkdir(parents=True)
+        (folder / group / "mine.yaml").write_bytes(content)
+        return Command(("plan", "--conf", str(folder), f"{group}=mine", NEVER))
+
+    def _spoil(self, lines: list[str]) -> None:
+        place = self._draw.randrange(len(lines))
+        how = self._draw.choice(("line", "line", "value", "value", "gone", "twice", "deeper", "cut"))
+        if how == "line":
+            lines.insert(place, self._draw.choice(LINES))
+        elif how == "value":
+            lines[place] = f"{lines[place].partition(':')[0]}: {self._draw.choice(VALUES)}"
+        elif how == "twice":
+            lines.insert(place, lines[place])
+        elif how == "deeper":
+            lines[place] = f" {lines[place]}"
+        else:
+            lines[place] = "" if how == "gone" else lines[place][: len(lines[place]) // 2]
 
     def on_folder(self) -> Command:
         """A verb that reads a folder, whole or corrupted."""
