@@ -1,5 +1,5 @@
-"""2,000 commands by a grammar, and others that are stopped, find no room, or meet: no traceback, exit code 0, 1 or 2, one
-clear message, nothing written elsewhere, no result lost.
+"""2,000 commands by a grammar, and others that are stopped, find no room, or meet: no traceback, exit code 0, 1 or 2,
+one clear message, nothing written elsewhere, no result lost.
 """
 
 from __future__ import annotations
