@@ -417,6 +417,10 @@ def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Mod
     return module.to(memory_format=torch.channels_last) if run.channels_last else module
 
 
+_MESSAGE_BYTES = 25 * 2**20
+"""What `share` copies together, at most, but for a tensor that is larger by itself."""
+
+
 def share_buffers(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Give every rank of a group (None: all) its first rank's buffers.
 
@@ -427,11 +431,14 @@ def share_buffers(module: nn.Module, group: dist.ProcessGroup | None = None) -> 
 
 @torch.no_grad()
 def share(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Give every rank of a group (None: all) its first rank's values, in any memory layout."""
-    for tensor in tensors:
-        values = tensor.contiguous()
-        dist.broadcast(values, group=group, group_src=0)
-        tensor.copy_(values)
+    """Give every rank of a group (None: all) its first rank's values, in any memory layout.
+
+    As DDP does at its start: values of a type go together, in messages of bounded size.
+    """
+    group = group or dist.group.WORLD
+    assert group is not None
+    if values := list(tensors):
+        dist._broadcast_coalesced(group, values, _MESSAGE_BYTES, 0)  # type: ignore[attr-defined]
 
 
 def gradient_bytes(module: nn.Module) -> int:

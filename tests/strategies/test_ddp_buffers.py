@@ -13,6 +13,7 @@ from torch import nn
 
 from parallelbench.config.run import RunConfig
 from parallelbench.strategies.data_parallel import ddp
+from parallelbench.strategies.replica import share_buffers
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -59,3 +60,24 @@ def test_training_is_that_of_the_older_name_bit_for_bit(tmp_path: Path) -> None:
         assert all(torch.equal(new[rank][name], old[rank][name]) for name in new[rank])
     means = [name for name in new[0] if name.endswith("running_mean")]
     assert any(not torch.equal(new[0][name], new[1][name]) for name in means), "each rank keeps its own"
+
+
+def _messages_of_sharing(rank: int, size: int) -> tuple[int, list[torch.Tensor]]:
+    """Messages that this rank begins to share its buffers, which are its own, and the buffers afterwards."""
+    world = World(rank=rank, size=size, local_rank=rank)
+    module = build_model(configure(*SMALL, "strategy=ddp", "devices=2"))
+    for buffer in module.buffers():
+        buffer.fill_(rank)
+    module.register_buffer("mixed", torch.full((2, 3, 4, 5), float(rank)).to(memory_format=torch.channels_last))
+    begun = world.exchange_counter()
+    before = begun()
+    share_buffers(module)
+    return begun() - before, [*module.buffers()]
+
+
+@pytest.mark.slow
+def test_all_buffers_of_a_type_are_shared_in_one_message(tmp_path: Path) -> None:
+    for messages, buffers in run_ranks(_messages_of_sharing, 2, tmp_path):
+        assert messages == len({buffer.dtype for buffer in buffers}) == 2
+        assert len(buffers) > 10
+        assert not any(buffer.any() for buffer in buffers), "all are those of rank 0"

@@ -84,7 +84,7 @@ def share_replicated(module: nn.Module, mesh: DeviceMesh) -> None:
     same bits. On CUDA some kernels add in a changing order, and the copies drift apart by rounding. Averaging their
     gradients in every step would prevent that, but with large convolutions it would send more than all the rest of the
     strategy. Called before an evaluation, outside the training window, this makes sure that one model is evaluated and
-    saved, for one message per tensor and epoch.
+    saved, for a few messages per epoch.
     """
     uncut = [local(parameter) for parameter in module.parameters() if not _is_cut(parameter)]
     # Of a short parameter, a data dimension may leave a rank, and the others of its tensor dimension, nothing.
