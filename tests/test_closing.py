@@ -6,9 +6,11 @@ import random
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -107,7 +109,9 @@ def closed(
     trainer.train()
     closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=shard_loader, traits=traits)
     loss, accuracy = trainer.evaluated
-    found = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent=trainer.sent)
+    found = closing.findings(
+        build_model(run) if world.rank == 0 else None, loss=loss, accuracy=accuracy, sent=trainer.sent
+    )
     replica.close()
     torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
     configure_torch(run, "cpu")  # a fault may have changed it
@@ -182,6 +186,23 @@ def test_what_every_later_step_hides_is_caught(fault: Fault, seen: str) -> None:
     """Each step is right by itself: from its parameters, and beside plain code in the same process."""
     run = configure(*SMALL, "strategy=single", "epochs=1")
     assert failed(closed(World(), run, fault, 3)) == {seen}
+
+
+@pytest.mark.slow
+def test_a_model_that_the_host_can_not_hold_several_times_is_not_compared_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import polars as pl  # as below
+
+    from tests.test_phases import trained
+
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1))
+    home = trained(tmp_path, "data.train_samples=96", "data.test_samples=2048")
+    rows = pl.read_parquet(home.path / "result" / "checks.parquet").to_dicts()
+    unknown = {row["check"]: row["detail"] for row in rows if row["passed"] is None}
+    assert unknown.keys() == {"initial", "evaluation", "steps", "bytes", "exchanges"}
+    assert all("GiB of host memory" in detail for detail in unknown.values())
+    assert {row["check"] for row in rows if row["passed"]} >= {"settings", "samples"}
 
 
 @pytest.mark.exhaustive

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from parallelbench.measure.spans import Phase, backward_phase, phase, waits_are_hidden
 from parallelbench.measure.traffic import Traffic
+from parallelbench.models.initial import fill
 from parallelbench.models.moe_layers import take_expert_tokens
 from parallelbench.models.norms import count_compiled_norms
 from parallelbench.strategies.clipping import Clipping, Groups, StepNorms
@@ -412,8 +413,13 @@ def _replicated_over(parameter: Tensor) -> DeviceMesh | None:
 
 
 def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:
-    """Move a module to a device, in the run's dtype and memory format."""
-    module = in_arithmetic(module, dtype_of(run.precision), device)
+    """Move a module to a device, in the run's dtype and memory format; what has no values yet gets its initial ones.
+
+    Child by child, so that the host holds one of them, besides what stays there.
+    """
+    for part in (*module.children(), module):
+        fill(part)
+        in_arithmetic(part, dtype_of(run.precision), device)
     return module.to(memory_format=torch.channels_last) if run.channels_last else module
 
 

@@ -17,11 +17,14 @@ from parallelbench.loaders.resident import Resident
 from parallelbench.measure.layers import count_facts
 from parallelbench.measure.machine import probe
 from parallelbench.measure.memory import release
+from parallelbench.models.gpt import GptOptions
+from parallelbench.models.initial import unfilled
 from parallelbench.models.modules import built
+from parallelbench.results.tables import INITIAL
 from parallelbench.training import session
 from parallelbench.training.checks.before_training import Initial, check_arithmetic, check_parity
 from parallelbench.training.checks.closing import ClosingCheck
-from parallelbench.training.checks.compared import checks_arithmetic
+from parallelbench.training.checks.compared import Finding, checks_arithmetic, why_too_large
 from parallelbench.training.checks.components import (
     check_logits,
     check_mean,
@@ -90,8 +93,9 @@ class Session(RankSession):
         self._check_arithmetic(arrays)
         self._phase("model")
         set_precision(run.precision)
-        model = build_model(run)
+        model = new_model(run)
         self._parameters = sum(p.numel() for p in model.parameters())
+        self._too_large: str = self._world.gather(why_too_large(self._parameters))[0]
         if resumed is None:
             self._describe(sum(p.numel() for p in model.parameters() if p.requires_grad), parity_passed)
         else:  # the columns of earlier attempts stay
@@ -118,15 +122,17 @@ class Session(RankSession):
 
     def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:
         """The strategy's replica; whether it begins with the seed's parameters is found out beside the start-up."""
-        initial = Initial(model, self._run, self._world) if checks else None
+        initial = Initial(model, self._run, self._world) if checks and not self._too_large else None
         replica = new_replica(model, self._run, self._world)
-        draw_apart(self._run, self._world)
         self._startup.done("model")
         if initial is not None:
-            finding = initial.finding(replica)
-            if self._world.rank == 0:
-                self._journal.write("checks", [finding.row(1)])
+            finding = initial.finding(replica, lambda: build_model(self._run))
             self._startup.skip()
+        elif checks:
+            finding = Finding(INITIAL, self._too_large)
+        if checks and self._world.rank == 0:
+            self._journal.write("checks", [finding.row(1)])
+        draw_apart(self._run, self._world)
         return replica
 
     def _training_set(self, resumed: Resumed | None) -> Arrays:
@@ -182,9 +188,18 @@ class Session(RankSession):
         self._phase("closing check")
         run, start = self._run, time.perf_counter()
         loader_of = functools.partial(self._plain_loader, arrays)
-        closing = ClosingCheck(replica, loader, run=run, world=self._world, loader_of=loader_of, traits=self._traits)
+        closing = ClosingCheck(
+            replica,
+            loader,
+            run=run,
+            world=self._world,
+            loader_of=loader_of,
+            traits=self._traits,
+            too_large=self._too_large,
+        )
         loss, accuracy = trainer.evaluated
-        findings = closing.findings(build_model(run), loss=loss, accuracy=accuracy, sent=trainer.sent)
+        model = build_model(run) if self._world.rank == 0 and not self._too_large else None
+        findings = closing.findings(model, loss=loss, accuracy=accuracy, sent=trainer.sent)
         self._journal.write("checks", [finding.row(run.epochs) for finding in findings])
         self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
         self._facts(closing_check_s=time.perf_counter() - start)
@@ -300,6 +315,15 @@ def build_model(run: RunConfig) -> nn.Sequential:
     """The initial model of a run, on the CPU: the same bits on every rank and device."""
     Generators().seed(run.effective_seed)
     return built(run)
+
+
+def new_model(run: RunConfig) -> nn.Sequential:
+    """The same for a strategy to prepare: one that may be large gets its values layer by layer, by `to_device`.
+
+    Not where a user's own code may look at them before, or make them in another way.
+    """
+    own = package_of(type(run.model)) == package_of(type(run.strategy)) == "parallelbench"
+    return unfilled(run) if own and isinstance(run.model, GptOptions) else build_model(run)
 
 
 def draw_apart(run: RunConfig, world: World) -> None:

@@ -116,7 +116,8 @@ def matching(held: torch.dtype, dtype: torch.dtype) -> torch.dtype:
 def in_arithmetic(module: nn.Module, dtype: torch.dtype, device: torch.device | str | None = None) -> nn.Module:
     """Move a module, in place, to an arithmetic and to a device; `Module.to` would drop imaginary parts."""
     held = (*module.parameters(), *module.buffers())
-    if device is None and all(each.dtype == matching(each.dtype, dtype) for each in held):
+    there = device is None or all(each.device == torch.device(device) for each in held)
+    if there and all(each.dtype == matching(each.dtype, dtype) for each in held):
         return module  # also one without values, which torch can't move
     module._apply(lambda tensor: tensor.to(device, matching(tensor.dtype, dtype)))
     return module

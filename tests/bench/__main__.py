@@ -34,7 +34,7 @@ PARTS = (
         "packed",
         "ddp",
     ),
-    *("ring", "pipeline", "context", "recompute", "parameter_server", "tensorflow", "gpu"),
+    *("ring", "pipeline", "context", "recompute", "start_memory", "parameter_server", "tensorflow", "gpu"),
 )
 """Files of this folder. Each has `figures()`, which is empty where what it needs is not there."""
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Shard as Sharded
 from torch.nn.parallel import DistributedDataParallel
 
 from parallelbench.config.components import Shard
+from parallelbench.models.initial import fill
 from parallelbench.models.moe_layers import Experts, MixtureOfExperts
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.replica import ModuleReplica
@@ -41,6 +42,7 @@ def divide_experts(model: nn.Module, world: World, ranks: int) -> None:
     """
     divided = []
     for path, name, experts in _stacked(model):
+        fill(experts)
         whole = getattr(experts, name)
         setattr(experts, name, nn.Parameter(whole.detach().chunk(ranks)[world.rank % ranks].clone()))
         divided.append(f"{path}.{name}")

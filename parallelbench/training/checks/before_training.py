@@ -188,19 +188,26 @@ class Initial:
     def __init__(self, model: nn.Module, run: RunConfig, world: World) -> None:
         """`model`: as it is built; a strategy may change it afterwards."""
         state = model.state_dict() if world.rank == 0 else {}
-        self._state = {name: tensor.detach().clone() for name, tensor in state.items()}
+        filled = {name: tensor.detach().clone() for name, tensor in state.items() if not tensor.is_meta}
+        self._state = filled if len(filled) == len(state) else None
         self._dtype = dtype_of(run.precision)
 
-    def finding(self, replica: Replica) -> Finding:
-        """Hold what a replica has before its first step against it; means nothing but on rank 0. A collective."""
+    def finding(self, replica: Replica, build: Callable[[], nn.Module] | None = None) -> Finding:
+        """Hold what a replica has before its first step against it; means nothing but on rank 0. A collective.
+
+        `build`: what builds the model with all its values at once, if it was given without.
+        """
         held = replica.full_state_dict()
+        if self._state is None:
+            assert build is not None
+            self._state = build().state_dict()
         unlike = [name for name in self._state.keys() | held.keys() if not self._is_held(name, held.get(name))]
         what = f"tensors, before the first step, that are not those of the seed, of {len(self._state)}"
         return Finding(INITIAL, what, difference=float(len(unlike)), limit=0.0)
 
     def _is_held(self, name: str, held: torch.Tensor | None) -> bool:
         """As the run's arithmetic has it."""
-        own = self._state.get(name)
+        own = (self._state or {}).get(name)
         if own is None or held is None:
             return False
         own = own.to(matching(own.dtype, self._dtype))

@@ -80,7 +80,10 @@ class ClosingCheck:
         world: World,
         loader_of: LoaderOf,
         traits: Traits = TRAITS,
+        too_large: str = "",
     ) -> None:
+        """`too_large`: why rank 0 can't hold whole models, the same on every rank; empty: it can."""
+        self._too_large = too_large
         self._replica, self._loader, self._run, self._world, self._loader_of = replica, loader, run, world, loader_of
         self._traits = traits
         self._findings: list[Finding] = []
@@ -89,17 +92,21 @@ class ClosingCheck:
         self.gloo_bytes_per_step_sum: float | None = None
         """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
 
-    def findings(self, model: nn.Module, *, loss: float, accuracy: float, sent: Sequence[Sent]) -> list[Finding]:
+    def findings(self, model: nn.Module | None, *, loss: float, accuracy: float, sent: Sequence[Sent]) -> list[Finding]:
         """Compare; what is found is on rank 0, elsewhere nothing. A collective.
 
-        `model`: the run's model as it is built, on the CPU, which is consumed.
+        `model`: on rank 0 the run's model as it is built, on the CPU, which is consumed; None where it is too large.
         `loss` and `accuracy`: as evaluated after the last epoch. `sent`: by this rank, in each epoch.
         """
         self._settings()
+        if self._too_large:
+            self._findings += [Finding(check, self._too_large) for check in ("evaluation", "steps", "bytes", EXCHANGES)]
+            return self._findings if self._world.rank == 0 else []
         state = self._replica.full_state_dict()
-        if self._traits.draws:
-            stay_in_evaluation(model)
         if self._world.rank == 0:
+            assert model is not None
+            if self._traits.draws:
+                stay_in_evaluation(model)
             self._judge = Judge(model, self._run, self._world, self._loader_of, traits=self._traits)
             self._findings += self._judge.evaluation(state, loss=loss, accuracy=accuracy)
         reason = why_no_steps(self._run, self._traits) or self._why_not_in_evaluation()

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import psutil
 
 from parallelbench.config.components import EXACT, TRAITS
 from parallelbench.config.run import own_reference
@@ -40,6 +41,19 @@ CLOSING_STEPS = 3
 """Steps after the last epoch that are compared: a strategy that idles every other step idles in one of them."""
 WIDEST_TOLERANCE = 0.05
 """Most that a strategy may ask for (`Strategy.parity_tolerance`): what gradients rounded to bf16 need."""
+
+
+_BYTES_COMPARED = 64
+"""Of rank 0's host memory, for each parameter, at least: the run's states before and after a step and its gradients in
+fp32, and plain code's in fp64."""
+
+
+def why_too_large(parameters: int) -> str:
+    """Why this machine can't hold all that is compared of a whole model; empty: it can."""
+    needed, there = _BYTES_COMPARED * parameters, psutil.virtual_memory().total
+    if needed <= there:
+        return ""
+    return f"whole models of {parameters:,} parameters take {needed >> 30} GiB of host memory, of {there >> 30} GiB"
 
 
 def granted_tolerance(run: RunConfig) -> float:
