@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --durations=15 --dist worksteal
 STAMP := .venv/.installed
 INSTALL = @$(PYTHON) launch/installation.py $(@D)
 
-.PHONY: help install demo sweep report notebook debug test test-all test-slurm lint gpu-check bench site
+.PHONY: help install demo sweep report notebook debug test test-all test-slurm lint gpu-check bench mutants site
 .PRECIOUS: .venv-%/.installed
 
 help:  ## this list
@@ -71,6 +71,10 @@ gpu-check:  ## what only a GPU can show (needs no installation but for whole run
 
 bench: $(STAMP)  ## paired benchmarks of the suite itself; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench
+
+mutants: $(STAMP)  ## which tests see a wrong number: 30 small changes of the source, each tried (hours on two cores)
+	$(BIN)/python -m tests.mutants $(ARGS)
+	$(BIN)/python -m tests.docs
 
 site: .venv-site/.installed  ## docs/ as a site in .site/; a link or an anchor that leads nowhere ends it
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --clean

@@ -32,7 +32,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.results.attempt import DISTURBED, OUTCOMES
 from parallelbench.results.tables import TABLES, TABLES_VERSION
-from tests import published_figures
+from tests import mutants, published_figures
 from tests.cuda_branches import places
 from tests.faults import faults
 from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
@@ -268,7 +268,27 @@ def reliability_page() -> str:
         own = [fault for fault in found if fault.area == area]
         parts += [f"| {fault.name} | {fault.injection} | {fault.outcome} | `{fault.test}` |" for fault in own]
         parts.append("")
-    return "\n".join([*parts, *_gpu_findings()])
+    return "\n".join([*parts, *_mutants(), *_gpu_findings()])
+
+
+_MUTANTS_INTRO = """## Mutants
+
+`make mutants` changes the source at places that are drawn at random, and runs the tests of `make test` near each, up to
+the first failure. This is what it found last; the source may have changed since. Faults of a whole strategy are in
+`tests/planted.py`; `tests/test_closing.py` has which check must see each.
+
+| where | change | first failure |
+|---|---|---|"""
+
+
+def _mutants() -> Iterator[str]:
+    yield _MUTANTS_INTRO
+    for mutant, failed in mutants.found().items():
+        where, change = (part.replace("|", "\\|") for part in mutant.split(": ", 1))
+        places = " ".join(f"`{place}`" for place in where.split())
+        test = f"`{failed.partition('[')[0]}`" if failed else "none"
+        yield f"| {places} | `{change}` | {test} |"
+    yield ""
 
 
 _FINDINGS_INTRO = """## GPUs
