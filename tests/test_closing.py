@@ -24,7 +24,7 @@ from parallelbench.strategies.single import Single
 from parallelbench.training.checks.before_training import Initial
 from parallelbench.training.checks.closing import ClosingCheck
 from parallelbench.training.checks.compared import CLOSING_STEPS, WIDEST_TOLERANCE
-from parallelbench.training.checks.judge import LARGEST_LIMIT, MARGIN, relative_difference, unmoved
+from parallelbench.training.checks.judge import LARGEST_LIMIT, MARGIN, _unscaled, relative_difference, unmoved
 from parallelbench.training.checks.parity import as_arrays, largest_difference
 from parallelbench.training.loop import Trainer
 from parallelbench.training.observers import unlike_ranks
@@ -518,3 +518,10 @@ def test_a_difference_of_names_or_shapes_is_infinite_and_a_nan_stays() -> None:
     assert relative_difference({"a": torch.ones(3), "b": torch.full((2,), 1.5)}, one) == pytest.approx(0.5)
     tiny = {"a": torch.ones(4), "b": torch.zeros(2)}
     assert relative_difference(tiny | {"b": torch.tensor([1e-3, 0.0])}, tiny) == pytest.approx(1e-3 / 0.02)
+
+
+def test_a_loss_scale_that_a_fused_optimizer_leaves_in_gradients_is_taken_out() -> None:
+    expected = {"weight": torch.tensor([1.0, -2.0])}
+    for left in (1.0, 1024.0):
+        found = _unscaled({"weight": expected["weight"] * left}, 1024.0, expected)
+        assert found["weight"].equal(expected["weight"])
