@@ -24,7 +24,7 @@ from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
 from parallelbench.loaders import stream as stream_module
-from parallelbench.measure import attribution, bandwidth, machine, memory
+from parallelbench.measure import attribution, bandwidth, machine_probe, memory
 from parallelbench.measure.attribution import AttributionPass
 from parallelbench.measure.spans import waits_are_hidden
 from parallelbench.strategies import state
@@ -136,16 +136,16 @@ def test_an_all_reduce_is_timed_until_the_device_has_done_it(
 
 @pytest.mark.slow
 def test_a_gpus_speed_is_measured_in_fp16(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_SIDES", {"cuda": 8})
-    monkeypatch.setattr(machine, "_COPIED_BYTES", {"cuda": 64})
+    monkeypatch.setattr(machine_probe, "_SIDES", {"cuda": 8})
+    monkeypatch.setattr(machine_probe, "_COPIED_BYTES", {"cuda": 64})
     types = []
 
     def fastest(pieces: Any, _: Any) -> float:
         types.extend([piece() for piece in pieces])
         return 2.0
 
-    monkeypatch.setattr(machine, "fastest_s", fastest)
-    assert machine._measured(WORLD) == (8**3, 64.0)
+    monkeypatch.setattr(machine_probe, "fastest_s", fastest)
+    assert machine_probe._measured(WORLD) == (8**3, 64.0)
     assert [values.dtype for values in types] == [torch.float16, torch.uint8]
 
 

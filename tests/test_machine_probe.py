@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from parallelbench.measure import machine
-from parallelbench.measure.machine import probe
+from parallelbench.measure import machine_probe
+from parallelbench.measure.machine_probe import probe
 from parallelbench.world.world import World
 
 if TYPE_CHECKING:
-    from parallelbench.measure.machine import Moment
+    from parallelbench.measure.machine_probe import Moment
 
 
 class Three(World):
@@ -26,7 +26,7 @@ class Three(World):
 
 @pytest.mark.parametrize("moment", ["start", "end"])
 def test_the_slowest_of_all_ranks_counts(moment: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_measured", lambda _: (3e9, 6e9))
+    monkeypatch.setattr(machine_probe, "_measured", lambda _: (3e9, 6e9))
     expected = {
         "start": {"probed_start_matmul_flop_per_s": 2e9, "probed_start_memory_bytes_per_s": 5e9},
         "end": {"probed_end_matmul_flop_per_s": 2e9, "probed_end_memory_bytes_per_s": 5e9},
@@ -57,7 +57,7 @@ def test_operations_and_bytes_are_counted_by_the_textbook(monkeypatch: pytest.Mo
         clock.now += 4.0
         return copy(target, source)
 
-    monkeypatch.setattr(machine, "time", clock)
+    monkeypatch.setattr(machine_probe, "time", clock)
     monkeypatch.setattr(torch, "mm", timed_multiply)
     monkeypatch.setattr(torch.Tensor, "copy_", timed_copy)
     found = probe(World(), "start")

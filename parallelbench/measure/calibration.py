@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from parallelbench.config.build import from_mapping
-from parallelbench.measure.machine import fastest_s
+from parallelbench.measure.machine_probe import fastest_s
 from parallelbench.measure.memory import release
 from parallelbench.processes import die_with_parent
 from parallelbench.world import cuda

@@ -15,7 +15,7 @@ from parallelbench.config.run import own_reference
 from parallelbench.errors import ConfigError, EngineError
 from parallelbench.loaders.resident import Resident
 from parallelbench.measure.layers import count_facts
-from parallelbench.measure.machine import probe
+from parallelbench.measure.machine_probe import probe
 from parallelbench.measure.memory import release
 from parallelbench.models.gpt import GptOptions
 from parallelbench.models.initial import unfilled
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
     from parallelbench.loaders.order import BatchLoader
     from parallelbench.measure.clock import StartUp
-    from parallelbench.measure.machine import Moment
+    from parallelbench.measure.machine_probe import Moment
     from parallelbench.results.attempt import Attempt
     from parallelbench.results.journal import Journal
     from parallelbench.training.checkpoint import Resumed
