@@ -44,7 +44,11 @@ def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
         if name not in known:
             raise ConfigError(f"{name} is no figure: {choices(name, sorted(known))}")
     chosen = sorted(names or sorted(known), key=lambda name: known[name].order)
-    return [_drawn(name, known[name], runs) for name in chosen]
+    from altair.utils.schemapi import debug_mode
+
+    # Else each part of a chart is held against Vega-Lite's schema over and over. Tests do that.
+    with debug_mode(False):
+        return [_drawn(name, known[name], runs) for name in chosen]
 
 
 class _Known(NamedTuple):
@@ -76,7 +80,7 @@ def _drawn(name: str, known: Chart | _Known, runs: Runs) -> Figure:
 
 def specification(chart: alt.FacetChart) -> dict[str, Any]:
     """The chart as Vega-Lite, without the address of its schema."""
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = chart.to_dict(validate=False)
     del spec["$schema"]
     return spec | {"datasets": {name: list(rows) for name, rows in spec["datasets"].items()}}
 

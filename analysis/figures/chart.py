@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import polars as pl
 import polars.selectors as cs
-from altair.utils.schemapi import debug_mode
 
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
@@ -351,9 +350,8 @@ def shown(data: pl.DataFrame) -> pl.DataFrame:
 def records(data: pl.DataFrame) -> alt.Data:
     """The rows of the panels that are drawn, inlined. What has no place on an axis, and none in JSON, is null."""
     data = data.with_columns(pl.when(cs.float().is_finite()).then(cs.float()))
-    with debug_mode(False):  # else every value is checked against the schema of Vega-Lite, which takes most of the time
-        # Altair copies lists, with all that is in them, for each part of a chart; a tuple it takes as it is.
-        return alt.InlineData(values=tuple(shown(data).to_dicts()))
+    # Altair copies lists, with all that is in them, for each part of a chart; a tuple it takes as it is.
+    return alt.InlineData(values=tuple(shown(data).to_dicts()))
 
 
 DISTURBED = f"Paler, hollow or marked {DISTURBED_MARK}: others disturbed these runs. They are compared with nothing."
