@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from parallelbench.config.components import Model, Split
+from parallelbench.config.components import Anatomy, Linears, Model
 from parallelbench.models.modules import Dense, sequence
 
 Oddity = Literal[
@@ -42,16 +42,9 @@ class Odd(Model, frozen=True, kw_only=True):
     def layer_names(self) -> tuple[str, ...]:
         return ("inputs", "hidden", "odd", "out")
 
-    @property
-    def tied_layers(self) -> tuple[str, ...]:
-        return ("hidden", "odd") if self.oddity == "tied_and_said" else ()
-
-    def tensor_plan(self) -> dict[str, Split]:
-        return {"inputs.linear": "column", "hidden.linear": "row"}
-
-    @property
-    def tensor_units(self) -> int:
-        return WIDTH
+    def anatomy(self) -> Anatomy:
+        linears = Linears({"inputs.linear": "column", "hidden.linear": "row"}, units=WIDTH)
+        return Anatomy(linears, tied=("hidden", "odd") if self.oddity == "tied_and_said" else ())
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         if self.oddity == "default_dtype":

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from launch.sweep import one_run
+from parallelbench.config.components import Anatomy, Vocabulary
 from parallelbench.errors import ConfigError
 from parallelbench.models.mlp import LogisticRegression
 from parallelbench.training.checks.components import check_logits
@@ -108,11 +109,12 @@ def test_a_language_model_may_have_a_larger_vocabulary_that_it_declares() -> Non
     check_logits(run)
 
     class Undeclared(type(run.model), frozen=True, kw_only=True):  # type: ignore[misc]
-        vocabulary_entries = 0
+        def anatomy(self) -> Anatomy:
+            return super().anatomy()._replace(vocabulary=Vocabulary())
 
     model = Undeclared(**msgspec.structs.asdict(run.model))
     with pytest.raises(
-        ConfigError, match=r"gives shape \(4, 16, 64\), not \(4, 16, 50\): .*vocabulary_entries=64 in the"
+        ConfigError, match=r"gives shape \(4, 16, 64\), not \(4, 16, 50\): .*Vocabulary\(entries=64\) in its"
     ):
         check_logits(msgspec.structs.replace(run, model=model))
 

@@ -228,7 +228,7 @@ def _repeated(job: SuiteJob) -> Values:
     if chosen == "full":
         shares[:-1] = 1.0
     elif chosen == "selective":
-        block = job.run.model.attention.partition(".")[0]
+        block = job.run.model.anatomy().attention.partition(".")[0]
         attends = np.array([fnmatchcase(layer.name, block) for layer in job.layers])
         inner = counts["product_flop"] - counts["shardable_flop"]
         shares = np.where(attends, inner / np.maximum(counts["product_flop"], 1.0), 0.0)

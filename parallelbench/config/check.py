@@ -182,7 +182,8 @@ def _recomputation(run: RunConfig) -> Rules:
         f"{who}: {strategy.framework} trains with a backward pass of its own",
         (key, "strategy"),
     )
-    yield chosen == "selective" and not model.attention, f"{who}: model={model.name} names no attention", (key,)
+    attends = model.anatomy().attention
+    yield chosen == "selective" and not attends, f"{who}: model={model.name} names no attention", (key,)
     yield (
         chosen == "full" and len(model.layer_names) == 1,
         f"{who}: model={model.name} has one layer, whose backward pass follows at once",
@@ -196,12 +197,12 @@ def _recomputation(run: RunConfig) -> Rules:
 
 def _updates(run: RunConfig) -> Rules:
     """Losses of a model's own where no rank could add them; rates and clipping that updates don't follow."""
-    model, strategy = run.model, run.strategy
+    own_loss, strategy = run.model.anatomy().own_loss, run.strategy
     yield (
-        model.own_loss and not strategy.takes_own_loss,
-        f"{model.own_loss} with strategy={strategy.name} is refused: layers of model={model.name} add to the loss, but "
-        "no device has all layers, whole samples and their loss",
-        (model.without_own_loss, "strategy"),
+        own_loss.option and not strategy.takes_own_loss,
+        f"{own_loss.option} with strategy={strategy.name} is refused: layers of model={run.model.name} add to the "
+        "loss, but no device has all layers, whole samples and their loss",
+        (own_loss.without, "strategy"),
     )
     captured = run.graph and strategy.can_be_captured  # else that is refused for itself
     own = "has updates of its own"
@@ -275,7 +276,7 @@ def _gpu_options(run: RunConfig, device_type: str) -> Rules:
     )
     yield run.compile, f"{who}: compile=true makes other launches of a step", ("graph", "compile")
     yield (
-        model.sizes_follow_values,
+        model.anatomy().sizes_follow_values,
         f"{who}: model={model.name} has tensors whose sizes follow from what is computed",
         ("graph",),
     )
@@ -289,7 +290,7 @@ def _gpu_options(run: RunConfig, device_type: str) -> Rules:
 def _compiled(run: RunConfig) -> Rules:
     """To compile steps that torch can't compile whole, and nothing."""
     yield (
-        run.compile and run.model.sizes_follow_values,
+        run.compile and run.model.anatomy().sizes_follow_values,
         f"compile=true is refused: model={run.model.name} has tensors whose sizes follow from what is computed, so "
         "torch would compile for each of them",
         ("compile",),

@@ -99,7 +99,7 @@ class Replica(Protocol):
 
     def take_expert_tokens(self) -> dict[int, list[int]]:
         """Block, from 0 → tokens that each of its experts has had in forward passes of training on this rank since the
-        last call; only of blocks that are on this rank. Asked for with `Model.routed_blocks` only.
+        last call; only of blocks that are on this rank. Asked for with `RoutedExperts.blocks` only.
         """
 
     def close(self) -> None:

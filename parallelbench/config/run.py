@@ -192,7 +192,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     @property
     def logits_per_label(self) -> int:
         """A language model's vocabulary, which may be larger than the data's, or the data's classes."""
-        return self.model.vocabulary_entries or self.data.num_classes
+        return self.model.anatomy().vocabulary.entries or self.data.num_classes
 
     @property
     def metric_size(self) -> int:

@@ -71,7 +71,7 @@ def _counts(run: RunConfig) -> tuple[list[LayerCount], list[float]]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = built(run, torch.float32).eval()
         values = blank(run.data, 1)
-        plan, rows, least_flop = run.model.tensor_plan(), list[LayerCount](), list[float]()
+        plan, rows, least_flop = run.model.anatomy().linears.plan, list[LayerCount](), list[float]()
         for (name, layer), own in zip(model.named_children(), parameters_by_layer(model), strict=True):
             values, row, least = _counted(name, layer, values, plan)
             rows.append(msgspec.structs.replace(row, parameters=sum(each.numel() for each in own), tensors=len(own)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from parallelbench.config.components import Model, Split
+from parallelbench.config.components import Anatomy, Linears, Model
 from parallelbench.errors import ConfigError
 from parallelbench.models.mlp import Counts, dense_plan
 
@@ -24,14 +24,9 @@ class CnnSmall(Model, frozen=True, kw_only=True):
         """`conv1` (with its pooling), `fc1`, `fc2`."""
         return ("conv1", "fc1", "fc2")
 
-    def tensor_plan(self) -> dict[str, Split]:
-        """The dense layers."""
-        return dense_plan(("fc1", "fc2"))
-
-    @property
-    def tensor_units(self) -> int:
-        """Outputs of `fc1`."""
-        return 64
+    def anatomy(self) -> Anatomy:
+        """The dense layers, by the outputs of `fc1`."""
+        return Anatomy(Linears(dense_plan(("fc1", "fc2")), units=64))
 
     def check(self, *, in_channels: int, image_size: int) -> None:
         """Refuse images under 2×2."""
@@ -63,14 +58,9 @@ class CnnLarge(Model, frozen=True, kw_only=True):
         """`conv1` … `conv3` (each with its pooling), `fc1` … `fc3`."""
         return ("conv1", "conv2", "conv3", "fc1", "fc2", "fc3")
 
-    def tensor_plan(self) -> dict[str, Split]:
-        """The dense layers but for the last."""
-        return dense_plan(("fc1", "fc2", "fc3"))
-
-    @property
-    def tensor_units(self) -> int:
-        """Outputs of `fc1`."""
-        return 512
+    def anatomy(self) -> Anatomy:
+        """The dense layers but for the last, by the outputs of `fc1`."""
+        return Anatomy(Linears(dense_plan(("fc1", "fc2", "fc3")), units=512))
 
     def check(self, *, in_channels: int, image_size: int) -> None:
         """Refuse images under 8×8."""

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from parallelbench.config.components import (
-    Kind,
-    Model,
-    Split,
-)
+from parallelbench.config.components import Anatomy, Kind, Linears, Model, Split, Vocabulary
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
 
@@ -99,45 +95,40 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
 
     takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
     predicts_positions: ClassVar[bool] = True
-    attention: ClassVar[str] = "block*.attention"
 
     @property
     def layer_names(self) -> tuple[str, ...]:
         """`embed`, `block1` …, `head`."""
         return ("embed", *(f"block{i + 1}" for i in range(self.layers)), "head")
 
-    @property
-    def tied_layers(self) -> tuple[str, ...]:
-        """Embedding and head, if they share their weights."""
-        return ("embed", "head") if self.tied else ()
-
-    @property
-    def token_heads(self) -> tuple[int, int]:
-        """Of the attention, the only part in which tokens meet."""
-        return self.heads, self.key_heads
-
-    def tensor_plan(self) -> dict[str, Split]:
-        """Attention by heads, the perceptrons by hidden units."""
-        inner = ["attention.query", "attention.key", "attention.value", "fc1"]
-        columns: dict[str, Split] = {f"block*.{name}": "column" for name in inner}
+    def anatomy(self) -> Anatomy:
+        """Attention by heads, the perceptrons by hidden units; embedding and head may share their weights."""
+        columns = ["attention.query", "attention.key", "attention.value", "fc1"]
         if self.mlp == "swiglu":
-            columns["block*.gate"] = "column"
-        return {**columns, "block*.attention.out": "row", "block*.fc2": "row"}
+            columns.append("gate")
+        plan: dict[str, Split] = {f"block*.{name}": "column" for name in columns}
+        plan |= {"block*.attention.out": "row", "block*.fc2": "row"}
+        return Anatomy(
+            Linears(
+                plan,
+                units=math.gcd(self.key_heads, self.hidden_units),  # heads of keys and values divide those of queries
+                limits=f"{self._heads}, {self.hidden_units} hidden units",
+            ),
+            Vocabulary(self.vocabulary, {"embed.tokens": "row", "head.linear": "column"}),
+            tied=("embed", "head") if self.tied else (),
+            attention="block*.attention",
+            token_heads=(self.heads, self.key_heads),
+            sequence_norms=("block*.norm1", "block*.norm2", "head.norm"),
+        )
 
     @property
-    def tensor_units(self) -> int:
-        """Heads of keys and values, which divide those of queries; they have to divide the hidden units too."""
-        return math.gcd(self.key_heads, self.hidden_units)
+    def _heads(self) -> str:
+        return f"model.heads={self.heads}, model.kv_heads={self.key_heads}"
 
     @property
     def token_weights(self) -> int:
         """Weights of a block's perceptron that each token is multiplied by."""
         return (3 if self.mlp == "swiglu" else 2) * self.width * self.hidden_units
-
-    @property
-    def vocabulary_entries(self) -> int:
-        """As the option says."""
-        return self.vocabulary
 
     def mlp_parameters(self, hidden_units: int) -> int:
         """Of a perceptron with so many hidden units."""
@@ -159,15 +150,6 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
         ends = self.vocabulary * self.width * (1 if self.tied else 2) + (self.sequence * self.width if learned else 0)
         return ends + norm + self.layers * (2 * norm + attention + self.block_mlp_parameters)
 
-    def vocabulary_plan(self) -> dict[str, Split]:
-        """Rows of the embedding and of the head."""
-        return {"embed.tokens": "row", "head.linear": "column"}
-
-    @property
-    def sequence_norms(self) -> tuple[str, ...]:
-        """Those before attention, perceptron and head."""
-        return ("block*.norm1", "block*.norm2", "head.norm")
-
     def flop_per_sample(self, tokens: int) -> float:
         """Floating-point operations of training on a sample, by formula: what model FLOPs utilisation counts.
 
@@ -177,11 +159,6 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
         attention = 2 * (1 + self.key_heads / self.heads) * self.width**2
         products = 2 * (attention + self.token_weights) + 4 * tokens * self.width
         return 3.0 * tokens * (self.layers * products + 2 * self.width * self.vocabulary)
-
-    @property
-    def tensor_limits(self) -> str:
-        """What has to be divided."""
-        return f"model.heads={self.heads}, model.kv_heads={self.key_heads}, {self.hidden_units} hidden units"
 
     def check(self, *, in_channels: int, image_size: int) -> None:
         """Refuse data with more different tokens than the embedding has, and samples beyond the positions."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from parallelbench.config.components import Kind, Model, Split
+from parallelbench.config.components import Anatomy, Kind, Linears, Model, Split
 from parallelbench.config.structure import Count
 
 if TYPE_CHECKING:
@@ -34,14 +34,9 @@ class Mlp(Model, frozen=True, kw_only=True):
         """`fc1`, `fc2`, …: one more than there are hidden layers; the first one flattens."""
         return tuple(f"fc{i + 1}" for i in range(len(self.hidden) + 1))
 
-    def tensor_plan(self) -> dict[str, Split]:
+    def anatomy(self) -> Anatomy:
         """Layers in pairs, the first of each by outputs; without the last where their number is odd."""
-        return dense_plan(self.layer_names)
-
-    @property
-    def tensor_units(self) -> int:
-        """Every other hidden layer is split."""
-        return math.gcd(*self.hidden[::2])
+        return Anatomy(Linears(dense_plan(self.layer_names), units=math.gcd(*self.hidden[::2])))
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         """Build the layers; takes images of any size."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from parallelbench.config.components import Anatomy, Linears, OwnLoss, RoutedExperts
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt import Gpt
@@ -30,8 +31,6 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
     same however a batch is cut into micro-batches or over ranks. Test losses don't include it.
     """
 
-    sizes_follow_values: ClassVar[bool] = True
-
     experts: Count
     """Perceptrons of a block, each of `mlp_width` hidden units."""
     top_k: Count
@@ -51,62 +50,37 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
             valid = f"model.top_k=2 … {self.experts}" if self.experts > 1 else "model.experts=2 or more, or model=gpt"
             raise ConfigError(f"model.top_k={self.top_k} is refused: {why}; choose {valid}")
 
-    @property
-    def routed_experts(self) -> int:
-        """Those of a block."""
-        return self.experts
+    def anatomy(self) -> Anatomy:
+        """Attention by heads, the shared expert by hidden units; routed experts stay whole.
 
-    @property
-    def routed_blocks(self) -> int:
-        """All."""
-        return self.layers
-
-    @property
-    def routed_share(self) -> float:
-        """By formula."""
-        return self.layers * self.experts * self.expert_parameters / self.parameters
-
-    @property
-    def own_loss(self) -> str:
-        """The balance loss, where there is one."""
-        return f"model.balance={self.balance:g}" if self.balance else ""
-
-    @property
-    def without_own_loss(self) -> str:
-        """The option."""
-        return "model.balance=0"
+        No norm has parts of a sequence: what it gives goes to routers and experts, which tensor ranks don't divide.
+        """
+        gpt = super().anatomy()
+        names = ("fc1", "gate", "fc2")
+        plan = {path: split for path, split in gpt.linears.plan.items() if path.rpartition(".")[2] not in names}
+        limits = self._heads
+        if self.shared_width is not None:
+            shared: dict[str, Split] = {"fc1": "column", "gate": "column", "fc2": "row"}
+            used = [name for name in names if name != "gate" or self.mlp == "swiglu"]
+            plan |= {f"block*.moe.shared.{name}": shared[name] for name in used}
+            limits += f", model.shared_width={self.shared_width}"
+        return gpt._replace(
+            linears=Linears(plan, math.gcd(self.key_heads, self.shared_width or 0), limits),
+            experts=RoutedExperts(
+                each=self.experts,
+                blocks=self.layers,
+                share=self.layers * self.experts * self.expert_parameters / self.parameters,
+            ),
+            own_loss=OwnLoss(f"model.balance={self.balance:g}" if self.balance else "", without="model.balance=0"),
+            sequence_norms=(),
+            sizes_follow_values=True,
+        )
 
     def with_own_loss(self, mean: MeanLoss) -> MeanLoss:
         """Add the blocks' balance losses."""
         from parallelbench.models.moe_layers import with_own_losses
 
         return with_own_losses(mean) if self.balance else mean
-
-    @property
-    def sequence_norms(self) -> tuple[str, ...]:
-        """None: what a norm gives goes to routers and experts, which are not divided among tensor ranks."""
-        return ()
-
-    def tensor_plan(self) -> dict[str, Split]:
-        """Attention by heads, the shared expert by hidden units; routed experts stay whole."""
-        names = ("fc1", "gate", "fc2")
-        plan = {path: split for path, split in super().tensor_plan().items() if path.rpartition(".")[2] not in names}
-        if self.shared_width is not None:
-            shared: dict[str, Split] = {"fc1": "column", "gate": "column", "fc2": "row"}
-            used = [name for name in names if name != "gate" or self.mlp == "swiglu"]
-            plan |= {f"block*.moe.shared.{name}": shared[name] for name in used}
-        return plan
-
-    @property
-    def tensor_units(self) -> int:
-        """Heads of keys and values; they have to divide the hidden units of a shared expert too."""
-        return math.gcd(self.key_heads, self.shared_width or 0)
-
-    @property
-    def tensor_limits(self) -> str:
-        """What has to be divided."""
-        shared = "" if self.shared_width is None else f", model.shared_width={self.shared_width}"
-        return f"model.heads={self.heads}, model.kv_heads={self.key_heads}{shared}"
 
     @property
     def token_weights(self) -> int:

@@ -25,14 +25,14 @@ def recomputing(model: nn.Sequential, run: RunConfig) -> nn.Sequential:
     """The same model, which recomputes in training what `activation_recomputation` says; names and values stay.
 
     full: every layer but the last, whose backward pass begins when its forward pass has ended. selective: what
-    attention computes between its linear layers (`Model.attention`).
+    attention computes between its linear layers (`Anatomy.attention`).
     """
     if run.activation_recomputation == "full":
         for layer in list(model)[:-1]:
             _repeat(layer, "forward")
     elif run.activation_recomputation == "selective":
         for name, module in model.named_modules():
-            if fnmatchcase(name, run.model.attention):
+            if fnmatchcase(name, run.model.anatomy().attention):
                 _repeat(module, "attend")
     return model
 

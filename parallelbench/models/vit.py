@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from parallelbench.config.components import Model, Split
+from parallelbench.config.components import Anatomy, Linears, Model, Split
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError
 
@@ -17,8 +17,6 @@ class Vit(Model, frozen=True, kw_only=True):
 
     Pre-norm blocks, class token, learnt positions, GELU, no dropout.
     """
-
-    attention: ClassVar[str] = "block*.attention"
 
     patch_size: Count
     """Pixels along one side of a patch; divides the image size."""
@@ -44,15 +42,11 @@ class Vit(Model, frozen=True, kw_only=True):
         """`embed`, `block1` …, `head`."""
         return _layer_names(self.depth)
 
-    def tensor_plan(self) -> dict[str, Split]:
-        """Attention by heads, the perceptrons by hidden units."""
-        heads: dict[str, Split] = {f"block*.attention.{name}": "column" for name in ("query", "key", "value")}
-        return {**heads, "block*.attention.out": "row", "block*.fc1": "column", "block*.fc2": "row"}
-
-    @property
-    def tensor_units(self) -> int:
-        """Heads; they divide the hidden units too."""
-        return self.heads
+    def anatomy(self) -> Anatomy:
+        """Attention by heads, the perceptrons by hidden units, which the heads divide, too."""
+        plan: dict[str, Split] = {f"block*.attention.{name}": "column" for name in ("query", "key", "value")}
+        plan |= {"block*.attention.out": "row", "block*.fc1": "column", "block*.fc2": "row"}
+        return Anatomy(Linears(plan, units=self.heads), attention="block*.attention")
 
     def check(self, *, in_channels: int, image_size: int) -> None:
         """Refuse images that the patches don't cover exactly."""
@@ -82,14 +76,9 @@ class VitB16(Model, frozen=True, kw_only=True):
         """`embed`, `block1` … `block12`, `head`."""
         return _layer_names(12)
 
-    def tensor_plan(self) -> dict[str, Split]:
-        """The perceptrons; torchvision's attention keeps query, key and value in one matrix."""
-        return {"block*.mlp.0": "column", "block*.mlp.3": "row"}
-
-    @property
-    def tensor_units(self) -> int:
-        """Hidden units of a perceptron."""
-        return 3072
+    def anatomy(self) -> Anatomy:
+        """The perceptrons by hidden units; torchvision's attention keeps query, key and value in one matrix."""
+        return Anatomy(Linears({"block*.mlp.0": "column", "block*.mlp.3": "row"}, units=3072))
 
     def check(self, *, in_channels: int, image_size: int) -> None:
         """Refuse images without 3 channels, or with sides other than 16, 32, …."""

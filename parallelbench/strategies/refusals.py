@@ -77,9 +77,9 @@ def why_shared(run: RunConfig, traits: Traits) -> str:
     """Why a strategy that takes a model layer by layer can't; empty: it can."""
     for names in traits.shared:
         layers = [name.partition(".")[0] for name in names]
-        if not set(layers) <= set(run.model.tied_layers):
+        if not set(layers) <= set(run.model.anatomy().tied):
             return (
-                f"layers {' and '.join(layers)} share a parameter: name them in the model's `tied_layers` "
+                f"layers {' and '.join(layers)} share a parameter: name them in the `tied` of the model's `anatomy` "
                 "(docs/adding-a-model.md), or choose strategy=ddp"
             )
     return ""

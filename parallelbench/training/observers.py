@@ -318,7 +318,8 @@ class ExpertBalance(Observer):
 
     def __init__(self, replica: Replica, run: RunConfig) -> None:
         self._replica = replica
-        self._blocks, self._experts = run.model.routed_blocks, run.model.routed_experts
+        experts = run.model.anatomy().experts
+        self._blocks, self._experts = experts.blocks, experts.each
         self._counts: list[float] = []
         """Block by block, of each expert; zeros of blocks that are on other ranks."""
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from parallelbench.config.components import Shard
+from parallelbench.config.components import Anatomy, Shard
 from parallelbench.config.rules import enforce
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
@@ -181,7 +181,7 @@ def spoil_and_evaluate(rank: int, size: int, run: RunConfig, tensor: int) -> dic
     replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     replica.step(next(loader_of(replica, run).train(epoch=1)))
     module = replica._layers if hasattr(replica, "_layers") else replica._module
-    plan, kept = run.model.tensor_plan(), {}
+    plan, kept = run.model.anatomy().linears.plan, {}
     for name, parameter in module.named_parameters():
         layer, _, kind = name.rpartition(".")
         if layer not in plan or (plan[layer], kind) == ("row", "bias"):
@@ -317,10 +317,10 @@ def test_a_model_of_ones_own_without_a_plan_is_told_how_to_give_one(
     of_ones_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = configure(*MLP, "strategy=tensor_parallel", "devices=2")
-    monkeypatch.setattr(type(run.model), "tensor_plan", lambda _: {})
+    monkeypatch.setattr(type(run.model), "anatomy", lambda _: Anatomy())
     if of_ones_own:
         monkeypatch.setattr(type(run.model), "__module__", "mine.models")
     with pytest.raises(ConfigError, match="finds nothing to shard in model=mlp") as refusal:
         enforce(even_shards(run, shards=2, option="devices"))
-    advice = "a model of your own names what is cut in its `tensor_plan` (docs/adding-a-model.md)"
+    advice = "a model of your own names what is cut in the `linears` of its `anatomy` (docs/adding-a-model.md)"
     assert (advice in str(refusal.value)) == of_ones_own

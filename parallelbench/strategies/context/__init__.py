@@ -115,8 +115,8 @@ def parts_of_sequences(run: RunConfig, *, exchange: Exchange, ranks: int, option
 
     `option`: the key that asks for so many ranks.
     """
-    model = run.model
-    if model.token_heads is None:
+    model, token_heads = run.model, run.model.anatomy().token_heads
+    if token_heads is None:
         yield (
             True,
             f"strategy={run.strategy.name} cuts sequences of tokens, which only causal attention may join, but "
@@ -132,7 +132,7 @@ def parts_of_sequences(run: RunConfig, *, exchange: Exchange, ranks: int, option
         f"strategy={run.strategy.name} can't cut data.sequence={tokens} into {parts} equal parts ({option}={ranks})",
         ("data.sequence", f"data.sequence={longer} model.sequence={longer}"),
     )
-    heads, _ = model.token_heads
+    heads, _ = token_heads
     yield (
         by_heads and heads % ranks,
         f"strategy.exchange=all_to_all gives each device whole heads, but {option}={ranks} does not divide "

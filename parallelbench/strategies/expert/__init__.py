@@ -46,7 +46,7 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         """One device, models without experts, experts or devices that ranks don't divide, and fp16."""
         yield from super().rules(run, device_type)
-        devices, experts, ranks = run.devices, run.model.routed_experts, self.expert_ranks
+        devices, experts, ranks = run.devices, run.model.anatomy().experts.each, self.expert_ranks
         yield (
             not experts,
             f"strategy={self.name} finds no experts in model={run.model.name}, as gpt_moe has them",
@@ -71,7 +71,7 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
 
     def state_shards(self, run: RunConfig) -> StateShards:
         """An n-th of the experts, and a copy of the rest."""
-        routed = run.model.routed_share
+        routed = run.model.anatomy().experts.share
         part = 1 - routed + routed / self.ranks_per_copy(run)
         return StateShards(part, part, part)
 

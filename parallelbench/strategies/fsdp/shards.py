@@ -114,7 +114,7 @@ def shard_one_by_one(
     shards and one whole layer. `first` is called with the name of each layer and the layer on the device, before it is
     sharded. Weights stay contiguous under `channels_last`, as `fully_shard` demands; images are channels last anyway.
     """
-    contiguous, tied = msgspec.structs.replace(run, channels_last=False), run.model.tied_layers
+    contiguous, tied = msgspec.structs.replace(run, channels_last=False), run.model.anatomy().tied
     policy = MixedPrecisionPolicy()
     if gather == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -40,7 +40,7 @@ def valid_map(layers: Mapping[str, int] | None, run: RunConfig, *, parts: int, p
 
     `part`: the word for one part, "device" or "stage".
     """
-    names, tied, option = run.model.layer_names, run.model.tied_layers, f"strategy.{part}_map"
+    names, tied, option = run.model.layer_names, run.model.anatomy().tied, f"strategy.{part}_map"
     if layers is not None:
         unknown = [name for name in layers if name not in names]
         for name in unknown[:1]:

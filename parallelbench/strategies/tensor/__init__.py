@@ -178,23 +178,23 @@ class DpTp(Strategy, frozen=True, kw_only=True):
 
 def even_shards(run: RunConfig, *, shards: int, option: str) -> Rules:
     """Refuses models whose linear layers can't be cut into `shards`, the number that the key `option` asks for."""
-    who, model = f"strategy={run.strategy.name}", run.model
+    who, model, linears = f"strategy={run.strategy.name}", run.model, run.model.anatomy().linears
     yield from no_fp16(run, SCALES_ALONE)
-    if not model.tensor_plan():
+    if not linears.plan:
         own = package_of(type(model)) != "parallelbench"
-        more = "; a model of your own names what is cut in its `tensor_plan` (docs/adding-a-model.md)" if own else ""
+        hint = "; a model of your own names what is cut in the `linears` of its `anatomy` (docs/adding-a-model.md)"
         yield (
             True,
             f"{who} finds nothing to shard in model={model.name}: only pairs of linear layers are sharded, as "
-            f"DTensor's convolutions are not to be trusted{more}",
+            f"DTensor's convolutions are not to be trusted{hint if own else ''}",
             ("model", "strategy"),
         )
         return
-    because = f" ({model.tensor_limits})" if model.tensor_limits else ""
+    because = f" ({linears.limits})" if linears.limits else ""
     yield (
-        model.tensor_units % shards,
+        linears.units % shards,
         f"{who} can't cut model={model.name} into {shards} equal shards ({option}={shards}): its layers consist of "
-        f"{model.tensor_units} equal parts{because}",
+        f"{linears.units} equal parts{because}",
         (option, "model", "strategy"),
     )
     yield from _parts_of_vocabulary(run, shards=shards)
@@ -213,7 +213,8 @@ def divides_sequence(run: RunConfig) -> bool:
 
 def plan_of(run: RunConfig) -> dict[str, Split]:
     """All that a run's tensor ranks cut."""
-    return run.model.tensor_plan() | (run.model.vocabulary_plan() if divides_vocabulary(run) else {})
+    anatomy = run.model.anatomy()
+    return {**anatomy.linears.plan, **(anatomy.vocabulary.plan if divides_vocabulary(run) else {})}
 
 
 def why_half_planned(run: RunConfig, traits: Traits) -> str:
@@ -223,8 +224,8 @@ def why_half_planned(run: RunConfig, traits: Traits) -> str:
         cut = [any(fnmatchcase(module, path) for path in plan_of(run)) for module in modules]
         if any(cut) and not all(cut):
             return (
-                f"{' and '.join(modules)} share a parameter, and the model's `tensor_plan` cuts only some of them: cut "
-                "all of them or none, or choose strategy=ddp"
+                f"{' and '.join(modules)} share a parameter, and the plan of the model's `linears` cuts only some of "
+                "them: cut all of them or none, or choose strategy=ddp"
             )
     return ""
 
@@ -247,11 +248,12 @@ def _parts_of_vocabulary(run: RunConfig, *, shards: int) -> Rules:
     """Refuses to divide what isn't there or can't be divided, and losses that need all logits at once."""
     if not divides_vocabulary(run):
         return
-    model, key = run.model, "strategy.vocabulary_parallel"
+    model, key, anatomy = run.model, "strategy.vocabulary_parallel", run.model.anatomy()
+    entries, own_loss = anatomy.vocabulary.entries, anatomy.own_loss
     reasons = {
-        f"model={model.name} has no vocabulary to divide": (not model.vocabulary_entries, "model"),
-        f"model.vocabulary={model.vocabulary_entries} can't be divided evenly among {shards} tensor ranks": (
-            model.vocabulary_entries % shards,
+        f"model={model.name} has no vocabulary to divide": (not entries, "model"),
+        f"model.vocabulary={entries} can't be divided evenly among {shards} tensor ranks": (
+            entries % shards,
             "model.vocabulary",
         ),
         f"loss={run.loss.name} needs all logits at once, only cross entropy is computed from parts": (
@@ -259,7 +261,7 @@ def _parts_of_vocabulary(run: RunConfig, *, shards: int) -> Rules:
             "loss=cross_entropy",
         ),
         f"metric={run.metric.name} needs all logits at once": (not isinstance(run.metric, NoMetric), "metric=none"),
-        f"{model.own_loss} adds to a loss computed from parts": (model.own_loss, model.without_own_loss),
+        f"{own_loss.option} adds to a loss computed from parts": (own_loss.option, own_loss.without),
         "compile=true was never tried with an embedding and a loss that send messages": (run.compile, "compile"),
     }
     for reason, (refuses, other) in reasons.items():
@@ -271,7 +273,7 @@ def _parts_of_samples(run: RunConfig, *, shards: int) -> Rules:
     if not divides_sequence(run):
         return
     key = "strategy.sequence_parallel"
-    if not run.model.sequence_norms:
+    if not run.model.anatomy().sequence_norms:
         why = f"model={run.model.name} names no norms that can have parts of a sequence"
         yield True, f"{key}=true is refused: {why}", (key, "model")
         return

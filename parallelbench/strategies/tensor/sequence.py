@@ -49,7 +49,7 @@ def cut_sequence(layer: nn.Module, name: str, run: RunConfig, mesh: DeviceMesh) 
     """Give the layer of this name a part of the tokens where it has norms; the model's first layer cuts them."""
     first, *_, last = run.model.layer_names
     whole = nn.ModuleDict({name: layer})
-    for norm in matching(whole, run.model.sequence_norms):
+    for norm in matching(whole, run.model.anatomy().sequence_norms):
         whole.get_submodule(norm).register_forward_hook(_gathering(mesh, run, is_last=name == last))
     if name == first:
         layer.register_forward_hook(lambda _layer, _inputs, values: _OwnPart.apply(values, mesh))
@@ -83,7 +83,7 @@ class NormGradients:
     """Gradients of the norms' parameters, of which each tensor rank has the part of its tokens."""
 
     def __init__(self, module: nn.Module, run: RunConfig, mesh: DeviceMesh) -> None:
-        norms = set(matching(module, run.model.sequence_norms))
+        norms = set(matching(module, run.model.anatomy().sequence_norms))
         named = module.named_parameters()
         self._parameters = [each for name, each in named if name.rpartition(".")[0] in norms and each.requires_grad]
         self._mesh = mesh
@@ -107,6 +107,6 @@ class NormGradients:
 
 def norm_gradients(module: nn.Module, run: RunConfig, mesh: DeviceMesh | None) -> NormGradients | None:
     """What has to be summed before an update; None: each rank has whole gradients, or its stage has no norms."""
-    if mesh is None or not divides_sequence(run) or not matching(module, run.model.sequence_norms):
+    if mesh is None or not divides_sequence(run) or not matching(module, run.model.anatomy().sequence_norms):
         return None
     return NormGradients(module, run, mesh)

@@ -59,8 +59,8 @@ def place_shards(layers: nn.Module, run: RunConfig, device: torch.device, mesh: 
 
 def sharding(layers: nn.Module, run: RunConfig, mesh: DeviceMesh) -> Callable[[str, nn.Module], None]:
     """A function that keeps this rank's shards of one of the layers, given its name; what they share stays shared."""
-    plan, ties = run.model.tensor_plan(), ties_of(layers)
-    vocabulary = run.model.vocabulary_plan() if divides_vocabulary(run) else {}
+    plan, ties = run.model.anatomy().linears.plan, ties_of(layers)
+    vocabulary = run.model.anatomy().vocabulary.plan if divides_vocabulary(run) else {}
     by_tokens = divides_sequence(run)
 
     def shard(name: str, layer: nn.Module) -> None:

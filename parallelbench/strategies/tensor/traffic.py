@@ -73,7 +73,7 @@ class _SeenExchanges:
         first, *_, self._last = run.model.layer_names
         hooks = {name: self._of_split(split) for name, split in planned(model, plan_of(run)).items()}
         if self._by_tokens:
-            hooks |= dict.fromkeys(matching(model, run.model.sequence_norms), self._of_norm)
+            hooks |= dict.fromkeys(matching(model, run.model.anatomy().sequence_norms), self._of_norm)
             hooks[first] = self._of_first
         self._handles = [
             model.get_submodule(name).register_forward_hook(partial(hook, name.partition(".")[0]))

@@ -179,7 +179,8 @@ def _fix(run: RunConfig, found: Tensor, expected: tuple[int, ...]) -> str:
         per = "for each position of each sample" if run.data.label_shape else "for each sample"
         return f"return {classes} logits {per}, and no other dimensions"
     if run.data.label_shape and found.shape[-1] > classes:
-        return f"let its last layer give {classes} logits, or declare vocabulary_entries={found.shape[-1]} in the model"
+        entries = found.shape[-1]
+        return f"let its last layer give {classes} logits, or declare Vocabulary(entries={entries}) in its anatomy"
     return f"let its last layer give {classes} logits, or correct num_classes of data={run.data.name}"
 
 
