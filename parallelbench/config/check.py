@@ -265,7 +265,7 @@ def _gpu_options(run: RunConfig, device_type: str) -> Rules:
         return
     who = "graph=true is refused"
     if not strategy.can_be_captured:
-        why = f"a step of strategy={strategy.name} can't be captured, only one of single or ddp"
+        why = f"a step of strategy={strategy.name} can't be captured, only one of single, ddp, fsdp or hsdp"
         yield True, f"{who}: {why}", ("graph", "strategy")
         return
     yield not optimizer.can_be_captured, f"{who}: optimizer={optimizer.name} can't be captured", ("graph", "optimizer")

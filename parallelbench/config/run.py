@@ -140,7 +140,7 @@ class Settings(Node, frozen=True, kw_only=True):
     """What backward computes again instead of keeping it. full: every layer but the last. selective: attention between
     its linear layers (Korthikanti et al. 2022, arXiv 2205.05198)."""
     graph: bool = False
-    """Replay each training step as one CUDA graph, so that the host launches it at once; `single` and `ddp` on GPUs."""
+    """Replay each training step as one CUDA graph, so that the host launches it at once; of some strategies on GPUs."""
     cudnn_benchmark: bool = False
     """Let cuDNN time its algorithms for each shape and take the fastest, on GPUs."""
     seed: Annotated[int, Meta(ge=0, lt=2**31)]

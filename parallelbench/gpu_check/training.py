@@ -164,10 +164,11 @@ _STEPS_IN_SHARDS = 3
 
 
 def sharded(world: World) -> str:
-    """In fp64 a model in shards, of which one rank has all, trains like one that is not, with every optimizer."""
+    """In fp64 a model in shards, of which one rank has all, trains like one that is not; captured steps do, too."""
     with _group_of_one(world):
         kinds = ", ".join(dict.fromkeys((group_kinds() or {}).values()))
-        worst = max(_difference_in_shards(world, optimizer) for optimizer in OPTIMIZERS)
+        graphs = (False, True) if world.device_type == "cuda" else (False,)
+        worst = max(_difference_in_shards(world, optimizer, graph) for optimizer in OPTIMIZERS for graph in graphs)
     return f"{at_most('largest relative difference of a loss', worst, 1e-9)}, {', '.join(OPTIMIZERS)}, by {kinds}"
 
 
@@ -182,11 +183,11 @@ def _group_of_one(world: World) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def _difference_in_shards(world: World, optimizer: str) -> float:
-    """Of the losses of some steps."""
+def _difference_in_shards(world: World, optimizer: str, graph: bool) -> float:
+    """Of the losses of some steps, which are captured with `graph`."""
     alone = small_run("cnn_small", optimizer=optimizer, precision="fp64")
     strategy = small_run("cnn_small", strategy="fsdp", devices=2).strategy
-    run = msgspec.structs.replace(alone, strategy=strategy)
+    run = msgspec.structs.replace(alone, strategy=strategy, graph=graph)
     replica = shard_layers(build_model(run), run, world, shards=1, reshard_after_forward=True, gather="stored")
     reference, worst = replica_of(alone, world), 0.0
     for batch in islice(loader_of(alone, world).train(1), _STEPS_IN_SHARDS):

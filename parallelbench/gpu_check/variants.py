@@ -115,8 +115,16 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
     "context_parallel": _EXCHANGES,
     "expert_parallel": {"expert_ranks=2": {"strategy": {"expert_ranks": 2}}},
     "fsdp_cp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP, **_EXCHANGES},
-    "fsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP},
-    "hsdp": {"gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}}, **_ADDING_UP},
+    "fsdp": {
+        "graph": {"graph": True},
+        "gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}},
+        **_ADDING_UP,
+    },
+    "hsdp": {
+        "graph": {"graph": True},
+        "gather=bf16": {"precision": "bf16", "strategy": {"gather": "bf16"}},
+        **_ADDING_UP,
+    },
     "ring_ddp": _ADDING_UP,
     "zero1": _ADDING_UP,
     "tensor_parallel": _DIVIDING,

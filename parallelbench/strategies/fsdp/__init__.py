@@ -100,6 +100,7 @@ class Fsdp(ShardedStrategy, frozen=True, kw_only=True):
     """
 
     takes_own_loss: ClassVar[bool] = True
+    can_be_captured: ClassVar[bool] = True
 
     def ranks_per_copy(self, run: RunConfig) -> int:
         """All ranks share the one copy."""
@@ -113,6 +114,7 @@ class Hsdp(ShardedStrategy, frozen=True, kw_only=True):
     """
 
     takes_own_loss: ClassVar[bool] = True
+    can_be_captured: ClassVar[bool] = True
 
     shard: Count
     """Neighbouring ranks that one copy of the model is sharded over; devices ÷ shard copies train side by side."""

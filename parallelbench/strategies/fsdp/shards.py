@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from parallelbench.config.components import Shard
 from parallelbench.models.norms import synchronize_norms
+from parallelbench.strategies.graph import CapturedReplica
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.replica import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.state import local, size_bytes
@@ -64,7 +65,8 @@ def shard_layers(
         traffic.reduce_scatter("gradient", padded.gradient_bytes, shards)
         traffic.all_reduce("gradient", padded.gradient_bytes / shards, copies)
 
-    return ModuleReplica(
+    kind = CapturedReplica if run.graph else ModuleReplica
+    return kind(
         model,
         run=run,
         world=world,
