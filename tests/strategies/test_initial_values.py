@@ -105,9 +105,10 @@ LARGE = ("data=tokens", "data.vocabulary=50257", "data.sequence=2048", "batch_si
     [
         ("model=mpt_30b", "strategy=fsdp"),
         ("model=mpt_70b", "strategy=tensor_parallel", "strategy.vocabulary_parallel=true"),
+        ("model=mpt_70b", "strategy=pipeline", "model.tied=false"),
         ("model=mpt_30b", "model.layers=4", "strategy=fsdp", "model.tied=false"),
     ],
-    ids=["fsdp", "tensor", "four layers"],
+    ids=["fsdp", "tensor", "pipeline", "four layers"],
 )
 @pytest.mark.exhaustive
 def test_large_models_start_and_step_with_a_share_and_a_layer_in_host_memory(words: tuple[str, ...]) -> None:

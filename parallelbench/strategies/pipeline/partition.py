@@ -5,14 +5,14 @@ The layers are given by an explicit map, or cut into contiguous parts of nearly 
 
 from __future__ import annotations
 
-from copy import deepcopy
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import choices, count_of
 from parallelbench.strategies.refusals import two_devices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
     from torch import Tensor, nn
@@ -76,16 +76,17 @@ def assign(
 def layer_costs(model: nn.Sequential, run: RunConfig) -> list[float]:
     """Floating-point operations of each layer for one image, counted on shapes alone; parameters break ties."""
     import torch
+    from torch.func import functional_call
     from torch.utils.flop_counter import FlopCounterMode
 
     from parallelbench.models.modules import blank
-    from parallelbench.world.numerics import in_arithmetic
 
     value = blank(run.data, 1, dtype=torch.float32, device="meta")
     costs = []
     for layer in model:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            value = in_arithmetic(deepcopy(layer), torch.float32, "meta").eval()(value)
+        state = _empty_state(layer, torch.float32, torch.device("meta"))
+        with _as_in_evaluation(layer), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            value = functional_call(layer, state, (value,))
         parameters = sum(parameter.numel() for parameter in layer.parameters())
         costs.append(counter.get_total_flops() + 1e-6 * parameters)
     return costs
@@ -126,18 +127,27 @@ def values_between(model: nn.Sequential, run: RunConfig, device: torch.device, b
     from parallelbench.models.modules import blank
     from parallelbench.world.numerics import Numerics
 
-    numerics, modes = Numerics(run.precision, device.type), [(each, each.training) for each in model.modules()]
-    for module, _ in modes:
-        module.training = False  # a layer may decide by what it draws, which has no value here
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), numerics.autocast():
+    numerics, fakes = Numerics(run.precision, device.type), FakeTensorMode(allow_non_fake_inputs=True)
+    with _as_in_evaluation(model), fakes, torch.enable_grad(), numerics.autocast():
         value = blank(run.data, batch_size, dtype=numerics.dtype, device=device)
         values = [value]
         for layer in model:
             value = functional_call(layer, _empty_state(layer, numerics.dtype, device), (value,))
             values.append(value)
-    for module, training in modes:
-        module.training = training
     return [torch.empty(value.shape, dtype=value.dtype, device="meta") for value in values]
+
+
+@contextmanager
+def _as_in_evaluation(model: nn.Module) -> Iterator[None]:
+    """In training a layer may decide by what it draws, which has no value here."""
+    modes = [(each, each.training) for each in model.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _empty_state(layer: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
