@@ -75,7 +75,8 @@ def same(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [2, 4])
 def test_training_does_not_depend_on_when_values_are_drawn(tmp_path: Path, size: int) -> None:
     runs = possible(size, KINDS)
     assert {name.partition(",")[0] for name in runs} >= {"ddp", "fsdp", "tensor_parallel", "pipeline", "model_parallel"}
