@@ -15,8 +15,8 @@ from parallelbench.training.checks.parity import statistics_warnings
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.test_parity import SYNTHETIC, assert_equal
-from tests.strategies.training import configure, loader_of, one_device, train
+from tests.strategies.test_parity import SYNTHETIC
+from tests.strategies.training import configure, loader_of
 
 MLP = [*SYNTHETIC, "model=mlp", "data.image_size=32"]
 RESNET = [*SYNTHETIC, "model=resnet_tiny", "data.image_size=32"]
@@ -26,22 +26,6 @@ DEVICES = {"ddp": 2, "ring_ddp": 2, "zero1": 2, "fsdp": 2, "hsdp": 4}
 def accumulating(strategy: str, micro_batches: int, *options: str) -> RunConfig:
     asked = [f"strategy={strategy}", f"devices={DEVICES[strategy]}", f"strategy.micro_batches={micro_batches}"]
     return configure(*(options if any(each.startswith("model=") for each in options) else (*MLP, *options)), *asked)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", DEVICES)
-@pytest.mark.cases("ddp", "fsdp")
-def test_micro_batches_train_like_one_device_on_the_whole_batch(strategy: str, tmp_path: Path) -> None:
-    run = accumulating(strategy, 3)
-    assert_equal(run_ranks(train, run.devices, tmp_path, run), one_device(run), tolerance=1e-9)
-
-
-@pytest.mark.cases("ddp")
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_clipped_gradients_are_those_of_all_micro_batches(strategy: str, tmp_path: Path) -> None:
-    run = accumulating(strategy, 2, "clip_norm=0.01")
-    assert_equal(run_ranks(train, run.devices, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
 def bytes_of_a_step(rank: int, size: int, run: RunConfig) -> dict[str, float]:

@@ -28,8 +28,8 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import configured
 from tests.ranks import run_ranks
-from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC, assert_equal
-from tests.strategies.training import STEPS, configure, loader_of, one_device, shard_loader, train
+from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC
+from tests.strategies.training import STEPS, configure, loader_of, one_device, shard_loader
 from tests.test_closing import NORMED, SMALL, closed, failed, on_ranks, passed, stays_right
 from tests.test_parity_gate import gate
 
@@ -72,23 +72,6 @@ def test_short_gradients_stay_as_they_are() -> None:
     torch.testing.assert_close(
         one_device(run), one_device(msgspec.structs.replace(run, clip_norm=None)), rtol=0, atol=0
     )
-
-
-@pytest.mark.cases("servers")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["strategy=fsdp", "devices=4", *MODELS["vit_tiny"]],  # its class token has fewer rows than shards
-        ["strategy=dp_tp", "devices=4", *MODELS["vit_tiny"]],
-        ["strategy=parameter_server", "strategy.servers=2", "devices=4", *MODELS["mlp"]],
-        ["strategy=pipeline", "devices=2", "strategy.schedule=zbv", "strategy.stages_per_rank=2", *MODELS["vit_tiny"]],
-    ],
-    ids=["fsdp", "dp_tp", "servers", "zbv"],
-)
-def test_parts_of_unequal_size_add_up(options: list[str], tmp_path: Path) -> None:
-    run = configure(*SYNTHETIC, *options, CLIPPED)
-    assert_equal(run_ranks(train, run.devices, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
 # --- bytes and time

@@ -25,10 +25,8 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_attribution import shares, with_a_slow_rank
-from tests.strategies.test_parity import assert_equal
 from tests.strategies.test_recomputation import same_bits
-from tests.strategies.test_recomputation import trained as recomputed_training
-from tests.strategies.training import configure, loader_of, one_device, train
+from tests.strategies.training import configure, loader_of, train
 from tests.test_checkpoint import equal, interrupted
 from tests.test_closing import failed, on_ranks, passed
 from tests.test_parity_gate import gate
@@ -46,18 +44,6 @@ def small(exchange: str, devices: int, *options: str) -> RunConfig:
     return configure(*TOKENS, *SMALL, *asked, *options)
 
 
-@pytest.mark.cases("all_to_all-2-gpt2")
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [(), LLAMA, ("model.kv_heads=1",)], ids=["gpt2", "llama", "one_kv_head"])
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_parts_of_sequences_train_like_one_device(
-    exchange: str, devices: int, options: tuple[str, ...], tmp_path: Path
-) -> None:
-    run = small(exchange, devices, *options)
-    assert_equal(run_ranks(train, devices, tmp_path, run), one_device(run), tolerance=1e-9)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputed", ["full", "selective"])
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -71,14 +57,7 @@ def test_attention_that_backward_computes_again_gives_the_same_bits(
 
 
 def both_trained(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str, Any]]:
-    return [recomputed_training(rank, size, run) for run in runs]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [("clip_norm=0.2",), ("model.tied=true", "loss.label_smoothing=0.1")])
-def test_options_of_training_mean_what_they_mean_on_one_device(options: tuple[str, ...], tmp_path: Path) -> None:
-    run = small(EXCHANGES[0], 2, *options)
-    assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=1e-9)
+    return [train(rank, size, run) for run in runs]
 
 
 def _layers(replica: Any, kind: type[nn.Module]) -> list[Any]:

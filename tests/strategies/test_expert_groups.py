@@ -18,10 +18,9 @@ from parallelbench.world.world import World
 from tests.planted import once_after
 from tests.ranks import run_ranks
 from tests.strategies.test_expert_parallel import held, own, sent_in_a_step, small
-from tests.strategies.test_gpt_parity import TOKENS
-from tests.strategies.test_moe_parity import EXPERTS, LLAMA, SMALL, assert_like_one_device
+from tests.strategies.test_moe_parity import LLAMA
 from tests.strategies.test_parity import assert_equal
-from tests.strategies.training import configure, loader_of, one_device, train
+from tests.strategies.training import loader_of, one_device, train
 from tests.test_closing import failed, on_ranks, passed, stays_right
 
 if TYPE_CHECKING:
@@ -35,31 +34,6 @@ RANKS = 2
 
 def grouped(*options: str, devices: int = 4, expert_ranks: int = RANKS) -> RunConfig:
     return small(f"strategy.expert_ranks={expert_ranks}", *options, devices=devices)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["optimizer.momentum=0.9", "clip_norm=0.01"],
-        [*LLAMA, "optimizer=adamw", "model.tied=true", "activation_recomputation=selective"],
-        [],
-    ],
-    ids=["clipped", "llama", "plain"],
-)
-@pytest.mark.cases("clipped", "llama")
-def test_groups_train_like_one_device(options: list[str], tmp_path: Path) -> None:
-    """13 test samples: ranks have 4, 3, 3 and 3."""
-    assert_like_one_device(grouped(*options), tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_groups_without_test_samples_compute_those_of_others(tmp_path: Path) -> None:
-    few = [text.replace("test_samples=13", "test_samples=1") for text in TOKENS]
-    options = ("strategy=expert_parallel", "devices=4", f"strategy.expert_ranks={RANKS}")
-    assert_like_one_device(configure(*few, *SMALL, *EXPERTS, *options), tmp_path)
 
 
 def groups_apart(rank: int, size: int, run: RunConfig) -> Any:

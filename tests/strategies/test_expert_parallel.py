@@ -22,7 +22,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import TOKENS
-from tests.strategies.test_moe_parity import EXPERTS, LLAMA, SMALL, assert_like_one_device
+from tests.strategies.test_moe_parity import EXPERTS, LLAMA, SMALL
 from tests.strategies.test_parity import assert_equal
 from tests.strategies.training import configure, loader_of, one_device, train
 from tests.test_closing import failed, on_ranks, passed
@@ -32,30 +32,6 @@ pytestmark = pytest.mark.slow
 
 def small(*options: str, devices: int = 2) -> RunConfig:
     return configure(*TOKENS, *SMALL, *EXPERTS, "strategy=expert_parallel", f"devices={devices}", *options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        [*LLAMA, "optimizer=adam", "model.tied=true"],
-        ["clip_norm=0.01", "optimizer.momentum=0.9"],
-    ],
-)
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.cases("2-*", "4-options1")
-def test_it_trains_like_one_device(devices: int, options: list[str], tmp_path: Path) -> None:
-    assert_like_one_device(small(*options, devices=devices), tmp_path)
-
-
-@pytest.mark.exhaustive
-def test_a_rank_without_test_samples_computes_those_of_others(tmp_path: Path) -> None:
-    run = configure(*(each for each in TOKENS if "test_samples" not in each), *SMALL, *EXPERTS, "data.test_samples=1")
-    alike = configure(
-        *(each for each in TOKENS if "test_samples" not in each),
-        *(*SMALL, *EXPERTS, "data.test_samples=1", "strategy=expert_parallel", "devices=2"),
-    )
-    assert_equal(run_ranks(train, 2, tmp_path, alike), one_device(run), tolerance=1e-9)
 
 
 @pytest.mark.cases("False")

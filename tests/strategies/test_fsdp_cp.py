@@ -19,7 +19,6 @@ from parallelbench.strategies.context import FsdpCp
 from parallelbench.strategies.context.attention import Ring
 from parallelbench.strategies.context.tokens import ContextGroup
 from parallelbench.strategies.mesh import device_mesh
-from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import PATIENCE_S, run_ranks
@@ -28,7 +27,7 @@ from tests.strategies.test_attribution import shares, with_a_slow_rank
 from tests.strategies.test_compile import train_compiled
 from tests.strategies.test_parity import assert_equal, timeouts_s
 from tests.strategies.test_sharded import held, padded_bytes
-from tests.strategies.training import configure, drive, one_device
+from tests.strategies.training import configure, one_device
 from tests.test_checkpoint import equal, interrupted
 from tests.test_closing import failed, on_ranks, passed
 
@@ -39,30 +38,6 @@ FULL = "activation_recomputation=full"
 def meshed(exchange: str, devices: int, *options: str) -> RunConfig:
     asked = ("strategy=fsdp_cp", f"strategy.exchange={exchange}", f"devices={devices}")
     return configure(*alone.TOKENS, *alone.SMALL, *asked, *options)
-
-
-def trained(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
-    return drive(new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank)), run)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("exchange", "devices", "options"),
-    [
-        ("ring", 2, ()),
-        ("ring", 4, LLAMA),
-        ("ring", 4, ("strategy.context=4", "strategy.micro_batches=3", "clip_norm=0.2")),
-        ("all_gather", 4, ("strategy.reshard_after_forward=false", "model.tied=true", "loss.label_smoothing=0.1")),
-        ("all_gather", 4, (*LLAMA, FULL, "strategy.micro_batches=2")),
-        ("all_to_all", 4, ("optimizer=adamw", "clip_norm=0.2", "lr_schedule=cosine", "epochs=1")),
-        ("all_to_all", 4, ("activation_recomputation=selective", "model.kv_heads=1", "scaling=weak", "batch_size=6")),
-    ],
-)
-@pytest.mark.cases("ring-4-options1", "all_gather-4-options4", "all_to_all-4-options5")
-def test_it_trains_like_one_device(exchange: str, devices: int, options: tuple[str, ...], tmp_path: Path) -> None:
-    run = meshed(exchange, devices, *options)
-    assert_equal(run_ranks(trained, devices, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every strategy trains a language model like one device: losses, gradients, parameters, evaluation, in fp64."""
+"""Language models under strategies: bytes of tied weights, and what does not fit; parity: `test_parity_table.py`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.training.torch_session import build_model
 from tests.ranks import run_ranks
-from tests.strategies.test_parity import OVERRIDES, SHIPPED, assert_equal
-from tests.strategies.training import configure, one_device, train
+from tests.strategies.test_parity import OVERRIDES
+from tests.strategies.training import configure
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,6 @@ LLAMA = ("model.positions=rope", "model.mlp=swiglu", "model.mlp_width=40", "mode
 TIED = ("model.tied=true",)
 PARTED = ("model_parallel", "pipeline", "dp_pp", "dp_pp_tp")
 """Strategies that would put embedding and head on different devices."""
-WHOLE = [name for name in SHIPPED if not name.startswith((*PARTED, "tf_", "data_parallel", "downpour"))]
 
 
 def small(strategy: str, devices: int, *options: str) -> RunConfig:
@@ -37,35 +36,6 @@ def on_some_devices(strategy: str, *options: str) -> RunConfig:
         return small(strategy, 2, *options)
     except ConfigError:
         return small(strategy, 4, *options)
-
-
-def assert_like_one_device(run: RunConfig, folder: Path) -> None:
-    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), folder, run)
-    assert_equal(ranks, one_device(run), tolerance=1e-9)
-
-
-@pytest.mark.cases("parameter_server")
-@pytest.mark.parametrize("strategy", [*WHOLE, "model_parallel", "pipeline", "dp_pp", "dp_pp_tp"])
-def test_every_strategy_trains_gpt_tiny_like_one_device(strategy: str, tmp_path: Path) -> None:
-    assert_like_one_device(on_some_devices(strategy), tmp_path)
-
-
-@pytest.mark.cases("fsdp")
-@pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp", "fsdp", "pipeline"])
-def test_llamas_parts_train_like_one_device(strategy: str, tmp_path: Path) -> None:
-    assert_like_one_device(on_some_devices(strategy, *LLAMA), tmp_path)
-
-
-@pytest.mark.parametrize("strategy", WHOLE)
-@pytest.mark.cases("fsdp", "hsdp", "dp_tp", "zero1")
-def test_tied_weights_train_like_one_device(strategy: str, tmp_path: Path) -> None:
-    assert_like_one_device(on_some_devices(strategy, *TIED), tmp_path)
-
-
-@pytest.mark.exhaustive
-def test_tied_weights_can_stay_on_one_device_of_several(tmp_path: Path) -> None:
-    split = "strategy.device_map={embed: 0, block1: 1, block2: 1, head: 0}"
-    assert_like_one_device(small("model_parallel", 2, *TIED, split), tmp_path)
 
 
 @pytest.mark.parametrize("strategy", PARTED)

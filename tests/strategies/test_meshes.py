@@ -26,7 +26,7 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_parity import assert_equal
-from tests.strategies.training import configure, drive, loader_of, one_device, train
+from tests.strategies.training import configure, drive, loader_of, one_device
 from tests.test_parity_gate import gate
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
@@ -101,35 +101,6 @@ def test_dp_tp_sends_what_the_formulas_say(
         assert sent["activation_bytes_sent"] == 2 * (2 - 1) / 2 * summed
         assert sent["gradient_bytes_sent"] == (2 - 1) / 2 * held_bytes
         assert sent["parameter_bytes_sent"] == gathers * (2 - 1) / 2 * held_bytes
-
-
-@pytest.mark.cases("tensor_parallel")
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp"])
-def test_options(strategy: str, tmp_path: Path) -> None:
-    """Updates of many tensors at once meet plain tensors beside DTensors of several meshes here."""
-    devices, model = {"tensor_parallel": (2, CNN), "dp_tp": (4, CNN), "dp_pp_tp": (4, VIT)}[strategy]
-    options = ["optimizer=adam", "optimizer.implementation=foreach", "channels_last=true"]
-    run = configure(*model, f"strategy={strategy}", f"devices={devices}", *options)
-    assert_equal(run_ranks(train, devices, tmp_path, run), one_device(run), tolerance=1e-9)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_copies_of_pipelines_share_batch_statistics(tmp_path: Path) -> None:
-    """With one micro-batch, synchronised norms see the whole batch, so training is that of one device."""
-    model = ["model=resnet_tiny", "model.norm=sync", "strategy.schedule=gpipe", "strategy.micro_batches=1"]
-    run = configure(*DATA, "strategy=dp_pp", "devices=4", *model)
-    assert_equal(run_ranks(train, 4, tmp_path, run), one_device(run), tolerance=1e-9)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zbv"])
-def test_meshes_take_every_schedule(schedule: str, tmp_path: Path) -> None:
-    options = [f"strategy.schedule={schedule}", "strategy.stages_per_rank=2"]
-    run = configure(*DEEP, "strategy=dp_pp_tp", "devices=4", *options)
-    assert_equal(run_ranks(train, 4, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
 def train_and_send(rank: int, size: int, run: RunConfig) -> dict[str, Any]:

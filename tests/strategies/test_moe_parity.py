@@ -1,4 +1,4 @@
-"""Every strategy trains a language model with experts like one device, its balance loss included, in fp64."""
+"""Language models with experts under strategies: their balance loss; parity: `test_parity_table.py`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ pytestmark = pytest.mark.slow
 SMALL = ("model=gpt_moe_tiny", "model.layers=2", "model.width=16", "model.sequence=12", "model.vocabulary=24")
 EXPERTS = ("model.experts=4", "model.mlp_width=24", "model.balance=0.7")
 LLAMA = ("model.positions=rope", "model.mlp=swiglu", "model.kv_heads=2", "model.shared_width=20")
-WHOLE = ("ddp", "ring_ddp", "zero1", "fsdp", "hsdp", "tensor_parallel", "dp_tp", "parameter_server")
-"""Strategies that add a model's own losses."""
 
 
 def routed(strategy: str, *options: str) -> RunConfig:
@@ -33,30 +31,6 @@ def routed(strategy: str, *options: str) -> RunConfig:
         except ConfigError as error:
             refused = error
     raise refused
-
-
-def assert_like_one_device(run: RunConfig, folder: Path) -> None:
-    ranks = run_ranks(train, run.strategy.processes(run, "cpu"), folder, run)
-    assert_equal(ranks, one_device(run), tolerance=1e-9)
-
-
-@pytest.mark.parametrize("strategy", WHOLE)
-@pytest.mark.cases("ddp", "fsdp", "dp_tp")
-def test_strategies_add_the_balance_loss_like_one_device(strategy: str, tmp_path: Path) -> None:
-    assert_like_one_device(routed(strategy), tmp_path)
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "dp_tp", "zero1"])
-@pytest.mark.cases("fsdp", "tensor_parallel")
-def test_gated_and_shared_experts_train_like_one_device(strategy: str, tmp_path: Path) -> None:
-    assert_like_one_device(routed(strategy, *LLAMA), tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("strategy", PARTED)
-@pytest.mark.cases("pipeline")
-def test_layers_on_several_devices_train_without_a_balance_loss(strategy: str, tmp_path: Path) -> None:
-    assert_like_one_device(routed(strategy, "model.balance=0"), tmp_path)
 
 
 @pytest.mark.parametrize("strategy", [*PARTED, "downpour", "sandblaster_lbfgs"])

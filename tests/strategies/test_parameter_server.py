@@ -22,8 +22,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
-from tests.strategies.test_parity import assert_equal
-from tests.strategies.training import STEPS, loader_of, one_device, train
+from tests.strategies.training import STEPS, loader_of
 from tests.test_parity_gate import passed
 
 # --- shards and schedules
@@ -78,21 +77,6 @@ def test_a_schedule_pushes_every_gradient_and_fetches_only_within_the_epoch(
 
 
 # --- sync: like one device
-
-
-@pytest.mark.cases("3-options2")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("devices", "options"),
-    [
-        (4, ["strategy.servers=2", "optimizer=adam"]),
-        (4, ["strategy.servers=3", "optimizer=adagrad", "channels_last=true"]),
-        (3, ["optimizer.weight_decay=0.01", "scaling=weak", "batch_size=8"]),
-    ],
-)
-def test_synchronous_servers_train_like_one_device(devices: int, options: list[str], tmp_path: Path) -> None:
-    run = small("strategy=parameter_server", f"devices={devices}", *options)
-    assert_equal(run_ranks(train, devices, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
 @pytest.mark.exhaustive

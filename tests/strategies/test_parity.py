@@ -97,14 +97,6 @@ def timeouts_s() -> set[float]:
     return {group._get_backend(cpu).options._timeout.total_seconds() for group in groups}
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.cases("cnn_small")
-def test_ddp_options(model: str, tmp_path: Path) -> None:
-    options = ["strategy.static_graph=true", "strategy.gradient_as_bucket_view=false", "strategy.bucket_mib=0.01"]
-    run = configure(*SYNTHETIC, *MODELS[model], "strategy=ddp", "devices=2", *options)
-    assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=1e-9)
-
-
 def test_no_strategy_is_refused_everywhere() -> None:
     """A strategy that no model and no size suits would be skipped above, silently."""
     for strategy in SHIPPED:
@@ -130,15 +122,6 @@ def test_the_tutorials_map_goes_back_to_the_first_device(tmp_path: Path) -> None
 def test_naive_model_parallelism_is_bitwise_equal(tmp_path: Path) -> None:
     run = configure(*SYNTHETIC, *MODELS["cnn_small"], "strategy=model_parallel", "devices=2")
     assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=0.0)
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "model_parallel"])
-@pytest.mark.parametrize("option", ["optimizer=adam", "channels_last=true", "scaling=weak", "optimizer=adagrad"])
-@pytest.mark.cases("optimizer=adam-*", "scaling=weak-*")
-def test_options_do_not_change_what_is_computed(strategy: str, option: str, tmp_path: Path) -> None:
-    size = ["batch_size=12"] if option == "scaling=weak" else []
-    run = configure(*SYNTHETIC, *MODELS["cnn_small"], f"strategy={strategy}", "devices=2", option, *size)
-    assert_equal(run_ranks(train, 2, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
 @pytest.mark.exhaustive

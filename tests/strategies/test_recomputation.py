@@ -17,22 +17,17 @@ from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.test_gpt_parity import on_some_devices, small
-from tests.strategies.test_parity import OVERRIDES, SHIPPED, SYNTHETIC, assert_equal
-from tests.strategies.training import configure, drive, loader_of, one_device
+from tests.strategies.test_gpt_parity import small
+from tests.strategies.test_parity import SYNTHETIC
+from tests.strategies.training import configure, loader_of, train
 
 FULL, SELECTIVE = "activation_recomputation=full", "activation_recomputation=selective"
 RESNET = [*SYNTHETIC, "model=resnet_tiny", "data.image_size=32"]
 VIT = [*SYNTHETIC, "model=vit_tiny", "data.image_size=32"]
 
 
-def trained(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
-    world = World(rank=rank, size=size, local_rank=rank)
-    return drive(new_replica(build_model(run), run, world), run)
-
-
 def alone(*overrides: str) -> dict[str, Any]:
-    return trained(0, 1, configure(*overrides, "strategy=single", "devices=1"))
+    return train(0, 1, configure(*overrides, "strategy=single", "devices=1"))
 
 
 def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -56,7 +51,7 @@ def test_one_device_trains_the_same_bits(work: list[str], precision: str) -> Non
 @pytest.mark.parametrize("recomputation", [FULL, SELECTIVE])
 def test_a_language_model_trains_the_same_bits(recomputation: str) -> None:
     def bits(*options: str) -> dict[str, Any]:
-        return trained(0, 1, small("single", 1, "model.positions=rope", "model.kv_heads=2", *options))
+        return train(0, 1, small("single", 1, "model.positions=rope", "model.kv_heads=2", *options))
 
     same_bits(bits(recomputation), bits())
 
@@ -64,7 +59,7 @@ def test_a_language_model_trains_the_same_bits(recomputation: str) -> None:
 @pytest.mark.exhaustive
 def test_lbfgs_evaluates_the_same_bits() -> None:
     lbfgs = ("optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96")
-    same_bits(*(trained(0, 1, small("single", 1, *lbfgs, *options)) for options in ((FULL,), ())))
+    same_bits(*(train(0, 1, small("single", 1, *lbfgs, *options)) for options in ((FULL,), ())))
 
 
 class Dropping(nn.Module):
@@ -124,35 +119,6 @@ def test_kept_activations_are_the_values_between_layers() -> None:
 
 
 RUNS = {name: small("single", 1, f"activation_recomputation={name}") for name in ("none", "selective", "full")}
-
-
-ABLE = [name for name in SHIPPED if name not in ("data_parallel", "downpour", "model_parallel_tutorial")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ABLE)
-@pytest.mark.cases("ddp", "fsdp", "tensor_parallel", "dp_pp_tp", "context_parallel")
-def test_every_strategy_trains_like_one_device(strategy: str, tmp_path: Path) -> None:
-    run = on_some_devices(strategy, FULL)
-    ranks = run_ranks(trained, run.strategy.processes(run, "cpu"), tmp_path, run)
-    assert_equal(ranks, one_device(run), tolerance=1e-9)
-
-
-@pytest.mark.cases("context_parallel")
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline", "context_parallel"])
-def test_attention_alone_is_recomputed_under_strategies_too(strategy: str, tmp_path: Path) -> None:
-    run = on_some_devices(strategy, SELECTIVE, "model.positions=rope", "model.kv_heads=2")
-    ranks = run_ranks(trained, run.strategy.processes(run, "cpu"), tmp_path, run)
-    assert_equal(ranks, one_device(run), tolerance=1e-9)
-
-
-@pytest.mark.cases("ddp")
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_synchronised_statistics_are_updated_once(strategy: str, tmp_path: Path) -> None:
-    run = configure(*RESNET, "model.norm=sync", f"strategy={strategy}", "devices=2", FULL, *OVERRIDES.get(strategy, []))
-    assert_equal(run_ranks(trained, 2, tmp_path, run), one_device(run), tolerance=1e-9)
 
 
 def bytes_of_a_step(rank: int, size: int, run: RunConfig) -> dict[str, float]:

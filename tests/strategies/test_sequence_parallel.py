@@ -24,30 +24,12 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_fake_groups import failures
-from tests.strategies.test_gpt_parity import LLAMA, TIED, assert_like_one_device, small
-from tests.strategies.test_vocabulary_parallel import DEVICES, DIVIDED, ZBV, continued, on_least
+from tests.strategies.test_gpt_parity import small
+from tests.strategies.test_vocabulary_parallel import DEVICES, DIVIDED, continued, on_least
 from tests.strategies.training import configure, loader_of
 from tests.test_parity_gate import gate
 
 BY_TOKENS = "strategy.sequence_parallel=true"
-
-
-@pytest.mark.cases("tensor_parallel-options2")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("tensor_parallel", ()),
-        ("tensor_parallel", (*LLAMA, *TIED, DIVIDED)),
-        ("tensor_parallel", ("clip_norm=0.01",)),
-        ("dp_tp", (*LLAMA, "clip_norm=0.01")),
-        ("dp_tp", (*TIED, DIVIDED, "strategy.reshard_after_forward=false")),
-        ("dp_pp_tp", ("optimizer=adam",)),
-        ("dp_pp_tp", (*LLAMA, DIVIDED, *ZBV)),
-    ],
-)
-def test_parts_of_sequences_train_like_one_device(strategy: str, options: tuple[str, ...], tmp_path: Path) -> None:
-    assert_like_one_device(on_least(strategy, BY_TOKENS, *options), tmp_path)
 
 
 def seen_and_counted(rank: int, size: int, run: RunConfig) -> dict[str, Any]:

@@ -25,14 +25,12 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.recorded import Recorded
 from tests.strategies.test_fake_groups import failures
-from tests.strategies.test_gpt_parity import LLAMA, SMALL, TIED, TOKENS, assert_like_one_device, small
+from tests.strategies.test_gpt_parity import SMALL, TIED, TOKENS, small
 from tests.strategies.training import configure, loader_of
 from tests.test_parity_gate import gate
 
 DIVIDED = "strategy.vocabulary_parallel=true"
-SMOOTHED = "loss.label_smoothing=0.1"
 DEVICES = {"tensor_parallel": 2, "dp_tp": 4, "dp_pp_tp": 4}
-ZBV = ("strategy.schedule=zbv", "strategy.stages_per_rank=2")
 
 
 def on_least(strategy: str, *options: str) -> RunConfig:
@@ -73,23 +71,6 @@ def test_the_loss_of_parts_is_that_of_the_whole(kind: str, smoothing: float, tmp
         torch.testing.assert_close(found["loss"], whole.detach(), rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(found["gradient"], gradient, rtol=0, atol=1e-9)
         assert torch.equal(found["correct"], logits.argmax(-1) == labels), "of equal logits the first is predicted"
-
-
-@pytest.mark.cases("tensor_parallel-options1")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("tensor_parallel", (*TIED, SMOOTHED)),
-        ("tensor_parallel", LLAMA),
-        ("dp_tp", (*LLAMA, *TIED)),
-        ("dp_tp", (SMOOTHED, "clip_norm=0.01", "strategy.reshard_after_forward=false")),
-        ("dp_pp_tp", ("optimizer=adam",)),
-        ("dp_pp_tp", (*LLAMA, SMOOTHED, *ZBV)),
-    ],
-)
-def test_divided_vocabularies_train_like_one_device(strategy: str, options: tuple[str, ...], tmp_path: Path) -> None:
-    assert_like_one_device(on_least(strategy, DIVIDED, *options), tmp_path)
 
 
 def seen_and_counted(rank: int, size: int, run: RunConfig) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.training.checks.compared import as_reference
+from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
@@ -33,9 +34,7 @@ def configure(*overrides: str) -> RunConfig:
 
 def train(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """Train `STEPS` steps; losses (summed per step, where owned), evaluation sums, state and gradients."""
-    world = World(rank=rank, size=size, local_rank=rank)
-    replica = run.strategy.prepare(build_model(run), run, world)
-    return drive(replica, run)
+    return drive(new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank)), run)
 
 
 def drive(replica: Replica, run: RunConfig) -> dict[str, Any]:
