@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import multiprocessing
 import os
 import pickle
+import sys
+import threading
 import traceback
 import uuid
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from datetime import timedelta
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.connection import Connection
     from pathlib import Path
 
 
@@ -22,8 +26,9 @@ HANGS_AFTER_S = 540
 """Less than a test may take; on a machine that others use, too, ranks that compile need minutes."""
 PATIENCE_S = 240
 """How long a rank waits for another."""
+MOST_IDLE = 4
+"""More ranks are rarely asked for, and each holds its memory."""
 PRELOADED = (
-    "concurrent.futures.process",
     "pytest",
     "torch",
     "torch._dynamo",
@@ -56,26 +61,134 @@ PRELOADED = (
 def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
     """`function(rank, size, *arguments)` in `size` processes that share a gloo group; results by rank.
 
-    `function` must be importable. The first rank to fail decides the exception.
+    `function` must be importable. The first rank to fail decides the exception. Processes go on to the next call,
+    unless `function` has changed what the next would see (`_State`), or has made groups of some of them: torch keeps
+    their names in caches.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
     init = folder / f"init-{uuid.uuid4().hex}"  # of this call: that of an earlier one tells of ranks that are gone
-    with ProcessPoolExecutor(size, mp_context=context) as pool:
-        given = pickle.dumps((function, arguments, os.environ["PATH"]))
-        futures = [pool.submit(_rank, given, rank, size, str(init)) for rank in range(size)]
-        for ended in wait(futures, return_when=FIRST_EXCEPTION).done:
-            ended.result()
-        return [pickle.loads(future.result()) for future in futures]
+    given = pickle.dumps((function, arguments, os.environ["PATH"]))
+    ranks = [_IDLE.pop() if _IDLE else _Rank() for _ in range(size)]
+    results, unchanged = [b""] * size, list[_Rank]()
+    try:
+        for number, rank in enumerate(ranks):
+            rank.pipe.send((given, number, size, str(init)))
+        waiting = {rank.pipe: number for number, rank in enumerate(ranks)}
+        while waiting:
+            for pipe in wait(list(waiting)):
+                number = waiting.pop(pipe)  # type: ignore[call-overload]
+                failed, results[number], goes_on = ranks[number].answer()
+                if failed:
+                    raise RuntimeError(failed)
+                unchanged += [ranks[number]] if goes_on else []
+        _IDLE.extend(unchanged[: MOST_IDLE - len(_IDLE)])
+    finally:
+        for rank in ranks:
+            if rank not in _IDLE:
+                rank.end()
+    return [pickle.loads(result) for result in results]
 
 
-def _rank(given: bytes, rank: int, size: int, init: str) -> bytes:
-    """Takes and gives pickles, which copy tensors: torch would open a file for each, and 1,024 are the usual limit."""
-    import torch
+class _Rank:
+    """A process that waits for what it is to do; it ends with this one."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(PRELOADED))
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,))
+        self._process.start()
+        theirs.close()
+
+    def answer(self) -> tuple[str, bytes, bool]:
+        """Why it has failed or "", what it gives back, and whether it can go on."""
+        try:
+            answer: tuple[str, bytes, bool] = self.pipe.recv()
+        except EOFError:
+            self._process.join()
+            return f"a rank ended without a word, with {self._process.exitcode}", b"", False
+        return answer
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.kill()
+        self._process.join()
+
+
+_IDLE: list[_Rank] = []
+
+
+@atexit.register  # before that of multiprocessing, which waits for its processes
+def _end_all() -> None:
+    while _IDLE:
+        _IDLE.pop().end()
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["TORCH_WARM_POOL"] = "0"  # compilers for Triton, one more torch per rank; C++ is compiled here
+    state = _State()
+    with contextlib.suppress(EOFError):
+        while True:
+            given = pipe.recv()
+            state.restore()
+            before = state.code()
+            failed, result, one_group = _do(*given)
+            pipe.send((failed, result, one_group and before.items() <= state.code().items()))
+
+
+class _State:
+    """What one call could leave behind for the next in the same process."""
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        self._cores = os.sched_getaffinity(0)
+        self._threads = threading.active_count()
+
+    def restore(self) -> None:
+        """Put back what is set on purpose."""
+        import torch
+
+        os.environ.clear()
+        os.environ.update(self._environment)
+        os.sched_setaffinity(0, self._cores)
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+        for name, module in list(sys.modules.items()):
+            if name.startswith("parallelbench."):
+                for value in list(vars(module).values()):
+                    if hasattr(value, "cache_clear"):
+                        value.cache_clear()  # such as meshes of a group that is gone
+
+    def code(self) -> dict[object, int]:
+        """What would be another one if a test had put its own in the place of a function; and threads that go on."""
+        found: dict[object, int] = {"threads": threading.active_count() - self._threads}
+        for name, module in list(sys.modules.items()):
+            if name.startswith(("parallelbench.", "torch.distributed", "torch.nn.", "torch.optim")):
+                for key, value in list(vars(module).items()):
+                    if callable(value):
+                        found[name, key] = id(value)
+                        if isinstance(value, type) and value.__module__ == name:
+                            found |= {
+                                (name, key, own): id(_own(each)) for own, each in vars(value).items() if callable(each)
+                            }
+        return found
+
+
+def _own(function: Any) -> Any:
+    """What torch wraps in its own at first use: an optimizer's step."""
+    return function.__wrapped__ if hasattr(function, "hooked") else function
+
+
+def _do(given: bytes, rank: int, size: int, init: str) -> tuple[str, bytes, bool]:
+    """Why it has failed or "", the result, and whether there was one group only.
+
+    Takes and gives pickles, which copy tensors: torch would open a file for each, and 1,024 are the usual limit.
+    """
     import torch.distributed as dist
 
-    os.environ["TORCH_WARM_POOL"] = "0"  # compilers for Triton, one more torch per rank; C++ is compiled here
-    torch.set_num_threads(1)
     # A rank that hangs ends with its stack on stderr, which fails the test: sub-groups wait for half an hour.
     faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
     timeout = timedelta(seconds=PATIENCE_S)
@@ -87,9 +200,9 @@ def _rank(given: bytes, rank: int, size: int, init: str) -> bytes:
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # another rank has failed, and says so itself
                 dist.barrier()
-        return result
+        return "", result, len(dist.distributed_c10d._world.pg_map) == 1
     except BaseException as error:
-        raise RuntimeError(f"rank {rank}: {error}\n{traceback.format_exc()}") from None
+        return f"rank {rank}: {error}\n{traceback.format_exc()}", b"", False
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
