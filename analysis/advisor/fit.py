@@ -65,8 +65,9 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     "odd_scale": (Prior(2.5, 0.4, least=1 / 0.9), None),
     # width of a device's part of a matrix at which the rate halves
     "narrow_width": (Prior(128.0, 0.7), None),
-    # tokens of a micro-batch at which the rate halves
-    "few_rows": (Prior(256.0, 0.7), None),
+    # elements of a product's result, tokens × a device's part of the width, at which the rate halves; prior: half a
+    # wave of 108 tiles of 128 × 256 (NVIDIA, "Matrix multiplication background", wave quantization; an A100)
+    "few_outputs": (Prior(54.0 * 128.0 * 256.0, 0.7), None),
     # speed of products in 8 bits ÷ in 16; 2 by data sheets
     "fp8_speed": (Prior(1.4, 0.2), None),
     # time of elementwise work ÷ what its bytes take

@@ -100,8 +100,8 @@ class Work:
     """Of matrix products, two per multiply-add."""
     flop_by_column: Values
     """The same ÷ columns of a device's part of each matrix: narrow ones are slow."""
-    flop_by_row: Values
-    """The same ÷ rows that a product takes at once: few are slow."""
+    flop_by_output: Values
+    """The same ÷ elements of a product's result: few tiles leave multiprocessors idle."""
     convolution_flop: Values
     grouped_flop: Values
     """Of grouped convolutions, which reach a small part of the others' speed."""
@@ -161,7 +161,7 @@ Fitted = dict[str, float]
 NEUTRAL: Fitted = {
     **dict.fromkeys(("convolution_scale", "grouped_scale", "attention_scale", "odd_scale", "gradient_scale"), 1.0),
     **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap"), 1.0),
-    **dict.fromkeys(("narrow_width", "few_rows", "loss_bytes", "tensor_launch_s", "softmax_launch_s"), 0.0),
+    **dict.fromkeys(("narrow_width", "few_outputs", "loss_bytes", "tensor_launch_s", "softmax_launch_s"), 0.0),
     **dict.fromkeys(("message_s", "shard_copies", "sharding_scale", "server_copies"), 0.0),
 }
 """What parameters that a fit does not have change: nothing."""
@@ -200,7 +200,7 @@ def _deep(value: Values | float) -> Values:
 def _kernels_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
     """One forward pass of each layer on the device, without launches."""
     deep = {name: _deep(value) for name, value in fitted.items()}
-    narrow, few = deep["narrow_width"] * work.flop_by_column, deep["few_rows"] * work.flop_by_row
+    narrow, few = deep["narrow_width"] * work.flop_by_column, deep["few_outputs"] * work.flop_by_output
     faster = np.where(work.eight_bit > 0, deep["fp8_speed"], 1.0)
     products = deep["product_scale"] * (work.product_flop + narrow + few)
     time = products / machines.rates(work.product_flop) / faster

@@ -294,8 +294,9 @@ def work_of(layouts: Layouts) -> Work:
         return np.stack(np.broadcast_arrays(block, first, last, zero)[:3], axis=-1)
 
     outside, inside = attention_matrix_flops(layouts), mlp_flops(layouts)
-    by_row = outside / tokens(layouts) + inside / mlp_rows(layouts)
-    by_column = (outside + inside) * layouts.tensor / layouts.hidden
+    columns = layouts.hidden / layouts.tensor
+    by_column = (outside + inside) / columns
+    by_output = outside / tokens(layouts) / columns + inside / mlp_rows(layouts) / columns
     experts = np.where(layouts.experts > 1, layouts.experts / layouts.expert * mlp_parameters(layouts), 0.0)
     dense = shared_parameters(layouts) + np.where(layouts.experts > 1, 0.0, mlp_parameters(layouts))
     odd, head = odd_vocabulary(layouts), logit_flops(layouts)
@@ -306,7 +307,7 @@ def work_of(layouts: Layouts) -> Work:
         device=layers(EVENLY, last=layouts.pipeline - 1.0),
         product_flop=layers(outside + inside, last=np.where(odd, 0.0, head)),
         flop_by_column=layers(by_column),
-        flop_by_row=layers(by_row),
+        flop_by_output=layers(by_output),
         convolution_flop=layers(),
         grouped_flop=layers(),
         attention_flop=layers(attention_flops(layouts)),
@@ -346,7 +347,7 @@ def work_of(layouts: Layouts) -> Work:
         made,
         product_flop=half * made.product_flop,
         flop_by_column=half * made.flop_by_column,
-        flop_by_row=half * made.flop_by_row,
+        flop_by_output=half * made.flop_by_output,
         attention_flop=layers(chosen * np.where(fused, 0.0, attention_flops(layouts))),
         odd_flop=layers(),
         logits=layers(),

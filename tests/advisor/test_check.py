@@ -162,7 +162,7 @@ def test_regret_is_what_the_choice_costs() -> None:
 
 @pytest.mark.parametrize(
     ("path", "rows", "mean", "coverage"),
-    [(SINGLE, 986, 0.121, 0.80), (MULTI, 41, 0.092, 0.90), (FOUNDRY, 78, 0.048, 0.95)],
+    [(SINGLE, 986, 0.101, 0.88), (MULTI, 41, 0.08, 0.90), (FOUNDRY, 78, 0.048, 0.95)],
     ids=["vtrain-one-node", "vtrain-several-nodes", "llm-foundry"],
 )
 def test_published_errors_are_those_in_the_docs(
