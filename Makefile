@@ -24,7 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)  ## only install into .venv, e.g. on a login node
 
-.venv-%/.installed: environments/%.txt constraints.txt
+.venv-export/.installed .venv-site/.installed: constraints.txt
+
+.venv-%/.installed: environments/%.txt
 	$(INSTALL) --takes-gb $$(sed -n '1s/^# \([0-9.]*\) GB.*/\1/p' $<) --sees . --requirement $<
 
 venv-%: .venv-%/.installed  ## an environment beside it: venv-tensorflow, venv-velox, venv-export, venv-site

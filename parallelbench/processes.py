@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+FORKED = "PARALLELBENCH_FORKED"
+"""Set in processes that a warm one (`parallelbench.training.warm`) has forked."""
 _THREADS = ("OMP_", "KMP_", "GOMP_", "MKL_")
 """OpenMP's runtimes, and MKL: with fewer threads than torch asks for, its kernels wait for ever or compute garbage."""
 _TORCHRUN = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
 
@@ -95,8 +96,8 @@ class _Rank:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,))
-        self._process.start()
+        self.process = context.Process(target=_serve, args=(theirs,))
+        self.process.start()
         theirs.close()
 
     def answer(self) -> tuple[str, bytes, bool]:
@@ -104,17 +105,22 @@ class _Rank:
         try:
             answer: tuple[str, bytes, bool] = self.pipe.recv()
         except EOFError:
-            self._process.join()
-            return f"a rank ended without a word, with {self._process.exitcode}", b"", False
+            self.process.join()
+            return f"a rank ended without a word, with {self.process.exitcode}", b"", False
         return answer
 
     def end(self) -> None:
         self.pipe.close()
-        self._process.kill()
-        self._process.join()
+        self.process.kill()
+        self.process.join()
 
 
 _IDLE: list[_Rank] = []
+
+
+def idle_ranks() -> set[BaseProcess]:
+    """Processes that wait for the next call."""
+    return {rank.process for rank in _IDLE}
 
 
 @atexit.register  # before that of multiprocessing, which waits for its processes

@@ -12,7 +12,7 @@ import pytest
 
 from parallelbench.measure import processor
 from parallelbench.measure.processor import ProcessorShare
-from parallelbench.world.machine import cpu_quota_cores
+from parallelbench.world.machine import cpu_quota_cores, memory_limit_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,6 +151,10 @@ def test_the_smallest_quota_of_all_groups_counts(tmp_path: Path) -> None:
     assert cpu_quota_cores(tmp_path) is None
     (groups / "jobs/cpu.max").write_text("150000 100000\n")
     assert cpu_quota_cores(tmp_path) == 1.5
+    (groups / "jobs/mine/memory.max").write_text("max\n")
+    assert memory_limit_bytes(tmp_path) is None
+    (groups / "jobs/memory.max").write_text("3000000\n")
+    assert memory_limit_bytes(tmp_path) == 3_000_000
 
 
 def test_the_quota_of_older_groups(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def _knee(rows: Sequence[Row]) -> str:
     lost = {each.name: getattr(row.phases, each.name) for each in fields(Phases) if each.name != "compute_s"}
     worst = max(lost, key=lambda name: lost[name])
     reason = WORDS[worst] if lost[worst] > 0.1 * row.step_s else "smaller pieces of work"
-    return f"beyond {max(paying)} devices the efficiency is under {100 * PAYS:.0f} %, because of {reason}"
+    return f"beyond {count_of(max(paying), 'device')} the efficiency is under {100 * PAYS:.0f} %, because of {reason}"
 
 
 START_S = 60.0

@@ -49,7 +49,7 @@ class Exclusion(Enum):
     ERROR = "error", "it failed"
     NO_RESULT = "no result", "it was not published"
     OVERSUBSCRIBED = "oversubscribed", "more devices than cores", True
-    PACKED = "packed", "an older release forked all repeats from one warm process", True
+    PACKED = "packed", "an older release forked all its repeats from one process: forget it, and submit again", True
     INLINE = "inline", "it trained in the calling process", True
     RESUMED_ELSEWHERE = "resumed elsewhere", "an attempt ran on another device or in another environment", True
     DETERMINISTIC = "deterministic", "it used deterministic algorithms only", True

@@ -29,7 +29,7 @@ from analysis.comparison.issues import (
 )
 from analysis.comparison.pairing import Pairing, joined, paired
 from analysis.comparison.ratio import Ratio, SpeedVerdict, of_several, of_time, ratio_of_pairs
-from analysis.comparison.run import ComparedRun, compared_runs, environments_of
+from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import (
     PROBED,
     WAYS,
@@ -405,7 +405,7 @@ class Side:
     def names(self) -> set[str]:
         """The keys in which the other side could differ."""
         works = {key for run in self.counted for key in run.definition}
-        entries = {key for environment in environments_of(self.runs).values() for key in environment} - {VERSION}
+        entries = {key for run in self.counted for key in run.environment} - {VERSION}
         return {key.removesuffix(".name") for key in works | entries | PROBED.keys() if not key.endswith("._target_")}
 
     def work(self, key: str) -> Work:
@@ -544,5 +544,5 @@ def _configs(runs: Runs, key: str) -> list[tuple[str, str]]:
 
 
 def _value(runs: Runs, run_id: str, key: str, config_json: str) -> Any:
-    values = flatten(completed(json.loads(config_json))) | works(runs)[run_id] | environments_of(runs)[run_id]
+    values = flatten(completed(json.loads(config_json))) | works(runs)[run_id] | compared_runs(runs)[run_id].environment
     return values.get(f"{key}.name", values.get(key))

@@ -55,7 +55,7 @@ _SLOWED = {
     0x80: "the power supply",
 }
 """Bits of `gpu_throttle_reasons` (nvml.h) that slow down some runs on a GPU and not others → their cause."""
-_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.PACKED.value, Exclusion.DISTURBED.value)
+_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.DISTURBED.value)
 """Exclusions with one line for all runs of a kind."""
 
 
@@ -104,8 +104,9 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
     does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
     speed, pairs = f"{row['speed_up']:.2f} times as fast as one device", text.repeats(row["speed_up_pairs"])
-    steady, whole = text.percent(row["efficiency"]), text.percent(row["efficiency_with_startup"])
-    rest = f"{steady} of theoretical scaling, {whole} including start-up" if row["devices"] > 1 else pairs
+    rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
+    if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
+        rest += f", {text.percent(row['efficiency_with_startup'])} including start-up"
     if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
         rest += " (more than the ideal: by chance, or an error of the measurement)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
@@ -179,7 +180,7 @@ def _oversubscribed(runs: Runs) -> list[str]:
 
 def _packed(runs: Runs) -> list[str]:
     """What is not known of many short runs."""
-    rows = facts(runs).filter(pl.col("epochs") > 0, "packed")
+    rows = facts(runs).filter(pl.col("epochs") > 0, pl.col("packed"), pl.col("startup_s").is_null())
     if rows.is_empty():
         return []
     return [

@@ -43,9 +43,9 @@ class Answer:
     figures: MachineFigures
     notes: list[str]
     speeds: str
-    """What the machine's figures are, in a word."""
+    """What the machine's figures are, and what of them is assumed all the same."""
     calibrated: bool
-    """Whether they were measured."""
+    """Whether `calibrate` measured them."""
 
 
 def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
@@ -95,15 +95,17 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
         rows, impossible = _gpt(question, allowed, figures, measured=knowledge.figures is not None)
     else:
         rows, impossible = _suite(question, allowed, figures, knowledge)
-    measured = knowledge.figures is not None
-    sheets = "speeds are shares of data sheets" if run.site.hardware is not None else "speeds are assumed"
+    if knowledge.figures is not None:
+        speeds = "; ".join(["speeds were measured", *knowledge.figures.notes])
+    else:
+        speeds = "speeds are shares of data sheets" if run.site.hardware is not None else "speeds are assumed"
     return Answer(
         rows=rows,
         impossible=beyond + impossible,
         figures=figures,
         notes=notes,
-        speeds="speeds were measured" if measured else sheets,
-        calibrated=measured,
+        speeds=speeds,
+        calibrated=knowledge.calibrated,
     )
 
 
@@ -282,7 +284,7 @@ def recommend(
     if as_json:
         plain = {"rows": [row.as_dict() for row in rows], "impossible": [each.as_dict() for each in answer.impossible]}
         said = {"advice": text, "notes": answer.notes, "objective": wanted, "next_runs": proposal}
-        when = {"starts": [asdict(each) for each in starts(question, rows)]}
+        when = {"starts": [asdict(each) for each in starts(question, rows)[0]]}
         print(json.dumps(plain | said | when | {"figures": asdict(answer.figures)}))
         return 0
     if whole:
@@ -472,7 +474,7 @@ def print_brief(
         lines = {
             "do": "; ".join([what_to_do(choice) + epoch, *limits(rows, choice)]),
             "sure": "; ".join([how_long(choice), _basis(choice), answer.speeds, *doubts(rows, choice, wanted)]),
-            "when": _when(starts(question, rows)),
+            "when": _when(*starts(question, rows)),
             "next": _next_words(question, answer, rows, wanted) if proposal is None else "\n".join(_next(proposal)),
         }
     grid = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
@@ -496,37 +498,43 @@ class Start:
     """Of all epochs, checks and evaluation as `START_S` has them."""
 
 
-def starts(question: Question, rows: Sequence[Row]) -> list[Start]:
-    """Of the best layout on each number of devices, for which a scheduler says when it would start."""
+def starts(question: Question, rows: Sequence[Row]) -> tuple[list[Start], str]:
+    """Of the best layout on each number of devices, for which a scheduler says when it would start; and why one can't
+    be submitted, if so.
+    """
     from analysis.advisor.advice import START_S, best_per_devices
 
     run = question.bases[0]
     if question.gpt is not None or (launcher := launcher_of(run)).trains_here:
-        return []
-    found = []
+        return [], ""
+    found, refusal = [], ""
     for count, row in best_per_devices(rows, "time").items():
         what = [f"devices={count}", f"nodes={row.nodes}", f"strategy={row.strategy}", *row.options]
         try:
             wait_s = launcher.wait_s(launcher.prepare(expand([*question.overrides, *what], question.extension)[0]))
-        except ConfigError:
-            continue  # its refusal is `plan`'s to tell
+        except ConfigError as error:
+            refusal = refusal or str(error)
+            continue
         if wait_s is not None and row.epoch_s is not None:
             run_s = START_S + run.epochs * row.epoch_s
             found.append(Start(devices=count, strategy=row.strategy, wait_s=wait_s, run_s=run_s))
-    return found
+    return found, refusal
 
 
-def _when(found: Sequence[Start]) -> str:
+def _when(found: Sequence[Start], refusal: str) -> str:
     """How long a result takes with the queue: the fastest layout may start late."""
+    from analysis.advisor.advice import START_S
+
     if not found:
-        return ""
+        return f"unknown, as it can't be submitted here: {refusal}" if refusal else ""
     first = min(found, key=lambda each: each.wait_s + each.run_s)
     each = [
         f"{start.devices} would start {f'in {_time(start.wait_s)}' if start.wait_s >= 60 else 'at once'} and take "
         f"{_time(start.run_s)}"
         for start in found
     ]
-    return f"first done on {count_of(first.devices, 'device')}: {'; '.join(each)}"
+    around = f"{START_S:.0f} s assumed around the training"
+    return f"first done on {count_of(first.devices, 'device')}: {'; '.join(each)} ({around})"
 
 
 def _next_words(question: Question, answer: Answer, rows: Sequence[Row], wanted: Objective) -> str:
@@ -589,7 +597,9 @@ def _memory(row: Row) -> str:
 def _time(seconds: float) -> str:
     if seconds < 1:
         return f"{1e3 * seconds:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def _impossible(impossible: Sequence[Impossible]) -> Iterator[str]:

@@ -256,6 +256,18 @@ def _gpu_options(run: RunConfig, device_type: str) -> Rules:
             f"{key}={str(value).lower() if value is True else value} means nothing without GPUs",
             (key, "device"),
         )
+    refused = f"measure.waits={run.measure.waits} is refused"
+    waits = run.measure.waits != "allowed" and device_type == "cuda"
+    yield (
+        waits and bool(strategy.waits_in_steps),
+        f"{refused}: under strategy={strategy.name} the host waits by design ({strategy.waits_in_steps})",
+        ("measure.waits", "strategy"),
+    )
+    yield (
+        waits and run.epochs == 1,
+        f"{refused} with epochs=1: an attempt's first epoch may wait, so nothing would be looked at",
+        ("epochs", "measure.waits"),
+    )
     yield (
         run.nccl.per_edge and device_type == "cuda" and not strategy.has_stages,
         f"nccl.per_edge=true means nothing for strategy={strategy.name}, which has no stages",

@@ -169,7 +169,7 @@ class LocalLauncher(LauncherOptions, frozen=True, kw_only=True, tag="local"):
     """Separate processes on this machine."""
 
     pack: bool
-    """Run all configurations by warm processes; keeps them out of timing figures."""
+    """Fork all runs from warm processes, one for each repeat: no start-up is measured."""
 
     @property
     def packed(self) -> bool:
@@ -202,7 +202,7 @@ class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     attempts: Count
     """A submitted run is started at most this often: after a warning, a preemption, or a node's failure."""
     pack: bool
-    """Run all configurations of one shape in one job, by warm processes; keeps them out of timing figures."""
+    """Run all configurations of one shape in one job, forked from warm processes: no start-up is measured."""
 
     @property
     def limit_s(self) -> float | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.processes import FORKED
 from parallelbench.world import cuda
 
 if TYPE_CHECKING:
@@ -105,6 +107,8 @@ class StartUp:
         """Leave the time since the last part out of the start-up."""
         self._last = time.time()
 
-    def facts(self) -> dict[str, float | None]:
-        """All parts and their sum, once the first step is done."""
-        return {**self.parts, "startup_s": sum(part for part in self.parts.values() if part is not None)}
+    def facts(self) -> dict[str, float | bool | None]:
+        """All parts and their sum, once the first step is done; of a process that was forked, that it was."""
+        if FORKED in os.environ:  # a packed run may have been started cold
+            return {"packed": True}
+        return {**self.parts, "startup_s": sum(filter(None, self.parts.values())), "packed": False}

@@ -98,7 +98,8 @@ RUN = table_of(
     Column("learning_rate", "as used, after the scaling rule"),
     flag("oversubscribed", "more devices than cores: times mean nothing"),
     text("launcher", "what started its processes; inline: trained in the process that asked for it"),
-    flag("packed", "forked from a process that had loaded torch; each repeat has such a process of its own"),
+    flag("packed", "forked from a process that had loaded torch: one for each repeat; where `startup_s` is given (by "
+        "older releases), one for all of them"),
     flag("deterministic", "deterministic algorithms only"),
     flag("detect_anomaly", "autograd searched for the source of NaNs"),
     share("theoretical_bubble", "share of a step that a device must idle by the schedule, if all stages take equally "

@@ -196,8 +196,8 @@ class Trainer:
             self._journal.write(table, written)
 
     def _report_startup(self, epoch: int) -> None:
-        """Record the start-up times after the training window of epoch 1; a forked process had none of its own."""
-        if self._startup is None or epoch > 1 or self._world.rank > 0 or self._run.launcher.packed:
+        """Record the start-up times after the training window of epoch 1."""
+        if self._startup is None or epoch > 1 or self._world.rank > 0:
             return
         if "startup_first_step_s" in self._startup.parts:
             self._journal.event("facts", **self._startup.facts())

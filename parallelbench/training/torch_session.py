@@ -165,8 +165,7 @@ class Session(RankSession):
 
     def _end_untrained(self) -> None:
         """End a run that only preprocesses."""
-        parts = {} if self._run.launcher.packed else self._startup.facts() | {"startup_s": None}
-        self._facts(device_name=machine.device_name(self._world), **parts)
+        self._facts(device_name=machine.device_name(self._world), **self._startup.facts() | {"startup_s": None})
         self._finished(None)
         self._probe("end")
 
@@ -262,7 +261,8 @@ class Session(RankSession):
         """Once on each node, outside the start-up: its ranks load the same libraries."""
         if self._world.local_rank == 0 and checks_arithmetic(self._run, self._world.device_type):
             self._startup.done("model")
-            check_arithmetic(build_model(self._run), self._run, functools.partial(self._plain_loader, arrays))
+            if not why_too_large(sum(p.numel() for p in new_model(self._run).parameters())):
+                check_arithmetic(build_model(self._run), self._run, functools.partial(self._plain_loader, arrays))
             release()
             self._startup.skip()
 

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
-from parallelbench.processes import die_with_parent
+from parallelbench.processes import FORKED, die_with_parent
 from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.training import worker
 
@@ -39,6 +38,7 @@ PRELOADED = "parallelbench.training.torch_session"
 MESSAGE_BYTES = 65_536
 """Largest message; it holds paths."""
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_PAGES = Path("/proc/self/pagemap")
 _PRESENT = 63
 """The bit of a page that is there (proc_pid_pagemap(5))."""
 _TOGETHER_S = 0.1
@@ -68,12 +68,13 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 def main(descriptor: int, further: Sequence[str] = ()) -> int:
     """Serve one request after the other until the socket is closed; `further`: modules for who measures no memory."""
     die_with_parent()
+    os.environ[FORKED] = "1"  # of the forks, that is
     for module in (PRELOADED, *further):
         importlib.import_module(module)
     # Otherwise the first garbage collection of each child would copy all pages with objects.
     gc.collect()
     gc.freeze()
-    libraries = resident()
+    libraries = resident() if _PAGES.exists() or not further else []
     with socket.socket(fileno=descriptor) as supervisor:
         while (received := socket.recv_fds(supervisor, MESSAGE_BYTES, 1))[0]:
             content, (log,), *_ = received
@@ -84,8 +85,10 @@ def main(descriptor: int, further: Sequence[str] = ()) -> int:
 
 def resident() -> list[range]:
     """The addresses of files' pages, libraries' most of all, that are in this process's memory, in ranges of pages."""
+    import numpy as np  # not where runs are planned: `launch` takes `ForkRequest` from here
+
     found = []
-    with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb") as pagemap:
+    with open("/proc/self/maps") as maps, _PAGES.open("rb") as pagemap:
         for line in maps:
             addresses, access, *_, name = line.split(maxsplit=5)
             if not (access.startswith("r") and name.startswith("/")):

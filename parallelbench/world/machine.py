@@ -383,22 +383,39 @@ def cpu_quota_cores(root: Path = Path("/")) -> float | None:
 
     The least of all its cgroups up to the root counts (cgroup v2: `cpu.max`; v1: `cpu.cfs_quota_us`).
     """
+    return min(filter(None, map(_quota, _cgroups("cpu", root))), default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """The same of memory (cgroup v2: `memory.max`; v1: `memory.limit_in_bytes`)."""
+    return min(filter(None, map(_memory_limit, _cgroups("memory", root))), default=None)
+
+
+def _cgroups(controller: str, root: Path) -> Iterator[Path]:
+    """Folders of this process's cgroups that a controller may limit, from the root on."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return None
-    quotas = []
+        return
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers == "":
             places = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-        elif "cpu" in controllers.split(","):
-            places = [root / "sys/fs/cgroup" / name for name in ("cpu", controllers)]
+        elif controller in controllers.split(","):
+            places = [root / "sys/fs/cgroup" / name for name in (controller, controllers)]
         else:
             continue
         parts = Path(path.lstrip("/")).parts
-        folders = [place.joinpath(*parts[:depth]) for place in places for depth in range(len(parts) + 1)]
-        quotas += [quota for folder in folders if (quota := _quota(folder)) is not None]
-    return min(quotas, default=None)
+        for place in places:
+            yield from (place.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
+
+
+def _memory_limit(folder: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        try:
+            return int((folder / name).read_text())
+        except (OSError, ValueError):  # it has the other one, or none: "max"
+            continue
+    return None
 
 
 def _quota(folder: Path) -> float | None:

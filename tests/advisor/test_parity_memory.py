@@ -75,7 +75,7 @@ def test_the_check_of_a_large_model_fits_where_its_training_does() -> None:
 
 def assert_fits(run: RunConfig) -> None:
     """Whoever trains has as much as a small check takes; a large one takes no more than the training."""
-    checked, smaller = excerpt(as_checked(run))
+    checked, smaller, _ = excerpt(as_checked(run))
     run.strategy.check(checked, "cuda")
     taken = peak_bytes(checked) + peak_bytes(as_reference(checked))  # of the first rank, at most
     which = f"{run.strategy.name} × {run.devices}: {taken / 2**30:.2f} GiB"

@@ -10,6 +10,7 @@ from analysis import by, compare, format_exclusions, load
 from analysis.comparison import gate as gates
 from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
+from analysis.report.notes import warnings
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import STARTUP, Fake, config, failed, published
@@ -215,9 +216,14 @@ def test_packed_runs_are_compared_with_each_other_only(
     assert row["steady_epoch_time_s"].to_list() == [1.0]
     assert row["total_time_s"].to_list() == [None]
     assert row["speed_up"].is_not_null().to_list() == [compared]
+    found = by(runs, "configuration", "single × 1", "ddp × 2", across=() if compared else ("packed",))
+    assert found.overall is not None, "and where it is asked for"
 
 
 def test_packed_runs_of_an_older_release_do_not_count(tmp_path: Path) -> None:
     """All their repeats were forked from one process; they are told by their start, which was recorded then."""
     published(config(tmp_path, launcher={"pack": True}))
-    assert excluded(load(tmp_path))["exclusion"].to_list() == ["packed"]
+    runs = load(tmp_path)
+    assert excluded(runs)["exclusion"].to_list() == ["packed"]
+    assert not any("a new one for each repeat" in warning for warning in warnings(runs))
+    assert any("submit again" in warning for warning in warnings(runs))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
 from parallelbench.config.components import Shard
@@ -239,13 +240,17 @@ class PipelineReplica(LayersReplica):
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Average the gradients over the copies of these stages, in one message; NCCL needs no copy of them."""
+        """Average the gradients over the copies of these stages, in one message.
+
+        By hand: torch 2.15's NCCL backend sends a message for each tensor of `allreduce_coalesced`.
+        """
         grads = [local(p.grad) for p in self._layers.parameters() if p.grad is not None]
         if not grads:
             return  # these stages are frozen, on each of the copies
-        assert self._position.data is not None
-        torch._foreach_div_(grads, self._position.copies)
-        self._position.data.allreduce_coalesced(grads).wait()
+        flat = _flatten_dense_tensors(grads).div_(self._position.copies)
+        dist.all_reduce(flat, group=self._position.data)
+        for grad, mean in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):
+            grad.copy_(mean)
 
     def copied(self) -> Iterable[Tensor]:
         """This rank's layers, or its shards of them, where other pipelines train the same."""

@@ -84,13 +84,14 @@ def excerpt(run: RunConfig) -> Excerpt:
     """A run that is to be checked, with a smaller model and shorter samples where the whole would take too much.
 
     Every kind of layer is there, every expert and head. What the strategy cuts has as many parts, and is as uneven:
-    stages of two blocks (of one where two take too much), hidden units, vocabulary and sequence. What is not the
-    suite's own may name layers or sizes of the whole model, so it gets that.
+    stages of two blocks (of one where two take too much), hidden units, vocabulary and sequence. Of images that are one
+    batch, the first samples are taken. What is not the suite's own may name layers or sizes of the whole model, so it
+    gets that, and all samples.
     """
-    if run.steps_per_epoch == 1 and run.data.kind == "images" and package_of(type(run.data)) == "parallelbench":
-        return _first_samples(run)
     parts = (run.model, run.strategy, run.optimizer, run.loss, run.metric)
     shipped = all(package_of(type(part)) == "parallelbench" for part in parts)
+    if shipped and run.steps_per_epoch == 1 and run.data.kind == "images":
+        return _first_samples(run)
     if not shipped or not isinstance(run.model, Gpt) or run.data.tokens_per_sample is None:
         return Excerpt(run, None)
     if whole_bytes(run) <= SMALL_BYTES:
