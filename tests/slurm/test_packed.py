@@ -95,7 +95,7 @@ def test_a_cancelled_job_leaves_what_is_finished_and_the_rest_is_submitted_again
     sweep.wait(lambda: not sweep.queued(), "the end of the job")
     assert labels(sweep) == {1: "ok", ENDLESS: "killed", 2: "missing"}, sweep.story()
 
-    assert "not submitted: 1 done; 2 runs" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2", "launcher.timeout_s=5")
+    assert "not submitted: 1 done; 2 runs" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2", "launcher.timeout_s=20")
     sweep.wait(lambda: labels(sweep)[2] == "ok", "the last run")
     assert labels(sweep) == {1: "ok", ENDLESS: "timeout", 2: "ok"}, sweep.story()
     assert {run.config().epochs: len(run.attempts()) for run in sweep.runs} == {1: 1, ENDLESS: 2, 2: 1}
