@@ -19,7 +19,7 @@ import torch
 
 from launch.sweep import one_run
 from parallelbench.gpu_check import device, strategies, telemetry, training, variants, whole_runs
-from parallelbench.gpu_check.__main__ import carry_out_all
+from parallelbench.gpu_check.__main__ import QUICK, carry_out_all, sections
 from parallelbench.gpu_check.__main__ import main as gpu_check_main
 from parallelbench.gpu_check.attempts import Answer, Workers, answer_of
 from parallelbench.gpu_check.nodes import Nodes
@@ -655,5 +655,14 @@ def test_only_some_checks_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.M
     assert table.endswith("no check failed: measure here, and keep the table with what you publish\n")
     assert "2 × processes on CPUs in the place of GPUs" in table
     assert [line.split("|")[1].strip() for line in table.splitlines() if " ok | fine" in line] == [*tried][1:]
+    assert gpu_check_main(["--rehearse", "--only", "strategies *"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, re.findall(r"^  (.*)", said.err, re.MULTILINE)) == ("", [*tried]), "it checked nothing"
     gpu_check_main(["--rehearse"])
     assert "before  strategy x" in capsys.readouterr().out
+
+
+def test_each_check_that_quick_names_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    found = sections(Workers("cuda", 1, tmp_path)).values()
+    assert set(QUICK) <= {name for section in found for name in section}

@@ -3,9 +3,10 @@
 After a failure, or a crash, the next call repeats only what has not passed; `--fresh` repeats everything. `--quick`
 carries out a few in under two minutes, as a job's prologue may.
 `--rehearse` takes two CPU processes for GPUs: that shows that this program works, and says nothing about a GPU.
-Exit code 1 if a check failed, or if there is a GPU that torch can't use; 2 if a package is missing. Without a GPU there
-is nothing to check; the program says so and exits with 0. Needs torch, numpy, msgspec, PyYAML, psutil and nvidia-ml-py
-only; whole runs are skipped where the rest of the suite's packages is missing.
+Exit code 1 if a check failed, or if there is a GPU that torch can't use; 2 if a package is missing, or if no check has
+a name that `--only` asks for. Without a GPU there is nothing to check; the program says so and exits with 0. Needs
+torch, numpy, msgspec, PyYAML, psutil and nvidia-ml-py only; whole runs are skipped where the rest of the suite's
+packages is missing.
 """
 
 from __future__ import annotations
@@ -71,17 +72,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         device_type, devices = "cuda", torch.cuda.device_count()
         names = sorted({torch.cuda.get_device_name(index) for index in range(devices)})
-    on = f"{options.nodes} nodes × " if nodes else ""
-    setting = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {on}{devices} × {', '.join(names)}"
+    where = f"{options.nodes} nodes × {devices}" if nodes else f"{devices}"
+    setting = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {where} × {', '.join(names)}"
     most = devices if device_type == "cuda" or nodes is not None else REHEARSED_STRATEGIES
     with (
         tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.folder) as folder,
         Workers(device_type, most, Path(folder), nodes) as workers,
     ):
+        offered = quick(workers) if options.quick else sections(workers)
         wanted = {
             section: {name: check for name, check in found.items() if fnmatchcase(name, options.only)}
-            for section, found in (quick(workers) if options.quick else sections(workers)).items()
+            for section, found in offered.items()
         }
+        if not any(wanted.values()):
+            there = "\n  ".join(name for found in offered.values() for name in found)
+            print(f"gpu-check: no check is called {options.only!r}; there are:\n  {there}", file=sys.stderr)
+            return 2
         counts = ", ".join(f"{len(found)} of {section}" for section, found in wanted.items() if found)
         print(f"{counts}; {_TAKES_QUICK if options.quick else _TAKES}", flush=True)
         path = Path(folder, "not-kept.jsonl") if options.quick else kept
