@@ -73,6 +73,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
         mean, squares, count = _global_moments(wide, self.process_group, traffic)
         self._update_running(mean.detach(), squares.detach(), count)
         scale = self.weight * torch.rsqrt(squares / count + self.eps)
+        mean, scale = mean.to(wide.dtype), scale.to(wide.dtype)
         return ((wide - _per_channel(mean)) * _per_channel(scale) + _per_channel(self.bias)).to(x.dtype)
 
     @torch.no_grad()
@@ -113,8 +114,8 @@ def count_compiled_norms(module: nn.Module, traffic: Traffic, *, passes: int = 1
         counted, layer.counts_itself = layer.counts_itself, False
         if layer.process_group is not None and not counted:
             ranks = layer.process_group.size()
-            row_bytes = (2 * layer.num_features + 1) * torch.promote_types(layer.weight.dtype, torch.float32).itemsize
-            traffic.all_reduce("activation", 2 * passes * ranks * row_bytes, ranks)
+            row_bytes = (2 * layer.num_features + 1) * torch.float64.itemsize
+            traffic.all_reduce("activation", 2 * passes * row_bytes, ranks)
 
 
 def has_kernels(x: Tensor, group: dist.ProcessGroup) -> bool:
@@ -127,10 +128,12 @@ def has_kernels(x: Tensor, group: dist.ProcessGroup) -> bool:
 
 
 class _FusedNorm(torch.autograd.Function):
-    """The same by torch's own kernels, which take few launches, and with fewer bytes than the plain code below.
+    """The same by torch's own kernels, which take few launches.
 
     What `torch.nn.SyncBatchNorm` does: ranks gather each other's statistics in forward, and add up two numbers a
-    channel in backward. The kernels update the running statistics.
+    channel in backward. The kernels update the running statistics. They want the table of all ranks, of which each
+    sends (ranks − 1) rows' bytes: for resnet50 on 64 ranks 13.4 MB a step, beside 201 MB of gradients. One sum instead,
+    as in the plain code below, would take some ten launches more for each norm, whose forward has seven.
     """
 
     @staticmethod
@@ -186,24 +189,22 @@ def _per_channel(values: Tensor) -> Tensor:
 
 
 def _global_moments(x: Tensor, group: dist.ProcessGroup, traffic: Traffic | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean, the sum of centred squares (both of shape (channels,)) and the count over all ranks.
+    """Return the mean, the sum of centred squares (both of shape (channels,)) and the count over all ranks, in fp64.
 
-    The difference of Σx² and (Σx)²/n would lose all digits in fp32 where the mean is large beside the spread.
-    So each rank computes its own mean and centred squares, and these are merged by the formula of Chan, Golub
-    and LeVeque (1983). Each rank fills its own row of a table of zeros: one sum over the ranks then gathers
-    all rows, exactly, in one collective instead of the two that mean-then-squares would take.
+    One sum over the ranks, of a row as long for many of them as for two: each rank's Σx, Σx² and count. The variance
+    is the difference of two of its numbers, which costs (mean ÷ deviation)² · 1e-16 of it. In fp32 that difference
+    would lose all digits where the mean is large beside the spread; in fp64 it loses fewer than the values of an fp32
+    map have lost already. A rank's own sums come from its mean and centred squares, which lose none.
     """
     channels = x.shape[1]
     count = x.numel() // channels
-    var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
-    row = torch.cat([mean, var * count, mean.new_full((1,), count)])
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    table = torch.cat([row.new_zeros(rank, row.numel()), row[None], row.new_zeros(ranks - rank - 1, row.numel())])
-    table = _summed_over(table, group, traffic)
-    means, squares, counts = table[:, :channels], table[:, channels:-1], table[:, -1:].detach()
-    total = counts.sum()
-    merged = (means * counts).sum(0) / total
-    return merged, (squares + counts * (means - merged) ** 2).sum(0), total
+    var, mean = (moment.double() for moment in torch.var_mean(x, dim=(0, 2, 3), correction=0))
+    row = torch.cat([mean * count, (var + mean**2) * count, mean.new_full((1,), count)])
+    sums, squares, total = _summed_over(row, group, traffic).split([channels, channels, 1])
+    total = total.detach()
+    mean = sums / total
+    # Not less than zero, which rounding may make of a constant channel.
+    return mean, (squares - mean**2 * total).clamp(min=0), total
 
 
 class _AllReduceSum(torch.autograd.Function):

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallelbench.measure.counted_bytes import CountedBytes
+from parallelbench.measure.traffic import Traffic
 from parallelbench.models.norms import SyncBatchNorm, group_norm, norm_layer, report_norms, synchronize_norms
 from tests.norm_kernels import kernels_on_cpus
 from tests.ranks import run_ranks
@@ -178,15 +180,49 @@ def test_without_a_group_it_is_batch_norm_and_needs_no_process_group() -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def test_a_large_mean_beside_a_small_spread_keeps_its_digits(group: Any) -> None:
-    x = 1000 + torch.randn(8, CHANNELS, 16, 16, generator=torch.Generator().manual_seed(0))
-    layer = SyncBatchNorm(CHANNELS)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-3), (torch.float64, 1e-9)], ids=str)
+def test_a_large_mean_beside_a_small_spread_keeps_its_digits(dtype: torch.dtype, most: float, group: Any) -> None:
+    x = 1000 + torch.randn(8, CHANNELS, 16, 16, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    layer = SyncBatchNorm(CHANNELS).to(dtype)
     synchronize_norms(layer, group)
     expected = nn.BatchNorm2d(CHANNELS).double()(x.double())
-    torch.testing.assert_close(layer(x).double(), expected, rtol=0, atol=1e-3)
-    # The reason for the merged moments: the textbook sums are wrong in the second digit here.
-    textbook = (x**2).mean((0, 2, 3)) - x.mean((0, 2, 3)) ** 2
+    torch.testing.assert_close(layer(x).double(), expected, rtol=0, atol=most)
+    # The reason for sums in fp64: those in fp32 are wrong in the second digit here.
+    narrow = x.float()
+    textbook = (narrow**2).mean((0, 2, 3)) - narrow.mean((0, 2, 3)) ** 2
     assert (textbook - x.double().var((0, 2, 3), correction=0)).abs().max() > 0.01
+
+
+def test_constant_channels_have_no_negative_variance(group: Any) -> None:
+    layer = SyncBatchNorm(50).double()
+    synchronize_norms(layer, group)
+    values = 1e6 * torch.linspace(1, 2, 50, dtype=torch.float64).view(1, -1, 1, 1) ** 2
+    x = values.repeat(8, 1, 3, 3).requires_grad_()
+    y = layer(x)
+    y.sum().backward()
+    assert x.grad is not None
+    assert y.isfinite().all()
+    assert x.grad.isfinite().all()
+    assert (layer.running_var >= 0).all()
+
+
+def _messages(rank: int, size: int) -> dict[str, float]:
+    """What a rank sends in a forward and a backward pass."""
+    layer, traffic = SyncBatchNorm(CHANNELS), Traffic()
+    synchronize_norms(layer, dist.group.WORLD)
+    report_norms(layer, traffic)
+    x = torch.randn(2, CHANNELS, 4, 4, requires_grad=True)
+    with CountedBytes() as counted:
+        layer(x).square().sum().backward()
+    return {"counted": counted.sent_bytes + counted.control_bytes, "reported": traffic.activation}
+
+
+@pytest.mark.slow
+def test_messages_are_no_longer_for_many_ranks(tmp_path: Path) -> None:
+    for size in (2, 4, 8):
+        sent = 2 * (size - 1) / size * 2 * (2 * CHANNELS + 1) * 8
+        for rank in run_ranks(_messages, size, tmp_path):
+            assert rank == {"counted": pytest.approx(sent), "reported": pytest.approx(sent)}
 
 
 def test_gradients_are_those_of_finite_differences(group: Any) -> None:
