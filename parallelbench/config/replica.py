@@ -57,7 +57,9 @@ class Replica(Protocol):
         """
 
     def compile_warmup(self, batch: Batch) -> None:
-        """Compile what is compiled lazily, by forward and backward on one batch; the state stays as it was."""
+        """Compile what is compiled lazily, by forward and backward on one batch, or capture a step; the state stays as
+        it was.
+        """
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """The same two sums over all `batches`, in evaluation mode, without training: float64 of shape (2,), on the

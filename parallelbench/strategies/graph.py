@@ -34,8 +34,8 @@ class CapturedReplica(ModuleReplica):
         """Forward, backward, update, as captured."""
         assert batch.images is not None
         assert batch.labels is not None
-        if self._replay is None:
-            self._replay = self._captured(batch.images, batch.labels)
+        self.compile_warmup(batch)
+        assert self._replay is not None
         assert batch.images.shape == self._images.shape, "all batches of a run have one shape"
         self._images.copy_(batch.images, non_blocking=True)
         self._labels.copy_(batch.labels, non_blocking=True)
@@ -44,6 +44,13 @@ class CapturedReplica(ModuleReplica):
         if self._count_step is not None:
             self._count_step(self.traffic)
         return Sums([], self._sums.clone(), samples=self._samples)  # the next replay overwrites them
+
+    def compile_warmup(self, batch: Batch) -> None:
+        """Capture the step, once; a run does so before its first window."""
+        if self._replay is None:
+            assert batch.images is not None
+            assert batch.labels is not None
+            self._replay = self._captured(batch.images, batch.labels)
 
     def _captured(self, images: Tensor, labels: Tensor) -> Callable[[], None]:
         device = self._world.device

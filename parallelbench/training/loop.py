@@ -67,6 +67,7 @@ class Trainer:
             observers.Sending(replica, rank=world.rank),
             self._step_times,
             observers.Memory(world),
+            *([observers.Capture(replica, loader, startup)] if run.graph else []),
             observers.Processor(loader, own_cores),
         ]
         self._exchanges: list[int] = []

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks import RankWorld
     from parallelbench.loaders.order import BatchLoader
+    from parallelbench.measure.clock import StartUp
 
 Row = dict[str, Any]
 
@@ -76,6 +77,27 @@ class Memory(Observer):
     def epoch_evaluated(self, evaluated: Any) -> Row:
         self._probe.give_back(self._held_bytes)  # no later peak counts what the evaluation and the checksums took
         return {}
+
+
+class Capture(Observer):
+    """Captures the step as a CUDA graph (`graph=true`) before the first window, whose time so doesn't hold it.
+
+    The peak of that epoch does, as a replay asks the allocator for nothing: this comes after the peaks begin anew.
+    """
+
+    def __init__(self, replica: Replica, loader: BatchLoader, startup: StartUp | None) -> None:
+        self._replica, self._loader, self._startup = replica, loader, startup
+        self._captured = False
+
+    def epoch_starts(self, epoch: int) -> None:
+        if self._captured:
+            return
+        self._captured = True
+        if self._startup is not None:
+            self._startup.done("model")
+        self._replica.compile_warmup(next(self._loader.train(epoch)))
+        if self._startup is not None:
+            self._startup.done("compile")
 
 
 class Processor(Observer):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -17,8 +20,10 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check import launches
 from parallelbench.gpu_check.results import FailedError
+from parallelbench.measure import clock
 from parallelbench.optim.optimizers import Adam
 from parallelbench.strategies.graph import WARM_STEPS, CapturedReplica
+from parallelbench.training.loop import Trainer
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -113,6 +118,38 @@ def test_a_resumed_state_is_not_lost_in_the_warm_up(device: ScriptedCuda) -> Non
         assert other is not None
         assert one.tolist() == other.tolist()
     torch.testing.assert_close(again.full_state_dict(), first.full_state_dict(), rtol=0, atol=0)
+
+
+class LongCapture(ScriptedCuda):
+    """A capture takes 5 s, and memory that is free afterwards."""
+
+    def capture(self, work: Callable[[], None], device: torch.device, **others: Any) -> Callable[[], None]:
+        self.now_s += 5.0
+        for size_bytes in (1000, -1000):
+            self.allocate(size_bytes, device)
+        return super().capture(work, device, **others)
+
+
+@pytest.mark.slow
+def test_a_step_is_captured_before_the_first_window_and_counts_in_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    (device := LongCapture()).install(monkeypatch)
+    monkeypatch.setattr(Adam, "counts_on_host", False)
+    now = SimpleNamespace(time=lambda: device.now_s, perf_counter=lambda: device.now_s, process_time=lambda: 0.0)
+    monkeypatch.setattr(clock, "time", now)
+    run, startup, losses = configure(*MLP, *OPTIMIZERS["adam"], "epochs=2"), clock.StartUp(0.0, 0.0), []
+    for each in (run, captured(run)):
+        replica, journal = run.strategy.prepare(build_model(run), each, WORLD), mock.MagicMock()
+        loader, begun = loader_of(replica, run), startup if each.graph else None
+        Trainer(replica, loader, run=each, world=WORLD, journal=journal, startup=begun).train()
+        written = [call.args for call in journal.write.call_args_list]
+        losses.append([row for table, rows in written if table == "losses" for row in rows])
+        ranks = [row for table, rows in written if table == "ranks" for row in rows]
+        assert [row["peak_allocated_bytes"] for row in ranks] == [1000 * each.graph, 0]
+        assert [row["epoch_time_s"] for row in ranks] == [0.0, 0.0]
+    assert device.captured == 1
+    assert startup.parts["startup_compile_s"] == 5.0
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 2 * run.steps_per_epoch
 
 
 def test_sums_of_a_step_outlast_the_next_one(device: ScriptedCuda) -> None:
