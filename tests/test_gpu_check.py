@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from unittest import mock
@@ -21,8 +22,9 @@ from launch.sweep import one_run
 from parallelbench.gpu_check import device, strategies, telemetry, training, variants, whole_runs
 from parallelbench.gpu_check.__main__ import QUICK, carry_out_all, sections
 from parallelbench.gpu_check.__main__ import main as gpu_check_main
-from parallelbench.gpu_check.attempts import Answer, Workers, answer_of
+from parallelbench.gpu_check.attempts import Answer, WarmProcesses, Workers, answer_of
 from parallelbench.gpu_check.nodes import Nodes
+from parallelbench.gpu_check.nodes import main as follow
 from parallelbench.gpu_check.results import (
     CheckResult,
     FailedError,
@@ -34,12 +36,14 @@ from parallelbench.gpu_check.results import (
 )
 from parallelbench.gpu_check.variants import as_attempt, run_of
 from parallelbench.results.attempt import Attempt
+from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.files import fill
 from parallelbench.results.journal import read_entries
 from parallelbench.strategies.pipeline.schedules import Schedule
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
 from parallelbench.training.loop import Trainer
+from parallelbench.training.warm import ForkRequest
 from parallelbench.training.worker import RankError
 from parallelbench.world.machine import Gpu
 from parallelbench.world.world import World
@@ -401,6 +405,86 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Attem
         return run, workers.carry_out(run)
 
 
+STAND_IN = """#!{python} -S
+import json, os, socket, sys
+
+asked = socket.socket(fileno=int(sys.argv[3]))
+while (received := socket.recv_fds(asked, 65536, 1))[0]:
+    for log in received[1]:
+        os.close(log)
+    word = json.loads(received[0])["arguments"][0]
+    if word == "dies at once":
+        os.abort()
+    asked.send(b"4000000")
+    if word == "dies later":
+        os.abort()
+    asked.send(word.encode())
+    if word == "0":
+        sys.exit()
+"""
+"""Takes the place of the process that ranks are forked from; answers with the exit code that it is asked for."""
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "stand-in"
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_process_to_fork_from_that_has_ended_is_named_and_replaced(tmp_path: Path) -> None:
+    def ends(word: str) -> int | None:
+        return warm.run(ForkRequest(arguments=[word], processes=1), {}, tmp_path / "log.txt", lambda: False)
+
+    with closing(WarmProcesses()) as warm:
+        for word in ("dies at once", "dies later"):
+            with pytest.raises(FailedError, match="the process that ranks are forked from was killed by SIGABRT"):
+                ends(word)
+            assert (ends("7"), ends("-11")) == (7, -11)
+        assert ends("0") == 0
+        (kept,) = warm._kept.values()
+        kept._process.wait()
+        assert ends("7") == 7, "it ended between two runs"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_ranks_that_leave_no_word_fail_by_their_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    alone = as_attempt(training.small_run("mlp"), "cpu")
+    two = as_attempt(training.small_run("mlp", strategy="ddp", devices=2), "cpu")
+    with Workers("cpu", 2, tmp_path) as workers:
+        for run, code, words in (
+            (alone, -11, "rank 0 was killed by SIGSEGV"),
+            (alone, 3, "rank 0 ended with exit code 3: no output"),
+            (two, -9, "what starts the ranks was killed by SIGKILL"),
+        ):
+            monkeypatch.setattr(
+                "parallelbench.gpu_check.attempts.ForkRequest",
+                lambda code=code, **_: ForkRequest(arguments=[str(code)], processes=1),
+            )
+            assert answer_of(run, workers.carry_out(run)).problem == words
+
+
+def test_another_node_goes_on_after_a_run_that_it_could_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def run(_: WarmProcesses, request: ForkRequest, *_more: object) -> None:
+        asked.append(request.arguments[1])
+        raise FailedError("nothing to fork from")
+
+    monkeypatch.setattr(WarmProcesses, "run", run)
+    nodes = Nodes(2, "127.0.0.1", tmp_path)
+    for attempt in ("a", "b"):
+        with nodes.taking_part(ForkRequest(arguments=["run", attempt], processes=2), {}):
+            pass
+    nodes.end()
+    assert follow([str(tmp_path), "1"]) == 0
+    assert asked == ["a", "b"]
+
+
 def altered(attempt: Attempt, folder: Path, alter: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Attempt:
     """A copy in which each entry of rank 0's journal is what `alter` makes of it; None: it is not there."""
     copy = Attempt(folder / attempt.path.name)
@@ -411,9 +495,9 @@ def altered(attempt: Attempt, folder: Path, alter: Callable[[dict[str, Any]], di
     return copy
 
 
-def failing(table: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Lets all rows of a table have failed."""
-    worse = {"passed": False, "gradient_difference": 0.1} if table == "parity" else {"passed": False, "difference": 0.5}
+def failing(table: str, difference: float | None) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Lets all rows of a table have failed by this difference; None: it is NaN, which JSON can't hold."""
+    worse = {"passed": False, "gradient_difference" if table == "parity" else "difference": difference}
 
     def alter(entry: dict[str, Any]) -> dict[str, Any]:
         row = entry.get("row", {})
@@ -429,12 +513,13 @@ def failing(table: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     [
         (lambda entry: entry, ""),
         (lambda entry: None if entry.get("table") == "parity" else entry, "no result of the parity check"),
-        (failing("parity"), r"difference from one device 0\.1 \(limit 1e-09\)"),
-        (failing("checks"), r"not like one device: .*gradients 0\.5 \(limit"),
+        (failing("parity", 0.1), r"difference from one device 0\.1 \(limit 1e-09\)"),
+        (failing("parity", None), r"difference from one device nan \(limit 1e-09\)"),
+        (failing("checks", 0.5), r"not like one device: .*gradients 0\.5 \(limit"),
         (lambda entry: None if entry.get("table") == "epochs" else entry, "trained 0 of 2 epochs"),
         (lambda entry: None if "closing_check_s" in entry else entry, "did not come to the closing check's end"),
     ],
-    ids=["right", "no parity", "parity", "closing", "epochs", "end"],
+    ids=["right", "no parity", "parity", "NaN", "closing", "epochs", "end"],
 )
 def test_an_attempts_journals_are_judged(
     finished: tuple[RunConfig, Attempt], tmp_path: Path, alter: Any, words: str
@@ -442,6 +527,16 @@ def test_an_attempts_journals_are_judged(
     run, attempt = finished
     found = answer_of(run, altered(attempt, tmp_path, alter)).problem
     assert re.search(words, found) if words else found == ""
+
+
+@pytest.mark.slow
+def test_a_rank_that_a_signal_killed_after_all_checks_is_named(
+    finished: tuple[RunConfig, Attempt], tmp_path: Path
+) -> None:
+    run, attempt = finished
+    copy = altered(attempt, tmp_path, lambda entry: entry)
+    write_exits(exits_file(copy.path, 0), Exits(codes={0: 1, 1: -11}))
+    assert answer_of(run, copy).problem == "rank 1 was killed by SIGSEGV"
 
 
 @pytest.mark.slow

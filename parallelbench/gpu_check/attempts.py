@@ -18,6 +18,7 @@ import msgspec
 from parallelbench.gpu_check.results import FailedError
 from parallelbench.processes import inherited
 from parallelbench.results.attempt import decoded
+from parallelbench.results.exits import Exits, exits_file, read_exits, write_exits
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import read_tables
 from parallelbench.training.checks.parity import DIFFERENCES, checks_parity
@@ -82,9 +83,13 @@ class Workers:
         with ExitStack() as others:
             if self.nodes is not None and run.nodes > 1:
                 request = others.enter_context(self.nodes.taking_part(request, variables))
-            in_time = self._warm.run(request, variables, attempt.log, lambda: time.monotonic() > deadline)
-        if not in_time:
+            code = self._warm.run(request, variables, attempt.log, lambda: time.monotonic() > deadline)
+        if code is None:
             attempt.finish("timeout", f"ended after {ATTEMPT_S:g} s")
+        elif code and processes == 1:
+            write_exits(exits_file(attempt.path, 0), Exits(codes={0: code}))
+        elif code < 0:
+            attempt.finish("killed", f"what starts the ranks {_ended(code)}")
         if attempt.lock is not None:
             attempt.lock.release()
         return attempt
@@ -96,9 +101,17 @@ class WarmProcesses:
     def __init__(self) -> None:
         self._kept: dict[frozenset[tuple[str, str]], _Warm] = {}
 
-    def run(self, request: ForkRequest, variables: Mapping[str, str], log: Path, is_over: Callable[[], bool]) -> bool:
-        """Fork this node's ranks of a run, and wait for their end; False: they were ended, since `is_over`."""
+    def run(
+        self, request: ForkRequest, variables: Mapping[str, str], log: Path, is_over: Callable[[], bool]
+    ) -> int | None:
+        """Fork this node's ranks of a run, and wait for their end.
+
+        Returns the exit code of the run's leader; None: it was ended, since `is_over`. Raises `FailedError` where
+        nothing can be forked, or what is forked from has ended; the next run then gets another such process.
+        """
         key = frozenset(variables.items())
+        if key in self._kept and self._kept[key].has_ended():
+            self._kept.pop(key).close()
         if key not in self._kept:
             self._kept[key] = _Warm(inherited(os.environ) | dict(variables))
         return self._kept[key].run(request, log, is_over)
@@ -119,23 +132,33 @@ class _Warm:
                 command, env=variables, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
 
-    def run(self, request: ForkRequest, log: Path, is_over: Callable[[], bool]) -> bool:
-        with log.open("ab") as file:
-            socket.send_fds(self._socket, [msgspec.json.encode(request)], [file.fileno()])
-        leader, in_time = self._answer(), True
-        if not isinstance(leader, int):
-            raise FailedError(leader or "the process that ranks are forked from has ended")
-        while not select.select([self._socket], [], [], _POLL_S)[0]:
-            if is_over():
-                in_time = False
-                with suppress(ProcessLookupError):  # it has only begun, or has just ended
-                    os.killpg(leader, signal.SIGKILL)
-        self._answer()
-        return in_time
+    def run(self, request: ForkRequest, log: Path, is_over: Callable[[], bool]) -> int | None:
+        try:
+            with log.open("ab") as file:
+                socket.send_fds(self._socket, [msgspec.json.encode(request)], [file.fileno()])
+            leader, in_time = self._answer(), True
+            if isinstance(leader, str):
+                raise FailedError(leader)
+            while not select.select([self._socket], [], [], _POLL_S)[0]:
+                if is_over():
+                    in_time = False
+                    with suppress(ProcessLookupError):  # it has only begun, or has just ended
+                        os.killpg(leader, signal.SIGKILL)
+            code = self._answer()
+        except ConnectionError:
+            self.close()
+            raise FailedError(f"the process that ranks are forked from {_ended(self._process.returncode)}") from None
+        assert isinstance(code, int), "the second answer is an exit code"
+        return code if in_time else None
 
-    def _answer(self) -> int | str | None:
-        content = self._socket.recv(MESSAGE_BYTES)
-        answer: int | str | None = msgspec.json.decode(content, type=int | str) if content else None
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _answer(self) -> int | str:
+        """Raises `ConnectionError` where the process has ended."""
+        if not (content := self._socket.recv(MESSAGE_BYTES)):
+            raise ConnectionResetError
+        answer: int | str = msgspec.json.decode(content, type=int | str)
         return answer
 
     def close(self) -> None:
@@ -184,9 +207,24 @@ def _how_it_failed(attempt: Attempt, tables: Mapping[str, list[Any]], events: li
     if said:
         first = min(said, key=lambda error: (error.kind in _FOLLOWS, error.time))
         return f"rank {first.rank}: {first.reason}"
+    codes = {rank: code for exits in read_exits(attempt.path, info.processes) for rank, code in exits.codes.items()}
+    if codes:
+        rank = min(codes, key=lambda rank: (codes[rank] > 0, rank))  # a signal comes first: others fail because of it
+        return f"rank {rank} {_ended(codes[rank])}{_last_words(attempt) if codes[rank] > 0 else ''}"
     if (outcome := attempt.outcome()) is not None:
         return outcome.reason
     if not any(event.get("closing_check_s") is not None for event in events):
-        lines = attempt.log.read_text(errors="replace").strip().splitlines()
-        return f"it did not come to the closing check's end: {lines[-1] if lines else 'no output'}"
+        return f"it did not come to the closing check's end{_last_words(attempt)}"
     return ""
+
+
+def _last_words(attempt: Attempt) -> str:
+    lines = attempt.log.read_text(errors="replace").strip().splitlines()
+    return f": {lines[-1] if lines else 'no output'}"
+
+
+def _ended(code: int) -> str:
+    """How a process has ended, e.g. “was killed by SIGSEGV”."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"

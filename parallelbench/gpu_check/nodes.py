@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parallelbench.gpu_check.attempts import WarmProcesses
+from parallelbench.gpu_check.results import FailedError
 from parallelbench.training.warm import ForkRequest, Meeting
 
 if TYPE_CHECKING:
@@ -84,7 +85,10 @@ def main(arguments: list[str]) -> int:
                 if (folder / _END).exists() or not folder.exists():
                     return 0
                 time.sleep(_POLL_S)
-            _follow(msgspec.json.decode(launch.read_bytes(), type=_Launch), node, warm, folder / f"over-{number}")
+            try:
+                _follow(msgspec.json.decode(launch.read_bytes(), type=_Launch), node, warm, folder / f"over-{number}")
+            except FailedError as failed:  # of this run: the first node's ranks wait for this node's in vain
+                print(f"gpu-check: on node {node}: {failed}", file=sys.stderr)
     return 0
 
 
