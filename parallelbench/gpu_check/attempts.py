@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.gpu_check.results import FailedError
+from parallelbench.gpu_check.variants import COLLECTIVE_TIMEOUT_S
 from parallelbench.processes import inherited
 from parallelbench.results.attempt import decoded
 from parallelbench.results.exits import Exits, exits_file, read_exits, write_exits
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from parallelbench.results.attempt import Attempt
 
 
-ATTEMPT_S = 240.0
-"""How long an attempt may take; compiling takes most."""
+ATTEMPT_S = COLLECTIVE_TIMEOUT_S + 120.0
+"""How long an attempt may take; compiling takes most. A rank that waits in vain has the time to say so."""
 _POLL_S = 0.1
 _LATE = (
     *("torch._inductor", "torch.distributed.fsdp", "torch.distributed.pipelining"),

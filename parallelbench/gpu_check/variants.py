@@ -145,7 +145,7 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
 """Options of single strategies."""
 PLAIN = "plain"
 _DEVICES_ON_A_NODE = (8, 4, 3, 2, 1)
-_COLLECTIVE_TIMEOUT_S = 240.0
+COLLECTIVE_TIMEOUT_S = 240.0
 """While a rank compiles its part, others wait for what it will send: that took more than 60 s on a busy machine."""
 
 
@@ -198,7 +198,7 @@ def as_attempt(run: RunConfig, device_type: str) -> RunConfig:
     """
     waits = "error" if device_type == "cuda" and not waits_by_design(run) else "allowed"
     measure = msgspec.structs.replace(run.measure, telemetry_hz=0.0, probe=False, waits=waits)
-    launcher = msgspec.structs.replace(run.launcher, collective_timeout_s=_COLLECTIVE_TIMEOUT_S, pack=True)
+    launcher = msgspec.structs.replace(run.launcher, collective_timeout_s=COLLECTIVE_TIMEOUT_S, pack=True)
     run = msgspec.structs.replace(run, epochs=EPOCHS, measure=measure, launcher=launcher)
     check_run(run, device_type)
     return run
