@@ -518,9 +518,13 @@ def failing(table: str, difference: float | None) -> Callable[[dict[str, Any]], 
         (failing("parity", None), r"difference from one device nan \(limit 1e-09\)"),
         (failing("checks", 0.5), r"not like one device: .*gradients 0\.5 \(limit"),
         (lambda entry: None if entry.get("table") == "epochs" else entry, "trained 0 of 2 epochs"),
+        (
+            lambda entry: None if (entry.get("row", {}).get("step") or 0) > 20 else entry,
+            "the closing check has left no word of its steps",
+        ),
         (lambda entry: None if "closing_check_s" in entry else entry, "did not come to the closing check's end"),
     ],
-    ids=["right", "no parity", "parity", "NaN", "closing", "epochs", "end"],
+    ids=["right", "no parity", "parity", "NaN", "closing", "epochs", "no steps", "end"],
 )
 def test_an_attempts_journals_are_judged(
     finished: tuple[RunConfig, Attempt], tmp_path: Path, alter: Any, words: str
@@ -528,6 +532,23 @@ def test_an_attempts_journals_are_judged(
     run, attempt = finished
     found = answer_of(run, altered(attempt, tmp_path, alter)).problem
     assert re.search(words, found) if words else found == ""
+
+
+@pytest.mark.slow
+def test_steps_that_were_not_compared_are_said_with_the_reason(
+    finished: tuple[RunConfig, Attempt], tmp_path: Path
+) -> None:
+    """As where fp16 overflows in each of them."""
+    run, attempt = finished
+    assert answer_of(run, attempt).steps_not_compared == ""
+
+    def overflowed(entry: dict[str, Any]) -> dict[str, Any]:
+        row = entry.get("row", {})
+        if entry.get("table") != "checks" or (row["step"] or 0) <= run.epochs * run.steps_per_epoch:
+            return entry
+        return entry | {"row": row | {"difference": None, "passed": None, "detail": "gradients overflowed"}}
+
+    assert answer_of(run, altered(attempt, tmp_path, overflowed)).steps_not_compared == "gradients overflowed"
 
 
 @pytest.mark.slow
@@ -558,15 +579,14 @@ def test_answers_become_one_line() -> None:
     assert {"sgd", "bf16", "compile", "graph"} <= set(text.partition("plain code: ")[2].partition(";")[0].split(", "))
     with pytest.raises(FailedError, match="2 devices, vit_tiny, compile: rank 1: a wait"):
         strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("")) | {"compile": Answer("rank 1: a wait")})
-    for name, words in (
-        (
-            "downpour",
-            "not compared in steps: plain, bf16, compile, compile_scope=step, activation_recomputation=full; trained",
-        ),
-        ("sandblaster_lbfgs", "waits by design, so none was looked for: L-BFGS reads each loss"),
-    ):
-        runs = variants.runs(name, "cuda", 2)
-        assert words in strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("", 0.0)))
+    two = {label: runs[label] for label in ("plain", "fp16")}
+    overflowed = {"plain": Answer(""), "fp16": Answer("", steps_not_compared="gradients overflowed")}
+    assert strategies.judged(two, "cpu", overflowed).endswith(
+        ", trained like plain code: plain; steps not compared: fp16 (gradients overflowed)"
+    )
+    runs = variants.runs("sandblaster_lbfgs", "cuda", 2)
+    words = "waits by design, so none was looked for: L-BFGS reads each loss"
+    assert words in strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("", 0.0)))
 
 
 @pytest.mark.slow

@@ -175,6 +175,8 @@ class Answer(msgspec.Struct, frozen=True):
     """Empty: nothing is wrong."""
     difference: float | None = None
     """The largest one of the parity check; None: none was asked for."""
+    steps_not_compared: str = ""
+    """Why none of the steps after training was; empty: they were."""
 
 
 def answer_of(run: RunConfig, attempt: Attempt) -> Answer:
@@ -196,7 +198,16 @@ def answer_of(run: RunConfig, attempt: Attempt) -> Answer:
         for row in tables["checks"]
         if row["passed"] is False
     ]
-    return Answer(f"not like one device: {', '.join(unlike)}" if unlike else "", difference)
+    if unlike:
+        return Answer(f"not like one device: {', '.join(unlike)}", difference)
+    trained = run.epochs * run.steps_per_epoch
+    further = [row for row in tables["checks"] if (row["step"] or 0) > trained]
+    if any(row["passed"] is not None for row in further):
+        return Answer("", difference)
+    reasons = [row["detail"] for row in tables["checks"] if row["check"] == "steps" or row in further]
+    if not reasons:
+        return Answer("the closing check has left no word of its steps", difference)
+    return Answer("", difference, steps_not_compared=reasons[0])
 
 
 def _how_it_failed(attempt: Attempt, tables: Mapping[str, list[Any]], events: list[dict[str, Any]]) -> str:

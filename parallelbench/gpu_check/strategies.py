@@ -72,9 +72,11 @@ def _texts(runs: Mapping[str, RunConfig], device_type: str, answers: Mapping[str
     compared = [answer.difference for answer in answers.values() if answer.difference is not None]
     if compared:
         yield f"largest difference from one device {max(compared):.3g}"
-    if apart := [label for label, run in runs.items() if not run.strategy.equals_one_device(run)]:
-        yield f"asynchronous, so not compared in steps: {', '.join(apart)}"
-    yield f"trained like plain code: {', '.join(runs)}"
+    if alike := [label for label, answer in answers.items() if not answer.steps_not_compared]:
+        yield f"trained like plain code: {', '.join(alike)}"
+    for reason in dict.fromkeys(answer.steps_not_compared for answer in answers.values() if answer.steps_not_compared):
+        apart = (label for label, answer in answers.items() if answer.steps_not_compared == reason)
+        yield f"steps not compared: {', '.join(apart)} ({reason})"
     if device_type != "cuda":
         return
     reasons = {waits_by_design(run) for run in runs.values()}
