@@ -123,7 +123,7 @@ FINDINGS = (
         "they wait for 240 s, and the run that failed is the one that is named",
         (
             "tests/test_gpu_check.py::test_ranks_wait_for_others_that_compile",
-            "tests/test_gpu_check.py::test_answers_become_one_line",
+            "tests/test_gpu_check.py::test_ranks_that_fail_or_hang_are_reported",
         ),
         "strategy model_parallel",
     ),
