@@ -214,6 +214,7 @@ def _merged(parts: Sequence[Runs], machines: Mapping[str, Runs]) -> Runs:
         folders=folders,
         machines={run_id: machine for runs in marked for run_id, machine in runs.machines.items()},
         of_machines=machines,
+        plugin=parts[0].plugin,
     )
 
 

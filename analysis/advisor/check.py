@@ -230,7 +230,7 @@ def checked(evidence: SweepEvidence, figures: MachineFigures | None = None) -> d
         "splits": {name: {k: v for k, v in each.items() if k != "predictions"} for name, each in whole.items()},
         "fitted_rows": len(steps),
         "excluded_runs": evidence.excluded,
-        "refused": refused,
+        "refused": [*evidence.left_out, *refused],
     }
 
 

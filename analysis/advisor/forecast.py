@@ -60,6 +60,8 @@ class Forecast:
     assumed: bool
     """Whether too few steps were left out for an interval, so that it is assumed."""
     further: list[Further]
+    left_out: Sequence[str]
+    """Configurations that need a plugin which was not named, in words."""
 
 
 @once
@@ -71,7 +73,7 @@ def forecast(runs: Runs) -> Forecast:
     figures = evidence.probed
     steps, refused = predictable(known, figures)
     if len(steps) < FEWEST_STEPS:
-        why = f"; {refused[0]}" if refused else ""
+        why = f"; {reasons[0]}" if (reasons := [*evidence.left_out, *refused]) else ""
         raise ConfigError(
             f"{len(steps)} measured configurations can be predicted, and {FEWEST_STEPS} are needed to fit to{why}"
         )
@@ -87,6 +89,7 @@ def forecast(runs: Runs) -> Forecast:
         half_width=usual,
         assumed=near is None,
         further=list(_further(steps, fitted(steps, figures), wide)),
+        left_out=evidence.left_out,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from analysis.advisor.fit import Learnt
+from parallelbench.config.plugin import training_plugin
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ class Knowledge:
     """Priors where no sweep was given."""
 
 
-def read_knowledge(paths: Sequence[Path], *, learn: bool = True) -> Knowledge:
+def read_knowledge(paths: Sequence[Path], *, learn: bool = True, plugin: str | None = None) -> Knowledge:
     """Read tables of `parallelbench calibrate` (*.parquet) and folders of runs; without `learn` nothing is fitted.
+
+    `plugin` is an importable package whose classes the runs may name; those of others are left out.
 
     Raises `ConfigError` for several calibrations, for other files, and where the runs are of unlike machines.
     """
@@ -49,7 +52,7 @@ def read_knowledge(paths: Sequence[Path], *, learn: bool = True) -> Knowledge:
     calibrated = read_figures(tables[0]) if tables else None
     if not folders:
         return Knowledge(figures=calibrated, calibrated=calibrated is not None)
-    evidence = read_sweeps(folders, model_layers)
+    evidence = read_sweeps(folders, lambda run: model_layers(run, plugin=training_plugin(run)), plugin=plugin)
     figures = calibrated or evidence.probed
     _require_same_device(figures, evidence)
     learnt = learnt_from(evidence, figures) if learn else Learnt()

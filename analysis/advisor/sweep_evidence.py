@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,13 @@ from analysis.comparison.run import compared_runs
 from analysis.comparison.work import PROBED, component_labels
 from analysis.folders import load
 from analysis.metrics import phase_times
-from parallelbench.config.build import from_mapping
+from parallelbench.config.build import PLUGIN_SOURCES, from_mapping
 from parallelbench.config.sites import with_new_options
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.measure.counting import decode_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from analysis.advisor.machine import MachineFigures
@@ -73,14 +74,19 @@ class SweepEvidence:
     """What the runs' own probes say of the machine."""
     excluded: int
     """Runs that don't count, by the comparisons' rule."""
+    left_out: Sequence[str]
+    """Configurations whose classes are of a package that was not named, in words."""
 
 
-def read_sweeps(folders: Sequence[Path], count: Callable[[RunConfig], list[LayerCount]]) -> SweepEvidence:
-    """The steps below some folders. `count` counts a model's layers where an older result lacks them.
+def read_sweeps(
+    folders: Sequence[Path], count: Callable[[RunConfig], list[LayerCount]], *, plugin: str | None = None
+) -> SweepEvidence:
+    """The steps below some folders. `count` counts a model's layers where an older result lacks them; `plugin`: see
+    `load`.
 
     Raises `ConfigError` where nothing counts, or where the runs are of unlike machines by the comparisons' rule.
     """
-    return sweep_evidence([load(folder) for folder in folders], count)
+    return sweep_evidence([load(folder, plugin=plugin) for folder in folders], count)
 
 
 def sweep_evidence(loaded: Sequence[Runs], count: Callable[[RunConfig], list[LayerCount]]) -> SweepEvidence:
@@ -93,9 +99,18 @@ def sweep_evidence(loaded: Sequence[Runs], count: Callable[[RunConfig], list[Lay
             "`parallelbench report` says why; measure on a free machine"
         )
     _require_one_machine([side for side in sides if side])
-    steps = [step for runs in loaded for step in _steps(runs, count)]
+    others: Counter[str] = Counter()
+    steps = [step for runs in loaded for step in _steps(runs, count, others)]
+    left_out = [
+        f"{count_of(n, 'configuration')} of {target} {'is' if n == 1 else 'are'} left out: "
+        f"add --plugin {target.partition('.')[0]}"
+        for target, n in others.items()
+    ]
+    if not steps and left_out:
+        raise ConfigError("; ".join(left_out))
     return SweepEvidence(
         steps=steps,
+        left_out=left_out,
         probed=probed_figures([row for runs in loaded for row in counted(runs).to_dicts()]),
         excluded=sum(runs.run.height for runs in loaded) - sum(map(len, sides)),
     )
@@ -129,29 +144,36 @@ def _unlike(differences: Differences) -> ConfigError:
     )
 
 
-def _steps(runs: Runs, count: Callable[[RunConfig], list[LayerCount]]) -> list[MeasuredStep]:
-    """One per configuration, in the order of the tables."""
+def _steps(runs: Runs, count: Callable[[RunConfig], list[LayerCount]], others: Counter[str]) -> Iterator[MeasuredStep]:
+    """One per configuration, in the order of the tables; `others` counts those of packages that nobody named."""
     rows = counted(runs).filter(pl.col("steady_epoch_time_s").is_not_null())
     models = component_labels(runs, "model")
     phases = {row.pop("run_id"): row for row in phase_times(runs).to_dicts()}
-    found = []
     for _, members in rows.group_by("group", "configuration", maintain_order=True):
         each = members.to_dicts()
         first = each[0]
-        run = from_mapping(with_new_options(msgspec.json.decode(first["config_json"])))
-        found.append(
-            MeasuredStep(
-                run=run,
-                layers=decode_counts(first["layers_json"]) if first["layers_json"] else count(run),
-                work=first["group"],
-                model=models[first["run_id"]],
-                step_s=median(row["steady_epoch_time_s"] / row["steps_per_epoch"] for row in each),
-                phases=_median_phases([phases[row["run_id"]] for row in each if row["run_id"] in phases]),
-                energy_j=_median_energy(each),
-                variant=first["variant"],
-            )
+        plain = with_new_options(msgspec.json.decode(first["config_json"]))
+        if unnamed := _of_others(plain, runs.plugin):
+            others[unnamed] += 1
+            continue
+        run = from_mapping(plain, runs.plugin)
+        yield MeasuredStep(
+            run=run,
+            layers=decode_counts(first["layers_json"]) if first["layers_json"] else count(run),
+            work=first["group"],
+            model=models[first["run_id"]],
+            step_s=median(row["steady_epoch_time_s"] / row["steps_per_epoch"] for row in each),
+            phases=_median_phases([phases[row["run_id"]] for row in each if row["run_id"] in phases]),
+            energy_j=_median_energy(each),
+            variant=first["variant"],
         )
-    return found
+
+
+def _of_others(plain: Mapping[str, Any], plugin: str | None) -> str | None:
+    """What a configuration names of a package that is neither the suite's nor `plugin`: a class, or the package."""
+    nodes = [node for node in plain.values() if isinstance(node, dict)]
+    named = [str(node.get(key, "")).partition("@")[0] for key in ("_target_", PLUGIN_SOURCES) for node in nodes]
+    return next((each for each in named if each.partition(".")[0] not in ("", "parallelbench", plugin)), None)
 
 
 def _median_phases(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:

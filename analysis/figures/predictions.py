@@ -128,6 +128,7 @@ def finding(runs: Runs) -> str:
     lines = [
         f"{len(errors)} of {len(found.steps)} measured configurations were each predicted by a fit that lacked them: "
         f"the predictions are off by {median} in the median and {largest} at most.",
+        *(f"{each}." for each in found.left_out),
         *_interval_words(found),
         *_beyond(found),
     ]

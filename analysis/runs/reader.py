@@ -89,6 +89,8 @@ class Runs:
     target: float | None = None
     """The test accuracy that times and energies to an accuracy are told for; None: each group's own
     (`analysis.metrics.accuracy_target`)."""
+    plugin: str | None = None
+    """The package, besides the suite's own, whose classes the runs may name."""
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What was derived from exactly these (see `once`)."""
 
@@ -210,6 +212,7 @@ def read_runs(path: Path | str, *others: Path | str, plugin: str | None = None) 
         skipped=tuple(sorted([*skipped, *twins], key=lambda s: s.path)),
         notes=_notes(run for run in collection.found if run.folder.path in kept),
         sweeps={home: Runs(root=home, tables=collection.tables(of), skipped=()) for home, of in sweeps.items()},
+        plugin=plugin,
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def advise(overrides: Sequence[str], extension: Extension, *, check: str, known: Sequence[str], as_json: bool) -> int:
     """Print the errors of what `advise` would have said of finished runs, or of a CSV file's measured steps."""
     if Path(check).expanduser().is_dir():
-        return check_sweeps([check, *overrides], known, as_json=as_json)
+        return check_sweeps([check, *overrides], known, extension.plugin, as_json=as_json)
     from analysis.advisor.check import judged, shipped
     from analysis.advisor.fit import published_fit
     from analysis.advisor.measurements import read_measured, reasons
@@ -146,7 +146,7 @@ TITLES = {
 }
 
 
-def check_sweeps(words: Sequence[str], known: Sequence[str], *, as_json: bool) -> int:
+def check_sweeps(words: Sequence[str], known: Sequence[str], plugin: str | None, *, as_json: bool) -> int:
     """Print the errors of predicted steps against the runs below some folders; `known` may hold a calibration.
 
     Raises `ConfigError` for overrides: what was run is known.
@@ -156,7 +156,7 @@ def check_sweeps(words: Sequence[str], known: Sequence[str], *, as_json: bool) -
 
     if overrides := [text for text in words if "=" in text]:
         raise ConfigError(f"{overrides[0]} says nothing about finished runs: leave it out")
-    knowledge = read_knowledge([Path(text).expanduser() for text in (*words, *known)], learn=False)
+    knowledge = read_knowledge([Path(text).expanduser() for text in (*words, *known)], learn=False, plugin=plugin)
     assert knowledge.evidence is not None, "folders were given"
     summary = checked(knowledge.evidence, knowledge.figures)
     if as_json:

@@ -83,12 +83,14 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
     from analysis.advisor.knowledge import Knowledge, read_knowledge
 
     run = question.bases[0]
-    knowledge = read_knowledge([Path(each).expanduser() for each in known]) if known else Knowledge()
+    paths, plugin = [Path(each).expanduser() for each in known], question.extension.plugin
+    knowledge = read_knowledge(paths, plugin=plugin) if known else Knowledge()
     figures, notes = figures_of_site(run)
     if knowledge.figures is not None:
         figures, notes = _measured(knowledge, run, figures)
     if knowledge.learnt.rows and question.gpt is None:
         notes.append(f"fitted to {knowledge.learnt.rows} measured configurations")
+    notes += knowledge.evidence.left_out if knowledge.evidence else ()
     devices = question.devices or [2**power for power in range(figures.devices_per_node.bit_length())]
     allowed, beyond = _within_site(devices, run, figures)
     if question.gpt is not None:

@@ -52,7 +52,7 @@ def made(truth: dict[str, float], *, noise: float = 0.0, odd: dict[str, float] |
 
 
 def evidence(steps: Sequence[MeasuredStep]) -> SweepEvidence:
-    return SweepEvidence(steps=steps, probed=FIGURES, excluded=0)
+    return SweepEvidence(steps=steps, probed=FIGURES, excluded=0, left_out=[])
 
 
 def test_a_fit_repeats_the_steps_that_it_has_seen() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from analysis.advisor.calibration import probed_figures
 from analysis.advisor.knowledge import read_knowledge
@@ -15,6 +17,7 @@ from analysis.advisor.links import Group, Links, all_reduce_s
 from analysis.advisor.sweep_evidence import SweepEvidence, read_sweeps
 from launch.verbs.advice_errors import TITLES, rows_of_sweeps
 from parallelbench.cli import main
+from parallelbench.config.plugin import sources_now
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.counting import LayerCount, encode_counts
@@ -196,6 +199,42 @@ def test_a_calibration_of_another_device_is_refused(tmp_path: Path) -> None:
     assert known.figures.memory_bytes_per_s.value == pytest.approx(2e9)
     with pytest.raises(ConfigError, match="two calibrations"):
         read_knowledge([tmp_path / "same.parquet", tmp_path / "other.parquet"])
+
+
+@pytest.mark.slow
+def test_runs_of_a_plugins_model_are_read_where_it_is_named_and_else_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lentmodels.py").write_text(
+        "from parallelbench.models.mlp import Mlp\n\n\nclass Small(Mlp, frozen=True, kw_only=True):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    small, folder = importlib.import_module("lentmodels").Small, tmp_path / "runs"
+    for model in LAYERS:
+        measured(folder, model, "single")
+    run = config(folder, model="mlp")
+    run = structs.replace(
+        run, model=small(**structs.asdict(run.model)), plugin_sources=sources_now("lentmodels"), seed=1
+    )
+    own = published(run, Fake(speeds=PROBES, probed=(1e-5, 1e8))).path
+    counted: list[str | None] = []
+
+    def count(run: RunConfig, *, plugin: str | None = None) -> list[LayerCount]:
+        counted.append(plugin)
+        return LAYERS["mlp"]
+
+    monkeypatch.setattr("analysis.advisor.model_layers.model_layers", count)
+    evidence = read_knowledge([folder], learn=False, plugin="lentmodels").evidence
+    assert evidence is not None
+    assert ([type(step.run.model) for step in evidence.steps].count(small), evidence.left_out) == (1, [])
+    assert counted == ["lentmodels"]
+    others = read_knowledge([folder], learn=False).evidence
+    assert others is not None
+    assert (len(others.steps), len(others.left_out)) == (2, 1)
+    assert "1 configuration of lentmodels.Small" in others.left_out[0]
+    assert others.left_out[0].endswith("--plugin lentmodels")
+    with pytest.raises(ConfigError, match="--plugin lentmodels"):
+        read_sweeps([own], never)
 
 
 def test_what_says_nothing_about_finished_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
