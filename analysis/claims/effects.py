@@ -7,6 +7,7 @@ a claim's second contrast joins that once more.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,6 +117,10 @@ def _to_target(runs: Runs, metric: str, target: float) -> pl.DataFrame:
     return rows.select("run_id", value=value, least=value - (pl.col("steps") - 1) * since, most=value)
 
 
+Known = Mapping[str, Mapping[str, Any]]
+"""Key → its texts → what each says."""
+
+
 class Measured(NamedTuple):
     """Values by repeat: of configurations at an epoch, or of the effect between two."""
 
@@ -129,6 +134,8 @@ class Measured(NamedTuple):
     claim's target; `runs`, the ids of the runs behind it, those of one side before those of the other; and
     `candidates`, those that the smallest value was chosen from, empty without a choice.
     """
+    known: Known
+    """Of each key and fact every text in `levels`, and perhaps others, with what it says."""
 
 
 _FACTS = ("train_samples", "parameters", "framework", "epoch", "steps")
@@ -161,6 +168,13 @@ def _configurations(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
     ]
     schema = {"run_id": pl.String, "of": pl.Int64}
     return pl.DataFrame(of_runs, schema, orient="row"), pl.DataFrame(keys, infer_schema_length=None).fill_null("")
+
+
+@once
+def _known(runs: Runs) -> dict[str, dict[str, Any]]:
+    """Key of configurations → text → what it says."""
+    _, keys = _configurations(runs)
+    return {key: {text: _read(text) for text in ("", *keys[key].to_list())} for key in keys.columns if key != "of"}
 
 
 @once
@@ -202,7 +216,8 @@ def _measured(
     # A second run of a repeat doesn't count.
     values = rows.unique(("level", "repeat"), keep="first", maintain_order=True)
     values = values.select("level", "repeat", "value", "least", "most", runs=pl.concat_list("run_id"), candidates=_NONE)
-    measured = Measured(levels, values)
+    of_facts = {name: {text: _read(text) for text in set(levels[name].to_list())} for name in _FACTS}
+    measured = Measured(levels, values, _known(runs) | of_facts)
     if devices:
         measured = _as_every_strategy(measured)
     return _best(measured, best_of) if best_of else measured
@@ -220,7 +235,7 @@ def _as_every_strategy(measured: Measured) -> Measured:
     stand_ins = levels.filter(is_baseline).drop(strategy).join(others, on=alike, maintain_order="left_right")
     levels = pl.concat([several, stand_ins.select(levels.columns)]).rename({"level": "of"}).with_row_index("level")
     values = levels.select("level", "of").join(measured.values, left_on="of", right_on="level", maintain_order="left")
-    return Measured(levels.drop("of"), values.drop("of"))
+    return Measured(levels.drop("of"), values.drop("of"), measured.known)
 
 
 def _best(measured: Measured, key: str) -> Measured:
@@ -235,7 +250,8 @@ def _best(measured: Measured, key: str) -> Measured:
         pl.col("value", "least", "most", "runs").get(smallest),
         candidates=pl.col("runs").filter(pl.col("value").is_not_null()).explode(),
     )
-    return Measured(levels.filter(pl.col("level") == pl.col("one")).drop("one"), values.rename({"one": "level"}))
+    levels = levels.filter(pl.col("level") == pl.col("one")).drop("one")
+    return Measured(levels, values.rename({"one": "level"}), measured.known)
 
 
 @dataclass(frozen=True)
@@ -285,7 +301,7 @@ def _effects(measured: Measured) -> list[Effect]:
         known = [row for row in rows[level["level"]] if row["value"] is not None]
         found.append(
             Effect(
-                keys={key: _read(level[key]) for key in keys if level[key]},
+                keys={key: measured.known[key][level[key]] for key in keys if level[key]},
                 step=level["step"],
                 outside=tuple(level["outside"]),
                 values={row["repeat"]: (row["value"], row["least"], row["most"]) for row in known},
@@ -302,32 +318,42 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
     contrasts = (*claim.contrasts, *([claim.more] if claim.more else []))
     devices = any("devices" in each.roots and "strategy" not in each.roots for each in contrasts)
     epochs = frozenset[int | str]().union(*(claim.epochs(each) for each in claim.contrasts))
-    levels, values = _measured(runs, claim.metric, claim.target, epochs, devices=devices, best_of=claim.best_of)
-    levels = levels.filter(_has(levels, claim.where))
-    levels = levels.with_columns(outside=_outside(levels, claim.scope))
-    looked_at = [levels.filter(_has(levels, {"epoch": [*claim.epochs(each)]})) for each in claim.contrasts]
+    if not any(_may_have_sides(_known(runs), claim, each) for each in claim.contrasts):
+        return []
+    levels, values, known = _measured(runs, claim.metric, claim.target, epochs, devices=devices, best_of=claim.best_of)
+    levels = _with(levels, known, claim.where).with_columns(outside=_outside(known, claim.scope))
+    looked_at = [_with(levels, known, {"epoch": [*claim.epochs(each)]}) for each in claim.contrasts]
     found = [
-        _pairs(Measured(some, values), each)
+        _pairs(Measured(some, values, known), each)
         for some, each in zip(looked_at, claim.contrasts, strict=True)
-        if _has_sides(some, each)
+        if _has_sides(some, known, each)
     ]
     if not any(each.height for each in found):
         return []
     pairs = pl.concat(found).with_row_index("level")
-    measured = _effect(pairs, _as_paired(runs, claim, _by_repeat(pairs, values)), claim.compare)
+    measured = _effect(pairs, _as_paired(runs, claim, _by_repeat(pairs, values)), claim.compare, known)
     if claim.more is not None:
         pairs = _pairs(measured, claim.more).with_row_index("level")
         how = "difference" if claim.compare == "difference" else "ratio"
-        measured = _effect(pairs, _by_repeat(pairs, measured.values), how)
+        measured = _effect(pairs, _by_repeat(pairs, measured.values), how, known)
     return _effects(measured)
 
 
-def _has_sides(levels: pl.DataFrame, contrast: Contrast) -> bool:
-    """Whether levels lie on both sides: most claims have none in a folder."""
+def _may_have_sides(known: Known, claim: Claim, contrast: Contrast) -> bool:
+    """Whether configurations have every value that is asked for, in whatever runs: most claims find none."""
+    if contrast.rising is not None and contrast.rising in known:
+        return len(known[contrast.rising].keys() - {""}) > 1
+    asked = [each for side in (claim.where, contrast.from_ or {}, contrast.to or {}) for each in side.items()]
+    if claim.best_of:
+        asked = [(key, some) for key, some in asked if not is_below(key, (claim.best_of,))]
+    return all(key in _FACTS or _texts(known, key, some) for key, some in asked)
+
+
+def _has_sides(levels: pl.DataFrame, known: Known, contrast: Contrast) -> bool:
+    """Whether levels lie on both sides."""
     if contrast.rising:
-        return bool(levels.select(_each(levels, contrast.rising, _shown, pl.String).n_unique()).item() > 1)
-    sides = (contrast.from_ or {}, contrast.to or {})
-    return all(levels.select(_has(levels, side).any()).item() for side in sides)
+        return bool(levels.select(_each(known, contrast.rising, _shown, pl.String).n_unique()).item() > 1)
+    return all(_with(levels, known, side).height for side in (contrast.from_ or {}, contrast.to or {}))
 
 
 def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:
@@ -346,7 +372,7 @@ def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:
         # The last epoch of a run of one epoch is its first.
         measurement=pl.concat_str(at, "behind", separator=" "),
     )
-    pairs = _sides(levels, contrast).filter(pl.col("measurement") != pl.col("measurement_below"))
+    pairs = _sides(levels, measured.known, contrast).filter(pl.col("measurement") != pl.col("measurement_below"))
     step = pl.format(f"{contrast.rising.replace('_', ' ')} {{}} → {{}}" if contrast.rising else "{} → {}", *_WORDS)
     return pairs.sort("group", maintain_order=True).select(
         *("train_samples", "parameters", "framework", "steps", "epoch"),
@@ -364,23 +390,25 @@ def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:
 _WORDS = ("words_below", "words")
 
 
-def _sides(levels: pl.DataFrame, contrast: Contrast) -> pl.DataFrame:
+def _sides(levels: pl.DataFrame, known: Known, contrast: Contrast) -> pl.DataFrame:
     """Both levels of each pair, with their `words`."""
     if contrast.rising is None:
         sides = [
-            levels.filter(_has(levels, side)).with_columns(words=_words(levels, contrast.roots, side))
+            _with(levels, known, side).with_columns(words=_words(known, contrast.roots, side))
             for side in (contrast.from_ or {}, contrast.to or {})
         ]
         return _crossed(*sides, on=("group",))
-    levels = levels.with_columns(words=_each(levels, contrast.rising, _shown, pl.String))
+    levels = levels.with_columns(words=_each(known, contrast.rising, _shown, pl.String))
     # Each level and the next higher one: of the claim's scope alone, then those that others lie between or beside.
     lies_outside = pl.col("outside").list.len() + pl.col("outside_below").list.len() > 0
     inside = levels.filter(pl.col("outside").list.len() == 0)
-    return pl.concat([_risen(inside, contrast.rising), _risen(levels, contrast.rising).filter(lies_outside)])
+    return pl.concat(
+        [_risen(inside, known, contrast.rising), _risen(levels, known, contrast.rising).filter(lies_outside)]
+    )
 
 
-def _risen(levels: pl.DataFrame, rising: str) -> pl.DataFrame:
-    level = _each(levels, rising, lambda value: value, pl.Float64)
+def _risen(levels: pl.DataFrame, known: Known, rising: str) -> pl.DataFrame:
+    level = _each(known, rising, lambda value: value, pl.Float64)
     levels = levels.with_columns(rank=level.rank("dense").over("group").cast(pl.Int64))
     pairs = _crossed(levels, levels.with_columns(pl.col("rank") - 1), on=("group", "rank"))
     return pairs.sort("group", "rank", maintain_order=True)
@@ -421,7 +449,7 @@ def _by_run(runs: Runs, metric: str, target: float | None, epoch: int | str) -> 
     return {run_id: (value, least, most) for run_id, value, least, most in rows}
 
 
-def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str) -> Measured:
+def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str, known: Known) -> Measured:
     """What both sides' values come to; the least is that of the most below and the least above."""
     ends = {"value": "value", "least": "most", "most": "least"}
     combine = _COMBINE[how]
@@ -432,7 +460,7 @@ def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str) -> Measured:
     rows = rows.filter("missed" | pl.all_horizontal(pl.col(*ends).is_not_null())).sort("level", "repeat")
     pairs = pairs.join(rows, on="level", how="semi", maintain_order="left")
     levels = pairs.drop("below", "above", "epoch_below", "devices_above", "devices_below")
-    return Measured(levels, rows.select("level", "repeat", *ends, "runs", "candidates"))
+    return Measured(levels, rows.select("level", "repeat", *ends, "runs", "candidates"), known)
 
 
 def _ratio(below: pl.Expr, above: pl.Expr) -> pl.Expr:
@@ -451,43 +479,56 @@ _COMBINE: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
 }
 
 
-def _each(levels: pl.DataFrame, key: str, of: Callable[[Any], Any], kind: type[pl.DataType]) -> pl.Expr:
-    """Something of the value of a key, asked once for each value: strategy, model and data have their names."""
-    name = f"{key}.name" if key in COMPONENTS else key
-    if name not in levels.columns:
+def _name(key: str) -> str:
+    """Strategy, model and data have their names."""
+    return f"{key}.name" if key in COMPONENTS else key
+
+
+def _each(known: Known, key: str, of: Callable[[Any], Any], kind: type[pl.DataType]) -> pl.Expr:
+    """Something of the value of a key, asked once for each value."""
+    name = _name(key)
+    if name not in known:
         return pl.lit(of(None), kind)
-    return pl.col(name).replace_strict({text: of(_read(text)) for text in levels[name].unique()}, return_dtype=kind)
+    return pl.col(name).replace_strict({text: of(value) for text, value in known[name].items()}, return_dtype=kind)
 
 
-def _has(levels: pl.DataFrame, wanted: Level) -> pl.Expr:
-    """Whether levels have one of the values of each key."""
-    each = (_each(levels, key, partial(_is_among, allowed=some), pl.Boolean) for key, some in wanted.items())
-    return pl.all_horizontal(pl.lit(value=True), *each)
+def _texts(known: Known, key: str, wanted: Any) -> list[str]:
+    """The texts that say one of these values."""
+    return [text for text, value in known.get(_name(key), {"": None}).items() if _is_among(value, wanted)]
+
+
+def _with(levels: pl.DataFrame, known: Known, wanted: Level) -> pl.DataFrame:
+    """The levels that have one of the values of each key."""
+    texts = {_name(key): _texts(known, key, some) for key, some in wanted.items()}
+    if any(not some for some in texts.values()):
+        return levels.clear()
+    asked = [pl.col(name).is_in(some) for name, some in texts.items() if len(some) < len(known.get(name, some))]
+    return levels.filter(asked) if asked else levels
 
 
 def _is_among(value: Any, allowed: Any) -> bool:
     return value in allowed if isinstance(allowed, list) else value == allowed
 
 
-def _outside(levels: pl.DataFrame, scope: Level) -> pl.Expr:
+def _outside(known: Known, scope: Level) -> pl.Expr:
     """The keys of the scope in which levels lie beyond it, with their own values."""
 
     def told(value: Any, key: str) -> str | None:
         return None if _is_among(value, scope[key]) else written({key: value})
 
-    each = [_each(levels, key, partial(told, key=key), pl.String) for key in scope]
+    each = [_each(known, key, partial(told, key=key), pl.String) for key in scope]
     return pl.concat_list(each).list.drop_nulls() if each else _NONE
 
 
-def _words(levels: pl.DataFrame, roots: Sequence[str], side: Level) -> pl.Expr:
+def _words(known: Known, roots: Sequence[str], side: Level) -> pl.Expr:
     """A side in words: "ddp × 2", "batch size 64"."""
     words = []
     if "strategy" in roots:
         times = pl.when(pl.col("devices") != "").then(pl.format(" × {}", "devices")).otherwise(pl.lit(""))
-        words.append(_each(levels, "strategy", str, pl.String) + times)
+        words.append(_each(known, "strategy", str, pl.String) + times)
     for key in side:
         if key in roots and key != "strategy" and (key != "devices" or "strategy" not in roots):
-            words.append(_each(levels, key, partial(_said, key=key), pl.String))
+            words.append(_each(known, key, partial(_said, key=key), pl.String))
     return pl.concat_str(words or [pl.lit("")], separator=" ")
 
 
