@@ -113,6 +113,19 @@ def test_every_figure_is_drawn_and_nothing_is_cut_off(page: Any) -> None:
     assert min(shrunk) > 0.85, shrunk
 
 
+def test_a_table_that_scrolls_keeps_its_first_heading_and_shows_that_there_is_more(page: Any) -> None:
+    matrix = page.locator(".scroll:has(> .matrix)")
+    if page.viewport_size["width"] == min(WIDTHS):
+        assert matrix.evaluate("box => box.scrollWidth > box.clientWidth")
+    matrix.evaluate("box => { box.scrollLeft = box.scrollWidth; box.scrollIntoView(); }")
+    on_top = """heading => {
+        const { x, y, width, height } = heading.getBoundingClientRect();
+        return document.elementFromPoint(x + width / 2, y + height / 2) === heading;
+    }"""
+    assert matrix.locator("thead th").first.evaluate(on_top)
+    assert "local" in matrix.evaluate("box => getComputedStyle(box).backgroundAttachment")
+
+
 @pytest.mark.exhaustive
 def test_hovering_a_bar_tells_its_numbers(page: Any) -> None:
     bar = page.locator("#figure-runtime .mark-rect path").first

@@ -23,8 +23,9 @@ NOTHING = (
     re.compile(r"(?<![\d.,])(\d[\d.,]*(?:\s?[%a-zA-Z]+)?) (?:to|and) \1(?![\d%\w]|[.,]\d)"),
     re.compile(r"\b(?:nan|inf)\b"),
     re.compile(r"\((\d[\d.,]*)–\1\)"),
+    re.compile("`"),
 )
-"""A span whose ends are the same, numbers that are none."""
+"""A span whose ends are the same, numbers that are none, marks of code that are shown as they are."""
 
 
 class Page(HTMLParser):
@@ -90,6 +91,7 @@ def test_the_check_finds_what_says_nothing() -> None:
         "between 44.1\u202f% and 44.1\u202f%.",
         "1.0 (0.5–0.5)",
         "takes nan s",
+        "measure again (`parallelbench submit`)",
         "achieves 49.1 % in steady state (beside one device no difference shown)",
     ):
         with pytest.raises(AssertionError):
