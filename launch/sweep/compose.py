@@ -180,10 +180,17 @@ def _composed(overrides: Sequence[str], conf: Path | None) -> Plain:
     return by_hydra(overrides, conf) if plain is None else plain
 
 
+def _name_sweep(plain: Plain, file: str) -> None:
+    """Give a sweep whose file says no name the file's."""
+    sweep = plain.get("sweep")
+    if isinstance(sweep, dict) and "name" in sweep and sweep["name"] is None:
+        sweep["name"] = file
+
+
 def _set_by_hand(overrides: Sequence[str], conf: Path | None) -> Plain | None:
     """The defaults with chosen files, then values, in their places; None where one of them is more than that."""
     plain: Plain = pickle.loads(_defaults())
-    groups, chosen, values = group_choices(conf), set[str](), []
+    groups, chosen, values = group_choices(conf), dict[str, str](), []
     for text in overrides:
         try:
             override = _parsed(text)
@@ -198,14 +205,23 @@ def _set_by_hand(overrides: Sequence[str], conf: Path | None) -> Plain | None:
         node = _node(key, str(override.value()), conf)
         if node is None or key not in plain or key in chosen:
             return None
-        plain[key] = node
-        chosen.add(key)
-    return plain if all(_replaced(plain, key.split("."), value) for key, value in values) else None
+        plain[key] = {**_sweep_defaults(), **node} if key == "sweep" else node
+        chosen[key] = str(override.value())
+    if not all(_replaced(plain, key.split("."), value) for key, value in values):
+        return None
+    _name_sweep(plain, chosen.get("sweep", ""))
+    return plain
 
 
 @cache
 def _defaults() -> bytes:
     return pickle.dumps(by_hydra((), None))
+
+
+@cache
+def _sweep_defaults() -> Plain:
+    text = resources.files("conf").joinpath("config.yaml").read_text("utf-8")
+    return dict(OmegaConf.create(text).sweep)
 
 
 def _node(group: str, name: str, conf: Path | None) -> Plain | None:
@@ -270,11 +286,14 @@ def by_hydra(overrides: Sequence[str], conf: Path | None) -> Plain:
     # The suite's defaults list names no experiment, so Hydra wants it added.
     overrides = [f"+{text}" if text.startswith(f"{EXPERIMENT}=") else text for text in overrides]
     with initialize_config_module("conf", version_base="1.3"):
-        plain: Plain = OmegaConf.to_container(compose("config", overrides=overrides), resolve=False)  # type: ignore[assignment]
+        composed = compose("config", overrides=overrides, return_hydra_config=True)
+    plain: Plain = OmegaConf.to_container(composed, resolve=False)  # type: ignore[assignment]
+    file = plain.pop("hydra")["runtime"]["choices"].get("sweep", "")
     if EXPERIMENT in plain:
         raise ConfigError(
             f"a file of {EXPERIMENT}/ sets keys below `{EXPERIMENT}` only: let its first line be `# @package _global_`"
         )
+    _name_sweep(plain, file)
     return plain
 
 

@@ -50,6 +50,7 @@ def run_of(**changes: Any) -> RunConfig:
     chosen = groups | {"data": (data[0], _SMALL | data[1])}
     chosen |= {key: changes.pop(key) for key in set(changes) & set(groups)}
     plain["sweep_name"] = chosen.pop("sweep")
+    del plain["sweep"]  # what a sweep's file leaves out
     for group, choice in chosen.items():
         name, options = choice if isinstance(choice, tuple) else (choice, {})
         plain[group] = (shipped(group, name) or {}) | options

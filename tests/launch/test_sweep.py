@@ -296,7 +296,7 @@ def test_listed_is_as_written() -> None:
 
 def test_repeats_share_their_seed_across_configurations() -> None:
     by_repeat = {(p.run.repeat, p.run.effective_seed) for p in expand(["sweep=demo", "seed=5"])}
-    assert by_repeat == {(0, 5), (1, 6), (2, 7), (3, 8)}
+    assert by_repeat == {(repeat, repeat + 5) for repeat in range(8)}
 
 
 def test_repeats_go_on_from_the_one_asked_for() -> None:
@@ -406,6 +406,18 @@ def test_files_that_reach_into_other_nodes_are_composed_as_hydra_does(tmp_path: 
     assert {(p.run.data.name, p.run.batch_size) for p in plan} == {
         (name, size) for name in ("digits", "cnn_small", "deep") for size in (7, 128)
     }
+
+
+@pytest.mark.parametrize("by_hydra", [False, True])
+def test_a_sweep_file_may_say_no_more_than_its_blocks(tmp_path: Path, *, by_hydra: bool) -> None:
+    """`by_hydra`: a file that only Hydra composes."""
+    (tmp_path / "sweep").mkdir()
+    first = "# @package sweep\n" if by_hydra else ""
+    (tmp_path / "sweep" / "mine.yaml").write_text(f"{first}blocks: [{{grid: {{batch_size: [32, 64]}}}}]\n")
+    mine = Extension(conf=tmp_path)
+    assert [(each.run.sweep_name, each.run.repeat) for each in expand(["sweep=mine"], mine)] == [("mine", 0)] * 2
+    given = expand(["sweep=mine", "sweep.repeats=3", "sweep.name=own"], mine)
+    assert (len(given), {each.run.sweep_name for each in given}) == (6, {"own"})
 
 
 def test_runs_share_no_node_that_another_changed() -> None:
@@ -610,7 +622,7 @@ def test_blocks_may_limit_their_own_runs() -> None:
 def test_one_run_refuses_several() -> None:
     for overrides, words in (
         (["epochs=1,2"], "epochs=1,2 asks for several runs"),
-        (["sweep=demo"], "ask for 12 runs"),
+        (["sweep=demo"], "ask for 24 runs"),
         (["sweep.repeats=3"], "ask for 3 runs"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:
