@@ -110,12 +110,38 @@ def no_permission(error: PermissionError) -> str:
 
 
 def choices(wrong: str, valid: Iterable[str]) -> str:
-    """List the `valid` names, those most like the `wrong` one first: "did you mean ddp? Valid: ddp, fsdp"."""
+    """List the `valid` names, those most like the `wrong` one first: "did you mean ddp? valid: ddp, fsdp"."""
     names = sorted(set(valid))
-    near = difflib.get_close_matches(wrong, names, n=3, cutoff=0.5)
+    near = _near(wrong, names)
     ordered = near + [name for name in names if name not in near]
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{hint}valid: {', '.join(ordered)}"
+    return " ".join(filter(None, [did_you_mean(wrong, names), f"valid: {', '.join(ordered)}"]))
+
+
+def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
+    """ "did you mean ddp?", with up to three names where they are equally near; empty where none is like it."""
+    near = _near(wrong, sorted(set(valid)))
+    meant = [name for name in near if _edits(wrong, name) == _edits(wrong, near[0])]
+    return f"did you mean {' or '.join(meant)}?" if meant else ""
+
+
+def _near(wrong: str, names: Sequence[str]) -> list[str]:
+    """Up to three names, the nearest first; among equally near ones the most alike."""
+    near = difflib.get_close_matches(wrong, names, n=len(names) or 1, cutoff=0.5)
+    return sorted(near, key=lambda name: _edits(wrong, name))[:3]
+
+
+def _edits(one: str, other: str) -> int:
+    """Letters to add, drop, replace, or exchange with the next, that make one word the other."""
+    rows = [list(range(len(other) + 1))]
+    for i, a in enumerate(one, 1):
+        row = [i]
+        for j, b in enumerate(other, 1):
+            least = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (a != b))
+            if i > 1 and j > 1 and (a, one[i - 2]) == (other[j - 2], b):
+                least = min(least, rows[-2][j - 2] + 1)
+            row.append(least)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def raised_at(error: BaseException) -> str:

@@ -515,6 +515,9 @@ def test_junk_keys_are_refused_with_a_config_error(path: tuple[str, ...], key: A
 def test_choices_lists_all_names_nearest_first() -> None:
     assert choices("ddpp", ["single", "ddp", "fsdp"]) == "did you mean ddp? valid: ddp, fsdp, single"
     assert choices("qqq", ["b", "a"]) == "valid: a, b"
+    strategies = ["ddp", "dp_tp", "dp_pp", "fsdp"]
+    assert choices("dpp", strategies) == "did you mean ddp? valid: ddp, dp_tp, dp_pp, fsdp"  # two letters exchanged
+    assert choices("dp_xp", strategies).startswith("did you mean dp_tp or dp_pp? ")
 
 
 @given(st.text(), st.integers(2, 50))

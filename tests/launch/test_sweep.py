@@ -210,18 +210,18 @@ def test_a_key_on_the_command_line_replaces_the_files_values() -> None:
     assert {run[4] for run in described("sweep=demo", "epochs=1")} == {1}
     assert {run[1] for run in described("sweep=demo", "model=mlp")} == {"mlp"}
     assert {run[3] for run in described("sweep=demo", "devices=4")} == {4}
-    assert len(described("sweep=demo", "strategy=ddp")) == 8, "ddp with 1 and 2 devices, four times"
+    assert len(described("sweep=demo", "strategy=ddp")) == 16, "ddp with 1 and 2 devices, eight times"
 
 
 def test_a_choice_list_replaces_the_files_values_or_adds_an_axis() -> None:
     assert {run[4] for run in described("sweep=demo", "epochs=1,2")} == {1, 2}
-    assert len(described("sweep=demo", "epochs=1,2")) == 24
-    assert len(described("sweep=demo", "batch_size=64,128,256")) == 36
+    assert len(described("sweep=demo", "epochs=1,2")) == 48
+    assert len(described("sweep=demo", "batch_size=64,128,256")) == 72
 
 
 def test_duplicates_collapse() -> None:
     assert len(described("epochs=1,1,2")) == 2
-    assert len(described("sweep=demo", "strategy=single", "devices=1")) == 4
+    assert len(described("sweep=demo", "strategy=single", "devices=1")) == 8
 
 
 def test_options_of_a_group_file_that_only_the_list_chooses() -> None:
