@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launch.sweep.compose import EXPERIMENT, Extension, group_choices
 from parallelbench.config.build import require_bearable, told_in_words
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, did_you_mean
 from parallelbench.results.files import read_record
 
 _OURS = ("parallelbench", "launch", "analysis", "conf")
@@ -77,7 +77,12 @@ def _require_readable(folder: Path) -> None:
 def _package(plugin: str) -> str:
     path = Path(plugin).expanduser().absolute()
     name = path.stem if path.exists() else plugin
-    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+    is_name = re.fullmatch(r"[A-Za-z_]\w*", name) is not None
+    if not path.exists() and ("/" in plugin or (is_name and importlib.util.find_spec(name) is None)):
+        hint = did_you_mean(path.stem, _modules(path.parent))
+        where = f"in {path.parent}{'' if '/' in plugin else ', and none is installed'}"
+        raise ConfigError(f"--plugin {plugin}: there is no package {path.stem} {where}{hint and f': {hint}'}")
+    if not is_name:
         raise ConfigError(f"--plugin {plugin} is neither a package's name nor its path")
     if name in _OURS:
         raise ConfigError(f"--plugin {plugin}: {name} is a package of the suite itself; give yours another name")
@@ -87,6 +92,13 @@ def _package(plugin: str) -> str:
     if spec is None or (path.exists() and not _is_at(spec.origin, path)):
         raise ConfigError(f"--plugin {plugin}: no package {name} can be imported from there; give it a name of its own")
     return name
+
+
+def _modules(folder: Path) -> list[str]:
+    """The names of the packages and modules in a folder; none where it can't be read."""
+    with suppress(OSError):
+        return [each.stem for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()]
+    return []
 
 
 def _is_at(origin: str | None, path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from parallelbench.config.components import Data, Loader, Loss, LrSchedule, Metr
 from parallelbench.config.run import RunConfig, Settings
 from parallelbench.config.sites import LauncherOptions, SuiteLauncher
 from parallelbench.config.structure import Component, Name, Node, structure
-from parallelbench.errors import ConfigError, Refusals, choices, one_line, raised_at
+from parallelbench.errors import ConfigError, Refusals, choices, did_you_mean, one_line, raised_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -370,7 +371,7 @@ def component_class(target: str, key: str, plugin: str | None) -> type[Node]:
         )
     cls = _imported(MOVED.get(target, target))
     if cls is None:
-        raise ConfigError(f"{key}._target_={target} does not exist: choose a file of conf/{key}/")
+        raise ConfigError(f"{key}._target_={target} does not exist: {_instead(target, key)}")
     if not (isinstance(cls, type) and issubclass(cls, _BASES[key])):
         raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
     if PLUGIN_SOURCES in cls.__struct_fields__:
@@ -379,6 +380,21 @@ def component_class(target: str, key: str, plugin: str | None) -> type[Node]:
         lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise ConfigError(f"{key}._target_={target} is refused: it lacks {lacking}, which every {key} has")
     return cls
+
+
+def _instead(target: str, key: str) -> str:
+    """What to choose in place of a class that is not there: of a user's module, one of its own classes."""
+    module, _, name = target.rpartition(".")
+    package = module.partition(".")[0]
+    if package == "parallelbench":
+        return f"choose a file of conf/{key}/"
+    if module not in sys.modules:
+        return f"there is no module {module}"
+    own = [
+        each for each in vars(sys.modules[module]).values() if isinstance(each, type) and package_of(each) == package
+    ]
+    hint = did_you_mean(name, (each.__name__ for each in own if issubclass(each, _BASES[key])))
+    return f"{module} has no class {name}{f': {hint}' if hint else ''}"
 
 
 def _imported(name: str) -> Any:

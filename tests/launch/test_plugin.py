@@ -151,7 +151,7 @@ def test_only_the_named_package_is_allowed(user: Path) -> None:
     [
         ("nowhere", None, "is no folder"),
         (None, "no-such.package", "neither a package's name nor its path"),
-        (None, "no_such_package", "can be imported"),
+        (None, "no_such_package", "there is no package no_such_package in /.*, and none is installed"),
     ],
 )
 def test_what_is_not_there_is_named(conf: str | None, plugin: str | None, message: str) -> None:
@@ -211,6 +211,16 @@ def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
 # --- files of the user's own that are broken: where, and why
 
 
+def test_a_packages_name_that_is_written_wrongly_is_told_beside_those_that_are_there(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(user)
+    for written in ("mystrategy", str(user / "mystrategy"), "./mystrategy"):
+        with pytest.raises(ConfigError, match=r"did you mean mystrategies\?") as caught:
+            extension(None, written)
+        assert str(user) in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -222,7 +232,11 @@ def test_a_package_cannot_take_the_name_of_another(tmp_path: Path) -> None:
             "from parallelbench.config.components import Strategy as Mine\n",
             "it lacks data_parallel_degree, prepare, which",
         ),
-        ("class Other: ...\n", r"mystrategies\.Mine does not exist: choose a file of conf/strategy/"),
+        ("class Other: ...\n", r"mystrategies\.Mine does not exist: mystrategies has no class Mine$"),
+        (
+            "from parallelbench.strategies.single import Single\n\n\nclass Mines(Single, frozen=True): ...\n",
+            r"mystrategies has no class Mine: did you mean Mines\?$",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
