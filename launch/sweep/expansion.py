@@ -32,7 +32,7 @@ from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, build, from_m
 from parallelbench.config.check import check_fit
 from parallelbench.config.identity import PLACES, run_id
 from parallelbench.config.plugin import imported_sources, training_plugin
-from parallelbench.config.run import Sweep
+from parallelbench.config.run import Sweep, SweepBlock
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
 from parallelbench.results.files import read_record
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parallelbench.config.components import Strategy
-    from parallelbench.config.run import RunConfig, SweepBlock
+    from parallelbench.config.run import RunConfig
     from parallelbench.results.folder import RunFolder
 
     Tell = Callable[[str], object]
@@ -94,7 +94,11 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
         raise ConfigError(f"sweep={','.join(map(str, axes['sweep']))} names several sweeps: choose one at a time")
     refuse_places(axes)
     composer = _Composer(fixed, extension, later=[key for key in axes if key not in group_choices(extension.conf)])
-    sweep: Sweep = structure(composer.sweep(), Sweep, "sweep")
+    node = composer.sweep()
+    if of_block := [key for key in SweepBlock.__struct_fields__ if isinstance(node, dict) and key in node]:
+        named = ", ".join(f"{key}: …" for key in of_block)
+        raise ConfigError(f"sweep.{of_block[0]} stands in a block: write `blocks: [{{{named}}}]`")
+    sweep: Sweep = structure(node, Sweep, "sweep")
     given = {override.key_or_group: values_of(override) for override in parsed}
     for block in sweep.blocks:
         refuse_places(block.grid | block.zip)

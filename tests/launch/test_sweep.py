@@ -189,12 +189,12 @@ def test_a_block_is_the_product_of_its_grid_and_its_zip(
 # --- sweeps
 
 
-def test_demo_is_exactly_these_twelve_runs() -> None:
+def test_demo_is_exactly_these_runs() -> None:
     runs = described("sweep=demo")
     assert sorted(runs) == sorted(
-        ("digits", "cnn_small", strategy, devices, 15, repeat)
+        ("digits", "cnn_small", strategy, devices, 10, repeat)
         for strategy, devices in (("single", 1), ("ddp", 2), ("model_parallel", 2))
-        for repeat in range(4)
+        for repeat in range(8)
     )
     assert {each.run.sweep_name for each in expand(["sweep=demo"])} == {"demo"}
 
@@ -418,6 +418,13 @@ def test_a_sweep_file_may_say_no_more_than_its_blocks(tmp_path: Path, *, by_hydr
     assert [(each.run.sweep_name, each.run.repeat) for each in expand(["sweep=mine"], mine)] == [("mine", 0)] * 2
     given = expand(["sweep=mine", "sweep.repeats=3", "sweep.name=own"], mine)
     assert (len(given), {each.run.sweep_name for each in given}) == (6, {"own"})
+
+
+def test_a_grid_outside_a_block_is_told_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "mine.yaml").write_text("grid: {batch_size: [32, 64]}\nexclude: []\n")
+    with pytest.raises(ConfigError, match=r"write `blocks: \[{grid: …, exclude: …}\]`"):
+        expand(["sweep=mine"], Extension(conf=tmp_path))
 
 
 def test_runs_share_no_node_that_another_changed() -> None:
