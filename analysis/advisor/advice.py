@@ -231,7 +231,7 @@ def doubts(rows: Sequence[Row], choice: Row, objective: Objective) -> list[str]:
 
 def limits(rows: Sequence[Row], choice: Row) -> list[str]:
     """What does not fit, and where more devices stop to pay."""
-    return [text for text in (_too_large(rows, choice), _knee(rows)) if text]
+    return [text for text in (_too_large(rows, choice), _knee(rows, choice)) if text]
 
 
 def nothing(rows: Sequence[Row]) -> str:
@@ -270,8 +270,10 @@ def _rival(rows: Sequence[Row], choice: Row, objective: Objective) -> str:
         known = math.isfinite(ours_costs + theirs_costs)
         return f"{rival.strategy} takes {theirs_costs / ours_costs:.2f} times as much {objective}" if known else ""
     if rival.low_s <= choice.high_s and not (choice.measured and rival.measured):
-        share = max(0.0, rival.step_s / choice.step_s - 1.0)
-        return f"{rival.strategy} should take {100 * share:.0f} % longer, but the intervals overlap: measure both"
+        percent = round(100 * max(0.0, rival.step_s / choice.step_s - 1.0))
+        if not percent:
+            return f"{rival.strategy} is as fast, as far as can be told: measure both"
+        return f"{rival.strategy} should take {percent} % longer, but the intervals overlap: measure both"
     ours, theirs = choice.phases, rival.phases
     slower = {each.name: getattr(theirs, each.name) - getattr(ours, each.name) for each in fields(Phases)}
     worst = max(slower, key=lambda name: slower[name])
@@ -288,17 +290,23 @@ def _too_large(rows: Sequence[Row], choice: Row) -> str:
     return f"{least.strategy} needs {least.memory_bytes / GIB:.3g} GiB of {least.capacity_bytes / GIB:.3g}"
 
 
-def _knee(rows: Sequence[Row]) -> str:
-    """From how many devices on the efficiency stays under `PAYS`, and what it is lost to."""
+def _knee(rows: Sequence[Row], choice: Row) -> str:
+    """From how many devices on the efficiency stays under `PAYS`, and what it is lost to.
+
+    Where the choice is beyond that: how much its own number of devices has.
+    """
     found = efficiency(rows)
     paying = [count for count, share in found.items() if share >= PAYS]
     if not paying or max(paying) == max(found):
         return ""
-    beyond = min(count for count in found if count > max(paying))
+    chosen_so = choice.devices > max(paying)
+    beyond = choice.devices if chosen_so else min(count for count in found if count > max(paying))
     row = best_per_devices(rows, "time")[beyond]
     lost = {each.name: getattr(row.phases, each.name) for each in fields(Phases) if each.name != "compute_s"}
     worst = max(lost, key=lambda name: lost[name])
     reason = WORDS[worst] if lost[worst] > 0.1 * row.step_s else "smaller pieces of work"
+    if chosen_so:
+        return f"the efficiency of {count_of(beyond, 'device')} is {100 * found[beyond]:.0f} %, because of {reason}"
     return f"beyond {count_of(max(paying), 'device')} the efficiency is under {100 * PAYS:.0f} %, because of {reason}"
 
 

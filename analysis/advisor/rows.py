@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from parallelbench.measure.counting import LayerCount, ModelMemory
 
 
+EVERYTHING = ("everything",)
+"""`Row.extrapolates` where no run was measured."""
 MEASURED_WIDTH = 1.05
 """By which factor a measured step may differ when it is measured again: an assumption."""
 
@@ -128,7 +130,7 @@ def _as_measured(row: Row, found: KnownStep) -> Row:
 
 def _extrapolates(run: RunConfig, learnt: Learnt) -> tuple[str, ...]:
     """In which respects nothing that was measured is like a run."""
-    return learnt.seen.outside(run) if learnt.rows else ("everything",)
+    return learnt.seen.outside(run) if learnt.rows else EVERYTHING
 
 
 def _power_w(learnt: Learnt, phases: Phases[float]) -> float | None:

@@ -46,6 +46,11 @@ class Answer:
     """What the machine's figures are, and what of them is assumed all the same."""
     calibrated: bool
     """Whether `calibrate` measured them."""
+    left_out: Sequence[str]
+    """Measured configurations that need a plugin which was not named, in words."""
+
+
+ASSUMED = "speeds are assumed"
 
 
 def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
@@ -90,7 +95,8 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
         figures, notes = _measured(knowledge, run, figures)
     if knowledge.learnt.rows and question.gpt is None:
         notes.append(f"fitted to {knowledge.learnt.rows} measured configurations")
-    notes += knowledge.evidence.left_out if knowledge.evidence else ()
+    left_out = knowledge.evidence.left_out if knowledge.evidence else ()
+    notes += left_out
     devices = question.devices or [2**power for power in range(figures.devices_per_node.bit_length())]
     allowed, beyond = _within_site(devices, run, figures)
     if question.gpt is not None:
@@ -100,7 +106,7 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
     if knowledge.figures is not None:
         speeds = "; ".join(["speeds were measured", *knowledge.figures.notes])
     else:
-        speeds = "speeds are shares of data sheets" if run.site.hardware is not None else "speeds are assumed"
+        speeds = "speeds are shares of data sheets" if run.site.hardware is not None else ASSUMED
     return Answer(
         rows=rows,
         impossible=beyond + impossible,
@@ -108,6 +114,7 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
         notes=notes,
         speeds=speeds,
         calibrated=knowledge.calibrated,
+        left_out=left_out,
     )
 
 
@@ -475,7 +482,9 @@ def print_brief(
         epoch = "" if choice.epoch_s is None else f", {_time(choice.epoch_s)} per epoch"
         lines = {
             "do": "; ".join([what_to_do(choice) + epoch, *limits(rows, choice)]),
-            "sure": "; ".join([how_long(choice), _basis(choice), answer.speeds, *doubts(rows, choice, wanted)]),
+            "sure": "; ".join(
+                [how_long(choice), *_rests_on(choice, answer), *answer.left_out, *doubts(rows, choice, wanted)]
+            ),
             "when": _when(*starts(question, rows)),
             "next": _next_words(question, answer, rows, wanted) if proposal is None else "\n".join(_next(proposal)),
         }
@@ -570,7 +579,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _time(row.step_s),
         f"{_time(row.low_s)} – {_time(row.high_s)}",
         "–" if row.epoch_s is None else _time(row.epoch_s),
-        f"{row.samples_per_s:.3g}",
+        _rate(row.samples_per_s),
         "–" if row.mfu is None else f"{100 * row.mfu:.0f} %",
         _memory(row),
         *(f"{100 * getattr(row.phases, name) / row.step_s:.0f} %" for name in PHASES.values()),
@@ -578,17 +587,34 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def _rests_on(choice: Row, answer: Answer) -> list[str]:
+    from analysis.advisor.rows import EVERYTHING
+
+    if choice.extrapolates == EVERYTHING and answer.speeds == ASSUMED:
+        return [f"nothing was measured here, so {ASSUMED}"]
+    return [_basis(choice), answer.speeds]
+
+
 def _basis(row: Row) -> str:
     """What a row rests on, in a word or two."""
+    from analysis.advisor.rows import EVERYTHING
+
     if row.measured:
         return "measured"
+    if row.extrapolates == EVERYTHING:
+        return "no run was measured"
     return f"extrapolates {', '.join(row.extrapolates)}" if row.extrapolates else "measured runs are like it"
+
+
+def _rate(per_s: float) -> str:
+    """Three digits, never with an exponent: "34,600", "0.123"."""
+    return f"{float(f'{per_s:.3g}'):,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def _memory(row: Row) -> str:
     if row.memory_bytes is None:
         return "–"
-    size = f"{row.memory_bytes / GIB:.3g} GiB"
+    size = f"{row.memory_bytes / GIB:.3g} GiB" if row.memory_bytes >= GIB else f"{row.memory_bytes / 2**20:,.1f} MiB"
     from analysis.advisor.advice import Fit
 
     if row.fit is Fit.UNKNOWN:

@@ -204,8 +204,10 @@ def test_a_queue_may_make_fewer_devices_faster(
     assert ((alone["devices"], alone["wait_s"]), (both["devices"], both["wait_s"])) == ((1, 0.0), (2, 86_400.0))
     (epoch_s,) = (row["epoch_s"] for row in found["rows"] if row["strategy"] == "single")
     assert alone["run_s"] == pytest.approx(60.0 + 2 * epoch_s)
-    assert main(["advise", *asked]) == 0
-    assert "when  first done on 1 device: 1 would start at once" in capsys.readouterr().out
+    assert main(["advise", *asked, "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "when  first done on 1 device: 1 would start at once" in out
+    assert "nothing was measured here" in out
 
 
 def test_memory_that_is_surely_more_is_not_proposed_however_wide_the_times_interval() -> None:
@@ -232,10 +234,28 @@ def test_the_sentence_says_where_devices_stop_to_pay_and_what_takes_the_time() -
     assert "beyond 4 devices the efficiency is under 70 %, because of exposed communication" in sentence(rows, "time")
 
 
+def test_what_is_advised_is_not_beyond_where_devices_pay() -> None:
+    rows = [row(devices=1), row(devices=2, compute_s=0.5, communication_s=0.35)]
+    text = sentence(rows, "time")
+    assert "the efficiency of 2 devices is 59 %, because of exposed communication" in text
+    assert "beyond" not in text
+
+
+def test_the_table_has_no_exponents_and_no_thousandths_of_a_gib(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row("small", compute_s=0.00037, memory_bytes=714_000.0), row("large", memory_bytes=3e9)]
+    advise.print_all(rows, SimpleNamespace(notes=[], impossible=[]))  # type: ignore[arg-type]
+    large, small = sorted(line for line in capsys.readouterr().out.splitlines() if "iB" in line)
+    assert "2.79 GiB" in large
+    assert "0.7 MiB" in small
+    assert " 270,000 " in small
+
+
 def test_overlapping_intervals_say_that_both_must_be_measured() -> None:
     wide: dict[str, Any] = {"low_s": 0.5, "high_s": 2.0}
     text = sentence([row("a", **wide), row("b", compute_s=1.1, **wide)], "time")
     assert "b should take 10 % longer, but the intervals overlap: measure both" in text
+    same = sentence([row("a", **wide), row("b", compute_s=1.001, **wide)], "time")
+    assert "b is as fast, as far as can be told: measure both" in same
 
 
 def test_experts_are_laid_over_replicas_and_impossible_ones_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
