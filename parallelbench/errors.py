@@ -127,7 +127,8 @@ def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
 def _near(wrong: str, names: Sequence[str]) -> list[str]:
     """Up to three names, the nearest first; among equally near ones the most alike."""
     near = difflib.get_close_matches(wrong, names, n=len(names) or 1, cutoff=0.5)
-    return sorted(near, key=lambda name: _edits(wrong, name))[:3]
+    alike = {name: difflib.SequenceMatcher(None, name, wrong).ratio() for name in near}
+    return sorted(near, key=lambda name: (_edits(wrong, name), -alike[name], name))[:3]
 
 
 def _edits(one: str, other: str) -> int:

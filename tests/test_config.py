@@ -516,8 +516,8 @@ def test_choices_lists_all_names_nearest_first() -> None:
     assert choices("ddpp", ["single", "ddp", "fsdp"]) == "did you mean ddp? valid: ddp, fsdp, single"
     assert choices("qqq", ["b", "a"]) == "valid: a, b"
     strategies = ["ddp", "dp_tp", "dp_pp", "fsdp"]
-    assert choices("dpp", strategies) == "did you mean ddp? valid: ddp, dp_tp, dp_pp, fsdp"  # two letters exchanged
-    assert choices("dp_xp", strategies).startswith("did you mean dp_tp or dp_pp? ")
+    assert choices("dpp", strategies) == "did you mean ddp? valid: ddp, dp_pp, dp_tp, fsdp"  # two letters exchanged
+    assert choices("dp_xp", strategies).startswith("did you mean dp_pp or dp_tp? ")
 
 
 @given(st.text(), st.integers(2, 50))
