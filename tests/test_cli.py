@@ -298,7 +298,7 @@ def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> N
         (
             ["rnu"],
             "parallelbench [-h]",
-            "rnu is no verb: did you mean run? valid: run, rerun, prune, advise, bundle, calibrate, ",
+            "rnu is no verb: did you mean run? valid: run, prune, rerun, advise, bundle, calibrate, ",
         ),
         ([""], "parallelbench [-h]", "error: '' is no verb: valid: "),
         (
