@@ -46,7 +46,8 @@ def possible(size: int, kinds: dict[str, tuple[str, ...]]) -> dict[str, RunConfi
     """Each strategy × kind of model that so many ranks can train."""
     runs = {}
     for strategy in torchs_strategies():
-        own = ("strategy.micro_batches=2",) if strategy in ("pipeline", "dp_pp", "dp_pp_tp") else ()
+        micro_batches = {"pipeline": size, "dp_pp": 2, "dp_pp_tp": 2}.get(strategy)
+        own = (f"strategy.micro_batches={micro_batches}",) if micro_batches else ()
         own = ("optimizer=lbfgs",) if strategy == "sandblaster_lbfgs" else own
         for kind, words in kinds.items():
             try:
