@@ -362,7 +362,7 @@ def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[s
         (["sweep=demo"], "advise takes lists of devices and strategy only"),
         (["model=mlp", "strategy=fsdpp"], "strategy=fsdpp is no choice: did you mean fsdp?"),
         (["model=vit", "data=synthetic", "data.image_size=30"], "image_size=30"),
-        (["model=mlp", "--objective", "money"], "--objective money is none: did you mean memory or energy?"),
+        (["model=mlp", "--objective", "money"], "--objective money is none: did you mean energy or memory?"),
         ([*GPT, "--objective", "energy"], "--objective energy needs a measured power"),
         ([*GPT, "model.heads=15"], "choose a multiple of 15, e.g. model.width=2055"),
         ([*GPT, "model.kv_heads=3"], "model.kv_heads=3 does not divide model.heads=16: choose 1, 2, 4, 8, 16"),
