@@ -140,7 +140,7 @@ def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(
     program.write_text("#!/bin/sh\nexec sleep 3600\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    parent = _Parent({})
+    parent = _Parent({}, repeat=0)
     try:
         with stoppable():
             os.kill(os.getpid(), signal.SIGINT)
