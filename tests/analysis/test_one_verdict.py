@@ -24,7 +24,7 @@ from analysis.report import notes
 from analysis.runs.published import LOADED
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
-from parallelbench.measure.environment_match import MUST_MATCH, REPORTED, SET_BY_LAUNCHER
+from parallelbench.measure.environment_match import MUST_MATCH, PACKED, REPORTED, SET_BY_LAUNCHER
 from tests.analysis.factory import Fake, config, failed, published
 from tests.analysis.test_claims import claim
 from tests.analysis.test_compare import steady
@@ -129,7 +129,7 @@ def refused(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         assert "--across" in answer, room
 
 
-@pytest.mark.parametrize(("number", "key"), list(enumerate(sorted({*MUST_MATCH, *VARIABLES}))))
+@pytest.mark.parametrize(("number", "key"), list(enumerate(sorted({*MUST_MATCH, *VARIABLES} - {PACKED}))))  # a column
 @pytest.mark.cases("*-packages.torch", "*-threads", "*-variables.GLOO_TUNED_TO")
 def test_what_must_match_is_refused_everywhere(
     number: int, key: str, alike: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
