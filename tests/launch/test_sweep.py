@@ -192,9 +192,9 @@ def test_a_block_is_the_product_of_its_grid_and_its_zip(
 def test_demo_is_exactly_these_runs() -> None:
     runs = described("sweep=demo")
     assert sorted(runs) == sorted(
-        ("digits", "cnn_small", strategy, devices, 10, repeat)
+        ("digits", "cnn_small", strategy, devices, 8, repeat)
         for strategy, devices in (("single", 1), ("ddp", 2), ("model_parallel", 2))
-        for repeat in range(8)
+        for repeat in range(7)
     )
     assert {each.run.sweep_name for each in expand(["sweep=demo"])} == {"demo"}
 
@@ -210,18 +210,18 @@ def test_a_key_on_the_command_line_replaces_the_files_values() -> None:
     assert {run[4] for run in described("sweep=demo", "epochs=1")} == {1}
     assert {run[1] for run in described("sweep=demo", "model=mlp")} == {"mlp"}
     assert {run[3] for run in described("sweep=demo", "devices=4")} == {4}
-    assert len(described("sweep=demo", "strategy=ddp")) == 16, "ddp with 1 and 2 devices, eight times"
+    assert len(described("sweep=demo", "strategy=ddp")) == 14, "ddp with 1 and 2 devices, seven times"
 
 
 def test_a_choice_list_replaces_the_files_values_or_adds_an_axis() -> None:
     assert {run[4] for run in described("sweep=demo", "epochs=1,2")} == {1, 2}
-    assert len(described("sweep=demo", "epochs=1,2")) == 48
-    assert len(described("sweep=demo", "batch_size=64,128,256")) == 72
+    assert len(described("sweep=demo", "epochs=1,2")) == 42
+    assert len(described("sweep=demo", "batch_size=64,128,256")) == 63
 
 
 def test_duplicates_collapse() -> None:
     assert len(described("epochs=1,1,2")) == 2
-    assert len(described("sweep=demo", "strategy=single", "devices=1")) == 8
+    assert len(described("sweep=demo", "strategy=single", "devices=1")) == 7
 
 
 def test_options_of_a_group_file_that_only_the_list_chooses() -> None:
@@ -296,7 +296,7 @@ def test_listed_is_as_written() -> None:
 
 def test_repeats_share_their_seed_across_configurations() -> None:
     by_repeat = {(p.run.repeat, p.run.effective_seed) for p in expand(["sweep=demo", "seed=5"])}
-    assert by_repeat == {(repeat, repeat + 5) for repeat in range(8)}
+    assert by_repeat == {(repeat, repeat + 5) for repeat in range(7)}
 
 
 def test_repeats_go_on_from_the_one_asked_for() -> None:
@@ -629,7 +629,7 @@ def test_blocks_may_limit_their_own_runs() -> None:
 def test_one_run_refuses_several() -> None:
     for overrides, words in (
         (["epochs=1,2"], "epochs=1,2 asks for several runs"),
-        (["sweep=demo"], "ask for 24 runs"),
+        (["sweep=demo"], "ask for 21 runs"),
         (["sweep.repeats=3"], "ask for 3 runs"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:
