@@ -249,3 +249,18 @@ def test_the_process_group_is_the_one_that_was_chosen() -> None:
         "lazy": "cpu:gloo,cuda:nccl-lazy",
         "legacy": "cpu:gloo,cuda:nccl",  # by a variable
     }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("epochs=1",), "epochs"),
+        (("strategy=parameter_server", "devices=2"), "strategy"),
+        (("optimizer=lbfgs", "batch_size=96", "data.train_samples=96"), "optimizer"),
+    ],
+)
+def test_waits_are_refused_as_errors_where_none_is_seen_or_all_must_be(overrides: tuple[str, ...], key: str) -> None:
+    words = ("model=cnn", "data=synthetic", "data.image_size=16", "epochs=2", *overrides)
+    check_run(configured(*words), "cuda")
+    with pytest.raises(ConfigError, match=rf"measure\.waits=error .*{key}"):
+        check_run(configured(*words, "measure.waits=error"), "cuda")

@@ -255,6 +255,11 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
         )
         yield run.channels_last, f"channels_last=true {who}", ("channels_last",)
         yield (
+            run.measure.waits != "allowed" and device_type == "cuda",
+            f"measure.waits={run.measure.waits} {who}: a line search reads each loss",
+            ("measure.waits",),
+        )
+        yield (
             run.lr_schedule.changes,
             f"lr_schedule={run.lr_schedule.name} {who}: a line search finds each step's length",
             ("lr_schedule=constant",),
