@@ -308,6 +308,8 @@ ANSWER_S = 10.0
 """How long Slurm may take to say whether this is a preemption; by default, it kills a job 30 s after SIGTERM."""
 _PAUSE_S = 0.5
 _STATE = re.compile(r"\bJobState=(\S+)")
+_RUNS = {"RUNNING", "SIGNALING", "STOPPED"}
+"""The last two until Slurm has heard that its SIGCONT arrived, which it sends just before the SIGTERM."""
 _PREEMPTED_AT = re.compile(r"\bPreemptTime=(\S+)")
 
 
@@ -358,4 +360,4 @@ def _spared() -> Iterator[None]:
 def in_grace(shown: str) -> bool:
     """Whether `scontrol show job` tells of a job in its grace time: it still runs, and has a `PreemptTime`."""
     state, at = _STATE.search(shown), _PREEMPTED_AT.search(shown)
-    return state is not None and state[1] == "RUNNING" and at is not None and at[1] not in ("None", "N/A", "Unknown")
+    return state is not None and state[1] in _RUNS and at is not None and at[1] not in ("None", "N/A", "Unknown")

@@ -37,8 +37,10 @@ def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
     return told
 
 
-def test_a_grace_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert terminated(tmp_path, monkeypatch, f"echo '{IN_GRACE}'") == ["saves", "preempted"]
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING"])
+def test_a_grace_is_no_end(state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = IN_GRACE.replace("RUNNING", state)
+    assert terminated(tmp_path, monkeypatch, f"echo '{answer}'") == ["saves", "preempted"]
 
 
 @pytest.mark.parametrize("answer", [IN_GRACE.replace("RUNNING", "COMPLETING"), "JobState=RUNNING PreemptTime=None"])
