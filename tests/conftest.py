@@ -20,11 +20,10 @@ from tests.surroundings import hide_the_machine, machine_path, program
 hide_the_machine()  # before a library reads the environment
 
 from parallelbench.environments import look, python_of  # noqa: E402
-from tests.costs import recorded  # noqa: E402
 from tests.warm import cold, warm  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
 hypothesis.settings.register_profile("no clock", deadline=None)  # the machine may be busy
 hypothesis.settings.load_profile("no clock")
@@ -87,13 +86,6 @@ def skip_without(items: list[pytest.Item], framework: str) -> None:
     if marked and (problem := look(python_of(framework)).problem):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=problem))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Record what the test takes, where that is asked for."""
-    with recorded(item.nodeid):
-        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

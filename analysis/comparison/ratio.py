@@ -232,7 +232,7 @@ def at_one_look(n: int, error: float) -> float:
     """What a look at n values may err, so that all looks, after each value from the third on, err `error` together.
 
     The shape makes the interval about 1.7 times as wide as one that is looked at once, whatever n. The factor and the
-    exponent of `error` are simulated: `tests/bench/false_alarms.py`.
+    exponent of `error` are simulated: `tests/analysis/false_alarms.py`.
     """
     return 3.2 * math.pow(error, 1.125) * math.pow(n, -1.5)
 

@@ -1,4 +1,4 @@
-"""Where nothing differs, report, compare, claims and gate say so: as `tests.bench.false_alarms` simulates it."""
+"""Where nothing differs, report, compare, claims and gate say so: as `tests.analysis.false_alarms` simulates it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from analysis import text
 from analysis.comparison.pairing import pools
-from tests.bench.false_alarms import DESIGNS, FIRST, ROOMS, Start, false_alarms
+from tests.analysis.false_alarms import DESIGNS, FIRST, ROOMS, Start, false_alarms
 
 TRIALS = 60
 

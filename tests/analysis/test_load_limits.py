@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.bench.load_limits import LENGTHS_S, Probed, called_unlike, set_aside
+from tests.analysis.load_limits import LENGTHS_S, Probed, called_unlike, set_aside
 
 
 @pytest.mark.parametrize("length_s", LENGTHS_S)

@@ -24,7 +24,7 @@ from analysis.comparison.ratio import (
     ratio_of_pairs,
     repeats_to_add,
 )
-from tests.bench.false_alarms import NOISE, Noise, Shape, misses
+from tests.analysis.false_alarms import NOISE, Noise, Shape, misses
 
 
 def test_ratios_are_paired_by_repeat_not_by_place() -> None:

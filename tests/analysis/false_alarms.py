@@ -1,4 +1,4 @@
-"""How often the verdicts are wrong where nothing differs: `python -m tests.bench.false_alarms` prints the tables of
+"""How often the verdicts are wrong where nothing differs: `python -m tests.analysis.false_alarms` prints the tables of
 docs/error-rates.md.
 
 Times are simulated; what is said of them is said by the analysis itself.
