@@ -1,13 +1,11 @@
-"""Every column of docs/results.md has a test that forces a known value through the code that measures it.
+"""Columns of docs/results.md: known values are forced through the code that measures them.
 
-`FORCED` says which; a column without one fails. Values that no experiment fixes (a time, a peak of memory) are forced
-by a clock that the test turns, and by tensors of known size.
+Values that no experiment fixes (a time, a peak of memory) are forced by a clock that the test turns, and by tensors of
+known size.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import itertools
 import json
 import subprocess
@@ -52,120 +50,6 @@ from tests.helpers import TINY, configured
 from tests.telemetry.playback import play
 from tests.telemetry.test_nvml import FOUR
 from tests.warm import cold
-
-HERE = "tests.test_columns"
-FORCED = {
-    "run": {
-        f"{HERE}.test_what_was_asked_for": "run_id sweep slug model data strategy optimizer loader launcher devices "
-        "nodes processes cores_per_device device_type epochs batch_size global_batch_size scaling precision "
-        "channels_last seed repeat train_samples test_samples steps_per_epoch dropped_samples learning_rate framework "
-        "oversubscribed deterministic detect_anomaly config_json",
-        f"{HERE}.test_what_was_trained_is_checked_and_a_finding_decides": "closing_check_s rounding "
-        "gloo_bytes_per_step_sum least_flop_per_sample layers_json",
-        f"{HERE}.test_what_the_run_was": "outcome reason device_name parameters parity_passed theoretical_state_bytes",
-        f"{HERE}.test_facts_of_a_session": "attempt compile warnings environment_json data_sha256 submit launched_at",
-        f"{HERE}.test_the_parts_of_the_start": "startup_s startup_launch_s startup_imports_s startup_process_group_s "
-        "startup_data_s startup_parity_s startup_model_s startup_compile_s startup_first_step_s",
-        "tests.strategies.test_pipeline.test_a_whole_run_ends_well": "theoretical_bubble",
-        "tests.launch.test_local_sgd.test_the_pages_commands_train_it_and_say_what_it_was_held_against": (
-            "parity_reference"
-        ),
-        "tests.strategies.test_excerpt.test_the_run_says_what_was_checked": "parity_model",
-        "tests.models.test_token_sums.test_a_window_has_a_prediction_at_each_token": "tokens_per_sample",
-        "tests.launch.test_packed.test_packed_runs_train_bit_for_bit_like_separate_ones_and_have_no_start_up": "packed",
-        "tests.launch.test_resume.test_a_damaged_checkpoint_gives_way_to_the_one_before": "resumed_after",
-        "tests.launch.test_resume.test_a_run_that_resumes_in_another_environment_is_not_compared": "resumed_elsewhere "
-        "attempts_json",
-        "tests.test_machine_probe.test_the_slowest_of_all_ranks_counts": "probed_start_matmul_flop_per_s "
-        "probed_start_memory_bytes_per_s probed_end_matmul_flop_per_s probed_end_memory_bytes_per_s",
-        "tests.preprocess.test_prepared_runs.test_a_run_may_preprocess_only": "preprocess_engine preprocess_recipe "
-        "preprocess_threads preprocess_version preprocess_time_s preprocess_failed",
-        "tests.test_phases.test_known_all_reduces_make_latency_and_bandwidth": "probed_latency_s "
-        "probed_bandwidth_bytes_per_s",
-    },
-    "epochs": {
-        f"{HERE}.test_losses_are_those_of_a_loop_by_hand": "run_id epoch train_loss train_accuracy test_loss "
-        "test_accuracy train_samples test_samples steps",
-        "tests.test_metric_choices.test_after_each_epoch_the_table_has_it": "test_metric",
-        f"{HERE}.test_times_are_those_of_the_clock": "attempt finished_at",
-        "tests.strategies.test_expert_balance.test_an_epochs_imbalance_is_that_of_a_loop_by_hand": "expert_imbalance",
-        "tests.telemetry.test_nvml.test_an_epochs_energy_is_exactly_that_of_the_profile": "gpu_energy_j "
-        "gpu_power_mean_w gpu_power_max_w gpu_utilization_mean gpu_memory_used_max_bytes gpu_throttle_reasons "
-        "gpu_clock_mean_hz gpu_temperature_max_c telemetry_flags gpu_processes_max",
-        "tests.telemetry.test_process.test_known_energies_come_through_to_the_tables_and_frames": "cpu_energy_j "
-        "cpu_clock_mean_hz host_memory_used_max_bytes network_sent_bytes network_received_bytes",
-    },
-    "ranks": {
-        f"{HERE}.test_losses_are_those_of_a_loop_by_hand": "run_id epoch train_samples train_loss_sum train_correct "
-        "test_samples test_loss_sum test_correct",
-        f"{HERE}.test_where_the_ranks_were": "rank local_rank node device_uuid gradient_bytes_sent",
-        f"{HERE}.test_times_are_those_of_the_clock": "attempt epoch_time_s training_started_at training_ended_at "
-        "cpu_time_s evaluation_time_s",
-        f"{HERE}.test_a_known_tensor_is_in_the_hosts_peak": "host_peak_rss_bytes",
-        "tests.test_loader_workers.test_the_use_of_workers_is_counted_whether_they_stay_or_not": "loader_cpu_time_s "
-        "loader_memory_bytes",
-        "tests.test_processor_share.test_what_the_kernel_counts_is_others_less_the_ranks_own": "others_time_s "
-        "others_signed_time_s stolen_time_s run_delay_s",
-        f"{HERE}.test_peaks_of_devices_are_added": "peak_allocated_bytes "
-        "peak_allocated_bytes_by_device peak_reserved_bytes device_used_bytes",
-        "tests.strategies.test_traffic.test_model_parallel_sends_an_activation_forward_and_its_gradient_back": (
-            "activation_bytes_sent"
-        ),
-        "tests.strategies.test_clip_norms.test_norms_are_those_of_a_loop_by_hand": "gradient_norm_mean "
-        "gradient_norm_max clipped_share",
-        "tests.strategies.test_traffic.test_an_owner_sends_its_whole_tensors_to_all_others": "parameter_bytes_sent",
-    },
-    "losses": {
-        "tests.test_step_losses.test_rows_are_those_of_a_loop_by_hand": "epoch step steps train_loss",
-        "tests.test_journal.test_a_journals_keys_are_columns_of_every_row": "run_id attempt",
-    },
-    "steps": {f"{HERE}.test_times_are_those_of_the_clock": "run_id attempt epoch step rank step_time_s"},
-    "pushes": {f"{HERE}.test_pushes_of_a_worker": "run_id attempt epoch rank step staleness"},
-    "parity": {
-        f"{HERE}.test_facts_of_a_session": "run_id attempt",
-        f"{HERE}.test_planted_differences_are_those_of_the_check": "step loss loss_reference loss_difference "
-        "gradient_difference parameter_difference evaluation_difference tolerance passed",
-    },
-    "checks": {
-        f"{HERE}.test_what_was_trained_is_checked_and_a_finding_decides": "run_id attempt epoch check detail step "
-        "difference limit passed",
-    },
-    "telemetry": {
-        f"{HERE}.test_whose_samples_they_are": "run_id attempt node device_uuid",
-        "tests.telemetry.test_nvml.test_every_column_of_four_gpus": "time energy_j power_w utilization "
-        "memory_used_bytes clock_hz temperature_c throttle_reasons processes",
-        "tests.telemetry.test_host.test_memory_and_network": "network_sent_bytes network_received_bytes",
-    },
-    "phases": {
-        "tests.test_phases.test_known_times_come_through_to_the_table": "run_id attempt rank step step_time_s "
-        "data_wait_s host_to_device_s forward_s backward_s communication_s bubble_s optimizer_s other_s",
-    },
-    "preprocess": {
-        "tests.preprocess.test_prepared_runs.test_a_run_may_preprocess_only": "run_id attempt",
-        "tests.preprocess.test_stage.test_what_is_measured": "execution start_s read_s take_in_s compute_s give_out_s "
-        "execution_time_s write_s cold_time_s warm_time_s cpu_time_s peak_memory_bytes process_threads bytes_read "
-        "input_rows input_bytes copied_in_bytes output_rows output_bytes output_file_bytes",
-    },
-}
-"""Table → test → the columns that it forces known values through."""
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_every_column_has_its_test(table: str) -> None:
-    forced = [column for columns in FORCED[table].values() for column in columns.split()]
-    assert sorted(forced) == sorted(column.name for column in TABLES[table]), "add the test of a new column to FORCED"
-
-
-@pytest.mark.parametrize("name", sorted({name for tests in FORCED.values() for name in tests}))
-def test_the_tests_exist_and_name_their_columns(name: str) -> None:
-    module_name, _, function = name.rpartition(".")
-    module = importlib.import_module(module_name)
-    assert callable(getattr(module, function))
-    source = inspect.getsource(getattr(module, function) if module_name == HERE else module)
-    for tests in FORCED.values():
-        missing = [column for column in tests.get(name, "").split() if f'"{column}"' not in source]
-        assert not missing, f"{name} says nothing of {missing}"
-
 
 # --- a real run of two ranks, whose every number follows from its configuration
 
