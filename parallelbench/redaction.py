@@ -65,7 +65,7 @@ _SHAPES = (
     _prefixed("SendGrid-key", "SG.", then=r"[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
     _prefixed("age-key", "AGE-SECRET-KEY-1", then="[A-Z0-9]{40,}"),
     _prefixed("munge-credential", "MUNGE:", then="[A-Za-z0-9+/=]{20,}:?"),
-    TokenShape((".atlasv1.",), "Terraform-token", r"[A-Za-z0-9]{10,}\.atlasv1\.[A-Za-z0-9_-]{20,}"),
+    TokenShape((".atlasv1.",), "Terraform-token", r"(?<![A-Za-z0-9])[A-Za-z0-9]{10,}\.atlasv1\.[A-Za-z0-9_-]{20,}"),
     TokenShape(("://",), "password", r"""://[^\s/:"'\\]*:(?P<secret>(?!redacted-)[^\s/"'\\]+)@"""),
     TokenShape(
         ("Bearer ", "bearer ", "Basic "),
