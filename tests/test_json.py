@@ -19,7 +19,6 @@ from tests.helpers import TINY
 from tests.test_cli import here, listing, refused
 
 __all__ = ["here"]
-PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
@@ -29,18 +28,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tupl
     assert cli.main(words) == code
     found = json.loads(line)
     assert found["version"] == VERSION
-    _require_documented(found)
     return found, " ".join(capsys.readouterr().out.split())
-
-
-def _require_documented(node: Any) -> None:
-    """Every field stands in the page."""
-    page = PAGE.read_text()
-    for key, value in node.items() if isinstance(node, dict) else ():
-        assert f"`{key}`" in page, key
-        _require_documented(value)
-    for value in node if isinstance(node, list) else ():
-        _require_documented(value)
 
 
 def test_a_status_has_every_run_as_the_table_has_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,9 +114,7 @@ def test_claims_say_what_runs_show_that_the_publication_does_not_speak_of(
 ) -> None:
     plant(here, 0.6, gpu=False)
     print_claims([judge(load(here), claim(**ON_GPUS), seed="0")], [])
-    printed = json.loads(capsys.readouterr().out)
-    _require_documented(printed)
-    (found,) = printed["claims"]
+    (found,) = json.loads(capsys.readouterr().out)["claims"]
     assert (found["verdict"], found["cases"]) == ("inconclusive", [])
     (other,) = found["elsewhere"]
     assert (other["finding"], other["outside"], other["sweeps"]) == ("reproduced", ["device_type=cpu"], ["demo"])
@@ -139,7 +125,6 @@ def test_doctor_says_the_same(here: Path, capsys: pytest.CaptureFixture[str]) ->
     before = listing(here)
     assert cli.main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    _require_documented(found)
     assert {"processor", "memory", "packages"} <= {each["what"] for each in found["findings"]}
     assert all(each["finding"] for each in found["findings"])
     assert listing(here) == before
