@@ -42,30 +42,13 @@ COMPONENTS = set.union(
 )
 
 TORCH_FREE = [
-    "analysis",
-    "launch.verbs.doctor",
-    "launch.launcher",
-    "launch.local",
-    "launch.slurm.launcher",
-    "launch.verbs.plan",
-    "launch.verbs.bundle",
-    "launch.verbs.report",
-    "launch.attempt.supervisor",
-    "launch.sweep",
-    "launch.verbs.run",
-    "launch.verbs.status",
-    "parallelbench.config.check",
-    "parallelbench.config.run",
-    "parallelbench.world.machine",
-    "parallelbench.results.folder",
-    "parallelbench.results.journal",
-    "parallelbench.results.publish",
-    "parallelbench.telemetry.__main__",
-    "parallelbench.telemetry.nvml",
-    "parallelbench.telemetry.sampler",
-    "parallelbench.training.worker",
-    *sorted(COMPONENTS),
-    *(name for name in SOURCES if name.startswith("analysis.")),
+    *COMPONENTS,
+    *("parallelbench.telemetry.__main__", "parallelbench.training.worker"),
+    *(
+        name
+        for name in SOURCES
+        if name.startswith(("analysis", "launch", "parallelbench.config", "parallelbench.results"))
+    ),
 ]
 
 
@@ -90,8 +73,9 @@ def top(name: str) -> str:
 def test_data_flows_one_way() -> None:
     against = []
     for module, path in SOURCES.items():
+        assert FRONT_DOOR not in imported(path), module
         names = {top(name) for name in imported(path)}
-        never: set[str] = set()
+        never = {"tests"}
         if top(module) == "parallelbench" and module != FRONT_DOOR:
             never |= {"launch", "analysis"}
         if top(module) in ("launch", "analysis"):
@@ -100,12 +84,6 @@ def test_data_flows_one_way() -> None:
             never.add("launch")
         against += [f"{module} imports {name}" for name in sorted(names & never)]
     assert not against, "\n".join(against)
-
-
-def test_nothing_imports_the_front_door_or_the_tests() -> None:
-    for module, path in SOURCES.items():
-        assert FRONT_DOOR not in imported(path), module
-        assert "tests" not in {top(name) for name in imported(path)}, module
 
 
 def test_strategies_do_not_import_each_other() -> None:
@@ -122,37 +100,16 @@ def test_models_know_nothing_of_parallelism() -> None:
 
 
 IMPORT_EACH = """
-import importlib, sys, traceback
+import importlib, sys
 for module in sys.argv[1:]:
-    ours = ("analysis", "conf", "launch", "parallelbench")
-    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
-        del sys.modules[name]  # libraries stay: they import nothing of the suite
-    code = 2
-    try:
-        importlib.import_module(module)
-        code = int(any(name in sys.modules for name in ("torch", "torchvision")))
-    except BaseException:
-        traceback.print_exc()
-    print(module, code, flush=True)
+    importlib.import_module(module)
+    if "torch" in sys.modules or "torchvision" in sys.modules:
+        sys.exit(f"{module} loads torch")
 """
 
 
 @pytest.mark.slow
-def test_importing_any_of_them_first_and_alone_loads_no_torch() -> None:
-    """Prints 0 for each, 1 if it or one before it loads torch, 2 if it can't be imported."""
-    command = [sys.executable, "-c", IMPORT_EACH, *TORCH_FREE]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{module} 0" for module in TORCH_FREE]
-
-
-@pytest.mark.parametrize("module", sorted(STRATEGIES))
-def test_a_strategys_file_loads_torch_only_to_prepare(module: str) -> None:
-    """Submitting and planning check thousands of strategies on login nodes."""
-    tree = ast.parse(SOURCES[module].read_text())
-    at_import = {
-        alias.name if isinstance(node, ast.Import) else node.module
-        for node in tree.body
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    assert "torch" not in {top(name or "") for name in at_import}
+def test_importing_any_of_them_loads_no_torch() -> None:
+    """Submitting and planning check thousands of runs on login nodes."""
+    done = subprocess.run([sys.executable, "-c", IMPORT_EACH, *TORCH_FREE], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
