@@ -33,9 +33,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.results.attempt import DISTURBED, OUTCOMES
 from parallelbench.results.tables import TABLES, TABLES_VERSION
 from tests import mutants, published_figures
-from tests.cuda_branches import places
 from tests.faults import faults
-from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -268,7 +266,7 @@ def reliability_page() -> str:
         own = [fault for fault in found if fault.area == area]
         parts += [f"| {fault.name} | {fault.injection} | {fault.outcome} | `{fault.test}` |" for fault in own]
         parts.append("")
-    return "\n".join([*parts, *_mutants(), *_gpu_findings()])
+    return "\n".join([*parts, *_mutants()])
 
 
 _MUTANTS_INTRO = """## Mutants
@@ -288,70 +286,6 @@ def _mutants() -> Iterator[str]:
         places = " ".join(f"`{place}`" for place in where.split())
         test = f"`{failed.partition('[')[0]}`" if failed else "none"
         yield f"| {places} | `{change}` | {test} |"
-    yield ""
-
-
-_FINDINGS_INTRO = """## GPUs
-
-The suite was read against torch 2.15, then run on [one GPU](gpus.md#what-one-gpu-showed), which has passed all lines of
-`make gpu-check` that need no second one. This is what was found, and the line that shows what only a GPU can; – where
-none is needed. Strategies, NCCL and ranks that hang need two GPUs, and have not been run.
-Of rows 1 to 15 the mends of all but 2, 4 and 10, or the main one where a row has several, were taken out one by one,
-and a test that is named was seen to fail.
-
-| | found | mended | test | line of gpu-check |
-|---|---|---|---|---|"""
-_ASKED_INTRO = """### What is asked of the GPU path besides
-
-| what | test | line of gpu-check |
-|---|---|---|"""
-_BAD_INTRO = """Each of these ends the attempt in one line, with an outcome, and is not tried again by itself:
-
-| what | test |
-|---|---|"""
-_FAKE_GROUPS = """**Ranks that are made up.** On the `fake` process group, each of torch's strategies with several
-processes is built, trains, evaluates and writes a checkpoint (`tests/strategies/test_fake_groups.py`). With each run of
-the slow tests: at 4 ranks every optimizer, each in another precision; at 64 ranks SGD in fp32. On demand
-(`exhaustive`): half of all pairs of optimizer and precision at 2 ranks (4 where a strategy needs as many), the other
-half at 8. Not run: the other pairs at 64 ranks, for their time. Not possible: `single`, `data_parallel`, `downpour` and
-`model_parallel_tutorial`, for the reasons in that file.
-
-**The rehearsal** (`python -m parallelbench.gpu_check --rehearse`) takes processes on CPUs for GPUs. In full it took
-about 100 minutes at the lowest priority of two busy cores: 41 checks passed and 2 had nothing to check. Two of these
-passed when it was called again, which repeats only what has not passed: the whole machine had been stopped for 20
-minutes under them."""
-_BRANCHES_INTRO = """### Branches on CUDA
-
-Tests without a GPU reach each of these: where the suite asks whether a device is CUDA, and where it uses the module
-`parallelbench/world/cuda.py`, in whose place tests put a scripted device.
-`tests/test_cuda_parts.py::test_each_branch_on_cuda_is_reached_by_some_test` measures that. What torch itself does on a
-GPU is seen by gpu-check only.
-
-| file | functions |
-|---|---|"""
-
-
-def _gpu_findings() -> Iterator[str]:
-    yield _FINDINGS_INTRO
-    for number, found in enumerate(FINDINGS, start=1):
-        tests = ", ".join(f"`{test}`" for test in found.tests)
-        yield f"| {number} | {found.what} | {found.mended} | {tests} | {found.gpu_check or '–'} |"
-    yield ""
-    yield _ASKED_INTRO
-    yield from (f"| {what} | `{test}` | {line or '–'} |" for what, (test, line) in BY_CONSTRUCTION.items())
-    yield ""
-    yield _BAD_INTRO
-    yield from (f"| {what} | `{test}` |" for what, test in BAD_INPUT.items())
-    yield ""
-    yield _FAKE_GROUPS
-    yield ""
-    yield _BRANCHES_INTRO
-    functions: dict[str, list[str]] = {}
-    for place in places():
-        file, function, _ = place.split(", ", 2)
-        functions.setdefault(file, []).append(function)
-    for file, names in functions.items():
-        yield f"| `{file}` | {', '.join(f'`{name}`' for name in dict.fromkeys(names))} |"
     yield ""
 
 

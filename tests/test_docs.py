@@ -8,10 +8,7 @@ import re
 
 import pytest
 
-from parallelbench.gpu_check.__main__ import sections
-from parallelbench.gpu_check.attempts import Workers
 from tests.docs import DOCS, PAGES
-from tests.gpu_findings import BAD_INPUT, BY_CONSTRUCTION, FINDINGS
 
 ROOT = DOCS.parent
 
@@ -62,20 +59,3 @@ def test_make_targets_named_in_the_documentation_exist() -> None:
     for path in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
         named = set(re.findall(r"`make ([a-z-]+)", path.read_text()))
         assert named <= targets, f"{path.name}: {named - targets}"
-
-
-@pytest.mark.slow
-def test_each_finding_about_gpus_names_a_test_that_exists_and_a_line_of_gpu_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
-    lines = {name for section in sections(Workers("cuda", 2, ROOT)).values() for name in section}
-    named = {finding.tests: finding.gpu_check for finding in FINDINGS}
-    named |= {(test,): line for test, line in BY_CONSTRUCTION.values()}
-    named |= dict.fromkeys(((test,) for test in BAD_INPUT.values()), "")
-    for tests, line in named.items():
-        assert tests
-        for test in tests:
-            path, _, name = test.partition("::")
-            assert f"def {name}" in (ROOT / path).read_text(), test
-        assert not line or line in lines
