@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 ADVICE = ": ask its owner for chmod -R g+rX"
 
 
-@pytest.mark.parametrize("verb", ["status", "report", "claims", "logs", "compare"])
-@pytest.mark.parametrize("below", ["", "demo"])
+@pytest.mark.parametrize(
+    ("verb", "below"),
+    [("status", ""), ("status", "demo"), ("report", "demo"), ("claims", ""), ("logs", "demo"), ("compare", "")],
+)
 def test_a_folder_that_may_not_be_read_is_one_line_and_code_2(
     tmp_path: Path, lock: Callable[[Path], None], capsys: pytest.CaptureFixture[str], verb: str, below: str
 ) -> None:

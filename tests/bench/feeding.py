@@ -96,7 +96,7 @@ class _Feeds:
         self._loaders = {name: self._built(name, run) for name in LOADERS}
         floats = (self._images.float() / 255 - self._mean) / self._std
         self._float_set = TensorDataset(floats, self._labels)
-        self._pil_set = _PilDataset(arrays.train_images, arrays.train_labels, self._mean, self._std)
+        self._pil_set = PilDataset(arrays.train_images, arrays.train_labels, self._mean, self._std)
 
     def check(self) -> None:
         """All yield the same first batches."""
@@ -159,7 +159,7 @@ class _Order(Sampler[int]):
         return iter(self._order.tolist())
 
 
-class _PilDataset(Dataset[tuple[torch.Tensor, int]]):
+class PilDataset(Dataset[tuple[torch.Tensor, int]]):
     """As torchvision's MNIST: one PIL image per sample, transformed by ToTensor and Normalize."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, mean: float, std: float) -> None:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from launch.sweep import one_run
 from parallelbench.config.components import Shard
 from parallelbench.loaders.order import generator
-from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.results.journal import Journal
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_loader, build_model
@@ -116,18 +115,3 @@ class _Bare:
             correct += (logits.argmax(1) == labels).sum()
         total.item(), correct.item()
         return time.perf_counter() - start
-
-
-def loader_of(run: RunConfig) -> ResidentLoader:
-    """Its batches, on a CPU."""
-    return ResidentLoader(
-        run.data.load(Path("nowhere")),
-        run.data,
-        device="cpu",
-        dtype=torch.float32,
-        seed=run.effective_seed,
-        global_batch_size=run.global_batch_size,
-        shard=Shard(),
-        channels_last=run.channels_last,
-        steps_per_epoch=run.steps_per_epoch,
-    )

@@ -6,13 +6,14 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from launch.sweep import one_run
+from parallelbench.config.components import Shard
 from parallelbench.measure.layer_memory import model_memory
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.bench.context import kept_bytes
-from tests.bench.loop import loader_of
 from tests.bench.measure import Figure, paired, ratios
+from tests.strategies.training import shard_loader
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
@@ -77,7 +78,7 @@ class _Steps:
 
     def __init__(self, run: RunConfig) -> None:
         self._replica = new_replica(build_model(run), run, World())
-        self._loader, self._epoch = loader_of(run), 0
+        self._loader, self._epoch = shard_loader(run, Shard()), 0
         self.losses: list[float] = []
 
     def seconds(self) -> float:

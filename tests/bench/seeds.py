@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from launch.sweep import one_run
 from launch.tuning import try_out_here
 from parallelbench.training.torch_session import build_model
+from tests.bench.feeding import PilDataset
 from tests.bench.loop import Suite
 from tests.bench.measure import Figure
 
@@ -87,7 +87,7 @@ def _usual(run: RunConfig) -> tuple[float, float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=run.optimizer.lr)
     mean, std = run.data.mean[0], run.data.std[0]
     shuffled = torch.Generator().manual_seed(run.effective_seed)
-    dataset = _PilImages(arrays.train_images, arrays.train_labels, mean, std)
+    dataset = PilDataset(arrays.train_images, arrays.train_labels, mean, std)
     loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, drop_last=True, generator=shuffled)
     start, total_loss, correct = time.perf_counter(), 0.0, 0
     for images, labels in loader:
@@ -101,26 +101,8 @@ def _usual(run: RunConfig) -> tuple[float, float]:
     seconds = time.perf_counter() - start
     assert total_loss > 0
     assert correct > 0
-    tests = list(DataLoader(_PilImages(arrays.test_images, arrays.test_labels, mean, std), BATCH_SIZE))
+    tests = list(DataLoader(PilDataset(arrays.test_images, arrays.test_labels, mean, std), BATCH_SIZE))
     model.eval()
     with torch.no_grad():
         right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in tests)
     return seconds, right / len(arrays.test_labels)
-
-
-class _PilImages(Dataset[tuple[torch.Tensor, int]]):
-    """As torchvision's MNIST: one PIL image per sample, transformed by ToTensor and Normalize."""
-
-    def __init__(self, images: np.ndarray, labels: np.ndarray, mean: float, std: float) -> None:
-        from torchvision import transforms
-
-        self._images, self._labels = images[:, 0], labels
-        self._transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((mean,), (std,))])
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        from PIL import Image
-
-        return self._transform(Image.fromarray(self._images[index])), int(self._labels[index])
