@@ -47,6 +47,7 @@ from parallelbench.world.machine import cpu_name, node_name
 from parallelbench.world.numerics import Sums
 from parallelbench.world.world import World
 from tests.helpers import TINY, configured
+from tests.strategies.training import shard_loader
 from tests.telemetry.playback import play
 from tests.telemetry.test_nvml import FOUR
 from tests.warm import cold
@@ -436,23 +437,10 @@ def test_planted_differences_are_those_of_the_check() -> None:
     run = configured(*TINY, "precision=fp64", "optimizer=sgd", "measure.parity_steps=2")
     off = type(run)(**{name: getattr(run, name) for name in run.__struct_fields__} | {"strategy": Off(name="off")})
 
-    def loader_of(own: RunConfig, shard: Shard) -> ResidentLoader:
-        return ResidentLoader(
-            own.data.load(Path("nowhere")),
-            own.data,
-            device="cpu",
-            dtype=torch.float64,
-            seed=0,
-            global_batch_size=own.global_batch_size,
-            shard=shard,
-            channels_last=False,
-            steps_per_epoch=own.steps_per_epoch,
-        )
-
-    rows = check_parity(build_model(off), off, World(), loader_of)
+    rows = check_parity(build_model(off), off, World(), shard_loader)
     assert rows is not None
     assert [row["step"] for row in rows] == [1, 2]
-    batch = next(loader_of(run, Shard()).train(epoch=1))
+    batch = next(iter(shard_loader(run, Shard()).train(epoch=1)))
     first = F.cross_entropy(build_model(run).double()(batch.images), batch.labels).item()
     assert rows[0]["loss_reference"] == pytest.approx(first, rel=1e-12)
     assert rows[0]["loss"] == pytest.approx(first + 0.5, rel=1e-12)

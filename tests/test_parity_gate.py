@@ -15,7 +15,6 @@ from torch import nn
 
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
-from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.pipeline import ModelParallel
 from parallelbench.strategies.replica import ModuleReplica
@@ -25,7 +24,7 @@ from parallelbench.training.checks.parity import as_checked, tolerance_warnings
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.training import configure
+from tests.strategies.training import configure, shard_loader
 
 DATA = [
     "data=synthetic",
@@ -36,13 +35,12 @@ DATA = [
 ]
 
 
-class UnsummedGradients(Ddp, frozen=True, kw_only=True):
-    """Every rank keeps its own gradients."""
+# --- wrong strategies: what is done to a right one's replica
 
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        replica._forward.register_comm_hook(None, _keep)  # type: ignore[attr-defined]
-        return replica
+
+def unsummed_gradients(replica: Any, run: RunConfig, world: World) -> None:
+    """Every rank keeps its own gradients."""
+    replica._forward.register_comm_hook(None, _keep)
 
 
 def _keep(_state, bucket):  # DDP refuses annotations that are strings
@@ -51,125 +49,114 @@ def _keep(_state, bucket):  # DDP refuses annotations that are strings
     return future
 
 
-class SameShard(Ddp, frozen=True, kw_only=True):
+def same_shard(replica: Any, run: RunConfig, world: World) -> None:
     """All ranks read the same part of each batch."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        replica.data_shard = Shard(0, world.size)
-        return replica
+    replica.data_shard = Shard(0, world.size)
 
 
-class IdleStage(ModelParallel, frozen=True, kw_only=True):
+def idle_stage(replica: Any, run: RunConfig, world: World) -> None:
     """The second part of the model is never updated."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        if world.rank == 1:
-            replica._optimizer.step = lambda: None  # type: ignore[attr-defined]
-        return replica
+    if world.rank == 1:
+        replica._optimizer.step = lambda: None
 
 
-class WrongTargets(ModelParallel, frozen=True, kw_only=True):
+def wrong_targets(replica: Any, run: RunConfig, world: World) -> None:
     """Two samples' labels are swapped."""
+    step = replica.step
 
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        step = replica.step
+    def swapped(batch: Any) -> Any:
+        if batch.labels is not None:
+            first, second = (batch.labels != batch.labels[0]).nonzero()[0].item(), 0
+            batch.labels[[first, second]] = batch.labels[[second, first]]
+        return step(batch)
 
-        def swapped(batch: Any) -> Any:
-            if batch.labels is not None:
-                first, second = (batch.labels != batch.labels[0]).nonzero()[0].item(), 0
-                batch.labels[[first, second]] = batch.labels[[second, first]]
-            return step(batch)
-
-        replica.step = swapped  # type: ignore[method-assign]
-        return replica
+    replica.step = swapped
 
 
-class CountsAShareTwice(Ddp, frozen=True, kw_only=True):
+def counts_a_share_twice(replica: Any, run: RunConfig, world: World) -> None:
     """Rank 1's part of the test set counts twice."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        evaluate = replica.evaluate
-        if world.rank == 1:
-            replica.evaluate = lambda batches: 2 * evaluate(batches)  # type: ignore[method-assign,operator]
-        return replica
+    evaluate = replica.evaluate
+    if world.rank == 1:
+        replica.evaluate = lambda batches: 2 * evaluate(batches)
 
 
-class EvaluatesWhatItStartedWith(Ddp, frozen=True, kw_only=True):
+def evaluates_what_it_started_with(replica: Any, run: RunConfig, world: World) -> None:
     """Rank 1 evaluates with the initial parameters."""
+    evaluate, module = replica.evaluate, replica._module
+    initial = deepcopy(module.state_dict())
 
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        evaluate, module = replica.evaluate, replica._module  # type: ignore[attr-defined]
-        initial = deepcopy(module.state_dict())
+    def outdated(batches: Any) -> Any:
+        trained = deepcopy(module.state_dict())
+        module.load_state_dict(initial)
+        result = evaluate(batches)
+        module.load_state_dict(trained)
+        return result
 
-        def outdated(batches: Any) -> Any:
-            trained = deepcopy(module.state_dict())
-            module.load_state_dict(initial)
-            result = evaluate(batches)
-            module.load_state_dict(trained)
-            return result
-
-        if world.rank == 1:
-            replica.evaluate = outdated  # type: ignore[method-assign]
-        return replica
+    if world.rank == 1:
+        replica.evaluate = outdated
 
 
-class ForgetsToTrainOn(Ddp, frozen=True, kw_only=True):
+def forgets_to_train_on(replica: Any, run: RunConfig, world: World) -> None:
     """After an evaluation, no gradient is averaged any more."""
+    evaluate, ddp = replica.evaluate, replica._forward
 
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        evaluate, ddp = replica.evaluate, replica._forward  # type: ignore[attr-defined]
+    def last(batches: Any) -> Any:
+        ddp.require_backward_grad_sync = False
+        return evaluate(batches)
 
-        def last(batches: Any) -> Any:
-            ddp.require_backward_grad_sync = False
-            return evaluate(batches)
-
-        replica.evaluate = last  # type: ignore[method-assign]
-        return replica
+    replica.evaluate = last
 
 
-class ForgetsItsStateEachEpoch(Ddp, frozen=True, kw_only=True):
+def forgets_its_state_each_epoch(replica: Any, run: RunConfig, world: World) -> None:
     """The optimizer starts anew in each epoch."""
+    step, taken = replica.step, 0
+
+    def forgetful(batch: Any) -> Any:
+        nonlocal taken
+        if taken % run.steps_per_epoch == 0:
+            replica.trained()[1].state.clear()
+        taken += 1
+        return step(batch)
+
+    replica.step = forgetful
+
+
+def summed_gradients(replica: Any, run: RunConfig, world: World) -> None:
+    """The gradients are those of all ranks, not divided by their number."""
+    full_gradients = replica.full_gradients
+    replica.full_gradients = lambda: {name: world.size * tensor for name, tensor in full_gradients().items()}
+
+
+class Wrong(Ddp, frozen=True, kw_only=True):
+    fault: str
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
         replica = super().prepare(model, run, world)
-        step, taken = replica.step, 0
-
-        def forgetful(batch: Any) -> Any:
-            nonlocal taken
-            if taken % run.steps_per_epoch == 0:
-                replica.trained()[1].state.clear()  # type: ignore[attr-defined]
-            taken += 1
-            return step(batch)
-
-        replica.step = forgetful  # type: ignore[method-assign]
+        globals()[self.fault](replica, run, world)
         return replica
 
 
-class AsksForMuch(UnsummedGradients, frozen=True, kw_only=True):
+class WrongStages(ModelParallel, frozen=True, kw_only=True):
+    fault: str
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
+        replica = super().prepare(model, run, world)
+        globals()[self.fault](replica, run, world)
+        return replica
+
+
+class AsksForMuch(Wrong, frozen=True, kw_only=True):
     """Wrong, with a tolerance that lets everything pass."""
 
     def parity_tolerance(self) -> float:
         return 10.0
 
 
-class SummedGradients(Ddp, frozen=True, kw_only=True):
-    """The gradients are those of all ranks, not divided by their number."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        full_gradients = replica.full_gradients
-
-        def summed() -> dict[str, torch.Tensor]:
-            return {name: world.size * tensor for name, tensor in full_gradients().items()}
-
-        replica.full_gradients = summed  # type: ignore[method-assign]
-        return replica
+def wrong(fault: Any, *overrides: str, kind: type = Wrong) -> RunConfig:
+    """A run on two devices whose strategy has this fault."""
+    run = configure(*DATA, f"strategy={'model_parallel' if kind is WrongStages else 'ddp'}", "devices=2", *overrides)
+    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
+    return msgspec.structs.replace(run, strategy=kind(fault=fault.__name__, **options))
 
 
 def gate(rank: int, size: int, run: RunConfig) -> list[dict[str, Any]]:
@@ -177,25 +164,10 @@ def gate(rank: int, size: int, run: RunConfig) -> list[dict[str, Any]]:
 
 
 def gate_and_hints(rank: int, size: int, run: RunConfig) -> tuple[list[dict[str, Any]], list[str]]:
-    world = World(rank=rank, size=size, local_rank=rank)
-    arrays = run.data.load(Path("nowhere"))
-
-    def loader_of(run: RunConfig, shard: Shard) -> ResidentLoader:
-        return ResidentLoader(
-            arrays,
-            run.data,
-            device="cpu",
-            dtype=torch.float64,
-            seed=run.effective_seed,
-            global_batch_size=run.global_batch_size,
-            shard=shard,
-            channels_last=False,
-            steps_per_epoch=run.steps_per_epoch,
-        )
-
     checked = as_checked(run)
     hints: list[str] = []
-    rows = check_parity(build_model(checked), checked, world, loader_of, hint=hints.append)
+    world = World(rank=rank, size=size, local_rank=rank)
+    rows = check_parity(build_model(checked), checked, world, shard_loader, hint=hints.append)
     assert rows is not None
     return rows, hints
 
@@ -250,31 +222,27 @@ def test_the_check_uses_a_small_batch_that_can_be_split(options: list[str], size
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", [UnsummedGradients, SameShard, IdleStage, WrongTargets])
-def test_a_wrong_strategy_is_caught(wrong: type, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(unsummed_gradients, Wrong), (same_shard, Wrong), (idle_stage, WrongStages), (wrong_targets, WrongStages)],
+)
+def test_a_wrong_strategy_is_caught(fault: Any, kind: type, tmp_path: Path) -> None:
     """In fp64, whatever the run's precision is."""
-    base = "ddp" if issubclass(wrong, Ddp) else "model_parallel"
-    run = configure(*DATA, f"strategy={base}", "devices=2", "precision=bf16")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    assert not passed(msgspec.structs.replace(run, strategy=wrong(**options)), tmp_path)
+    assert not passed(wrong(fault, "precision=bf16", kind=kind), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("fault", "says"),
     [
-        (UnsummedGradients, "rank 0's own 12 samples, not the mean over all 24: average it over the ranks"),
-        (SummedGradients, "the gradient is 2 times the mean over the global batch"),
-        (SameShard, "rank 0's own 12 samples"),
-        (ForgetsToTrainOn, None),
+        (unsummed_gradients, "rank 0's own 12 samples, not the mean over all 24: average it over the ranks"),
+        (summed_gradients, "the gradient is 2 times the mean over the global batch"),
+        (same_shard, "rank 0's own 12 samples"),
+        (forgets_to_train_on, None),
     ],
 )
-def test_a_gradient_that_is_no_mean_is_named(wrong: type, says: str | None, tmp_path: Path) -> None:
-    run = configure(*DATA, "strategy=ddp", "devices=2")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    (rows, hints), other = run_ranks(
-        gate_and_hints, 2, tmp_path, msgspec.structs.replace(run, strategy=wrong(**options))
-    )
+def test_a_gradient_that_is_no_mean_is_named(fault: Any, says: str | None, tmp_path: Path) -> None:
+    (rows, hints), other = run_ranks(gate_and_hints, 2, tmp_path, wrong(fault))
     assert not all(row["passed"] for row in rows)
     assert other[1] == []
     assert [says is not None and says in hint for hint in hints] == ([] if says is None else [True])
@@ -282,17 +250,15 @@ def test_a_gradient_that_is_no_mean_is_named(wrong: type, says: str | None, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("wrong", "step", "seen"),
+    ("fault", "step", "seen"),
     [
-        (CountsAShareTwice, 1, {"evaluation"}),
-        (EvaluatesWhatItStartedWith, 1, {"evaluation"}),
-        (ForgetsToTrainOn, 2, {"gradient", "parameter", "evaluation"}),
+        (counts_a_share_twice, 1, {"evaluation"}),
+        (evaluates_what_it_started_with, 1, {"evaluation"}),
+        (forgets_to_train_on, 2, {"gradient", "parameter", "evaluation"}),
     ],
 )
-def test_a_wrong_evaluation_is_caught(wrong: type, step: int, seen: set[str], tmp_path: Path) -> None:
-    run = configure(*DATA, "strategy=ddp", "devices=2")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    rows = run_ranks(gate, 2, tmp_path, msgspec.structs.replace(run, strategy=wrong(**options)))[0]
+def test_a_wrong_evaluation_is_caught(fault: Any, step: int, seen: set[str], tmp_path: Path) -> None:
+    rows = run_ranks(gate, 2, tmp_path, wrong(fault))[0]
     assert [row["passed"] for row in rows] == [number < step for number in (1, 2, 3)]
     differences = ("loss", "gradient", "parameter", "evaluation")
     first = rows[step - 1]
@@ -302,10 +268,7 @@ def test_a_wrong_evaluation_is_caught(wrong: type, step: int, seen: set[str], tm
 @pytest.mark.slow
 def test_a_difference_is_that_of_its_step_alone(tmp_path: Path) -> None:
     """One device takes each step from the parameters that the strategy has reached, however wrong they are."""
-    run = configure(*DATA, "strategy=model_parallel", "devices=2")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    rows = run_ranks(gate, 2, tmp_path, msgspec.structs.replace(run, strategy=IdleStage(**options)))[0]
-    for row in rows:
+    for row in run_ranks(gate, 2, tmp_path, wrong(idle_stage, kind=WrongStages))[0]:
         assert max(row["loss_difference"], row["gradient_difference"]) <= row["tolerance"] < row["parameter_difference"]
 
 
@@ -325,21 +288,21 @@ def test_a_fault_that_single_shares_is_caught(tmp_path: Path) -> None:
     assert not any(row["passed"] for row in rows)
 
 
-@pytest.mark.cases("ForgetsItsStateEachEpoch-adam")
 @pytest.mark.slow
-@pytest.mark.parametrize(("wrong", "optimizer"), [(ForgetsItsStateEachEpoch, "adam"), (AsksForMuch, "sgd")])
-def test_forgotten_state_and_a_wide_tolerance_are_caught(wrong: type, optimizer: str, tmp_path: Path) -> None:
-    """The check passes from one epoch to the next, and what it tolerates has an end."""
-    run = configure(*DATA, "strategy=ddp", "devices=2", f"optimizer={optimizer}", "optimizer.lr=0.05")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    assert not passed(msgspec.structs.replace(run, strategy=wrong(**options)), tmp_path)
+def test_a_state_that_is_forgotten_between_epochs_is_caught(tmp_path: Path) -> None:
+    """The check passes from one epoch to the next."""
+    assert not passed(wrong(forgets_its_state_each_epoch, "optimizer=adam", "optimizer.lr=0.05"), tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_what_the_check_tolerates_has_an_end(tmp_path: Path) -> None:
+    assert not passed(wrong(unsummed_gradients, kind=AsksForMuch), tmp_path)
 
 
 def test_what_a_strategy_asks_for_is_said() -> None:
-    run = configure(*DATA, "strategy=ddp", "devices=2")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    assert tolerance_warnings(run) == []
-    (said,) = tolerance_warnings(msgspec.structs.replace(run, strategy=AsksForMuch(**options)))
+    assert tolerance_warnings(configure(*DATA, "strategy=ddp", "devices=2")) == []
+    (said,) = tolerance_warnings(wrong(unsummed_gradients, kind=AsksForMuch))
     assert "tolerance 10" in said
     assert f"{WIDEST_TOLERANCE:g} was granted" in said
     (said,) = tolerance_warnings(configure(*DATA, "strategy=ddp", "devices=2", "strategy.compression=bf16"))
