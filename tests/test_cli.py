@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 from launch.slurm.queue import Tracker
 from launch.verbs.arguments import VERBS, command_line_parser
 from parallelbench import cli
-from parallelbench.errors import count_of, no_permission
+from parallelbench.errors import no_permission
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.faults import fault
 from tests.helpers import TINY
-
-CORES = len(os.sched_getaffinity(0))
 
 
 def listing(folder: Path) -> dict[str, int]:
@@ -64,11 +62,6 @@ def test_options_and_overrides_mix_freely(words: list[list[str]]) -> None:
     assert options.overrides == [text for (text, *_) in words if not text.startswith("--")], "in their order"
 
 
-@pytest.mark.parametrize("verb", ["run", "show", "plan", "submit", "prepare"])
-def test_options_may_come_first_with_every_verb(verb: str) -> None:
-    assert cli._options([verb, "--conf", "mine", "epochs=1"]) == cli._options([verb, "epochs=1", "--conf", "mine"])
-
-
 def test_options_may_come_first_where_overrides_are_about_something_else() -> None:
     assert cli._options(["doctor", "--bandwidth", "nodes=2"]).overrides == ["nodes=2"]
     assert cli._options(["doctor", "--conf", "my/conf", "site=mine"]).conf == "my/conf"
@@ -87,83 +80,21 @@ def test_the_function_of_a_verb_takes_what_is_declared(name: str) -> None:
 # --- bad input
 
 ANYWAY = "launcher.oversubscribe=true"
-BAD: list[tuple[list[str], list[str]]] = [
-    (["epohcs=2"], ["epohcs is not a key: did you mean epochs? valid: epochs, "]),
-    (["optimizer.momentumm=0.5"], ["optimizer.momentumm is not a key: did you mean optimizer.momentum, a key of "]),
-    (["optimizer.gamma=0.5"], ["optimizer.gamma is not a key: valid: ", "beta1, beta2"]),
-    (["optimizer.beta=0.5"], ["optimizer.beta is not a key: did you mean beta", "eps"]),
-    (["model=cnn_smal"], ["model=cnn_smal is no choice: did you mean cnn_small? valid: cnn_small, "]),
-    (["strategy=dpd"], ["strategy=dpd is no choice", "did you mean ddp?", "single"]),
-    (["data=mnits"], ["data=mnits is no choice: did you mean mnist? valid: mnist, "]),
-    (["precision=fp31"], ["precision=fp31 is no choice", "fp32"]),
-    (["epochs=many"], ["epochs='many' is not valid: expected `int`"]),
-    (["epochs=0"], ["epochs=0 trains nothing", "choose epochs=1"]),
-    (["epochs=-1"], ["epochs=-1 is not valid", ">= 0"]),
-    (["epochs=1.5"], ["epochs=1.5"]),
-    (["optimizer.lr=-1"], ["optimizer.lr=-1", "> 0"]),
-    (["measure.parity=perhaps"], ["measure.parity='perhaps'", "`bool`"]),
-    (
-        ["strategy=ddp", "devices=1000"],
-        ["devices=1000", f"has {count_of(CORES, 'core')}", f"choose devices={CORES} or fewer", "launcher=slurm site=…"],
-    ),
-    (["cores_per_device=1000"], ["cores_per_device=1000", f"choose cores_per_device={CORES} or fewer"]),
-    (["device=cuda"], ["device=cuda, but this machine shows no CUDA device"]),
-    (["nodes=2", "devices=2", ANYWAY, "strategy=ddp"], ["nodes=2", "choose nodes=1"]),
-    (["nodes=2", "devices=3", "strategy=ddp"], ["devices=3", "nodes=2", "multiple of 2"]),
-    (
-        ["strategy=ddp", "devices=2", ANYWAY, "batch_size=33"],
-        ["batch_size=33", "2 equal parts", "choose batch_size=32 or 34"],
-    ),
-    (["strategy=ddp", "devices=2", ANYWAY, "batch_size=1"], ["batch_size=1", "choose batch_size=2"]),
-    (["batch_size=100000"], ["batch_size=100000", "training samples"]),
-    (["strategy=single", "devices=2", ANYWAY], ["strategy=single", "devices=2", "choose devices=1"]),
-    (
-        ["strategy=model_parallel", "devices=2", ANYWAY, "model=logistic_regression"],
-        ["devices=2", "logistic_regression"],
-    ),
-    (["strategy=model_parallel", "devices=500", ANYWAY, "model=mlp"], ["devices=500", "mlp"]),
-    (
-        ["data=mnist", "site.data_dir=nowhere"],
-        ["data=mnist is not prepared", "`parallelbench prepare data=mnist site.data_dir=/", "/nowhere`"],
-    ),
-    (
-        ["data=cifar10", "site.data_dir=nowhere"],
-        ["data=cifar10 is not prepared", "`parallelbench prepare data=cifar10 site.data_dir=/"],
-    ),
-    (["model._target_=os.system"], ["model._target_='os.system' is refused"]),
-    (["strategy._target_=parallelbench.errors.ConfigError"], ["strategy._target_=", "refused"]),
-    (["precision=tf32", "device=cpu"], ["precision=tf32", "choose precision=fp32"]),
-    (
-        ["launcher=inline", "strategy=ddp", "devices=2", ANYWAY],
-        ["launcher=inline", "choose launcher=local"],
-    ),
-    (["results="], ["results=''"]),
-    (["results=" + "x" * 300], ["results=xxx"]),
-    (["results=/data/mü"], ["""quote it: 'results="/data/mü"'"""]),
-    (["results=/data/a^b"], ["""quote it: 'results="/data/a^b"'"""]),
-    (["results=20261125"], ["results=20261125", """quotes make it a text: 'results="…"'"""]),
-    (["sweep.name=2026"], ["sweep.name=2026", """'sweep.name="…"'"""]),
-    (["site.account=12345"], ["site.account=12345", """'site.account="…"'"""]),
-    (["sweep.name=../up"], ["sweep.name='../up'", "expected 1 to 64 letters, digits, dots, dashes"]),
-    (["site.partition=a b"], ["site.partition='a b'", "expected 1 to 64 letters"]),
-    (["site.modules=[a b]"], ["site.modules.0='a b'", "expected a module such as cuda/12.4"]),
-    (["site.constraint=a b"], ["site.constraint='a b'", "expected features joined by &"]),
-    (["+foo=1"], ["foo is not a key", "model", "data", "strategy", "epochs"]),
-    (["data=mnist", "site.data_dir=/x/$NOT_SET_HERE"], ["$NOT_SET_HERE is not set", "write the path out"]),
-    (["results=${NOT_SET_HERE}/x"], ["NOT_SET_HERE"]),
-    (["results=$NOT_SET_HERE/x"], ["$NOT_SET_HERE is not set", "write the path out"]),
-    (["epochs"], ["'epochs'", "key=value"]),
-    (["launcher.collective_timeout_s=inf"], ["launcher.collective_timeout_s=inf", "finite"]),
+BAD = [
+    ["epohcs=2"],  # a key
+    ["epochs=many"],  # a value
+    ["batch_size=33", "strategy=ddp", "devices=2", ANYWAY],  # what a component can't do
+    ["data=mnist", "site.data_dir=nowhere"],  # what this machine lacks
 ]
+"""One of each kind; `tests/test_refusals.py` has what is said."""
 
 
 @pytest.mark.parametrize("verb", ["run", "submit"])
-@pytest.mark.parametrize(("overrides", "words"), BAD, ids=[" ".join(overrides)[:60] for overrides, _ in BAD])
+@pytest.mark.parametrize("overrides", BAD, ids=lambda overrides: overrides[0])
 def test_bad_input_is_refused_in_one_line_and_nothing_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str], verb: str, overrides: list[str], words: list[str]
+    here: Path, capsys: pytest.CaptureFixture[str], verb: str, overrides: list[str]
 ) -> None:
-    message = refused(capsys, verb, *overrides)
-    assert [word for word in words if word not in message] == [], message
+    assert overrides[0].partition("=")[0] in refused(capsys, verb, *overrides)
     assert listing(here) == {}
 
 
@@ -179,13 +110,6 @@ def test_who_wants_several_is_told_how(here: Path, capsys: pytest.CaptureFixture
     assert "data=digits,synthetic asks for several runs: " in (told := refused(capsys, verb, "data=digits,synthetic"))
     assert advice in told
     assert advice in refused(capsys, verb, "sweep=demo")
-
-
-def test_one_bad_run_stops_the_whole_sweep_before_it_starts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "batch_size=33" in refused(
-        capsys, "submit", "strategy=ddp", "devices=2", "batch_size=32,33", "launcher.oversubscribe=true"
-    )
-    assert listing(here) == {}
 
 
 def test_all_bad_runs_of_a_sweep_are_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,13 +194,6 @@ def test_what_may_not_be_done_to_a_process_is_not_told_of_a_file() -> None:
     assert no_permission(PermissionError(1, "Operation not permitted")) == "[Errno 1] Operation not permitted"
 
 
-def test_status_tells_a_configuration_that_is_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "sub").mkdir()
-    (here / "sub" / "config.yaml").write_text("theme: dark\n")
-    assert cli.main(["status", "."]) == 0
-    assert "its config.yaml is no run's" in capsys.readouterr().out
-
-
 def test_what_is_too_much_leaves_no_folder(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,60 +203,30 @@ def test_what_is_too_much_leaves_no_folder(
     assert listing(here) == {}
 
 
-def test_the_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["--help"])
-    assert "Exit codes: 0 success; 1 a run failed" in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize(
-    ("arguments", "usage", "message"),
+    ("arguments", "message"),
     [
-        (
-            ["rnu"],
-            "parallelbench [-h]",
-            "rnu is no verb: did you mean run? valid: run, prune, rerun, advise, bundle, calibrate, ",
+        ([], "usage: parallelbench"),
+        ([""], "error: '' is no verb: valid: "),
+        (["rnu"], "rnu is no verb: did you mean run? valid: run, "),
+        (["plan", "--max-gpu-hours", "3"], "--max-gpu-hours is no option of plan: valid: --conf, "),
+        (["submit", "--cnof", "x", "a=1"], "--cnof is no option of submit: did you mean --conf?"),
+        (["claims"], "the following arguments are required: DIR\n"),
+        (["status", "a", "b"], "unrecognized arguments: b"),
+        *(
+            (["submit", f"--max-gpu-hours={hours}"], "expected a number of hours")
+            for hours in ("nan", "inf", "-1", "many")
         ),
-        ([""], "parallelbench [-h]", "error: '' is no verb: valid: "),
-        (
-            ["plan", "--max-gpu-hours", "3"],
-            "parallelbench plan",
-            "--max-gpu-hours is no option of plan: valid: --conf, ",
-        ),
-        (["submit", "--max-gpu-hour=3", "a=1"], "parallelbench submit", ""),
-        (
-            ["submit", "--cnof", "x", "a=1"],
-            "parallelbench submit",
-            "--cnof is no option of submit: did you mean --conf?",
-        ),
-        (["claims"], "parallelbench claims", "the following arguments are required: DIR\n"),
-        (["status", "a", "b"], "parallelbench status", "unrecognized arguments: b"),
     ],
 )
 def test_a_mistyped_verb_or_option_gets_the_usage_and_the_nearest(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], usage: str, message: str
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    if not message:  # argparse completes what has one meaning
-        assert cli._options(arguments).max_gpu_hours == 3
-        return
     with pytest.raises(SystemExit, match="2"):
         cli.main(arguments)
     printed = capsys.readouterr().err
-    assert printed.startswith(f"usage: {usage}")
+    assert printed.startswith("usage: parallelbench")
     assert message in printed
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["fly"], ["run", "--fast"], ["submit", "--cnof", "x", "a=1"], ["status"], ["status", "a", "b"]],
-)
-def test_unknown_verbs_and_options_show_the_usage(
-    here: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert caught.value.code == 2
-    assert "usage: parallelbench" in capsys.readouterr().err
 
 
 # --- what is only looked at
@@ -426,12 +313,6 @@ def test_status_names_every_run_whatever_its_state(here: Path, capsys: pytest.Ca
     assert "missing or damaged" in text
     assert text.startswith("1 error, 1 killed, 2 missing, 1 ok, 1 running, 1 storage")
     assert listing(here) == before
-
-
-def test_status_of_a_single_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = failed(config(here), "oom", "out of memory", epochs=2)
-    assert cli.main(["status", str(folder.path)]) == 0
-    assert "out of memory" in capsys.readouterr().out
 
 
 # --- what was done before
@@ -546,14 +427,6 @@ def test_help_and_show_load_nothing_heavy(tmp_path: Path, arguments: list[str], 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_refusal_is_one_line_and_no_traceback(tmp_path: Path) -> None:
-    code, out, err = program(tmp_path, "run", "epohcs=3")
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "Traceback" not in err
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m parallelbench.cli show | true"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], cwd=tmp_path, capture_output=True, text=True)
@@ -591,10 +464,3 @@ def test_the_version(tmp_path: Path) -> None:
     code, out, _ = program(tmp_path, "--version")
     assert code == 0
     assert out.startswith("parallelbench ")
-
-
-@pytest.mark.parametrize("hours", ["nan", "inf", "-1", "many", ""])
-def test_a_bound_on_gpu_hours_is_a_number(hours: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        cli._options(["submit", f"--max-gpu-hours={hours}"])
-    assert "expected a number of hours" in capsys.readouterr().err

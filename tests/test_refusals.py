@@ -1,24 +1,177 @@
-"""What a refusal proposes works: what it says to choose is accepted by all checks."""
+"""What is refused, with the key that is named; and what a refusal proposes works: all checks accept it."""
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.sweep import one_run
+from launch.launcher import launcher_of, prepare_all
+from launch.sweep import expand, one_run
 from launch.sweep.compose import group_choices
 from parallelbench.config import check
 from parallelbench.config.check import UnfitError, check_run
 from parallelbench.config.rules import Refusal
 from parallelbench.errors import MOST_REFUSALS, ConfigError, Refusals
 from tests.docs import OPTIMIZERS, model_and_devices
+from tests.test_cli import here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from parallelbench.config.run import RunConfig
+
+__all__ = ["here"]
+
+CORES = len(os.sched_getaffinity(0))
+TWO = "strategy=ddp devices=2 launcher.oversubscribe=true"
+SLURM = "launcher=slurm site=local_cluster"
+REFUSED: list[tuple[str, str, str, str]] = [
+    # keys
+    ("epohcs=2", "", "epohcs is not a key: did you mean epochs? valid: epochs, ", "epochs=2"),
+    ("epohcs=1,2", "", "epohcs is not a key: did you mean epochs?", "epochs=1,2"),
+    ("optimizer.lrr=1,2", "", "optimizer.lrr is not a key: did you mean lr?", "optimizer.lr=1,2"),
+    ("optimizer.momentumm=0.5", "", "momentumm is not a key: did you mean optimizer.momentum, a key of optimizer=sgd?",
+     "optimizer.momentum=0.5 optimizer=sgd"),
+    ("optimizer.gamma=0.5", "", "optimizer.gamma is not a key: valid: ", ""),
+    ("optimizer.beta=0.5", "", "optimizer.beta is not a key: did you mean beta", "optimizer.beta1=0.5"),
+    ("epochs.x=1,2", "", "epochs.x is not a key", ""),
+    ("+foo=1", "", "foo is not a key", ""),
+    ("lr=0.1", "", "lr is not a key: did you mean optimizer.lr?", "optimizer.lr=0.1"),
+    ("lr=0.1,0.2", "", "lr is not a key: did you mean optimizer.lr?", "optimizer.lr=0.1,0.2"),
+    ("timeout=5", "", "timeout is not a key: did you mean launcher.timeout_s?", "launcher.timeout_s=5"),
+    ("repeats=3", "", "repeats is not a key: did you mean sweep.repeats?", "sweep.repeats=3"),
+    ("micro_batches=2", "",
+     "did you mean strategy.micro_batches, a key of strategy=", f"strategy.micro_batches=2 {TWO}"),
+    ("micro_batches=2", TWO, "did you mean strategy.micro_batches?", "strategy.micro_batches=2"),
+    ("microbatches=2,4", TWO, "did you mean strategy.micro_batches?", "strategy.micro_batches=2,4"),
+    ("strategy.microbatches=2", "", "did you mean strategy.micro_batches, a key of strategy=", ""),
+    ("strategy.microbatches=2", TWO, "did you mean micro_batches?", "strategy.micro_batches=2"),
+    ("strategy.micro_batches=2", "",
+     "is not a key of strategy=single, but of strategy=", f"strategy.micro_batches=2 {TWO}"),
+    ("strategy.bucket_mib=10", "strategy=ddp,fsdp devices=2",
+     "of strategy=fsdp, but of strategy=context_parallel,ddp,", ""),
+    ("strategy.bucket_mib=1,2", "strategy=ddp,fsdp devices=2",
+     "of strategy=fsdp, but of strategy=context_parallel,ddp,", ""),
+    ("experiment=x", "", "needs a folder experiment/ of your own: name the folder that it lies in with --conf", ""),
+    # choices
+    ("model=cnn_smal", "", "model=cnn_smal is no choice: did you mean cnn_small?", "model=cnn_small"),
+    ("model=mlp,cnn_smal", "", "model=cnn_smal is no choice: did you mean cnn_small?", "model=mlp,cnn_small"),
+    ("strategy=dpd", "devices=2 launcher.oversubscribe=true",
+     "strategy=dpd is no choice: did you mean ddp?", "strategy=ddp"),
+    ("precision=fp31", "", "precision=fp31 is no choice", "precision=fp32"),
+    ("model=null", "", "model=None is no choice", ""),
+    ("sweep=dmo", "launcher.oversubscribe=true", "sweep=dmo is no choice: did you mean demo?", "sweep=demo"),
+    ("sweep=demo,adhoc", "", "choose one at a time", ""),
+    ("sweep.order=random", "", "sweep.order=random is no choice", "sweep.order=listed"),
+    # values
+    ("epochs=many", "", "epochs='many' is not valid: expected `int`", ""),
+    ("epochs=0", "", "epochs=0 trains nothing without preprocess.engine: choose epochs=1", "epochs=1"),
+    ("epochs=-1", "", "epochs=-1 is not valid: expected `int` >= 0", ""),
+    ("epochs=1.5", "", "epochs=1.5", ""),
+    ("repeat=0,x", "", "repeat='x'", ""),
+    ("optimizer.lr=-1", "", "optimizer.lr=-1 is not valid: expected `float` > 0", ""),
+    ("measure.parity=perhaps", "", "measure.parity='perhaps' is not valid: expected `bool`", ""),
+    ("launcher.collective_timeout_s=inf", "", "launcher.collective_timeout_s=inf", ""),
+    ("sweep.repeats=0", "", "sweep.repeats=0", ""),
+    ("sweep.name=../up", "", "sweep.name='../up' is not valid: expected 1 to 64 letters, digits, dots, dashes", ""),
+    ("sweep.name=2026", "", """'sweep.name="…"'""", 'sweep.name="2026"'),
+    ("site.account=12345", "", """'site.account="…"'""", 'site.account="12345"'),
+    ("results=20261125", "", """quotes make it a text: 'results="…"'""", 'results="20261125"'),
+    ("results=mü", "", """quote it: 'results="mü"'""", 'results="mü"'),
+    ("results=a^b", "", """quote it: 'results="a^b"'""", 'results="a^b"'),
+    ("results=", "", "results=''", ""),
+    ("results=" + "x" * 300, "", "results=xxx", ""),
+    ("results=$NOT_SET_HERE/x", "", "$NOT_SET_HERE is not set in this environment: set it, or write the path out", ""),
+    ("results=${NOT_SET_HERE}/x", "", "NOT_SET_HERE", ""),
+    ("site.data_dir=/x/$NOT_SET_HERE", "data=mnist", "$NOT_SET_HERE is not set", ""),
+    ("site.data_dir=nowhere", "data=mnist", "`parallelbench prepare data=mnist site.data_dir=/", ""),
+    ("model._target_=os.system", "", "model._target_='os.system' is refused", ""),
+    ("strategy._target_=parallelbench.errors.ConfigError", "", "strategy._target_=", ""),
+    # what Hydra reads, and what it is not asked for
+    ("epochs", "", "'epochs'", "epochs=1"),
+    ("=3", "", "'=3'", ""),
+    ("~sweep", "", "~sweep would delete a key", ""),
+    ("~repeat", "", "set repeat=VALUE; `parallelbench help repeat`", "repeat=1"),
+    ("epochs=range(1,1000000000)", "", "10000 values", ""),
+    ("devices=interval(0,1)", "", "write devices=A,B,C", ""),
+    ("epochs=1,range(2,4)", "", "write epochs=A,B,C", "epochs=1,2,3"),
+    ("hydra.run.dir=x", "", "a setting of Hydra's, which composes here, but starts nothing: results=DIR", "results=x"),
+    ("hydra.sweeper.x=1", "", "a list is a grid (devices=1,2)", ""),
+    ("hydra/launcher=basic", "", "hydra/launcher=basic", ""),
+    ("epochs=${hydra:runtime.cwd}", "", "write the value itself", ""),
+    ("results='${hydra:runtime.cwd}'", "", "write the value itself", ""),
+    # blocks
+    ("sweep.blocks=[]", "", "sweep.blocks=[]", ""),
+    ("sweep.blocks=[{grids:{epochs:[1]}}]", "",
+     "grids is not a key: did you mean grid?", "sweep.blocks=[{grid:{epochs:[1]}}]"),
+    ("sweep.blocks=[{grid:{epohcs:[1]}}]", "", "did you mean epochs?", "sweep.blocks=[{grid:{epochs:[1]}}]"),
+    ("sweep.blocks=[{grid:{model:[nothing]}}]", "", "model=nothing is no choice", ""),
+    ("sweep.blocks=[{grid:{model:[[mlp]]}}]", "", "model=", ""),
+    ("sweep.blocks=[{zip:{epochs:[1,2],devices:[1]}}]", "", "equally long", ""),
+    ("faithful=true", "", "no meaning for sweep=adhoc", ""),
+    ("faithful=true", "sweep=demo", "no meaning for sweep=demo: it is for asu_data_parallel, asu_model_parallel", ""),
+    ("faithful=yes", "sweep=asu_data_parallel", "faithful=yes: expected true or false", ""),
+    # this machine
+    ("devices=1000", "strategy=ddp", f"choose devices={CORES} or fewer", f"devices={CORES}"),
+    ("cores_per_device=1000", "", f"choose cores_per_device={CORES} or fewer", f"cores_per_device={CORES}"),
+    ("device=cuda", "", "device=cuda, but this machine shows no CUDA device", "device=cpu"),
+    ("nodes=2", TWO, "choose nodes=1", "nodes=1"),
+    ("devices=3", "strategy=ddp nodes=2", "multiple of 2", ""),
+    ("batch_size=33", TWO, "2 equal parts by strategy=ddp on devices=2: choose batch_size=32 or 34", "batch_size=34"),
+    ("batch_size=1", TWO, "choose batch_size=2", "batch_size=2"),
+    ("batch_size=100000", "", "training samples", ""),
+    ("devices=2", "launcher.oversubscribe=true",
+     "strategy=single trains on one device, not devices=2: choose devices=1", "devices=1"),
+    ("strategy=model_parallel", "devices=2 model=logistic_regression", "logistic_regression", ""),
+    ("precision=tf32", "device=cpu", "choose precision=fp32", "precision=fp32"),
+    ("launcher=inline", "strategy=ddp devices=2", "choose launcher=local", "launcher=local"),
+    # a cluster
+    ("devices=8", f"{SLURM} strategy=ddp",
+     "8 a node, but site=local_cluster has site.devices_per_node=4: choose nodes=2", "devices=8 nodes=2"),
+    ("nodes=2", f"{SLURM} strategy=ddp devices=8 site.max_nodes=1",
+     "nodes=2, but site=local_cluster allows a job site.max_nodes=1", ""),
+    ("site.max_time_min=30", SLURM, "time_limit_min=60, but site=local_cluster allows a job site.max_time_min=30", ""),
+    ("launcher.time_limit_min=3", SLURM,
+     "signal_delay_s=120 with launcher.time_limit_min=3: Slurm's warning can come 60 s", ""),
+    ("device=cuda", f"{SLURM} site.gpus_per_node=0", "gpus_per_node=0: choose device=cpu", "device=cpu"),
+    ("nodes=2", f"{SLURM} {TWO} launcher.pack=true", "launcher.pack=true with nodes=2 is refused", "nodes=1"),
+    *(
+        (f"site.{key}", SLURM, f"site.{key.partition('=')[0]}", "")
+        for key in (
+            *("partition='gpu,,low'", "partition='gpu, low'", "partition=[a,b]", "partition=a b", "nice=-1"),
+            *("nodelist='n1 n2'", "exclude='$(x)'", "exclusive=user", "reservation='a,b'", "modules=[a b]"),
+            *("constraint=a b", "mail_user='me@x y'", "mail_user='-x'", "mail_user='a;b'", "mail_user='a,b'"),
+        )
+    ),
+]  # fmt: skip
+"""What is wrong, what is asked for beside it, what the refusal says, and what to write in its place."""
+
+
+def asked(*overrides: str) -> None:
+    """What `submit` asks of a sweep before anything is written."""
+    plan = expand(overrides)
+    prepare_all(plan, launcher_of(plan[0].run).prepare)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "beside", "said", "fix"), REFUSED, ids=[f"{row[0][:40]} {row[1]}" for row in REFUSED]
+)
+def test_a_refusal_names_the_key_and_what_to_write_instead(
+    here: Path, wrong: str, beside: str, said: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        asked(wrong, *beside.split())
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if fix:
+        keys = {text.partition("=")[0] for text in fix.split()}
+        asked(*fix.split(), *(text for text in beside.split() if text.partition("=")[0] not in keys))
+    assert not list(here.iterdir())
+
 
 IMAGES = ("data=synthetic", "data.channels=1", "data.train_samples=96", "batch_size=96", "epochs=2", "model=mlp")
 TOKENS = ("data=tokens", "data.train_samples=96", "batch_size=96", "epochs=2", "model=gpt_tiny")
@@ -113,7 +266,7 @@ def test_what_a_refusal_proposes_is_accepted(strategy: str) -> None:
     model, _ = model_and_devices(strategy)
     work = (*IMAGES[:-1], f"model={model}") if model == "mlp" else (*TOKENS[:-1], f"model={model}")
     drawn, wrong, proposed = random.Random(strategy), list[str](), 0
-    for _ in range(25):
+    for _ in range(15):
         options = [f"devices={drawn.choice([1, 2, 3, 4, 8])}", f"batch_size={drawn.choice([96, 96, 95, 24, 1])}"]
         options += drawn.sample(OPTIONS, drawn.choice([0, 1, 1, 2]))
         options += [] if any(text.startswith("optimizer=") for text in options) else [

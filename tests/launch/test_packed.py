@@ -21,10 +21,7 @@ from analysis.comparison.exclusions import Exclusion
 from analysis.report.notes import warnings
 from launch.attempt import processes
 from launch.attempt.processes import Training, WarmWorkers, _Parent, environment
-from launch.slurm.jobs import job_groups
-from launch.slurm.submit import prepare_for_site
-from launch.sweep import expand, one_run
-from parallelbench.errors import ConfigError
+from launch.sweep import one_run
 from parallelbench.results.folder import RunFolder, find_runs
 from parallelbench.training.warm import PRELOADED, forked, unforkable
 from tests.helpers import TINY
@@ -216,15 +213,6 @@ def test_a_fork_that_fails_on_a_full_disk_ends_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_diverging_packed_run_is_nan_and_the_next_is_fine(tmp_path: Path) -> None:
-    model = ("model=mlp", "model.hidden=[16]", "optimizer=sgd", "optimizer.lr=1e30,0.1", "epochs=2")
-    code, text = completed("submit", *QUICK, PACKED, *model, results=tmp_path)
-    assert code == 1, text
-    assert {run.config().optimizer.lr: run.state().label for run in find_runs(tmp_path)} == {1e30: "nan", 0.1: "ok"}
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_warm_process_that_is_killed_ends_one_run_only(tmp_path: Path) -> None:
     arguments = ("submit", *QUICK, PACKED, "strategy=ddp", "devices=2", "epochs=1000000,1")
     with Program(*arguments, "launcher.oversubscribe=true", results=tmp_path) as program:
@@ -345,17 +333,3 @@ def test_each_repeat_has_a_warm_process_of_its_own(tmp_path: Path, monkeypatch: 
             run = one_run([*TINY, PACKED, f"repeat={repeat}"]).run
             workers.start(Training(RunFolder(tmp_path / "a-run"), run, attempt, "cpu"), log=None)
     assert events == ["begin 0", "end 0", "begin 1", "end 1"]
-
-
-def test_runs_of_several_nodes_are_not_packed() -> None:
-    many = one_run([*TINY, "launcher=slurm", "site=local_cluster", PACKED, "strategy=ddp", "devices=2", "nodes=2"])
-    with pytest.raises(ConfigError, match=r"launcher.pack=true with nodes=2 is refused.*choose nodes=1"):
-        prepare_for_site(many)
-
-
-@pytest.mark.exhaustive
-def test_a_packed_job_does_all_runs_of_its_shape() -> None:
-    overrides = [*TINY, "launcher=slurm", "site=local_cluster", "sweep.repeats=3"]
-    plan = expand([*overrides, "sweep.blocks=[{zip:{strategy:[single,ddp],devices:[1,2]}}]", PACKED])
-    tasks = [batch.tasks() for batch in job_groups([prepare_for_site(planned) for planned in plan])]
-    assert [[len(runs) for runs in task] for task in tasks] == [[3], [3]]

@@ -81,18 +81,6 @@ def test_a_sites_key_reaches_sbatch_and_srun(override: str, line: str, results: 
     assert line.replace("'", "") in errand(run, shape_of(run, "cpu"), results, "x", minutes=1).srun()
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        *("site.partition='gpu,,low'", "site.partition='gpu, low'", "site.partition=[a,b]", "site.nice=-1"),
-        *("site.nodelist='n1 n2'", "site.exclude='$(x)'", "site.exclusive=user", "site.reservation='a,b'"),
-    ],
-)
-def test_what_is_no_word_of_slurms_is_refused(override: str) -> None:
-    with pytest.raises(ConfigError, match=r"^site\.\w+=.* is not valid: expected "):
-        one_run([*ON_SITE, override])
-
-
 @pytest.mark.cases("error")
 @fault(
     "submission",

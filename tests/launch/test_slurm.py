@@ -74,25 +74,6 @@ def test_a_job_asks_for_what_its_node_needs() -> None:
     assert "gpus-per-node" not in job_of_runs(submission(site=run.site), without, Path("a/b/c")).flags
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["devices=8"], "8 a node, but site=local_cluster has site.devices_per_node=4: choose nodes=2"),
-        (["devices=8", "nodes=2", "site.max_nodes=1"], "nodes=2, but site=local_cluster allows a job site.max_nodes=1"),
-        (["site.max_time_min=30"], "time_limit_min=60, but site=local_cluster allows a job site.max_time_min=30"),
-        (
-            ["launcher.time_limit_min=3"],
-            "signal_delay_s=120 with launcher.time_limit_min=3: Slurm's warning can come 60 s",
-        ),
-        (["device=cuda", "site.gpus_per_node=0"], "gpus_per_node=0: choose device=cpu"),
-    ],
-)
-def test_more_than_the_site_has_is_refused(overrides: list[str], message: str) -> None:
-    strategy = ["strategy=ddp"] if any("devices=8" in text for text in overrides) else []
-    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
-        prepare_for_site(one_run([*ON_SITE, *strategy, *overrides]))
-
-
 def kind(**changes: Any) -> Partition:
     plain: dict[str, Any] = {
         "name": "normal",

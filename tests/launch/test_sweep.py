@@ -74,14 +74,6 @@ def test_exclude_leaves_out_what_matches_all_its_keys() -> None:
     assert kept == [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 2, "b": 2}]
 
 
-def test_exclude_sees_keys_of_the_command_line() -> None:
-    assert points({"a": [1, 2]}, axes={"b": [1, 2]}, exclude=[{"a": 1, "b": 2}]) == [
-        {"a": 1, "b": 1},
-        {"a": 2, "b": 1},
-        {"a": 2, "b": 2},
-    ]
-
-
 @pytest.mark.slow
 def test_what_suits_no_512_devices_is_left_out_with_the_reason() -> None:
     """`plan sweep=gpt_layouts devices=512` plans what a cluster would run."""
@@ -157,10 +149,6 @@ def test_unless_a_sweep_says_so_nothing_is_left_out() -> None:
     assert ([planned.run.strategy.name for planned in runs], lines) == (["single", "ddp"], [])
 
 
-def test_an_empty_block_is_one_point() -> None:
-    assert points() == [{}]
-
-
 @pytest.mark.parametrize("zipped", [{"a": [1, 2], "b": [1]}, {"a": [], "b": [1]}])
 def test_unequal_zips_are_refused(zipped: dict[str, list[int]]) -> None:
     with pytest.raises(ConfigError, match="equally long"):
@@ -227,10 +215,6 @@ def test_duplicates_collapse() -> None:
 def test_options_of_a_group_file_that_only_the_list_chooses() -> None:
     runs = expand(["model=resnet50,resnet_tiny", "model.norm=sync"])
     assert [each.run.model.norm for each in runs] == ["sync", "sync"]  # type: ignore[attr-defined]
-
-
-def test_an_axis_may_be_an_option_deep_inside() -> None:
-    assert {p.run.optimizer.lr for p in expand(["optimizer.lr=0.1,0.2"])} == {0.1, 0.2}
 
 
 def test_references_follow_the_axis() -> None:
@@ -462,105 +446,21 @@ def refusal(*overrides: str) -> str:
             ([f"{key}={values}"], f"{key}={values} can't be swept")
             for key, values in (
                 ("launcher", "inline,local"),
-                ("launcher", "slurm,inline"),
-                ("launcher.oversubscribe", "True,False"),
                 ("launcher.timeout_s", "1,2"),
                 ("site.partition", "1,a b"),
-                ("site.data_dir", "/data/a,b"),
-                ("launcher.checkpoint", "auto,never"),
                 ("results", "/data/a,b"),
-                ("sweep_name", "a,b"),
                 ("sweep.name", "a,b"),
-                ("sweep.repeats", "1,2"),
             )
         ],
         (["results=/data/a,b"], """quote it: 'results="/data/a,b"'"""),
         (["sweep.blocks=[{grid:{launcher:[inline,local]}}]"], "launcher=inline,local can't be swept"),
         (["sweep.blocks=[{zip:{results:[a,b],epochs:[1,2]}}]"], "results=a,b can't be swept"),
         (["sweep.blocks=[{grid:{launcher:inline}},{grid:{epochs:2}}]"], "blocks of the sweep give launcher"),
-        (["sweep.blocks=[{grid:{results:a}},{grid:{results:b,epochs:2}}]"], "blocks of the sweep give results"),
         (["sweep.blocks=[{grid:{launcher.timeout_s:5}},{grid:{epochs:[5,6]}}]"], "blocks of the sweep give launcher"),
         (["sweep.blocks=[{grid:{measure.probe:[true,false]}}]"], "blocks of the sweep give measure"),
     ],
 )
 def test_places_are_not_swept(overrides: list[str], words: str) -> None:
-    assert words in refusal(*overrides)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["epohcs=1,2"], "epohcs is not a key: did you mean epochs?"),
-        (["epohcs=1"], "epohcs is not a key: did you mean epochs?"),
-        (["optimizer.lrr=1,2"], "optimizer.lrr is not a key: did you mean lr?"),
-        (["epochs.x=1,2"], "epochs.x is not a key"),
-        (["model=cnn_smal"], "model=cnn_smal is no choice: did you mean cnn_small?"),
-        (["model=mlp,cnn_smal"], "model=cnn_smal is no choice: did you mean cnn_small?"),
-        (["sweep=dmo"], "sweep=dmo is no choice: did you mean demo?"),
-        (["sweep=demo,adhoc"], "choose one at a time"),
-        (["sweep.repeats=0"], "sweep.repeats=0"),
-        (["sweep.order=random"], "sweep.order=random is no choice"),
-        (["sweep.blocks=[]"], "sweep.blocks=[]"),
-        (["sweep.blocks=[{grids:{epochs:[1]}}]"], "grids is not a key: did you mean grid?"),
-        (["sweep.blocks=[{grid:{epohcs:[1]}}]"], "epohcs is not a key: did you mean epochs?"),
-        (["sweep.blocks=[{grid:{model:[nothing]}}]"], "model=nothing is no choice"),
-        (["sweep.blocks=[{zip:{epochs:[1,2],devices:[1]}}]"], "equally long"),
-        (["sweep.name=../up"], "sweep.name='../up'"),
-        (["~sweep"], "~sweep would delete a key"),
-        (["~repeat"], "set repeat=VALUE; `parallelbench help repeat`"),
-        (["repeat=abc"], "repeat='abc'"),
-        (["repeat=0,x"], "repeat='x'"),
-        (["epochs=range(1,1000000000)"], "10000 values"),
-        (["devices=interval(0,1)"], "write devices=A,B,C"),
-        (["model=glob(*)"], "write model=A,B,C"),
-        (["epochs=1,range(2,4)"], "write epochs=A,B,C"),
-        (["sweep.blocks=[{grid:{model:[[mlp]]}}]"], "model="),
-        (["sweep.blocks=[{grid:{model:[{a:1}]}}]"], "model="),
-        (["epochs"], "key=value"),
-        (["=3"], "'=3'"),
-        (
-            ["hydra.run.dir=x"],
-            "hydra.run.dir=x is a setting of Hydra's, which composes here, but starts nothing: results=DIR",
-        ),
-        (["hydra.sweeper.x=1"], "a list is a grid (devices=1,2)"),
-        (["epochs=${hydra:runtime.cwd}"], "write the value itself"),
-        (["results='${hydra:runtime.cwd}'"], "write the value itself"),
-        (["lr=0.1"], "lr is not a key: did you mean optimizer.lr?"),
-        (["lr=0.1,0.2"], "lr is not a key: did you mean optimizer.lr?"),
-        (["micro_batches=2"], "micro_batches is not a key: did you mean strategy.micro_batches, a key of strategy="),
-        (["strategy=ddp", "micro_batches=2"], "micro_batches is not a key: did you mean strategy.micro_batches?"),
-        (["strategy=ddp", "microbatches=2,4"], "microbatches is not a key: did you mean strategy.micro_batches?"),
-        (["strategy.microbatches=2"], "did you mean strategy.micro_batches, a key of strategy="),
-        (["strategy=pipeline", "strategy.microbatches=2"], "microbatches is not a key: did you mean micro_batches?"),
-        (["strategy.micro_batches=2"], "strategy.micro_batches is not a key of strategy=single, but of strategy="),
-        (["timeout=5"], "timeout is not a key: did you mean launcher.timeout_s?"),
-        (["repeats=3"], "repeats is not a key: did you mean sweep.repeats?"),
-        (["optimizer.momentumm=0.5"], "did you mean optimizer.momentum, a key of optimizer=sgd?"),
-        (
-            ["experiment=x"],
-            "experiment=x needs a folder experiment/ of your own: name the folder that it lies in with --conf",
-        ),
-        (
-            ["strategy=ddp,fsdp", "devices=2", "strategy.bucket_mib=10"],
-            "of strategy=fsdp, but of strategy=context_parallel,ddp,",
-        ),
-        (
-            ["strategy=ddp,fsdp", "devices=2", "strategy.bucket_mib=1,2"],
-            "of strategy=fsdp, but of strategy=context_parallel,ddp,",
-        ),
-        (
-            ["strategy.bucket_mib=1"],
-            "strategy.bucket_mib is not a key of strategy=single, but of strategy=context_parallel,ddp,",
-        ),
-        (["hydra/launcher=basic"], "hydra/launcher=basic"),
-        (["results=${nowhere}"], "nowhere"),
-        (["+x=1"], "x is not a key"),
-        (["model=null"], "model=None is no choice"),
-        (["~optimizer"], "set optimizer=VALUE"),
-        (["model._target_=os.system"], "model._target_='os.system' is refused"),
-    ],
-)
-def test_refusals(overrides: list[str], words: str) -> None:
     assert words in refusal(*overrides)
 
 
@@ -624,18 +524,6 @@ def test_no_other_error_is_taken_for_a_refusal() -> None:
 def test_blocks_may_limit_their_own_runs() -> None:
     blocks = "sweep.blocks=[{grid:{launcher.timeout_s:5}},{grid:{epochs:[6,7]}}]"
     assert [each.run.launcher.timeout_s for each in expand([blocks, "sweep.order=listed"])] == [5, None, None]
-
-
-def test_one_run_refuses_several() -> None:
-    for overrides, words in (
-        (["epochs=1,2"], "epochs=1,2 asks for several runs"),
-        (["sweep=demo"], "ask for 21 runs"),
-        (["sweep.repeats=3"], "ask for 3 runs"),
-    ):
-        with pytest.raises(ConfigError, match=words) as caught:
-            one_run(overrides)
-        assert "parallelbench submit" in str(caught.value)
-    assert one_run(["epochs=2"]).run.epochs == 2
 
 
 keys = st.sampled_from(
