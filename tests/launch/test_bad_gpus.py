@@ -9,7 +9,6 @@ import pytest
 
 from launch.attempt import supervisor
 from launch.attempt.supervisor import carry_out
-from launch.verbs import doctor
 from parallelbench.errors import ConfigError
 from parallelbench.results.attempt import Outcome
 from parallelbench.results.folder import RunFolder
@@ -92,13 +91,3 @@ def test_types_that_differ_between_nodes_are_refused_by_all_ranks(other: str, mo
             continue
         with pytest.raises(ConfigError, match=rf"\({OTHERS[other]}\): choose a type with site\.gpu_type"):
             session.require_one_type(world)
-
-
-def test_doctor_names_each_gpu_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "driver_problem", lambda: None)
-    monkeypatch.setattr(doctor, "_output", lambda _: None)
-    here = Machine(cores=(0,), physical_cores=1, gpus=(gpu(), LOST), node_cores=1)
-    assert list(doctor._gpus(here)) == [
-        ("GPU 0", "A100, 64 GiB, GPU-a"),
-        ("GPUs", "GPU 1 can't be used (GPU is lost): hide it with CUDA_VISIBLE_DEVICES, or ask for another node"),
-    ]

@@ -53,22 +53,16 @@ def queue(array: Submission, packed: Submission) -> str:
     )
 
 
-def test_one_run_of_a_sweep_is_cancelled(
-    sweep: Path, told: list[list[str]], capsys: pytest.CaptureFixture[str]
+def test_runs_of_a_sweep_are_cancelled_by_one_command(
+    sweep: Path, told: list[list[str]], fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     RunFolder(sweep / "b").claim()
     assert cli.main(["cancel", str(sweep / "b")]) == 0
-    assert told == [["scancel", "5_1"]], "not the other tasks of its array"
     text = capsys.readouterr().out
     assert "1 job cancelled; submitting again starts the missing runs: 1 run starts over" in text
-
-
-def test_several_runs_take_one_command(
-    sweep: Path, told: list[list[str]], fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
     fake.asked.clear()
     assert cli.main(["cancel", *(str(sweep / name) for name in "abc")]) == 0
-    assert told == [["scancel", "5_0", "5_1"]]
+    assert told == [["scancel", "5_1"], ["scancel", "5_0", "5_1"]], "not the other tasks of its array"
     assert fake.asked == ["squeue"]
     assert "c has no job in the queue\n2 jobs cancelled" in capsys.readouterr().out
 
@@ -80,16 +74,6 @@ def test_sweeps_and_runs_are_named_together(sweep: Path, told: list[list[str]], 
     assert told == [["scancel", "5_0"]], "nothing of the other sweep is in the queue"
 
 
-def test_a_job_that_works_on_other_runs_is_not_ended_for_one(
-    sweep: Path, told: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["cancel", str(sweep / "d")]) == 2
-    assert told == []
-    text = capsys.readouterr().err
-    assert text.startswith("parallelbench: the job 6 of d works on 1 other run as well (launcher.pack=true): ")
-    assert f"`parallelbench cancel {sweep}` ends it" in text
-
-
 def test_a_run_whose_job_is_not_known_yet_is_to_be_cancelled_again(
     sweep: Path, told: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,12 +83,16 @@ def test_a_run_whose_job_is_not_known_yet_is_to_be_cancelled_again(
     assert "not known yet whether Slurm has a job of c: cancel again in a minute" in capsys.readouterr().out
 
 
-def test_a_command_that_is_printed_can_be_copied(
+def test_a_job_that_works_on_other_runs_is_not_ended_for_one(
     sweep: Path, told: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The command that is printed instead can be copied."""
     spaced = sweep.rename(sweep.with_name("two words"))
     assert cli.main(["cancel", str(spaced / "d")]) == 2
-    assert f"`parallelbench cancel '{spaced}'` ends it" in capsys.readouterr().err
+    assert told == []
+    text = capsys.readouterr().err
+    assert text.startswith("parallelbench: the job 6 of d works on 1 other run as well (launcher.pack=true): ")
+    assert f"`parallelbench cancel '{spaced}'` ends it" in text
     spaced.chmod(0o777)
     assert cli.main(["cancel", str(spaced)]) == 2
     assert f"chmod go-w '{spaced}'" in capsys.readouterr().err

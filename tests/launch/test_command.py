@@ -117,22 +117,14 @@ def test_on_cuda_every_device_has_the_same_share_of_the_cores(strategy: str, pro
     assert environment(run, "cuda", {}, cores=16)["OMP_NUM_THREADS"] == "4"
 
 
-def test_compiling_starts_cold() -> None:
-    found = environment(configured("compile=true"), "cpu", {}, cores=16)
-    assert found["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] == "1"
-
-
-def test_nothing_in_the_working_directory_shadows_the_suite() -> None:
-    assert environment(configured(), "cpu", {}, cores=16)["PYTHONSAFEPATH"] == "1"
-
-
-@pytest.mark.parametrize(("deterministic", "workspace"), [("true", ":4096:8"), ("false", None)])
-def test_determinism_on_cuda_needs_a_workspace(deterministic: str, workspace: str | None) -> None:
-    run = configured(f"measure.deterministic={deterministic}")
-    assert environment(run, "cuda", {}, cores=16).get("CUBLAS_WORKSPACE_CONFIG") == workspace
-
-
-def test_values_are_strings_without_line_breaks() -> None:
-    for name, value in environment(configured(), "cpu", {}, cores=16).items():
-        assert isinstance(value, str)
-        assert "\n" not in name + value
+@pytest.mark.parametrize(
+    ("override", "device_type", "name", "value"),
+    [
+        ("measure.deterministic=true", "cuda", "CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+        ("measure.deterministic=false", "cuda", "CUBLAS_WORKSPACE_CONFIG", None),
+        ("compile=true", "cpu", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1"),  # compiling starts cold
+        ("epochs=1", "cpu", "PYTHONSAFEPATH", "1"),  # nothing in the working directory shadows the suite
+    ],
+)
+def test_a_run_decides_these_variables(override: str, device_type: str, name: str, value: str | None) -> None:
+    assert environment(configured(override), device_type, {}, cores=16).get(name) == value

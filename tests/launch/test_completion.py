@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launch.sweep.compose import compose_plain, group_choices
-from launch.verbs.arguments import command_line_parser
 from launch.verbs.completion import candidates, read_line, written_in_bash
-from parallelbench import cli
 from tests.surroundings import program
 from tests.warm import cold
 
@@ -34,11 +32,6 @@ def after(line: str) -> list[str]:
     """The candidates for the last word of a line."""
     *words, current = line.split(" ")
     return candidates(words, current)
-
-
-@pytest.mark.parametrize("group", group_choices())
-def test_every_choice_is_offered_and_no_other(group: str) -> None:
-    assert after(f"submit {group}=") == [f"{group}={name} " for name in group_choices()[group]]
 
 
 def test_keys_come_level_by_level_and_those_of_the_chosen_file_only() -> None:
@@ -75,14 +68,6 @@ def test_values_are_offered_where_they_can_be_listed() -> None:
     assert after("completion ") == ["bash ", "zsh ", "fish "]
 
 
-def test_verbs_and_options_are_offered() -> None:
-    assert after("subm") == ["submit "]
-    assert after("--v") == ["--version "]
-    assert after("plan --") == ["--help ", "--conf ", "--plugin ", "--same-plugin ", "--json "]
-    assert "--json " not in after("plan --json --"), "once is enough"
-    assert after("nonsense ") == []
-
-
 def test_paths_are_offered_where_paths_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results" / "demo").mkdir(parents=True)
@@ -115,17 +100,6 @@ def test_ones_own_files_are_offered_too(tmp_path: Path) -> None:
     assert after(f"{line}experiment=") == ["experiment=quick "]
 
 
-def test_every_argument_is_completed_or_known_to_be_free() -> None:
-    """A new option says what takes its place: a path, keys, listed words, or a number of one's own."""
-    free = {"H", "P%", "20h", "N", "KEY=VALUE", "WORD", "SHARE", "TEXT", "BUNDLE", "WORDS"}
-    paths = {"DIR", "RUN", "FOLDER", "FILE", "YAML", "CSV", "PATH", "PACKAGE"}
-    words = {"OVERRIDE", "KEY", "KEY,…", "KEY=A,B", "OUTCOME,…", "WHAT", "NAME"}
-    for name, verb in command_line_parser()[1].items():
-        for action in verb._actions:
-            if action.nargs != 0 and action.choices is None:
-                assert action.metavar in free | paths | words, f"{name} {action.dest}"
-
-
 @pytest.mark.parametrize(
     ("line", "words", "current", "reply"),
     [
@@ -155,11 +129,6 @@ print([name for name in heavy if name in sys.modules])
     with cold():
         done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout.splitlines() == ["strategy=ddp ", "[]"]
-
-
-def test_words_that_are_options_come_through(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "fish", "--words", "submit", "--conf", "mine", "--pl"]) == 0
-    assert capsys.readouterr().out == "--plugin \n"
 
 
 # --- the shells themselves
@@ -252,15 +221,6 @@ def test_tabs_complete_in_the_shell_itself(terminal: tuple[str, int], place: Pat
         os.write(ours, f"parallelbench {typed}\t{closing}{to_start}printf '<%s>' \r".encode())
         printed = until(ours, r"(<parallelbench>(?:<[^<>]*>)*)[\s\S]*ready> ")
         assert printed == "".join(f"<{word.replace('HOME', str(place))}>" for word in ["parallelbench", *words]), typed
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_is_one_of_its_shell(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", shell]) == 0
-    script = tmp_path / "script"
-    script.write_text(capsys.readouterr().out)
-    assert "parallelbench completion" in script.read_text()
-    assert subprocess.run([program(shell), "-n", str(script)], check=False).returncode == 0
 
 
 def test_candidates_of_bash_are_no_patterns(tmp_path: Path) -> None:

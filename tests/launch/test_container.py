@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +16,7 @@ from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension
 from parallelbench.errors import ConfigError
-from tests.launch.fake_slurm import ON_SITE, submission
+from tests.launch.fake_slurm import submission
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,12 +70,6 @@ def test_pyxis_gets_flags_of_srun(tmp_path: Path) -> None:
     mounts = ",".join(f"{folder}:{folder}" for folder in (f"{tmp_path}/results/adhoc", f"{tmp_path}/data"))
     assert f"--container-mounts={mounts}" in flags
     assert program.startswith("-u -m parallelbench.entry launch.slurm.start ")
-
-
-def test_without_a_container_nothing_changes(tmp_path: Path) -> None:
-    script = script_of(one_run([*ON_SITE, f"results={tmp_path}"]))
-    assert f"{sys.executable} -u -m parallelbench.entry launch.slurm.start" in script
-    assert "requeue-" not in script
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])

@@ -9,7 +9,7 @@ import pytest
 from launch.sweep.compose import Extension
 from launch.sweep.expansion import expand
 from parallelbench.errors import ConfigError
-from tests.test_cli import here, refused
+from tests.test_cli import here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,11 +56,6 @@ def test_what_no_configuration_has_is_refused(tmp_path: Path, exclude: str, said
     message = str(refusal.value)
     assert message.count("sweep=mine: exclude: ") == (2 if "}, {" in exclude else 1)
     assert all(text in message for text in said), message
-
-
-def test_plan_refuses_it_with_exit_code_2(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    conf = sweep(here, "[{strategy: dpd}]")
-    assert "did you mean ddp?" in refused(capsys, "plan", "--conf", str(conf), "sweep=mine")
 
 
 def test_what_is_there_is_left_out(tmp_path: Path) -> None:

@@ -103,13 +103,6 @@ def test_follow_ends_where_the_run_can_not_be_known(
     assert "a: unknown: it may be queued, but there is no squeue here: run this on" in capsys.readouterr().out
 
 
-def test_pauses_grow_up_to_a_minute() -> None:
-    pauses = status.pauses()
-    taken = [next(pauses) for _ in range(12)]
-    assert taken[:2] == [5.0, 7.5]
-    assert taken[-1] == 60.0
-
-
 class Growing:
     """A run whose log grows by a line with each look, and that ends after the last."""
 

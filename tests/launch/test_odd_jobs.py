@@ -13,7 +13,6 @@ from rich.console import Console
 
 from launch.launcher import RunStatus
 from launch.slurm import record
-from launch.slurm.cluster import findings
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.queue import STUCK_S, JobStatus, left
 from launch.slurm.scheduler import QueuedJob
@@ -153,9 +152,3 @@ def record_refusal(path: Path) -> None:
     from parallelbench.errors import ConfigError
 
     raise ConfigError(f"{path} belongs to another user, and jobs would execute it: use your own folder")
-
-
-def test_doctor_tells_how_many_nodes_are_out(fake: FakeSlurm) -> None:
-    fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4\n"
-    text = dict(findings())["partition normal (default)"]
-    assert text.startswith("4 nodes (2 down or drained) with 8 cores")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -50,45 +49,46 @@ def say(attempt: Attempt, rank: int, kind: str, reason: str, time: float) -> Non
 # --- who is to blame
 
 
-def test_the_earliest_error_wins(attempt: Attempt) -> None:
-    words = [(0, "error", "third", 3.0), (1, "nan", "first", 1.0), (2, "error", "second", 2.0)]
-    random.Random(0).shuffle(words)
-    for word in words:
-        say(attempt, *word)
-    assert judge(attempt, 3, 1) == ("nan", "rank 1: first")
+MISSED, WAITED = "lost another rank", "waited for another rank"
+HANGS = "waited for it longer than launcher.collective_timeout_s"
+OF_0, OF_2, OOM = {0: ("waited", WAITED)}, {2: ("waited", WAITED)}, ("oom", "out of memory")
+BLAMED: dict[str, tuple[dict[int, tuple[str, str]], dict[int, int], tuple[str, str]]] = {
+    "earliest": ({1: ("nan", "1st"), 2: ("error", "2nd"), 0: ("error", "3rd")}, {}, ("nan", "rank 1: 1st")),
+    "own before others": ({0: ("peer", MISSED), 1: ("peer", MISSED), 2: OOM}, {}, ("oom", "rank 2: out of memory")),
+    "silent and missed": ({0: ("peer", MISSED), 2: ("peer", MISSED)}, {}, ("killed", "rank 1 ended without a record")),
+    "seen to die": ({}, {2: -9}, ("killed", "rank 2 was killed by SIGKILL, by hand or by the kernel for lack")),
+    "another signal": ({}, {1: -11}, ("killed", "rank 1 was killed by SIGSEGV")),
+    "silent and waited for": (OF_0 | OF_2, {}, ("timeout", f"rank 1 hangs: rank 0 and rank 2 {HANGS}")),
+    "who waited has a code": (OF_0 | OF_2, {0: 1}, ("timeout", f"rank 1 hangs: rank 0 and rank 2 {HANGS}")),
+    "lost who had waited": (OF_0 | {2: ("peer", "lost rank 0")}, {0: 1}, ("timeout", f"rank 1 hangs: rank 0 {HANGS}")),
+    "killed, no hang": (OF_0, {1: -9}, ("killed", "rank 1 was killed by SIGKILL")),
+    "own before waiting": (OF_0 | {1: OOM}, {}, ("oom", "rank 1: out of memory")),
+    "all wait": (OF_0 | {1: ("waited", WAITED)} | OF_2, {}, ("error", f"rank 0: {WAITED}")),
+    "all miss": ({1: ("peer", MISSED), 0: ("peer", MISSED), 2: ("peer", MISSED)}, {}, ("error", f"rank 1: {MISSED}")),
+}  # fmt: skip
+"""What the ranks say, in this order, and their exit codes → the outcome, and how its reason begins."""
 
 
-def test_an_error_of_a_ranks_own_wins_over_earlier_ones_about_others(attempt: Attempt) -> None:
-    say(attempt, 0, "peer", "lost another rank", 1.0)
-    say(attempt, 1, "peer", "lost another rank", 2.0)
-    say(attempt, 2, "oom", "out of memory", 3.0)
-    assert judge(attempt, 3, 1) == ("oom", "rank 2: out of memory")
-
-
-def test_a_rank_that_says_nothing_while_others_miss_it_was_killed(attempt: Attempt) -> None:
-    say(attempt, 0, "peer", "lost another rank", 1.0)
-    say(attempt, 2, "peer", "lost another rank", 2.0)
-    outcome, reason = judge(attempt, 3, 1)
-    assert outcome == "killed"
-    assert reason.startswith("rank 1 ended without a record")
-
-
-def test_the_rank_that_torchrun_saw_die_is_named_first(attempt: Attempt) -> None:
-    exit_with(attempt, {2: -9})
-    assert judge(attempt, 3, 1) == (
-        "killed",
-        "rank 2 was killed by SIGKILL, by hand or by the kernel for lack of memory",
-    )
-    exit_with(attempt, {1: -11})
-    assert judge(attempt, 3, 1) == ("killed", "rank 1 was killed by SIGSEGV")
+@pytest.mark.parametrize("case", BLAMED)
+def test_the_rank_that_is_to_blame_is_named(attempt: Attempt, case: str) -> None:
+    words, codes, (outcome, reason) = BLAMED[case]
+    for time, (rank, (kind, said)) in enumerate(words.items()):
+        say(attempt, rank, kind, said, 1.0 + time)
+    if codes:
+        exit_with(attempt, codes)
+    found, told = judge(attempt, 3, 1)
+    assert (found, told[: len(reason)]) == (outcome, reason)
 
 
 def test_a_single_process_has_the_exit_code_of_its_own(attempt: Attempt) -> None:
     assert judge(attempt, 1, -9)[1].startswith("the process was killed by SIGKILL")
+    assert "signal 40" in judge(attempt, 1, -40)[1], "real-time signals have no name"
     Journal(attempt.path / "journal-rank0.jsonl").close()
     assert judge(attempt, 1, 3) == ("killed", "the process ended without a record (exit code 3)")
     say(attempt, 0, "error", "ValueError: no", 1.0)
     assert judge(attempt, 1, 1) == ("error", "ValueError: no")
+    say(attempt, 0, "strange", "who wrote this?", 1.0)
+    assert judge(attempt, 1, 1) == ("error", "who wrote this?"), "a kind that is no outcome"
 
 
 def test_what_starts_ranks_and_fails_by_itself_is_not_tried_again(attempt: Attempt) -> None:
@@ -103,39 +103,6 @@ def test_what_starts_ranks_and_fails_by_itself_is_not_tried_again(attempt: Attem
     assert judge(attempt, 1, 1)[0] == "error"
     Journal(attempt.path / "journal-rank0.jsonl").close()
     assert judge(attempt, 3, 1)[0] == "killed", "a rank had begun"
-
-
-def test_real_time_signals_have_no_name_and_are_still_reported(attempt: Attempt) -> None:
-    assert "signal 40" in judge(attempt, 1, -40)[1]
-
-
-def test_who_says_nothing_while_others_wait_hangs(attempt: Attempt) -> None:
-    say(attempt, 0, "waited", "waited for another rank", 1.0)
-    said = "waited for it longer than launcher.collective_timeout_s"
-    say(attempt, 2, "waited", "waited for another rank", 2.0)
-    assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 and rank 2 {said}")
-    exit_with(attempt, {0: 1})
-    assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 and rank 2 {said}")
-    say(attempt, 2, "peer", "lost rank 0, which had waited", 2.0)
-    assert judge(attempt, 3, 1) == ("timeout", f"rank 1 hangs: rank 0 {said}")
-
-
-def test_who_was_killed_while_others_waited_did_not_hang(attempt: Attempt) -> None:
-    say(attempt, 0, "waited", "waited for another rank", 1.0)
-    exit_with(attempt, {1: -9})
-    assert judge(attempt, 3, 1)[1].startswith("rank 1 was killed by SIGKILL")
-
-
-def test_an_error_of_a_ranks_own_wins_over_those_that_waited_for_it(attempt: Attempt) -> None:
-    say(attempt, 0, "waited", "waited for another rank", 1.0)
-    say(attempt, 1, "oom", "out of memory", 2.0)
-    assert judge(attempt, 3, 1) == ("oom", "rank 1: out of memory")
-
-
-def test_when_all_wait_for_each_other_nobody_is_named(attempt: Attempt) -> None:
-    for rank in range(3):
-        say(attempt, rank, "waited", "waited for another rank", 1.0 + rank)
-    assert judge(attempt, 3, 1) == ("error", "rank 0: waited for another rank")
 
 
 NCCL_LOGS = {
@@ -162,21 +129,10 @@ def test_ranks_that_nccl_aborts_have_waited(attempt: Attempt, backend: str) -> N
     assert reason.startswith("rank 1 hangs: rank 0 and rank 2 waited for it")
 
 
-def test_when_all_only_miss_each_other_the_first_to_say_so_is_quoted(attempt: Attempt) -> None:
-    for rank, time in ((0, 2.0), (1, 1.0), (2, 3.0)):
-        say(attempt, rank, "peer", f"lost another rank: {rank}", time)
-    assert judge(attempt, 3, 1) == ("error", "rank 1: lost another rank: 1")
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b" " * 4096, b"\xff", b"[]", b'{"rank": 1}'])
 def test_an_unreadable_word_is_no_word(attempt: Attempt, content: bytes) -> None:
     attempt.error_file(0).write_bytes(content)
     assert judge(attempt, 1, -15) == ("killed", "the process was killed by SIGTERM")
-
-
-def test_a_kind_that_is_no_outcome_is_an_error(attempt: Attempt) -> None:
-    say(attempt, 0, "strange", "who wrote this?", 1.0)
-    assert judge(attempt, 1, 1) == ("error", "who wrote this?")
 
 
 def test_exit_codes_are_those_that_were_recorded(attempt: Attempt) -> None:

@@ -156,14 +156,6 @@ def test_what_dead_attempts_left_goes_and_what_counts_stays(tmp_path: Path) -> N
     assert all((run.path / name).exists() for name in kept)
 
 
-def test_nothing_to_prune_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = intents(tmp_path)
-    os.utime(run.path)
-    assert cli.main(["prune", str(tmp_path)]) == 0
-    assert "nothing to prune" in capsys.readouterr().out
-    assert cli.main(["prune", str(tmp_path / "nowhere")]) == 2
-
-
 def test_what_was_submitted_again_after_the_look_stays(tmp_path: Path) -> None:
     (run,) = intents(tmp_path)
     (found,) = stale({run: RunStatus(MISSING, "missing")})

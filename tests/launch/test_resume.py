@@ -355,14 +355,14 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-DAMAGES = {"flipped": flip, "truncated": truncate, "empty": lambda path: path.write_bytes(b"")}
+DAMAGES = {"flipped": flip, "truncated": truncate}
 
 
 @pytest.mark.exhaustive
 @fault(
     "storage and input",
     "Truncated or bit-flipped checkpoint",
-    injection="one bit, the last byte, or all of one rank's file in the newest checkpoint, or of its manifest",
+    injection="one bit or the last byte of one rank's file in the newest checkpoint, or of its manifest",
     outcome="all ranks go on from the checkpoint before; the run says so in its warnings",
 )
 @pytest.mark.parametrize(
@@ -370,7 +370,6 @@ DAMAGES = {"flipped": flip, "truncated": truncate, "empty": lambda path: path.wr
     [
         (DDP, "rank1.pt", "flipped"),
         (HERE, "rank0.pt", "truncated"),
-        (HERE, "rank0.pt", "empty"),
         (HERE, "manifest.json", "truncated"),
     ],
 )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
-from rich.markup import escape
 
 from launch.launcher import glance, states_below, states_of
-from launch.verbs.console import MANY, listing
+from launch.verbs.console import MANY
 from parallelbench import cli
 from parallelbench.results.attempt import OUTCOMES, PUBLISHED
 from parallelbench.results.folder import RunFolder, State, find_runs
@@ -99,28 +96,6 @@ def test_states_of_planned_runs_come_in_their_order(tmp_path: Path) -> None:
 
 
 # --- tables
-
-
-def text_of(rows: list[tuple[str, ...]]) -> list[str]:
-    console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system="standard")
-    console.print(listing(("run", "state"), rows), crop=False)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
-
-
-def test_a_long_table_looks_like_a_short_one() -> None:
-    rows = [
-        (escape(f"[run] {'é日' * (number % 3)}"), "[green]ok[/]" if number % 2 else "") for number in range(MANY + 1)
-    ]
-    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in text_of(rows)]
-    short = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in text_of(rows[:MANY])]
-    assert plain[: MANY + 1] == short
-    assert len(plain) == MANY + 2
-    assert "\x1b[32mok\x1b[0m" in text_of(rows)[2]
-
-
-def test_lines_of_a_long_table_are_whole_however_long_they_are() -> None:
-    lines = text_of([("run", "word " * 100)] * (MANY + 1))
-    assert lines[1].count("word") == 100
 
 
 def test_status_of_many_runs_tells_those_that_are_alike_in_one_row(

@@ -285,12 +285,6 @@ def test_a_file_that_sets_what_no_trial_chooses_is_refused(tmp_path: Path) -> No
         tuned([planned], None, lambda _: None)
 
 
-def test_a_plan_writes_nothing_and_says_what_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *TINY, "tune=true", f"results={tmp_path}"]) == 0
-    assert "a trial at submission must choose settings for 1 of these runs" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-
-
 def test_nothing_is_tried_on_a_login_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on_slurm = [*TINY, "launcher=slurm", "site=local_cluster", "tune=true", f"results={tmp_path}"]
     assert main(["submit", *on_slurm]) == 2

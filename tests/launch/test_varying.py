@@ -64,18 +64,6 @@ def test_status_says_which_learning_rate_went_out_of_memory_and_where(capsys: py
     assert "one/" not in capsys.readouterr().out, "one sweep needs no saying"
 
 
-def test_each_reason_of_refusals_is_said_once_with_the_device_there_would_be(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert cli.main(["plan", "data=mnist", "site.data_dir=nowhere", "seed=0,1,2", "batch_size=64,100000"]) == 2
-    text = capsys.readouterr().out
-    assert text.count("is not prepared") == 1
-    assert "(1) refused, 3 runs: " in text
-    assert "(2) refused, 3 runs: " in text
-    assert text.count("1 cpu") == 6
-    assert "auto" not in text
-
-
 def test_runs_that_will_not_be_timed_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["strategy=ddp", "devices=64", "batch_size=64", "data.train_samples=64", "launcher.oversubscribe=true"]
     assert cli.main(["plan", *TINY, *many]) == 0
