@@ -14,10 +14,10 @@ from analysis import load
 from launch import launcher
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand
+from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.config.check import check_run
 from parallelbench.data.torchvision import MANIFEST
-from parallelbench.errors import ConfigError
 from tests.launch.plans import plan
 
 pytestmark = pytest.mark.slow
@@ -68,21 +68,25 @@ def values(runs: Sequence[PlannedRun], *names: str) -> set[tuple[Any, ...]]:
     return {tuple(value(planned, name) for name in names) for planned in runs}
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-@pytest.mark.cases("*_small")
-def test_a_sweep_has_the_configurations_of_its_experiment(name: str) -> None:
+GPUS_ONLY = {"data_parallel"}
+"""Strategies that a CPU can't do; their runs are checked as runs on GPUs."""
+
+
+@pytest.mark.parametrize("name", group_choices()["sweep"])
+def test_a_shipped_sweep_has_only_runs_that_can_be_done(name: str) -> None:
+    """Those of experiments have their configurations; small twins need two cores and no preparation."""
     runs = plan(name)
-    assert len(runs) == CONFIGURATIONS[name]
+    assert len(runs) == CONFIGURATIONS.get(name, len(runs)) > 0
     for planned in runs:
-        on_processors = name.endswith("_small") or planned.run.device == "cpu"
-        check_run(planned.run, "cpu" if on_processors else "cuda")
+        on_gpus = planned.run.strategy.name in GPUS_ONLY or planned.run.precision == "tf32"
+        check_run(planned.run, "cuda" if on_gpus else "cpu")
+        if name in CONFIGURATIONS and name.endswith("_small"):
+            assert planned.run.devices <= 2 or planned.run.launcher.oversubscribe
+            assert planned.run.data.missing_files(Path("/nowhere")) == []
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name.endswith("_small")])
-def test_a_small_twin_needs_two_cores_and_no_preparation(name: str) -> None:
-    for planned in plan(name):
-        assert planned.run.devices <= 2 or planned.run.launcher.oversubscribe
-        assert planned.run.data.missing_files(Path("/nowhere")) == []
+def test_every_experiment_is_shipped() -> None:
+    assert CONFIGURATIONS.keys() <= {*group_choices()["sweep"]}
 
 
 @pytest.mark.exhaustive
@@ -170,19 +174,3 @@ def test_faithful_does_as_was_published() -> None:
     letter = expand(["sweep=asu_data_parallel", "faithful=true"])
     assert letter == expand(["sweep=asu_data_parallel_faithful"])
     assert letter != expand(["sweep=asu_data_parallel", "faithful=false"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["sweep=demo", "faithful=true"],
-            "no meaning for sweep=demo: it is for asu_data_parallel, asu_model_parallel",
-        ),
-        (["faithful=true"], "no meaning for sweep=adhoc"),
-        (["sweep=asu_data_parallel", "faithful=yes"], "faithful=yes: expected true or false"),
-    ],
-)
-def test_faithful_is_refused_where_nothing_is(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        expand(overrides)
