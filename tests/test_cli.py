@@ -458,9 +458,3 @@ def test_others_packages_of_the_suites_names_do_not_come_first(tmp_path: Path) -
         assert done.returncode == code, done.stderr
         assert "ImportError" not in done.stderr
     assert done.stderr == ""
-
-
-def test_the_version(tmp_path: Path) -> None:
-    code, out, _ = program(tmp_path, "--version")
-    assert code == 0
-    assert out.startswith("parallelbench ")

@@ -80,27 +80,17 @@ def test_the_report_waits_for_what_is_queued_however_it_ends(
 
 
 def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path) -> None:
-    options = (
-        "site.exclusive=true",
-        "site.nodelist=n1",
-        "site.exclude=n2",
-        "site.max_time_min=5",
-        "site.partition=a,b",
-    )
-    run = one_run([*ON_SITE, f"results={tmp_path}", "launcher.time_limit_min=5", *options]).run
-    flags = dict(word.partition("=")[::2] for word in of_sbatch(report_script(run, ["5"])))
-    assert not flags.keys() & {"--exclusive", "--nodelist", "--mail-user", "--mail-type"}
-    assert (flags["--exclude"], flags["--time"], flags["--partition"]) == ("n2", "5", "a,b")
-
-
-def test_only_runs_are_warned_and_started_again(tmp_path: Path) -> None:
     """A warning long before the end would reach a report of 30 minutes at once, and end it."""
-    run = one_run([*ON_SITE, f"results={tmp_path}", "launcher.time_limit_min=120", "launcher.signal_delay_s=3600"]).run
+    options = ("exclusive=true", "nodelist=n1", "exclude=n2", "max_time_min=120", "partition=a,b")
+    limits = ("launcher.time_limit_min=120", "launcher.signal_delay_s=3600")
+    run = one_run([*ON_SITE, f"results={tmp_path}", *limits, *(f"site.{option}" for option in options)]).run
     job = job_of_runs(submission(launcher=slurm(run), site=run.site), shape_of(run, "cpu"), tmp_path / "a/b/c")
-    assert {"--signal=USR2@3600", "--requeue"} <= set(of_sbatch(job.script()))
-    options = {word.partition("=")[0] for word in of_sbatch(report_script(run, ["5"]))}
-    assert "--dependency" in options
-    assert not options & {"--signal", "--requeue"}
+    assert {"--signal=USR2@3600", "--requeue", "--exclusive"} <= set(of_sbatch(job.script()))
+    flags = dict(word.partition("=")[::2] for word in of_sbatch(report_script(run, ["5"])))
+    assert not flags.keys() & {"--exclusive", "--nodelist", "--mail-user", "--mail-type", "--signal", "--requeue"}
+    assert (flags["--exclude"], flags["--time"], flags["--partition"]) == ("n2", "30", "a,b")
+    brief = msgspec.structs.replace(run, site=msgspec.structs.replace(run.site, max_time_min=5))
+    assert "--time=5" in of_sbatch(report_script(brief, ["5"]))
 
 
 @pytest.fixture

@@ -255,17 +255,21 @@ def test_a_patch_changes_its_keys_and_nothing_else(patch: dict[str, Any]) -> Non
 # --- for users
 
 
-def test_a_damaged_file_is_a_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        (None, r"tuned.json can't be read .*: delete it to choose anew"),
+        ({"loader": {}}, "names no loader where it sets one: delete it"),
+        ({"site.setup": ["rm -r ~"]}, "sets site.setup, which no trial chooses: delete it"),
+    ],
+)
+def test_a_file_that_no_trial_wrote_is_refused(patch: Patch | None, message: str, tmp_path: Path) -> None:
+    (planned,) = plan(f"results={tmp_path}")
     (tmp_path / "adhoc").mkdir()
     (tmp_path / "adhoc" / tuning.FILE).write_text("{")
-    with pytest.raises(ConfigError, match=r"tuned.json can't be read .*: delete it to choose anew"):
-        tuned(plan(f"results={tmp_path}"), Trials({}), lambda _: None)
-
-
-def test_a_loader_without_a_name_is_a_message(tmp_path: Path) -> None:
-    (planned,) = plan(f"results={tmp_path}")
-    tuning.write(tmp_path / "adhoc", {work_of(planned): chosen({"loader": {}})})
-    with pytest.raises(ConfigError, match=r"names no loader where it sets one: delete it"):
+    if patch is not None:
+        tuning.write(tmp_path / "adhoc", {work_of(planned): chosen(patch)})
+    with pytest.raises(ConfigError, match=message):
         tuned([planned], None, lambda _: None)
 
 
@@ -276,13 +280,6 @@ def test_the_largest_batch_is_tried(tmp_path: Path) -> None:
     (planned_weak,) = expand(["data=synthetic", "data.train_samples=60000", *weak, f"results={tmp_path}"])
     (small,) = [each.run for each in planned if each.run.batch_size == 128]
     assert tuning.largest([planned_weak.run, small]).batch_size == 128  # on one device the other takes 64, not 256
-
-
-def test_a_file_that_sets_what_no_trial_chooses_is_refused(tmp_path: Path) -> None:
-    (planned,) = plan(f"results={tmp_path}")
-    tuning.write(tmp_path / "adhoc", {work_of(planned): chosen({"site.setup": ["rm -r ~"]})})
-    with pytest.raises(ConfigError, match=r"sets site.setup, which no trial chooses: delete it"):
-        tuned([planned], None, lambda _: None)
 
 
 def test_nothing_is_tried_on_a_login_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
