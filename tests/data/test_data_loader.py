@@ -75,7 +75,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("data", [spec(), spec(augment=True)], ids=["plain", "augmented"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_shards_make_up_the_single_device_batch_in_its_order(count: int, data: Data, channels_last: bool) -> None:
@@ -254,27 +254,3 @@ def test_batches_that_do_not_fit_are_refused_with_the_fix() -> None:
         loader(global_batch_size=131, steps_per_epoch=0)
     with pytest.raises(ConfigError, match="130 training samples, not enough for 11 steps of 12"):
         loader(steps_per_epoch=11)
-
-
-def test_batches_are_their_own_memory() -> None:
-    instance = loader()
-    first, second = list(instance.train(1))[:2]
-    before = second.images.clone()
-    first.images.zero_()
-    assert torch.equal(second.images, before)
-    assert not torch.equal(next(instance.train(1)).images, first.images)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_a_gpu_gets_the_same_batches_without_synchronising(channels_last: bool) -> None:
-    data = spec(augment=True)
-    expected = images(list(loader(data, channels_last=channels_last).train(1)))
-    batches = loader(data, channels_last=channels_last, device="cuda").train(1)
-    found = [next(batches)]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found += list(batches)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    close(images(found).cpu(), expected)

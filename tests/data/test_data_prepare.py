@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 import raw_data as raw
 import torchvision
-from torchvision import datasets
 
-from launch.sweep import one_run
 from parallelbench.data import prepare as prepare_module
 from parallelbench.data.prepare import _publish, prepare, temporary_folder
 from parallelbench.data.torchvision import MANIFEST, Mnist
@@ -46,76 +44,43 @@ def mnist_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_mnist_comes_back_bit_exact(mnist_dir: Path) -> None:
-    data = raw.tiny_mnist()
-    assert len(data.missing_files(mnist_dir)) == 5
-    prepare(data, mnist_dir, progress=silent)
-    assert data.missing_files(mnist_dir) == []
-    arrays = data.load(mnist_dir)
-    np.testing.assert_array_equal(arrays.train_images, raw.MNIST_IMAGES[0][:, None])
-    np.testing.assert_array_equal(arrays.test_images, raw.MNIST_IMAGES[1][:, None])
-    np.testing.assert_array_equal(arrays.train_labels, raw.MNIST_LABELS[0])
-    np.testing.assert_array_equal(arrays.test_labels, raw.MNIST_LABELS[1])
-    assert (arrays.train_images.dtype, arrays.train_labels.dtype) == (np.uint8, np.int64)
-    assert isinstance(arrays.train_images, np.memmap)
-    assert leftovers(mnist_dir) == []
-
-
 @pytest.mark.parametrize(
-    ("cls", "files", "labels"),
+    ("data", "files", "images", "labels", "content"),
     [
-        (raw.TinyCifar10, raw.CIFAR10_FILES, raw.CIFAR10_LABELS),
-        (raw.TinyCifar100, raw.CIFAR100_FILES, raw.CIFAR100_LABELS),
-    ],
-)
-def test_cifar_comes_back_bit_exact(tmp_path: Path, cls, files, labels) -> None:
-    data = cls(name="cifar", augment=False)
-    raw.put(files, tmp_path / "raw")
-    prepare(data, tmp_path, progress=silent)
-    arrays = data.load(tmp_path)
-    np.testing.assert_array_equal(arrays.train_images, raw.CIFAR_IMAGES[0])
-    np.testing.assert_array_equal(arrays.test_images, raw.CIFAR_IMAGES[1])
-    np.testing.assert_array_equal(arrays.train_labels, labels[0])
-    np.testing.assert_array_equal(arrays.test_labels, labels[1])
-
-
-@pytest.mark.parametrize(
-    ("data", "files", "content"),
-    [
-        (raw.tiny_mnist(), raw.MNIST_FILES, "8ba3a6161e8d4b09074410c0d265e4a7126b4b9ab089bba7a0ececad0de5e476"),
         (
-            raw.TinyCifar10(name="cifar10", augment=False),
-            raw.CIFAR10_FILES,
+            *(raw.tiny_mnist(), raw.MNIST_FILES, [part[:, None] for part in raw.MNIST_IMAGES], raw.MNIST_LABELS),
+            "8ba3a6161e8d4b09074410c0d265e4a7126b4b9ab089bba7a0ececad0de5e476",
+        ),
+        (
+            *(raw.TinyCifar10(name="cifar10", augment=False), raw.CIFAR10_FILES, raw.CIFAR_IMAGES, raw.CIFAR10_LABELS),
             "f3f8317f8e36254903c209edf90bdb9700968af34d89448cae9ca1ca62edca16",
         ),
         (
             raw.TinyCifar100(name="cifar100", augment=False),
-            raw.CIFAR100_FILES,
+            *(raw.CIFAR100_FILES, raw.CIFAR_IMAGES, raw.CIFAR100_LABELS),
             "fd3c525dc5b0810906ca53f0193cca728d8f6f7ced4511069213248f47e5f0c6",
         ),
     ],
     ids=["mnist", "cifar10", "cifar100"],
 )
-def test_the_content_is_recorded_as_that_of_earlier_releases(tmp_path: Path, data, files, content: str) -> None:
-    """They parsed the files themselves, CIFAR's in the binary version; runs with another content aren't compared."""
+def test_arrays_come_back_bit_exact(tmp_path: Path, data, files, images, labels, content: str) -> None:
+    """With the content that releases recorded which parsed CIFAR's binary version: runs of another aren't compared."""
     raw.put(files, tmp_path / "raw")
+    assert len(data.missing_files(tmp_path)) == 5
     prepare(data, tmp_path, progress=silent)
+    assert data.missing_files(tmp_path) == []
+    arrays = data.load(tmp_path)
+    for part, image, label in zip(("train", "test"), images, labels, strict=True):
+        np.testing.assert_array_equal(getattr(arrays, f"{part}_images"), image)
+        np.testing.assert_array_equal(getattr(arrays, f"{part}_labels"), label)
+    assert (arrays.train_images.dtype, arrays.train_labels.dtype) == (np.uint8, np.int64)
+    assert isinstance(arrays.train_images, np.memmap)
     assert data.fingerprint(tmp_path) == content
-
-
-def test_torchvisions_classes_are_those_of_the_names() -> None:
-    sources = {name: one_run([f"data={name}"]).run.data.source() for name in ("mnist", "cifar10", "cifar100")}
-    assert sources == {"mnist": datasets.MNIST, "cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
-
-
-def test_prepare_again_does_nothing(mnist_dir: Path) -> None:
-    data = raw.tiny_mnist()
-    prepare(data, mnist_dir, progress=silent)
-    before = (mnist_dir / "mnist").stat().st_ino
-    lines: list[str] = []
-    prepare(data, mnist_dir, progress=lines.append)
-    assert (mnist_dir / "mnist").stat().st_ino == before
-    assert lines == [f"mnist: ready in {mnist_dir / 'mnist'}"]
+    assert leftovers(tmp_path) == []
+    before, lines = (tmp_path / data.folder).stat().st_ino, list[str]()
+    prepare(data, tmp_path, progress=lines.append)
+    assert (tmp_path / data.folder).stat().st_ino == before
+    assert lines == [f"{data.name}: ready in {tmp_path / data.folder}"]
 
 
 def test_copies_share_one_folder(mnist_dir: Path) -> None:

@@ -15,7 +15,6 @@ from parallelbench.config.build import build
 from parallelbench.config.components import Data
 from parallelbench.data.sklearn import DIGITS, Digits, resize
 from parallelbench.data.synthetic import Synthetic
-from parallelbench.data.torchvision import PreparedData
 from parallelbench.errors import ConfigError
 
 FILES = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
@@ -40,14 +39,6 @@ def test_every_yaml_builds(path: Path) -> None:
     assert data.train_samples >= data.test_samples > 1
 
 
-def test_cifar_and_mnist_are_prepared_under_their_names() -> None:
-    for stem in ("mnist", "cifar10", "cifar100"):
-        data = spec(stem)
-        assert isinstance(data, PreparedData)
-        assert data.folder == stem
-        assert data.prepared_dir(Path("~/x")) == Path.home() / "x" / stem
-
-
 def test_sizes_are_the_published_ones() -> None:
     assert (spec("mnist").train_samples, spec("mnist").test_samples) == (60_000, 10_000)
     assert spec("mnist", copies=8).train_samples == 480_000
@@ -57,15 +48,6 @@ def test_sizes_are_the_published_ones() -> None:
 def test_a_wrong_number_of_copies_lists_the_valid_ones() -> None:
     with pytest.raises(ConfigError, match=r"data\.copies=3 .*valid: 1, 4, 8"):
         spec("mnist", copies=3)
-
-
-def test_specs_load_no_torch() -> None:
-    code = (
-        "import sys; import parallelbench.data.sklearn, parallelbench.data.torchvision, "
-        "parallelbench.data.synthetic, parallelbench.data.prepare; "
-        "heavy = {'torch', 'torchvision', 'sklearn', 'numpy'} & set(sys.modules); assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_digits_are_split_by_class_and_complete() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -162,11 +160,3 @@ def test_a_chain_needs_as_many_tokens_as_branches() -> None:
         tokens(branches=5, vocabulary=4)
     with pytest.raises(ConfigError, match=r"data\.branches=9"):
         build({"_target_": "parallelbench.data.tokens.Tokens", **_options("tokens"), "branches": 9}, "data")
-
-
-def test_specifications_of_tokens_load_no_numpy() -> None:
-    code = (
-        "import sys; import parallelbench.data.text, parallelbench.data.tokens; "
-        "heavy = {'torch', 'numpy'} & set(sys.modules); assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -245,22 +245,6 @@ def test_sizes_that_do_not_fit_are_refused_with_the_fix(options: dict[str, Any],
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
-@pytest.mark.parametrize("strategy", ["pipeline", "model_parallel"])
-def test_a_balance_loss_is_refused_where_no_device_could_add_it(strategy: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.balance=0\.01 with strategy=.* choose model\.balance=0"):
-        configure("data=tokens", "model=gpt_moe_tiny", f"strategy={strategy}", "devices=2")
-    configure("data=tokens", "model=gpt_moe_tiny", f"strategy={strategy}", "devices=2", "model.balance=0")
-
-
-@pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp"])
-def test_parts_of_the_sequence_are_refused(strategy: str) -> None:
-    words = ("data=tokens", "model=gpt_moe_tiny", "model.balance=0", f"strategy={strategy}")
-    devices = "devices=2" if strategy == "tensor_parallel" else "devices=4"
-    with pytest.raises(ConfigError, match=r"model=gpt_moe_tiny names no norms .* strategy\.sequence_parallel=false"):
-        configure(*words, devices, "strategy.sequence_parallel=true")
-    configure(*words, devices)
-
-
 def test_steps_are_neither_compiled_nor_captured() -> None:
     with pytest.raises(ConfigError, match=r"compile=true is refused: model=gpt_moe_tiny"):
         configure("data=tokens", "model=gpt_moe_tiny", "compile=true")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.measure.traffic import Traffic
-from parallelbench.models.norms import SyncBatchNorm, group_norm, norm_layer, report_norms, synchronize_norms
+from parallelbench.models.norms import SyncBatchNorm, group_norm, report_norms, synchronize_norms
 from tests.norm_kernels import kernels_on_cpus
 from tests.ranks import run_ranks
 from tests.strategies.test_launches import NO_LAUNCH, Operations
@@ -267,9 +267,3 @@ def test_state_of_sync_and_batch_norm_are_interchangeable() -> None:
 )
 def test_group_norm_divides_the_channels_into_at_most_32_groups(channels: int, groups: int) -> None:
     assert group_norm(channels).num_groups == groups
-
-
-def test_norm_layer_makes_the_norm_of_that_name() -> None:
-    assert type(norm_layer("batch")(4)) is nn.BatchNorm2d
-    assert type(norm_layer("sync")(4)) is SyncBatchNorm
-    assert type(norm_layer("group")(4)) is nn.GroupNorm

@@ -61,9 +61,11 @@ def started(tmp_path: Path, **changes: Any) -> tuple[subprocess.Popen[bytes], Pa
 
 @pytest.mark.slow
 def test_it_samples_until_it_is_told_to_end(tmp_path: Path, ending: list[subprocess.Popen[bytes]]) -> None:
-    process, recording = started(tmp_path)
+    spare = [max(os.sched_getaffinity(0))]
+    process, recording = started(tmp_path, spare_cores=spare)
     ending.append(process)
     wait_for_rows(recording, process, 5)
+    assert psutil.Process(process.pid).cpu_affinity() == spare, "the cores that are spare"
     before = len(samples_of(recording, None))
     process.terminate()
     assert process.wait(60) == 0
@@ -92,14 +94,6 @@ def test_a_recording_cut_off_at_any_byte_keeps_exactly_the_samples_before(tmp_pa
         path.write_bytes(content[:cut])
         assert rows_of(Recordings([path])) == rows[: cut // size]
         assert not list(Recordings([path]).events()), "a torn record is no damage"
-
-
-def test_it_keeps_to_the_cores_that_are_spare(tmp_path: Path, ending: list[subprocess.Popen[bytes]]) -> None:
-    spare = [max(os.sched_getaffinity(0))]
-    process, recording = started(tmp_path, spare_cores=spare)
-    ending.append(process)
-    wait_for_rows(recording, process, 1)
-    assert psutil.Process(process.pid).cpu_affinity() == spare
 
 
 def test_without_spare_cores_it_has_the_lowest_priority(tmp_path: Path, ending: list[subprocess.Popen[bytes]]) -> None:
