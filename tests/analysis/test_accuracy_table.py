@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from typing import TYPE_CHECKING
 
-import polars as pl
 import pytest
 
-from analysis import load, write_report
-from analysis.report.publication import accuracies, accuracies_side_by_side, accuracy_table
+from analysis import load
+from analysis.report.publication import accuracies, accuracies_side_by_side
 from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:
@@ -52,23 +50,6 @@ def test_one_run_answers_for_all_lengths_up_to_its_own(one_length: Path) -> None
 
 
 @pytest.mark.exhaustive
-def test_the_lengths_stand_beside_each_other_on_the_page_and_in_latex(one_length: Path) -> None:
-    (table,) = accuracies_side_by_side(accuracies(load(one_length)))
-    assert (table.work, table.epochs) == ("digits", [10, 30, 31])
-    shown = ["11.33 ± 1.53 (3)", "31.33 ± 1.53 (3)", "32.33 ± 1.53 (3)"]
-    assert [(row.configuration, row.cells) for row in table.rows] == [("single × 1", shown), ("ddp × 2", shown)]
-    page = write_report(one_length)
-    assert '<th scope="col" class="number">31 epochs</th>' in (html := page.read_text(encoding="utf-8"))
-    assert '<td class="number">31.33 ± 1.53 (3)</td>' in html
-    written = (page.parent / "tables" / "accuracy.tex").read_text()
-    assert r"Model & Configuration & 10 epochs & 30 epochs & 31 epochs \\" in written
-    assert r"cnn\_small & ddp \texttimes{} 2 & 11.33 \textpm{} 1.53 (3) & 31.33 \textpm{} 1.53 (3) &" in written
-    csv = pl.read_csv(page.parent / "tables" / "accuracy.csv")
-    assert csv["epochs"].to_list() == [10, 30, 31] * 2
-    assert set(csv["groups"]) == {"digits · cnn_small"}
-
-
-@pytest.mark.exhaustive
 def test_runs_of_several_lengths_are_one_row_and_a_repeat_counts_once(tmp_path: Path) -> None:
     """As publication 000 ran it: a run for each length. The one of so many epochs says what they reach."""
     for repeat in range(2):
@@ -94,21 +75,3 @@ def test_a_rate_that_falls_to_the_end_makes_each_length_a_training_of_its_own(tm
         ("digits · epochs 10", [10], ["20.00 (1)"]),
         ("digits · epochs 30", [10, 30], ["40.00 (1)", "60.00 (1)"]),
     ]
-
-
-@pytest.mark.exhaustive
-def test_a_page_of_one_length_has_it_in_its_results_alone(tmp_path: Path) -> None:
-    published(config(tmp_path))
-    page = write_report(tmp_path)
-    assert 'class="accuracy"' not in page.read_text(encoding="utf-8")
-    assert "1 epoch" not in (written := (page.parent / "tables" / "accuracy.tex").read_text())
-    assert "3 epochs" in written
-
-
-def test_more_lengths_than_fit_beside_each_other_are_several_tables(tmp_path: Path) -> None:
-    for epochs in (1, 2, 3, 4, 5, 6):
-        published(config(tmp_path, epochs=epochs), reaching(0.5))
-    written = accuracy_table(accuracies(load(tmp_path))).latex
-    heads = re.findall(r"Model & Configuration & (.*) \\\\", written)
-    assert heads == ["1 epoch & 2 epochs & 3 epochs & 4 epochs", "5 epochs & 6 epochs"]
-    assert "(2 of 2)" in written

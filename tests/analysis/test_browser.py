@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from PIL import Image
 
 from analysis import write_report
 from tests.analysis.factory import MIB, Fake, config, failed, published
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 sync_api: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.cases("1600")]
+pytestmark = pytest.mark.slow
 
 WIDTHS = (400, 1600)
 STRATEGIES = ("ddp", "fsdp", "model_parallel")
@@ -52,11 +50,11 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(params=WIDTHS)
+@pytest.fixture
 def page(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator[Any]:
     """The drawn report; ends with an error if the page complained or asked for anything but itself."""
     complaints: list[str] = []
-    page = browser.new_page(viewport={"width": request.param, "height": 900})
+    page = browser.new_page(viewport={"width": getattr(request, "param", max(WIDTHS)), "height": 900})
     page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     requests: list[str] = []
@@ -90,6 +88,7 @@ def legend(page: Any) -> dict[str, str]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("page", WIDTHS, indirect=True)
 def test_every_figure_is_drawn_and_nothing_is_cut_off(page: Any) -> None:
     specs = page.locator(DRAWN).count()
     assert specs >= 6
@@ -111,34 +110,6 @@ def test_every_figure_is_drawn_and_nothing_is_cut_off(page: Any) -> None:
            svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)"""
     )
     assert min(shrunk) > 0.85, shrunk
-
-
-def test_a_table_that_scrolls_keeps_its_first_heading_and_shows_that_there_is_more(page: Any) -> None:
-    matrix = page.locator(".scroll:has(> .matrix)")
-    if page.viewport_size["width"] == min(WIDTHS):
-        assert matrix.evaluate("box => box.scrollWidth > box.clientWidth")
-    matrix.evaluate("box => { box.scrollLeft = box.scrollWidth; box.scrollIntoView(); }")
-    on_top = """heading => {
-        const { x, y, width, height } = heading.getBoundingClientRect();
-        return document.elementFromPoint(x + width / 2, y + height / 2) === heading;
-    }"""
-    assert matrix.locator("thead th").first.evaluate(on_top)
-    assert "local" in matrix.evaluate("box => getComputedStyle(box).backgroundAttachment")
-
-
-@pytest.mark.exhaustive
-def test_hovering_a_bar_tells_its_numbers(page: Any) -> None:
-    bar = page.locator("#figure-runtime .mark-rect path").first
-    bar.scroll_into_view_if_needed()
-    box = bar.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2)
-    tooltip = page.locator("#vg-tooltip-element.visible")
-    tooltip.wait_for()
-    assert "single × 1" in tooltip.inner_text()
-    assert "median" in tooltip.inner_text()
-    shown = tooltip.bounding_box()
-    assert shown["x"] >= 0
-    assert shown["x"] + shown["width"] <= page.viewport_size["width"]
 
 
 @pytest.mark.exhaustive
@@ -192,25 +163,6 @@ def test_in_print_every_figure_fits_its_page(browser: Any, report: Path, tmp_pat
     page.close()
 
 
-def test_in_the_dark_figures_lie_on_the_pages_own_ground_and_paper_stays_white(browser: Any, report: Path) -> None:
-    """The lightest and the darkest pixel of a figure say whether its words can be read."""
-    page = browser.new_page(viewport={"width": 900, "height": 900}, color_scheme="dark")
-    page.set_default_timeout(DRAWN_MS)
-    page.goto(report.as_uri())
-    drawn(page)
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.add_style_tag(content=".filter { display: none !important }")
-    picture = Image.open(io.BytesIO(page.locator("#figure-runtime .chart").screenshot())).convert("RGB")
-    assert ground == "rgb(18, 18, 18)" == f"rgb{picture.getpixel((0, 0))}"
-    darkest, lightest = picture.convert("L").getextrema()
-    assert darkest >= 17
-    assert lightest > 180
-    page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate("getComputedStyle(document.querySelector('.chart svg')).filter") == "none"
-    page.close()
-
-
 def test_without_scripts_the_page_shows_the_same_figures_as_images(browser: Any, report: Path) -> None:
     context = browser.new_context(java_script_enabled=False, viewport={"width": 400, "height": 900})
     page = context.new_page()
@@ -219,31 +171,3 @@ def test_without_scripts_the_page_shows_the_same_figures_as_images(browser: Any,
     assert page.locator("figure .chart img").count() == page.locator(DRAWN).count()
     assert not page.locator("#filter").is_visible()
     context.close()
-
-
-def test_the_filter_hides_accuracies_of_what_is_not_chosen(browser: Any, tmp_path: Path) -> None:
-    """Their rows are of runs of several lengths, which are several groups elsewhere. Verdicts stay in sight."""
-    for model in ("cnn_small", "cnn_large"):
-        fake = Fake(device_name=f"Imaginary GPU of a maker whose names fill a narrow screen, beside {model}")
-        for epochs in (2, 10):
-            for batch_size in (32, 64, 128):
-                work: dict[str, Any] = {"model": model, "epochs": epochs, "batch_size": batch_size}
-                published(config(tmp_path, **work), fake)
-                published(config(tmp_path, strategy="ddp", devices=2, **work), fake)
-    page = browser.new_page(viewport={"width": 400, "height": 900})
-    page.set_default_timeout(DRAWN_MS)
-    page.goto(write_report(tmp_path / "demo").as_uri())
-    drawn(page)
-    verdict, headline = (page.locator(found).first.bounding_box() for found in (".matrix td", ".headline"))
-    assert verdict["x"] < 300, "the names of works leave it room"
-    assert verdict["y"] < headline["y"] < 900, "both are on the first screen"
-    rows = page.locator("table.accuracy tbody tr:visible")
-    assert rows.count() == 12
-    page.locator("#filter label", has_text="cnn_large").click()
-    page.locator("#filter label", has_text="ddp").click()
-    drawn(page)
-    assert rows.all_inner_texts() == ["cnn_large\tddp × 2\t75.00 (1)\t99.90 (1)"] * 3
-    page.locator("#filter button").click()
-    drawn(page)
-    assert rows.count() == 12
-    page.close()

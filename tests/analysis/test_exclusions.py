@@ -12,7 +12,6 @@ from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
 from analysis.report.notes import warnings
 from parallelbench import cli
-from parallelbench.errors import ConfigError
 from tests.analysis.factory import STARTUP, Fake, config, failed, published
 from tests.analysis.test_compare import steady
 from tests.faults import fault
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
     from analysis.runs.reader import Runs
 
-MOST = 8
-"""Lines of each kind."""
 
 LATER = Fake.started_at + 5e4
 """In turn with the other side, whose repeats begin every 1e5 s."""
@@ -97,20 +94,6 @@ def test_what_does_not_count_is_told_by_configuration_and_reason(tmp_path: Path)
     ]
 
 
-def test_very_many_are_told_in_few_lines(tmp_path: Path) -> None:
-    measured(tmp_path, [10.0])
-    for number in range(2 * MOST):
-        (tmp_path / "demo" / f"{number}").mkdir()
-        failed(config(tmp_path, batch_size=number + 1), "oom", "out of memory", epochs=0)
-    lines = format_exclusions(load(tmp_path))
-    assert len(lines) == MOST + 2
-    assert lines[MOST] == f"Runs of {MOST} more configurations do not count."
-    assert lines[-1] == (
-        f"Skipped: {tmp_path}/demo ({2 * MOST} folders: 0, 1, 10 and {2 * MOST - 3} more): no config.yaml: "
-        "half-written, or not a run."
-    )
-
-
 @pytest.mark.cases("arguments1")
 @pytest.mark.parametrize("arguments", [["report", "b"], ["claims", "b"], ["compare", "a", "b"]])
 def test_every_verb_that_reads_results_tells_it(
@@ -150,16 +133,6 @@ def test_of_two_values_of_a_key_the_failed_runs_are_told_too(tmp_path: Path) -> 
     assert [note for note in found.notes if "half-written" in note] == list(found.notes[-1:])
     assert found.lost == ("1 of 3 repeats of single × 1",)
     assert by(runs, "strategy", "ddp", "single", across=["devices"]).lost == ()
-
-
-@pytest.mark.exhaustive
-def test_values_of_a_key_are_what_they_are(tmp_path: Path) -> None:
-    runs = whole(tmp_path)
-    assert (
-        by(runs, "devices", 1, 2, across=["strategy"]).rows == by(runs, "devices", "1", "2", across=["strategy"]).rows
-    )
-    with pytest.raises(ConfigError, match="has devices=3; valid: 1, 2"):
-        by(runs, "devices", 1, 3)
 
 
 # --- what has no time, and per what energy is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -104,26 +103,6 @@ def test_time_per_token_and_memory_against_the_length_of_the_context(tmp_path: P
     assert throughput_batch.figure(runs) is None
 
 
-def test_images_have_no_context(tmp_path: Path) -> None:
-    for batch in (64, 128):
-        rate_of(tmp_path, 100.0, batch_size=batch)
-    assert context_length.figure(load(tmp_path)) is None
-    assert context_length.finding(load(tmp_path)) == "No two runs that count differ in tokens per sample only."
-
-
-def test_a_large_models_rates_are_no_flat_line_beside_a_small_ones(tmp_path: Path) -> None:
-    """Each panel's axis ends near its own rates: 240 samples a second here, 24,000 there."""
-    for model, rate in (("cnn_small", 24_000.0), ("cnn_large", 240.0)):
-        for batch, share in ((64, 0.5), (128, 1.0)):
-            rate_of(tmp_path, rate * share, model=model, batch_size=batch)
-    chart = throughput_batch.figure(load(tmp_path))
-    assert chart is not None
-    image = vl_convert.vegalite_to_svg(chart.to_dict())
-    axis = "Y-axis titled 'Samples per second, steady state' for a linear scale with values from 0 to "
-    ends = re.findall(rf"{axis}([\d,]+)", image)
-    assert sorted(int(end.replace(",", "")) for end in ends) == [240, 24_000]
-
-
 def test_a_configuration_that_lacks_the_largest_batch_is_told_over_its_own_range(tmp_path: Path) -> None:
     for batch, one, two in ((64, 100.0, 100.0), (128, 150.0, 180.0), (256, 200.0, None)):
         rate_of(tmp_path, one, batch_size=batch)
@@ -183,14 +162,6 @@ def test_models_of_one_name_with_other_options_are_not_one(tmp_path: Path) -> No
     assert all(row["group"] for row in values), "the page filters by group and configuration"
 
 
-def test_one_model_needs_no_figure_of_models(tmp_path: Path) -> None:
-    published(config(tmp_path))
-    published(config(tmp_path, batch_size=64, model="mlp"))
-    runs = load(tmp_path)
-    assert models.figure(runs) is None
-    assert models.finding(runs) == "No two runs that count differ in the model only, beside one device."
-
-
 def regimes(root: Path, *, least: float, critical: float) -> None:
     """Steps to 90 % as the curve has them, at the better of two learning rates."""
     for batch in (8, 16, 32, 64, 128, 256, 512, 1024):
@@ -235,11 +206,3 @@ def test_a_bend_beyond_the_batches_has_no_formula(tmp_path: Path) -> None:
     assert "near perfect up to a batch above the largest, 64" in finding
     assert "its bend lies where no batch was measured; the curve fits all runs within a factor of 1.0" in finding
     assert "÷ b" not in finding
-
-
-def test_few_batches_make_no_regimes(tmp_path: Path) -> None:
-    for batch in (32, 64, 128):
-        published(config(tmp_path, batch_size=batch))
-    runs = load(tmp_path)
-    assert batch_regimes.figure(runs) is None
-    assert "4 batch sizes" in batch_regimes.finding(runs)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import polars as pl
 import pytest
 
-from analysis import load, write_report
-from analysis.report.latex import MOST_COLUMNS
-from analysis.report.publication import Hyperparameters, hyperparameter_table, hyperparameters
-from tests.analysis.factory import Fake, component, config, published
-from tests.analysis.latex_documents import tables_in
+from analysis import load
+from analysis.report.publication import Hyperparameters, hyperparameters
+from tests.analysis.factory import component, config, published
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,31 +81,3 @@ def test_each_model_and_data_set_has_a_table_of_its_own(tmp_path: Path) -> None:
         ("digits · mlp", "5"),
     ]
     assert all(not each.differing for each in of(tmp_path))
-
-
-@pytest.mark.exhaustive
-def test_the_report_has_it_on_its_page_and_in_its_files(results: Path) -> None:
-    page = write_report(results).read_text(encoding="utf-8")
-    assert '<tr><th scope="row">epochs</th><td colspan="2">3</td></tr>' in page
-    assert '<tr><th scope="row">optimizer.lr</th><td>0.1</td><td>0.002</td></tr>' in page
-    tables = results / "report" / "tables"
-    rows = pl.read_csv(tables / "hyperparameters.csv", infer_schema=False)
-    told = {(setting, strategy): value for _, _, setting, strategy, value in rows.rows()}
-    assert (told["epochs", "all"], told["devices", "ddp"]) == ("3", "2, 4, 10")
-    assert ("strategy.bucket_mib", "single") not in told
-    assert len(told) == rows.height
-    assert r"optimizer.lr & 0.1 & 0.002 \\" in (tables / "hyperparameters.tex").read_text()
-
-
-def test_latex_shares_many_strategies_out_and_is_whole(tmp_path: Path) -> None:
-    names = ("single", "ddp", "fsdp", "zero1", "hsdp", "model_parallel", "pipeline", "ring_ddp")
-    for name in names:
-        published(config(tmp_path, strategy=name, devices=1 if name == "single" else 4), Fake())
-    tables = of(tmp_path)
-    text = hyperparameter_table(tables).latex
-    parts = tables_in(text)
-    assert len(parts) == 1 + -(-len(names) // MOST_COLUMNS)
-    assert all(set(part.rows) == {part.columns} for part in parts)
-    told = {(row[2], row[3]): row[4] for row in hyperparameter_table(tables).rows.rows()}
-    assert told["strategy.schedule", "pipeline"] == component("strategy", "pipeline")["schedule"]
-    assert all(rf"{setting} &".replace("_", r"\_") in text for setting, _ in told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,19 +71,6 @@ def test_a_component_has_no_options_of_another(tmp_path: Path) -> None:
     (squares,) = [work for work in works(runs).values() if work["loss.name"] == "mse"]
     assert "loss.label_smoothing" not in squares
     assert {value: len(ids) for value, ids in run_ids_by(runs, "loss.label_smoothing").items()} == {"0.0": 1, "null": 1}
-
-
-@pytest.mark.exhaustive
-def test_two_folders_that_differ_in_it_are_refused_by_its_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder, changes in (("a", {}), ("b", {"loss": SMOOTH})):
-        for repeat in range(3):
-            published(config(tmp_path / folder, repeat=repeat, **changes))
-    words = ["compare", str(tmp_path / "a"), str(tmp_path / "b")]
-    assert cli.main(words) == 2
-    assert "loss.label_smoothing: 0.0 and 0.1" in capsys.readouterr().err
-    assert cli.main([*words, *shlex.split("--across loss.label_smoothing")]) == 0
 
 
 @pytest.mark.slow

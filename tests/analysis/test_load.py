@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import hashlib
 import json
-import pkgutil
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-import analysis
 from analysis import load, per_run, summary
 from analysis.runs.published import table_schema
 from analysis.runs.reader import once
@@ -289,11 +287,6 @@ def test_analysis_never_loads_torch_and_importing_it_loads_nothing_that_draws_or
         "assert not early & {'altair', 'scipy', 'jinja2', 'vl_convert', 'pandas'}, early"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_no_module_is_called_like_an_exported_function() -> None:
-    modules = {module.name for module in pkgutil.iter_modules(analysis.__path__)}
-    assert not modules & set(analysis.__all__)
 
 
 def test_an_unfinished_run_of_another_schema_version_loads_beside_todays(tmp_path: Path) -> None:

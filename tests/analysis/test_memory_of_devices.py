@@ -12,7 +12,6 @@ from analysis.figures import draw
 from analysis.report.claims import table
 from tests.analysis.factory import MIB, Fake, config, published
 from tests.analysis.test_claims import REPEATS, claim
-from tests.analysis.test_compact import rewrite
 from tests.analysis.test_machine import lost
 
 if TYPE_CHECKING:
@@ -59,16 +58,6 @@ def test_what_tensors_hold_on_the_fullest_gpu_decides(tmp_path: Path) -> None:
     assert finding.verdict == "reproduced"
     assert case.effects == tuple((repeat, (60 + repeat) / (100 + repeat)) for repeat in REPEATS)
     assert table([finding]).rows["metric"].to_list() == [NEW]
-
-
-@pytest.mark.exhaustive
-def test_without_that_of_each_gpu_there_is_no_case(tmp_path: Path) -> None:
-    for repeat in REPEATS:
-        for strategy in WIDE:
-            folder = one(tmp_path, strategy, repeat)
-            rewrite(folder, 8, lambda t: t | {"ranks": t["ranks"].drop("peak_allocated_bytes_by_device")})
-    finding = judge(load(tmp_path), claim(**LEANER), seed="000")
-    assert (finding.verdict, finding.cases) == ("inconclusive", ())
 
 
 def test_nobody_whose_runs_others_disturbed_takes_the_least_memory(tmp_path: Path) -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import load, per_epoch, per_run, summary, summary_table, write_report
+from analysis import load, per_epoch, per_run, summary
 from analysis.metrics import columns as columns_module
 from analysis.metrics import per_epoch_columns, per_run_columns, summary_columns
-from analysis.metrics.columns import FIRST, PER_FACT, Metric, facts_columns
+from analysis.metrics.columns import PER_FACT, Metric
 from analysis.report import page as page_module
 from analysis.runs import published
 from parallelbench.results import folder
 from parallelbench.results import tables as tables_module
 from parallelbench.results.columns import Column, Over, count, table_of
 from parallelbench.results.tables import TABLES, TABLES_VERSION, schema
-from tests import docs
 from tests.analysis import factory
 
 if TYPE_CHECKING:
@@ -113,50 +109,6 @@ def test_formulas_are_in_the_order_in_which_they_build_on_each_other() -> None:
         assert not later & set(taken), column.name
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_declared_column_is_shown_everywhere(results: Path) -> None:
-    page = write_report(results)
-    text, tables = page.read_text(encoding="utf-8"), page.parent / "tables"
-    assert re.search(r'<th [^>]*title="waited_sum_s: median over[^"]*over repeats[^"]*">Waited \(s\)</th>', text)
-    assert text.count(">Waited (s)</th>") == 2, "of configurations and runs"
-    assert '<data value="215.0">215</data>' in text
-    assert re.search(r"Waited.*\(s\).*215", (tables / "configurations.tex").read_text(), re.DOTALL)
-    with (tables / "columns.csv").open(encoding="utf-8") as file:
-        named = {(row["table"], row["column"]): row["unit"] for row in csv.DictReader(file)}
-    assert {named[key] for key in (("configurations", "steady_waited_s"), ("runs", "steady_waited_s"))} == {"s"}
-    assert named["epochs", "waited_sum_s"] == "s"
-    from rich.console import Console
-
-    console = Console(width=100, record=True)
-    console.print(summary_table(load(results)))
-    assert re.search(r"waited(.|\n)*215", console.export_text())
-    written = docs.results_page()
-    assert "| `waited_s` | float64 | s | time that this rank waited | not measured |" in written
-    assert "| sum of `waited_s` |" in written
-    assert "| median of `waited_sum_s` | median |" in written
-
-
-@pytest.mark.slow
-def test_no_words_decide_what_is_computed(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every meaning reads otherwise, and no number changes."""
-
-    def reworded(column: Column) -> Column:
-        into = tuple(reworded(derived) for derived in column.into)
-        return replace(column, meaning="words", null=column.null and "words", heading="words", into=into)
-
-    before = load(results)
-    metrics, configurations = per_run(before), summary(before)
-    for table in TABLES:
-        monkeypatch.setitem(TABLES, table, tuple(map(reworded, TABLES[table])))
-    for name in ("PER_EPOCH", "PER_RUN", "PER_FACT", "PER_CONFIGURATION"):
-        columns = getattr(columns_module, name)
-        monkeypatch.setattr(columns_module, name, tuple(map(reworded, columns)))
-    after = load(results)
-    assert per_run(after).equals(metrics)
-    assert summary(after).equals(configurations)
-
-
 IDENTITY = {column.name for column in TABLES["run"] if column.repeats}
 """What `summary` takes from the table `run`."""
 
@@ -164,15 +116,6 @@ IDENTITY = {column.name for column in TABLES["run"] if column.repeats}
 def declared() -> list[Column]:
     """Every derived column of an epoch, a run or a configuration."""
     return [*per_epoch_columns(), *per_run_columns(), *PER_FACT, *summary_columns()]
-
-
-def test_a_name_has_one_meaning() -> None:
-    raw = {column.name for columns in TABLES.values() for column in columns}
-    derived = [*per_epoch_columns(), *per_run_columns(), *PER_FACT]
-    names = [column.name for column in derived]
-    assert len(names) == len(set(names))
-    assert not raw & set(names), "what is derived of a column has a name of its own"
-    assert len({column.name for column in facts_columns()}) == len(facts_columns())
 
 
 def test_what_follows_has_the_type_unit_and_null_of_its_source() -> None:
@@ -198,38 +141,6 @@ def test_what_follows_has_the_type_unit_and_null_of_its_source() -> None:
 
 UNITS = {"_s": "s", "_bytes": "bytes", "_samples_per_s": "samples/s", "_bytes_per_s": "bytes/s", "_j": "J", "_w": "W"}
 UNITS |= {"_flop_per_s": "flop/s", "tokens_per_s": "tokens/s", "_hz": "Hz", "_c": "°C"}
-
-
-def test_units_are_those_of_the_names() -> None:
-    for column in [*(column for columns in TABLES.values() for column in columns), *declared()]:
-        ends = [end for end in UNITS if column.name.endswith(end)]
-        if ends and column.type in ("float64", "int64"):
-            assert column.unit == UNITS[max(ends, key=len)], column.name
-
-
-def test_every_name_is_found_where_it_is_declared_and_computed() -> None:
-    """`git grep` of a metric's name finds its one declaration, with its formula or beside what computes it."""
-    root = docs.DOCS.parent
-    declarations = [
-        *(root / "parallelbench" / "results").glob("*.py"),
-        root / "analysis" / "metrics" / "columns.py",
-    ]
-    written = "\n".join(path.read_text(encoding="utf-8") for path in declarations)
-    computed = (root / "analysis" / "metrics" / "runs.py").read_text(encoding="utf-8")
-    for column in per_run_columns():
-        assert len(re.findall(rf'(Metric|Column|text|count|flag|share|sent)\(\s*"{column.name}"', written)) == 1, (
-            column.name
-        )
-        if isinstance(column, Metric):
-            assert column.epochs is not None or column.row is not None, column.name
-        elif column.over is None and not column.name.startswith(("gradient_", "activation_", "parameter_", "bytes_")):
-            assert column.name in computed, column.name
-
-
-def test_the_first_columns_of_the_pages_tables_exist() -> None:
-    for table, names in FIRST.items():
-        known = facts_columns() if table == "runs" else summary_columns()
-        assert set(names) <= {column.name for column in known}
 
 
 def test_only_measured_columns_are_published() -> None:

@@ -99,17 +99,3 @@ def test_the_latest_sweep_is_the_one_that_was_written_to_last(tmp_path: Path, mo
     assert latest("old", "older") == tmp_path / "old_small"
     with pytest.raises(ConfigError, match="no runs of tutorial_mlp: parallelbench submit sweep=tutorial_mlp_small"):
         latest("tutorial_mlp")
-
-
-def test_results_are_found_on_the_way_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(notebook.RESULTS, raising=False)
-    published(config(tmp_path / "results"))
-    (tmp_path / "analysis" / "notebooks").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "analysis" / "notebooks")
-    assert latest() == tmp_path / "results" / "demo"
-
-
-def test_an_empty_folder_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(notebook.RESULTS, str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="holds no runs of a sweep: parallelbench submit sweep=demo results="):
-        latest()

@@ -16,8 +16,6 @@ import pytest
 
 from analysis import load, per_run, summary
 from analysis.comparison.configurations import gains
-from analysis.figures import draw
-from analysis.report.page import Drawn, render
 from launch.launcher import glance
 from parallelbench.config.identity import run_id
 from parallelbench.results.folder import find_runs
@@ -103,11 +101,3 @@ def test_they_mix_with_todays(results: Path) -> None:
     assert configurations.height == len(answers("summary")) + 1
     old = [row for row in configurations.iter_rows(named=True) if "logistic_regression" in row["group"]]
     assert_same(old, answers("summary"), keys=("configuration", "outcomes"))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_report_shows_them(results: Path) -> None:
-    runs = load(results)
-    page = render(runs, [Drawn(figure, "") for figure in draw(runs)])
-    assert all(row["configuration"].replace("× ", "×\u00a0") in page for row in answers("summary"))

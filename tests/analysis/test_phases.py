@@ -95,12 +95,3 @@ def test_the_figures_show_and_say_what_was_measured(results: Path) -> None:
     (rows,) = waiting.chart.to_dict()["datasets"].values()
     (found,) = {(row["configuration"], row["value"], row["ring"]) for row in rows}
     assert found == ("ddp × 2", 3000.0, pytest.approx(ring_ms))
-
-
-@pytest.mark.exhaustive
-def test_without_attribution_the_figures_say_how_to_get_it(tmp_path: Path) -> None:
-    published(config(tmp_path), Fake())
-    figures = {figure.name: figure for figure in draw(load(tmp_path))}
-    assert figures["attribution"].chart is None
-    assert figures["waiting"].chart is None
-    assert all("measure.attribution_steps" in figures[name].finding for name in ("attribution", "waiting"))

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from analysis import load
-from analysis.figures import Figure, chart, draw, power_over_time, specification, svg
+from analysis.figures import Figure, draw, power_over_time, specification, svg
 from tests.analysis.factory import Fake, config, published
 
 pytestmark = pytest.mark.slow
@@ -70,27 +70,6 @@ def test_planted_watts_of_all_gpus_are_drawn_against_the_seconds_of_the_training
     )
     image = svg(specification(figure.chart))
     assert all(words in image for words in ("Seconds since the first epoch began", "Power of all GPUs (W)", "ddp × 2"))
-
-
-@pytest.mark.exhaustive
-def test_samples_are_read_once_of_one_run_per_configuration_and_of_drawn_panels_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for model in ("cnn_small", "mlp"):
-        for repeat in range(2):
-            sampled(tmp_path, (100.0,), model=model, repeat=repeat)
-            sampled(tmp_path, (90.0, 90.0), model=model, repeat=repeat)
-    read: list[str] = []
-    samples_of = power_over_time.read_samples
-    monkeypatch.setattr(power_over_time, "read_samples", lambda path: read.append(path.name) or samples_of(path))
-    monkeypatch.setattr(chart, "MOST_PANELS", 1)
-    figure = drawn(tmp_path)
-    (model,) = {"mlp" if "mlp" in name else "cnn_small" for name in read}
-    assert len(read) == len(set(read)) == 2
-    assert all("-r0-" in name for name in read)
-    rows = rows_of(figure)
-    assert {(model in row["panel"], row["repeat"]) for row in rows.to_dicts()} == {(True, 0)}
-    assert "1 of 2 panels are drawn" in figure.finding
 
 
 def test_nothing_is_drawn_between_samples_that_lie_far_apart(tmp_path: Path) -> None:

@@ -115,12 +115,6 @@ def test_a_second_report_fits_nothing(runs: Runs, tmp_path: Path, monkeypatch: p
         fit.fitted(changed, sweep_evidence([runs], lambda run: []).probed)
 
 
-@pytest.mark.slow
-def test_of_few_configurations_the_interval_is_an_assumption_and_says_so(runs: Runs) -> None:
-    assert forecast(runs).assumed
-    assert "a factor of 2 both ways is assumed" in predictions.finding(runs)
-
-
 @pytest.mark.parametrize(
     ("facts", "why"),
     [

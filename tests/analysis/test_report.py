@@ -24,14 +24,12 @@ from analysis import load, summary, write_report
 from analysis.comparison import configurations
 from analysis.comparison.configurations import learning
 from analysis.figures import chart, draw
-from analysis.figures.chart import DASHES, SPARE, STYLES, dashes, variants
 from analysis.metrics import per_epoch
-from analysis.report import notes
 from analysis.report import page as page_module
 from analysis.report.page import _columns, _table
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
-from tests.analysis.test_compare import pair, steady
+from tests.analysis.test_compare import pair
 from tests.faults import fault
 
 if TYPE_CHECKING:
@@ -229,33 +227,10 @@ def test_the_page_says_what_a_sceptic_must_know(sweep: Path) -> None:
     assert "0123abc" in text
 
 
-def test_one_sentence_says_why_oversubscribed_runs_have_no_efficiency(tmp_path: Path) -> None:
-    published(config(tmp_path))
-    for repeat in (0, 1):
-        for strategy in ("hsdp", "dp_tp"):
-            published(config(tmp_path, strategy=strategy, devices=4, repeat=repeat), Fake(oversubscribed=True))
-    runs = load(tmp_path)
-    assert summary(runs).filter(pl.col("devices") == 4)["efficiency"].to_list() == [None, None]
-    (sentence,) = [line for line in notes.warnings(runs) if "cores" in line]
-    assert sentence.startswith("No time, speed-up or efficiency for dp_tp × 4 and hsdp × 4: there were more devices")
-    assert not any("Excluded" in line for line in notes.warnings(runs)), "named once, not run by run"
-
-
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures: drawing takes seconds."""
     monkeypatch.setattr(page_module, "draw", lambda runs: [])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("undrawn")
-def test_the_page_says_which_runs_were_resumed(tmp_path: Path) -> None:
-    fake = Fake(resumed_after=2)
-    published(config(tmp_path), Fake())
-    folder = published(config(tmp_path, strategy="ddp", devices=2, epochs=4), fake)
-    (sentence,) = [line for line in notes.warnings(load(tmp_path)) if "interrupted" in line]
-    assert sentence.startswith(f"{folder.path.name} was interrupted, and resumed after epoch 2.")
-    write_report(tmp_path)
 
 
 @pytest.mark.exhaustive
@@ -353,25 +328,6 @@ def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
     assert [cell for cell in cells if cell.startswith(("=", "@", "+", "-")) and not numbers.fullmatch(cell)] == []
 
 
-@pytest.mark.exhaustive
-def test_many_groups_and_devices_are_drawn(tmp_path: Path) -> None:
-    for model in ("cnn_small", "cnn_large"):
-        for devices in (1, 2, 4, 16):
-            for strategy in ("single",) if devices == 1 else ("ddp", "model_parallel"):
-                run = config(tmp_path, model=model, strategy=strategy, devices=devices, epochs=3)
-                published(run, steady(10.0 / devices**0.8))
-    figures = draw(load(tmp_path))
-    drawn = [figure.name for figure in figures if figure.chart]
-    assert [name for name in drawn if name in NAMED] == [*FIGURES, "models"]
-    panels = {figure.name: {row["panel"] for row in figure.chart.data.values} for figure in figures if figure.chart}
-    assert panels["scaling"] == {
-        f"digits · {model} — {kind}"
-        for model in ("cnn_small", "cnn_large")
-        for kind in ("Steady state", "Including start-up")
-    }
-    write_report(tmp_path)
-
-
 STRATEGIES = (
     *("data_parallel", "ddp", "ring_ddp", "zero1", "fsdp", "hsdp", "tensor_parallel", "model_parallel", "pipeline"),
     *("dp_pp", "dp_tp", "parameter_server", "downpour", "sandblaster_lbfgs"),
@@ -440,19 +396,6 @@ def test_the_new_figures_draw_the_numbers_of_the_tables(every_strategy: Path) ->
 
 
 @pytest.mark.exhaustive
-def test_every_strategy_side_by_side(every_strategy: Path) -> None:
-    text = write_report(every_strategy).read_text(encoding="utf-8").replace("\u202f", " ").replace("\u00a0", " ")
-    assert all(f'<th scope="row">{name} × 2</th>' in text for name in STRATEGIES)
-    assert "pipeline × 2: model.norm=batch normalises each micro-batch (2 runs: " in text
-    assert "so without a parity check: downpour × 2." in text
-    assert "(measure.parity=false): ddp × 2." in text
-    assert ">2 of 2, 1 not checked</td>" in text
-    assert ">not checked</td>" in text
-    assert ">1.00 (3)</data>" in text
-    assert ">11.1 %</data>" in text
-
-
-@pytest.mark.exhaustive
 def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
     published(config(tmp_path))
     pipeline = foreign(config(tmp_path, devices=2), "pipeline")
@@ -487,21 +430,3 @@ def test_no_bubble_can_be_told_from_a_shortfall_without_one_device(tmp_path: Pat
     assert figure.chart is not None
     assert [row["value"] for row in figure.chart.data.values] == [None]
     assert "devices idle for pipeline × 2 25.0\u202f% of a step; nothing shows the speed-up" in figure.finding
-
-
-def test_every_line_has_a_style_of_its_own() -> None:
-    names = [name for name in STYLES if name not in ("model_parallel_tutorial", "dp_pp_tp")]
-    assert set(STRATEGIES) <= set(names)
-    assert len({colour for colour, _ in STYLES.values()}) == len(STYLES)
-    assert not set(SPARE) & {colour for colour, _ in STYLES.values()}
-    many = pl.DataFrame({"variant": ["a", "b", "c"], "strategy": ["pipeline", "pipeline", "mine"]})
-    assert variants(many) == {"a": STYLES["pipeline"][0], "b": SPARE[0], "c": SPARE[1]}
-    assert dashes(["pipeline", "mine", "pipeline"]) == [DASHES[1], DASHES[1], DASHES[2]]
-
-
-def test_runs_that_shared_nodes_are_told(tmp_path: Path) -> None:
-    published(config(tmp_path), Fake(environment='{"allocation":"shared"}'))
-    published(config(tmp_path, repeat=1), Fake(environment='{"allocation":"exclusive"}'))
-    assert [line[:40] for line in notes.warnings(load(tmp_path)) if "shared nodes" in line] == [
-        "1 run shared nodes with other Slurm jobs"
-    ]

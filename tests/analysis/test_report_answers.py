@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis import load, text, write_report
+from analysis import load
 from analysis.claims import judge
-from analysis.claims.table import effect_of
 from analysis.comparison.configurations import facts
 from analysis.comparison.exclusions import disturbed_lines
-from analysis.comparison.work import work_label
-from analysis.figures import draw, models
-from analysis.figures.curves import loss
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import notes
-from analysis.report import page as page_module
 from analysis.report.claims import MOST_ROWS, by_publication, shown, summed_up, table
 from analysis.report.page import matrix
-from parallelbench.cli import main
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
 from tests.analysis.test_machine import lost, sides
@@ -64,92 +57,6 @@ def test_epochs_sort_as_numbers(tmp_path: Path) -> None:
         published(config(tmp_path, epochs=epochs, measure={"steps_per_epoch": 1}), Fake())
     groups = facts(load(tmp_path))["group"].to_list()
     assert groups == [f"digits · cnn_small · epochs {epochs}" for epochs in (10, 30, 100)]
-
-
-@pytest.mark.slow
-def test_models_tell_two_devices_from_four(tmp_path: Path) -> None:
-    for model in ("cnn_small", "cnn_large"):
-        for strategy, devices in (("single", 1), ("ddp", 2), ("ddp", 4)):
-            work = {"data": "mnist", "model": model, "strategy": strategy, "devices": devices}
-            published(config(tmp_path, **work), Fake(parameters=10**6 if model == "cnn_large" else 10**5))
-    chart = models.figure(load(tmp_path))
-    assert chart is not None
-    scale = chart.to_dict()["spec"]["layer"][1]["encoding"]["shape"]["scale"]
-    shapes = dict(zip(scale["domain"], scale["range"], strict=True))
-    assert len(set(shapes.values())) == 3
-    assert shapes.keys() == {"single × 1", "ddp × 2", "ddp × 4"}
-
-
-def test_the_loss_is_told_by_configuration_and_says_nothing_twice(tmp_path: Path) -> None:
-    for strategy, devices, last in (("single", 1, 0.1320001), ("ddp", 2, 0.1320002)):
-        course = {1: 2.0 * devices, 2: 1.0, 3: last}
-        published(
-            config(tmp_path, strategy=strategy, devices=devices, repeat=devices),  # another seed: nobody's counterpart
-            Fake(test_loss=lambda epoch, course=course: course[epoch]),  # type: ignore[misc]
-        )
-    assert loss.finding(load(tmp_path)) == (
-        "Median test loss is 2.00 to 4.00 after epoch 1 and 0.132 after the last, by configuration."
-    )
-
-
-@pytest.mark.exhaustive
-def test_an_efficiency_has_its_interval_and_its_verdict(tmp_path: Path) -> None:
-    noisy = (1.3, 0.75, 1.1, 0.9, 1.2, 0.8)
-    for repeat in REPEATS:
-        published(config(tmp_path, repeat=repeat), steady(10.0))
-        published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(10.0 * noisy[repeat]))
-    (figure,) = draw(load(tmp_path), ["scaling"])
-    assert " % in steady state (" in figure.finding.replace("\u202f", " ")
-    assert "; beside one device no difference shown)" in figure.finding
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [(0.9, 1.2, "1.00 (0.90–1.20)"), (1e-5, 141220.16, "1.00 (interval wider than a factor of 100)")],
-)
-def test_an_interval_that_says_nothing_is_not_printed(low: float, high: float, words: str) -> None:
-    assert text.interval(1.0, low, high) == words
-
-
-@pytest.mark.exhaustive
-def test_ends_that_say_nothing_are_printed_nowhere(tmp_path: Path) -> None:
-    """Neither in the headline, nor at a glance, nor below a figure, nor beside a claim."""
-    for model in ("cnn_small", "mlp"):
-        for repeat, factor in enumerate((1.0, 20.0, 0.05)):
-            published(config(tmp_path, model=model, repeat=repeat), steady(10.0))
-            published(config(tmp_path, model=model, repeat=repeat, strategy="ddp", devices=2), steady(10.0 * factor))
-    runs, wide = load(tmp_path), "interval wider than a factor of 100"
-    glances = matrix(runs)
-    assert glances is not None
-    assert {cell.interval for _, cells in glances.rows for cell in cells} == {f"95 % {wide}"}
-    assert all(f"({f'95 % {wide}'}, 3 repeats)" in line for line in notes.headline(runs))
-    (figure,) = draw(runs, ["scaling"])
-    assert f"({wide}; beside one device no difference shown)" in figure.finding
-    asked = claim(
-        contrasts=[{"from": {"strategy": "single", "devices": 1}, "to": {"strategy": "ddp", "devices": 2}}],
-        expect={"above": 1},
-    )
-    effects = [effect_of(case, asked) for case in judge(runs, asked, seed="0").cases]
-    assert len(effects) == 2
-    assert all(f" ({wide}), 3 repeats: " in words for words in effects)
-
-
-@pytest.mark.slow
-def test_what_is_true_of_several_works_is_one_warning(tmp_path: Path) -> None:
-    """Samples that no batch holds, no run of one device, one that was measured with another torch."""
-    apart, without = tmp_path / "apart", tmp_path / "without"
-    older = Fake().environment.replace("2.15.0", "2.14.0")
-    for model in ("cnn_small", "mlp"):
-        for root in (apart, without):
-            published(config(root, model=model, strategy="ddp", devices=2), Fake())
-        published(config(apart, model=model), Fake(environment=older))
-    told = notes.warnings(load(without))
-    both = "digits · cnn_small; and digits · mlp"
-    assert sum(line.startswith(f"No speed-up for {both}: no counted run") for line in told) == 1
-    assert sum(f"(they fill no global batch, or the epoch was cut short): {both}." in line for line in told) == 1
-    assert not [line for line in told if "digits · mlp" in line and both not in line]
-    refused = [line for line in notes.warnings(load(apart)) if "can't be compared with single × 1" in line]
-    assert [line.partition(" can't")[0] for line in refused] == [f"ddp × 2 ({both})"]
 
 
 def test_computation_for_each_second_of_communication(tmp_path: Path) -> None:
@@ -213,42 +120,6 @@ def test_claims_are_rows_of_the_page_the_csv_file_and_the_latex_table(tmp_path: 
     assert [part.count("007 shorter") for part in many] == [MOST_ROWS, MOST_ROWS, 1], "no table is longer than a page"
     for number, part in enumerate(many, 1):
         assert rf"their own runs ({number} of 3)}}\label{{tab:claims-{number}}}" in part
-
-
-@pytest.mark.exhaustive
-def test_the_page_has_claims_a_line_for_what_is_not_drawn_and_no_empty_heading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 6.0})
-    monkeypatch.setattr(page_module, "draw", lambda runs: draw(runs, ["staleness", "energy", "loss"]))
-    page = write_report(tmp_path / "demo").read_text(encoding="utf-8")
-    assert page.count('<figure id="figure-') == 1
-    assert 'id="figure-loss"' in page
-    told = page.partition('id="not-drawn"')[2].partition("</ul>")[0]
-    assert "No run that counts pushed to a parameter server" in told
-    assert "No run that counts measured the energy of its GPUs" in told
-    assert "elsewhere, with model=cnn_small data=digits device_type=cpu (demo)" in page
-    with (tmp_path / "demo" / "report" / "tables" / "claims.csv").open(encoding="utf-8") as file:
-        found = {row["claim"]: row for row in csv.DictReader(file) if row["runs"] == "elsewhere"}
-    assert found["sequential_training_slowest"]["finding"] == "reproduced"
-    assert (tmp_path / "demo" / "report" / "tables" / "claims.tex").read_text().startswith("% Needs")
-
-
-@pytest.mark.exhaustive
-def test_the_terminal_tells_the_answers_before_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plant(tmp_path / "demo", {("single", 1): 10.0, ("ddp", 2): 6.0})
-    assert main(["report", str(tmp_path / "demo")]) == 0
-    told = capsys.readouterr().out
-    answer, rest = told.index("ddp × 2 trains an epoch"), told.index("configuration")
-    assert told.lstrip().startswith("ddp × 2 trains an epoch 1.67 times as fast as one device")
-    assert answer < rest
-
-
-def test_a_group_says_once_what_two_keys_say() -> None:
-    work = {"data.name": "tokens", "model.name": "gpt", "data.sequence": 256, "model.sequence": 256, "batch_size": 4}
-    keys = ["batch_size", "data.sequence", "model.sequence"]
-    assert work_label(work, keys) == "tokens · gpt · batch size 4 · sequence 256"
-    assert work_label(work | {"model.sequence": 512}, keys).endswith("batch size 4 · sequence 256 · sequence 512")
 
 
 @pytest.mark.exhaustive

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -14,10 +13,9 @@ import polars as pl
 import polars.selectors as cs
 import pytest
 
-from analysis import figures, load, per_epoch, per_run, summary, text, write_report
+from analysis import figures, load, per_epoch, per_run, summary, write_report
 from analysis.figures.bars import token_rates
 from analysis.metrics.columns import OF_TOKENS
-from analysis.report import page as page_module
 from analysis.report.tables import summary_table
 from parallelbench import cli
 from parallelbench.measure.counting import LayerCount, encode_counts
@@ -27,7 +25,6 @@ from tests.analysis.test_compact import rewrite
 from tests.faults import fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from parallelbench.results.folder import RunFolder
@@ -114,14 +111,6 @@ def _not_finite(tables: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
     }
 
 
-@pytest.mark.parametrize(
-    "written", [text.number, text.seconds, text.percent, text.mebibytes, text.sent, text.scientific]
-)
-def test_a_number_that_is_not_finite_is_written_as_it_is(written: Callable[[float], str]) -> None:
-    assert [written(value)[:3].strip("\u202f%s") for value in (math.nan, math.inf, -math.inf)] == ["NaN", "∞", "−∞"]
-    assert text.interval(math.inf, 1.0, math.inf) == "∞ (interval wider than a factor of 100)"
-
-
 def columns_of(root: Path) -> dict[str, Any]:
     return per_run(load(root)).select(NAMES).row(0, named=True)
 
@@ -205,32 +194,3 @@ def test_results_of_before_have_none(tmp_path: Path) -> None:
     folder = language_model(tmp_path)
     rewrite(folder, 8, lambda tables: tables | {"run": tables["run"].drop("tokens_per_sample")})
     assert set(columns_of(tmp_path).values()) == {None}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_the_report_shows_them_where_there_are_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "draw", lambda runs: [])
-    heads = [f">{column.title}</" for column in OF_TOKENS]  # of the table, or of what is the same in every row
-    for repeat in range(2):
-        published(config(tmp_path / "images", repeat=repeat))
-        for strategy, devices in (("single", 1), ("ddp", 2)):
-            language_model(tmp_path / "tokens", strategy=strategy, devices=devices, repeat=repeat)
-    page = write_report(tmp_path / "tokens").read_text(encoding="utf-8")
-    assert [head in page for head in heads] == [True] * len(heads)
-    assert not any(head in write_report(tmp_path / "images").read_text(encoding="utf-8") for head in heads)
-    with (tmp_path / "tokens" / "report" / "tables" / "configurations.csv").open(encoding="utf-8") as file:
-        rows = {row["configuration"]: row for row in csv.DictReader(file)}
-    assert float(rows["ddp × 2"]["mfu"]) == pytest.approx(float(rows["single × 1"]["mfu"]) / 2)
-    figure = token_rates.figure(load(tmp_path / "tokens"))
-    assert figure is not None
-    (drawn,) = figure.to_dict()["datasets"].values()
-    used = PER_TOKEN * 4096 * WINDOW / 2.0 / PEAK
-    assert {row["label"].replace("\u202f", " ").strip() for row in drawn} == {
-        f"131,072 · MFU {100 * used:.1f} %",
-        f"131,072 · MFU {50 * used:.1f} %",
-    }
-    said = token_rates.finding(load(tmp_path / "tokens")).replace("\u202f", " ")
-    assert (
-        f"single × 1 trains on 131,072 tokens per second (MFU {100 * used:.1f} %, perplexity 3.49 in the end)" in said
-    )

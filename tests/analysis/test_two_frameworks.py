@@ -9,7 +9,6 @@ import pytest
 
 from analysis import by, load, summary
 from analysis.comparison.ratio import SpeedVerdict
-from analysis.figures import models
 from analysis.report.notes import warnings
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compare import steady
@@ -59,13 +58,3 @@ def test_a_framework_without_one_device_is_named(tmp_path: Path) -> None:
     lines = [line for line in warnings(measured(tmp_path, "single", "ddp", "tf_multi_worker")) if "No speed-up" in line]
     assert len(lines) == 1
     assert "in tensorflow: no counted run of strategy=tf_single devices=1 did the same work" in lines[0]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_models_are_told_beside_their_frameworks_own_device(tmp_path: Path) -> None:
-    for model in ("mlp", "cnn_small"):
-        measured(tmp_path, *TIMES_S, model=model)
-    both, other = models.finding(load(tmp_path)).splitlines()[0].split("; beside ")
-    assert both.startswith("Beside single × 1, ddp × 2 trains ")
-    assert other.startswith("tf_single × 1, tf_multi_worker × 2 trains ")
