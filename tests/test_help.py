@@ -29,6 +29,8 @@ def test_a_key_is_told_with_meaning_values_and_defaults(here: Path, capsys: pyte
     assert "values   fp64 | fp32 | tf32 | bf16 | fp16\n  default  fp32\n" in text
     assert "choices  context_parallel, data_parallel, ddp," in text
     assert "default  single" in text
+    assert cli.main(["help", "sweep.blocks"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 8, "not the blocks of every sweep"
     assert "did you mean optimizer.lr?" in refused(capsys, "help", "lr")
     assert "did you mean epochs?" in refused(capsys, "help", "epohcs")
 

@@ -249,7 +249,10 @@ def refusal(differences: Differences, remedies: Remedies) -> str:
         ways.append(f"compare across exactly that: `{command_line(remedies.compare)}`")
     if not ways:
         ways.append("choose folders, or --by, so that each side has one of these")
-    return f"the sides differ in {format_differences(differences)}; {', or '.join(ways)}"
+    told = f"the sides differ in {format_differences(differences)}"
+    if all(key in PROBED for key in differences):
+        told = f"one side was measured on a slower or busier machine: {format_differences(differences)}"
+    return f"{told}; {', or '.join(ways)}"
 
 
 def command_line(command: Command) -> str:
@@ -259,7 +262,22 @@ def command_line(command: Command) -> str:
 
 def format_differences(differences: Differences) -> str:
     """ "precision: fp32 and bf16, packages.torch: 2.11 and 2.12"."""
-    return ", ".join(f"{key}: {plain(one)} and {plain(other)}" for key, (one, other) in differences.items())
+    return ", ".join(
+        f"{_SPEEDS[key][0] if key in _SPEEDS else key}: {plain(one)} and {plain(other)}"
+        for key, (one, other) in differences.items()
+    )
+
+
+_SPEEDS = {
+    "probed_matmul_flop_per_s": ("speed of a matrix product in a short test", "Gflop/s"),
+    "probed_memory_bytes_per_s": ("speed of memory in a short test", "GB/s"),
+}
+"""What is probed of a device, and the billions per second that it comes to, in words."""
+
+
+def _speeds(key: str, *per_s: float) -> tuple[str, str]:
+    one, other = (f"{text.number(each / 1e9)} {_SPEEDS[key][1]}" for each in per_s)
+    return one, other
 
 
 def said_once(issues: Iterable[tuple[str, Issue]], *, of: int | None = None) -> list[str]:
@@ -293,7 +311,7 @@ def unlike_probes(sides: Sequence[Sequence[ComparedRun]]) -> Differences:
         for one, other in combinations(sides, 2):
             speeds = [_speed(side, key) for side in (one, other)]
             if None not in speeds and _device(one) == _device(other) and _is_unlike(*filter(None, speeds)):
-                unlike[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
+                unlike[key] = _speeds(key, *filter(None, speeds))
     return unlike
 
 
@@ -359,7 +377,7 @@ def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:
         for run in runs:
             speeds = run.probes(key)
             if key not in changed and len(speeds) > 1 and _is_unlike(*speeds):
-                changed[key] = (f"{speeds[0]:.3g}", f"{speeds[1]:.3g}")
+                changed[key] = _speeds(key, *speeds)
     if changed:
         issues.append(Issue(Caveat.DRIFT, changed))
     return issues

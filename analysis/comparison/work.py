@@ -247,10 +247,16 @@ def _group_labels(several: list[Work]) -> dict[str, str]:
 
 
 def work_label(work: Work, keys: Iterable[str], *, way: str = "") -> str:
-    """ "data · model · batch size 64": the names of data and model, the strategy where it is named, and these keys."""
+    """ "data · model · batch size 64": the names of data and model, the strategy and the device where they are named,
+    and these keys.
+    """
     names = [*(work[name] for name in _NAMES if name in work), *([way] if way else [])]
+    kept = list(keys)
+    if set(DEVICE) <= set(kept) and work["device_name"]:  # whose name tells its type
+        names.append(work["device_name"])
+        kept = [key for key in kept if key not in DEVICE]
     # Once where two keys say the same, as data.sequence and model.sequence do.
-    return " · ".join([*names, *dict.fromkeys(f"{_short(key)} {plain(work[key])}" for key in keys)])
+    return " · ".join([*names, *dict.fromkeys(f"{_short(key)} {plain(work[key])}" for key in kept)])
 
 
 def varying_keys(several: list[Work]) -> list[list[str]]:

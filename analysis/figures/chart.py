@@ -217,8 +217,7 @@ def panels(
 ) -> alt.FacetChart:
     """Lay out one panel per value of `panel`, each with its axes, and style it; `own_axes`: of its own scale.
 
-    A subtitle says what is `told`, where not all are drawn which are not, and how to get them, and what marks disturbed
-    runs.
+    A subtitle says what is `told`, where not all are drawn how to get the others, and what marks disturbed runs.
     """
     order = drawn_panels(data)
     header = alt.Header(
@@ -277,14 +276,9 @@ def _heading(panel: str | None) -> list[str]:
 
 def _title(title: str, data: pl.DataFrame, told: str) -> alt.Title:
     words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
-    known, drawn = data["panel"].unique(maintain_order=True).to_list(), drawn_panels(data)
-    left = text.listed([name.replace(BETWEEN, ", ") for name in known if name not in drawn])
-    some = (
-        f"{len(drawn)} of {len(known)} panels are drawn, not {left}; the tables are whole. "
-        "report --figure NAME --panel WORDS draws any."
-    )
-    if left and _WORDS.get() is None:
-        told = f"{told} {some}"
+    known, drawn = data["panel"].n_unique(), len(drawn_panels(data))
+    if drawn < known and _WORDS.get() is None:
+        told += f" {drawn} of {known} panels are drawn; the tables have all, and report --figure --panel draws any."
     if disturbed(data).any():
         told = f"{told} {DISTURBED}"
     if told:

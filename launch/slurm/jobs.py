@@ -69,8 +69,8 @@ class Shape:
 
     def __str__(self) -> str:
         gpus = f", {count_of(self.gpus_per_node, 'GPU')}" if self.gpus_per_node else ""
-        memory = f"{self.memory_mib_per_node / 1024:g} GiB"
-        return f"{count_of(self.nodes, 'node')} with {count_of(self.cpus_per_node, 'core')}, {memory}{gpus} each"
+        memory, each = f"{self.memory_mib_per_node / 1024:g} GiB", " each" if self.nodes > 1 else ""
+        return f"{count_of(self.nodes, 'node')} with {count_of(self.cpus_per_node, 'core')}, {memory}{gpus}{each}"
 
 
 def slurm(run: RunConfig) -> SlurmLauncher:
@@ -397,9 +397,21 @@ class JobGroup:
     @property
     def most_hours(self) -> Hours:
         """Device-hours if every job is started as often as allowed, and uses its time limit each time."""
-        run = self.runs[0].planned.run
-        devices, most_s = charged_devices(self.shape, run.site), len(self.tasks()) * most_seconds(slurm(run))
-        return Hours.of(most_s, devices=devices, gpus=bool(self.shape.gpus_per_node))
+        most_s = len(self.tasks()) * most_seconds(slurm(self.runs[0].planned.run))
+        return Hours.of(most_s, devices=self._charged, gpus=bool(self.shape.gpus_per_node))
+
+    @property
+    def _charged(self) -> int:
+        return charged_devices(self.shape, self.runs[0].planned.run.site)
+
+    def most_in_words(self) -> str:
+        """ "3.00 GPU-hours (1 job × 1 GPU × 60 min × 3 attempts)"."""
+        launcher, device = slurm(self.runs[0].planned.run), "GPU" if self.shape.gpus_per_node else "device"
+        factors = (
+            *(count_of(len(self.tasks()), "job"), count_of(self._charged, device)),
+            *(f"{launcher.time_limit_min} min", count_of(launcher.attempts, "attempt")),
+        )
+        return f"{self.most_hours} ({' × '.join(factors)})"
 
     def submission(self, tasks: list[list[str]], token: str) -> Submission:
         """The record of some of its tasks, before Slurm is asked for their jobs."""

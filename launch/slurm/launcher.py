@@ -249,7 +249,8 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
     for shape, (group, answer) in enumerate(zip(groups, answers, strict=True)):
         lengths = _lengths([len(turn.group.tasks()) for turn in turns if turn.shape == shape], cluster.longest)
         in_turn = ", in turn with the other shapes" if sum(turn.shape == shape for turn in turns) > 1 else ""
-        console.print(f"\n[bold]{_arrays(lengths)}[/]{in_turn}, each {group.shape}: at most {group.most_hours}")
+        what = f"[bold]{_arrays(lengths)}[/] of {group.shape}{in_turn}"
+        console.print(f"\n{what}: at most {group.most_in_words()}", soft_wrap=True)
         accepted = accepted and not answer.refusals
         for refusal in answer.refusals:
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
@@ -261,7 +262,7 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
     for warning in cluster.notes_on_all(groups):
         console.print(f"[yellow]note[/]: {escape(warning)}")
     most = sum((group.most_hours for group in groups), Hours())
-    console.print(f"\nat most {most} in all: time limits × launcher.attempts", highlight=False)
+    console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)
     if cluster.unknown:
         console.print(cluster.unknown, markup=False, highlight=False)
     return accepted

@@ -92,7 +92,7 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
         for turn in in_turns(groups):
             for submission in _submit_turn(sweep, turn, longest):
                 submissions.append(submission)
-                say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')}, each {turn.group.shape}")
+                say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')} of {turn.group.shape}")
     return submissions
 
 

@@ -76,7 +76,7 @@ def unknown_key(key: str, node: Any, conf: Path | None) -> str:
         if not isinstance(here, dict) or part not in here:
             break
         here = here[part]
-    valid = [str(name) for name in here] if isinstance(here, dict) else []
+    valid = [str(name) for name in here if name != "_target_"] if isinstance(here, dict) else []
     of = _having(parts[0], parts[1], conf) if len(parts) == 2 else []
     if of:
         group = node.get(parts[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from math import isfinite
 from pathlib import Path
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 
 
 WIDTH = 160
-"""Columns of output that goes to no terminal, which rich would cut to 80."""
+"""Columns of output that goes to no terminal, and where COLUMNS says nothing: rich would cut it to 80."""
 
 
 def console() -> Console:
     """Standard output."""
-    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    columns = os.environ.get("COLUMNS", "")
+    asked = columns.isascii() and columns.isdigit() and int(columns) > 0
+    return Console() if sys.stdout.isatty() else Console(width=int(columns) if asked else WIDTH)
 
 
 def say(text: str) -> None:

@@ -168,6 +168,10 @@ def chosen_by_default() -> dict[str, str]:
     }
 
 
+MOST_DEFAULTS = 12
+"""Of a key that has more, only the one that is chosen by default is printed."""
+
+
 def _as_yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -189,6 +193,10 @@ def _print_key(name: str, key: KeyHelp, chosen: str | None) -> None:
         print(f"  meaning  {text}{where}")
     print(f"  values   {key.values}")
     for text, of in key.defaults.items():
+        usual = chosen in of
+        if len(key.defaults) > MOST_DEFAULTS and not usual:
+            continue
         where = f" with {group}={','.join(of)}" if all(of) else ""
-        usual = f"; {group}={chosen} is the default" if where and chosen in of else ""
-        print(f"  default  {text}{where}{usual}")
+        print(f"  default  {text}{where}{f'; {group}={chosen} is the default' if where and usual else ''}")
+    if len(key.defaults) > MOST_DEFAULTS:
+        print(f"  default  of another {group}: `parallelbench help {name} {group}=NAME`")

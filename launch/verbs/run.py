@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launch.launcher import SubmitOptions, launcher_of, prepare_all
+from launch.launcher import SubmitOptions, launcher_of, prepare_all, states_below
 from launch.sweep import expand, one_run
 from launch.sweep.expansion import recorded
 from launch.verbs.console import console, say
 from launch.verbs.report import report
-from launch.verbs.status import require_ended
+from launch.verbs.status import disturbed_lines_of, require_ended
 from parallelbench.config.plugin import training_plugin
 from parallelbench.errors import ConfigError, choices, count_of
 from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
@@ -77,6 +77,10 @@ def submit(
         return code
     if then and not launcher.trains_here:
         launcher.queue_report(prepared, console())
+    if launcher.trains_here:
+        sweep = prepared[0].folder.path.parent
+        for line in disturbed_lines_of(sweep, states_below(sweep), extension.plugin):
+            say(line)
     say(_next_command(prepared, code))
     return code
 

@@ -6,7 +6,7 @@ import codecs
 import shlex
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -40,12 +40,34 @@ def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_js
         return overview(_states(root), launchers)
 
     if watch:
-        return watch_states(look, every=every)
+        code = watch_states(look, every=every)
+        for line in disturbed_lines_of(root, states_below(root), extension.plugin):
+            say(line)
+        return code
+    states = _states(root)
+    view = overview(states, launchers)
+    view = replace(view, notes=[*view.notes, *disturbed_lines_of(root, states, extension.plugin)])
     if as_json:
-        print_status(look())
+        print_status(view)
     else:
-        console().print(rendered(look(), every=every), crop=False)
+        console().print(rendered(view, every=every), crop=False)
     return 0
+
+
+MOST_JUDGED = 500
+"""Runs whose epochs are looked at: reading the results of each takes 4 ms at first."""
+
+
+def disturbed_lines_of(root: Path, states: Look, plugin: str | None) -> list[str]:
+    """Which finished runs others disturbed, as a report says it."""
+    if not any(state.label == "ok" for _, state in states):
+        return []
+    if len(states) > MOST_JUDGED:
+        return [f"whether others disturbed any of more than {MOST_JUDGED} runs is said by `parallelbench report`"]
+    from analysis import load  # which loads Polars
+    from analysis.comparison.exclusions import disturbed_lines
+
+    return disturbed_lines(load(root, plugin=plugin))
 
 
 def _states(root: Path) -> Look:

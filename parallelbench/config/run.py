@@ -99,7 +99,8 @@ class Sweep(Node, frozen=True, kw_only=True):
     name: Name
     """Name of the sweep's folder below `results`."""
     blocks: Annotated[list[SweepBlock], Meta(min_length=1)]
-    """The sweep is the union of its blocks."""
+    """The sweep is the union of its blocks. Each has `grid`, key → list of values, for every combination; `zip`, the
+    same, taken side by side; and `exclude`, a list of combinations to leave out."""
     repeats: Count
     """How often each configuration is measured; repeat r trains with `seed + r`."""
     order: Literal["interleaved", "listed"]

@@ -122,6 +122,8 @@ def _own_arrays(data: PreparedData, path: Path) -> Arrays:
     fix = f"write it with numpy.savez(FILE, {', '.join(f'{name}=…' for name in names)})"
     try:
         with np.load(path, allow_pickle=False) as file:
+            if lacking := [name for name in names if name not in file.files]:
+                raise ValueError(f"it lacks {', '.join(lacking)}, and holds {', '.join(file.files) or 'nothing'}")
             held = {name: file[name] for name in names}
         if empty := [name for name, array in held.items() if not array.size]:
             raise ValueError(f"nothing in {', '.join(empty)}")

@@ -194,8 +194,7 @@ def test_of_very_many_repeats_and_panels_medians_of_the_first_are_drawn(many: Ru
         ("Later epochs (median)", "ddp × 2", "median of 2", 6.5),
     ]
     assert figure.finding.endswith(
-        "\n1 of 2 panels are drawn, not First epoch; the tables are whole. "
-        "report --figure NAME --panel WORDS draws any."
+        "\n1 of 2 panels are drawn; the tables have all, and report --figure --panel draws any."
     )
     assert figure.chart.to_dict()["title"]["subtitle"] in figure.finding
     assert figure.chart.to_dict()["usermeta"] == {"omitted": 1}, "a filter that leaves nothing tells of the others"

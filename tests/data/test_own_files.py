@@ -94,7 +94,7 @@ def test_another_content_in_a_named_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"train_labels": None}, "train_labels is not a file in the archive"),
+        ({"train_labels": None}, "it lacks train_labels, and holds train_images, test_images, test_labels"),
         ({"train_labels": np.zeros(5, int)}, r"train_labels int64 \(5,\), expected int64 \(7,\)"),
         ({"train_labels": np.arange(6, 13)}, "train_labels from 6 to 12, expected 0 … 9"),
         ({"train_labels": np.zeros(7)}, "train_labels float64"),

@@ -57,6 +57,10 @@ def test_disturbed_runs_are_forgotten_and_asked_for_again(
     before, others = listing(disturbed.path), listing(calm.path)
     assert cli.main(["submit", *overrides, "--retry", "oom"]) == 0
     assert listing(disturbed.path) == before, "only by its name"
+    said = capsys.readouterr().out.count("Others disturbed 1 run of")
+    assert said == (launcher == ["launcher=local"]), "where all is over when submit returns"
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert "Others disturbed 1 run of" in capsys.readouterr().out
     cli.main(["submit", *overrides, "--retry", "oom,disturbed"])
     forgotten = tmp_path / "adhoc" / ".forgotten"
     assert f"1 earlier result moved to {forgotten}" in " ".join(capsys.readouterr().out.split())

@@ -213,6 +213,7 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
     assert "4 jobs in arrays of 2, 2 (the first is shown)" in text
     assert "#SBATCH --array=0-1%2" in text
     assert "note: the partition normal is down" in text
+    assert "at most 12.00 GPU-hours (4 jobs × 1 GPU × 60 min × 3 attempts)" in text
     assert "at most 12.00 GPU-hours in all" in text
 
 
@@ -249,8 +250,8 @@ def test_doctor_holds_a_site_against_the_cluster(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(scheduler, "estimated_start", estimated_start)
     monkeypatch.setattr(scheduler, "configuration", lambda **_: {"MaxArraySize": "1000"})
     found = dict(OnSlurm().site_findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
-    assert found["site=mine, 1 device"].endswith("1 GPU each: the cluster takes it")
-    assert "8 GPUs each, but normal has 2 nodes with 64 cores, 488 GiB, gpu:a100:4" in found["site=mine, 8 devices"]
+    assert found["site=mine, 1 device"].endswith("1 GPU: the cluster takes it")
+    assert "8 GPUs, but normal has 2 nodes with 64 cores, 488 GiB, gpu:a100:4" in found["site=mine, 8 devices"]
     monkeypatch.setattr(doctor, "all_launchers", lambda _: [OnSlurm()])
     monkeypatch.setattr(OnSlurm, "findings", lambda _: [])
     rows = dict(doctor.findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))

@@ -96,7 +96,7 @@ def test_sbatch_decides_what_the_test_leaves_open(reserved: Sweeps) -> None:
 def test_what_the_cluster_refuses_leaves_no_folder(sweeps: Sweeps) -> None:
     refused = (
         (["site.partition=normal,nowhere"], "invalid partition specified: nowhere"),
-        (["cores_per_device=9"], "1 node with 9 cores, 2.5 GiB, 1 GPU each, but normal has 2 nodes with 8 cores"),
+        (["cores_per_device=9"], "1 node with 9 cores, 2.5 GiB, 1 GPU, but normal has 2 nodes with 8 cores"),
         (["site.nodelist=n9"], "Invalid node name specified: check site.nodelist"),
         (["site.nodelist=n[1-2]"], "invalid number of nodes"),
         (["strategy=ddp", "devices=3", "nodes=3", "batch_size=33"], "3 nodes with 1 core"),

@@ -41,7 +41,7 @@ def by_epochs(sweep: Sweep, epochs: int) -> RunFolder:
 
 def in_the_middle(sweep: Sweep) -> None:
     """Submit three runs in one job, and wait until the second, which has no end of its own, trains."""
-    assert "1 task, each" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2")
+    assert "1 task of" in sweep.submit(PACKED, f"epochs=1,{ENDLESS},2")
     endless = by_epochs(sweep, ENDLESS)
     sweep.wait(endless.attempts, "the second run")
     sweep.epochs(endless.attempts()[0], at_least=1)
@@ -65,7 +65,7 @@ def test_a_packed_job_trains_bit_for_bit_like_separate_ones(fresh: Cluster, tmp_
         said = sweep.submit()
         jobs = 2 if packed == "true" else 6
         assert (len(sweep.jobs), len(sweep.runs)) == (jobs, 6), "one for each shape, and for each of its turns"
-        assert said.count("1 task, each") == jobs
+        assert said.count("1 task of") == jobs
         sweep.wait(lambda: all(run.state().state == "done" for run in sweep.runs), "six results")  # noqa: B023
         assert "started cold" not in sweep.log()
         for run in sweep.runs:
