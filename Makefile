@@ -76,7 +76,7 @@ bench: $(STAMP)  ## paired benchmarks of the suite itself; writes docs/benchmark
 
 mutants: $(STAMP)  ## which tests see a wrong number: 30 small changes of the source, each tried (hours on two cores)
 	$(BIN)/python -m tests.mutants $(ARGS)
-	$(BIN)/python -m tests.docs
 
-site: .venv-site/.installed  ## docs/ as a site in .site/; a link or an anchor that leads nowhere ends it
+site: $(STAMP) .venv-site/.installed  ## docs/ as a site in .site/; a link or an anchor that leads nowhere ends it
+	$(BIN)/python -m tests.docs  # the reference
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --clean

@@ -111,7 +111,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 _STRATEGIES_INTRO = """# Strategies: what is possible
 
-This page is generated from the strategies' own rules by `python -m tests.docs`. A cell names the device counts (of 1,
+This page is generated from the strategies' own rules by `python -m tests.docs`; [which to
+choose](choosing-a-strategy.md) is another one. A cell names the device counts (of 1,
 2, 4 and 8) at which a strategy with its default options takes a model; – means refused, for a reason below the table.
 The data set is cut down to `data.train_samples=96`, which `batch_size=96` takes as a whole, and the optimizer is Adam,
 but for what the first table says a strategy needs. Options may widen or narrow this; `parallelbench show
@@ -151,20 +152,34 @@ def strategies_page() -> str:
     for name in names:
         cells = [_possible(name, model, options, reasons) for model, options in _MODELS.items()]
         parts.append(f"| `{name}` | {' | '.join(cells)} |")
-    grouped = (reason.replace("model=…", f"model={' or '.join(dict.fromkeys(of))}") for reason, of in reasons.items())
-    parts += ["", "## Why not", "", *map(_item, grouped), "", *_updates()]
+    parts += ["", _WHY_NOT_INTRO, *_kinds(reasons), "", *_updates()]
     return "\n".join(parts)
 
 
-_UPDATES = {
-    "lr_schedule": [f"lr_schedule={name}" for name in group_choices()["lr_schedule"] if name != "constant"],
-    "clip_norm": ["clip_norm=1.0"],
-    "loss": [
-        *(f"loss={name}" for name in group_choices()["loss"] if name != "cross_entropy"),
-        "loss.label_smoothing=0.1",
-    ],
-    "metric": ["metric=top5"],
-}
+_WHY_NOT_INTRO = """## Why not
+
+A line for each kind of reason: who refuses, and one of the messages.
+"""
+
+
+def _kinds(reasons: Mapping[str, list[str]]) -> Iterator[str]:
+    """Messages → who says so: one line for those that differ in values only."""
+    kinds: dict[str, tuple[str, list[str]]] = {}
+    for message, strategies in reasons.items():
+        words = re.sub(r"\([^)]*\)|=[\w.]+", "", message.partition(": ")[0])
+        words = re.sub(r"\d+ \w+?s?\b|\d+", "…", words)  # 1 layer, 4 layers
+        kinds.setdefault(words, (message, []))[1].extend(strategies)
+    for message, strategies in kinds.values():
+        yield _item(f"{', '.join(f'`{name}`' for name in dict.fromkeys(strategies))}: {message}")
+
+
+_UPDATES = (
+    *(f"lr_schedule={name}" for name in group_choices()["lr_schedule"] if name != "constant"),
+    "clip_norm=1.0",
+    *(f"loss={name}" for name in group_choices()["loss"] if name != "cross_entropy"),
+    "loss.label_smoothing=0.1",
+    "metric=top5",
+)
 _UPDATES_INTRO = """## Schedules, clipping, losses, metrics
 
 Which strategies, with their default options, take which of these; `lr_schedule=constant`, `clip_norm=null`,
@@ -174,21 +189,19 @@ Which strategies, with their default options, take which of these; `lr_schedule=
 
 def _updates() -> Iterator[str]:
     """A table of what changes updates: who takes it, and below it why others don't."""
-    options = [option for each in _UPDATES.values() for option in each]
-    reasons: dict[tuple[str, str], str] = {}
+    reasons: dict[str, list[str]] = {}
     rows = []
     for name in group_choices()["strategy"]:
         (model, devices), cells = model_and_devices(name), []
-        for key, each in _UPDATES.items():
-            for option in each:
-                error = _refusal(_configured(name, model, [*_MODELS[model], option]), devices)
-                cells.append("–" if error else "yes")
-                if error:
-                    reasons.setdefault((name, key), f"`{name}`: {error.splitlines()[0]}")
+        for option in _UPDATES:
+            error = _refusal(_configured(name, model, [*_MODELS[model], option]), devices)
+            cells.append("–" if error else "yes")
+            if error:
+                reasons.setdefault(error.splitlines()[0], []).append(name)
         rows.append((f"`{name}`", *cells))
     yield _UPDATES_INTRO
-    yield _table(("strategy", *(f"`{option}`" for option in options)), rows)
-    yield from map(_item, reasons.values())
+    yield _table(("strategy", *(f"`{option}`" for option in _UPDATES)), rows)
+    yield from _kinds(reasons)
     yield ""
 
 
@@ -221,14 +234,14 @@ def _configured(strategy: str, model: str, options: list[str]) -> RunConfig:
 
 
 def _possible(strategy: str, model: str, options: list[str], reasons: dict[str, list[str]]) -> str:
-    """A cell of the table; `reasons`: why not → the models of which that is said."""
+    """A cell of the table; `reasons`: why not → the strategies that say so."""
     run, possible = _configured(strategy, model, options), []
     for devices in _DEVICES:
         if not (error := _refusal(run, devices)):
             possible.append(str(devices))
         elif devices > 1 and strategy != "single":
             for line in error.splitlines():
-                reasons.setdefault(f"`{strategy}`: {line}".replace(f"model={model}", "model=…"), []).append(model)
+                reasons.setdefault(line, []).append(strategy)
     return ", ".join(possible) or "–"
 
 
@@ -243,14 +256,15 @@ def _summary(name: str) -> str:
     return (inspect.getdoc(strategy) or "").split("\n\n")[0].replace("\n", " ")
 
 
-_RELIABILITY_INTRO = """# Reliability: what is survived
+_RELIABILITY_INTRO = """# Reliability: what is survived, and what numbers were held against
 
 This page is generated from the tests by `python -m tests.docs`. Each line is a test that injects the fault, on a real
 Slurm cluster or with real processes, and asserts the outcome. `make test-slurm` runs those in `tests/slurm/`,
 `make test` the others.
 """
 _KINDS = Path(__file__).with_name("kinds_of_faults.md")
-"""Written by hand."""
+EVIDENCE = Path(__file__).with_name("evidence.md")
+"""Written by hand, as is `_KINDS`."""
 _AREAS = ("numbers", "submission", "lifecycle", "workers", "storage and input")
 
 
@@ -258,7 +272,7 @@ def reliability_page() -> str:
     """docs/reliability.md."""
     found = list(faults())
     assert {fault.area for fault in found} <= set(_AREAS), f"areas: {_AREAS}"
-    parts = [_RELIABILITY_INTRO, _KINDS.read_text()]
+    parts = [_RELIABILITY_INTRO, _KINDS.read_text(), EVIDENCE.read_text()]
     for area in _AREAS:
         parts.append(
             f"## {area.capitalize()}\n\n| fault | how it is injected | what comes of it | test |\n|---|---|---|---|"
@@ -340,6 +354,27 @@ def _argument(action: argparse.Action) -> str:
     return " ".join(filter(None, [*action.option_strings[:1], str(value)]))
 
 
+_OPTIONS_INTRO = """# Options: every key of a run
+
+This page is generated from the keys' own declarations by `python -m tests.docs`. `parallelbench help KEY` prints the
+same of one key, of your own components too.
+"""
+
+
+def options_page() -> str:
+    """docs/options.md."""
+    rows = []
+    for key, about in sorted(keys(NOTHING).items()):
+        if key.endswith(".name"):  # the choice itself
+            continue
+        meanings, defaults = (
+            "; ".join(f"{words} ({', '.join(of)})" if any(of) else words for words, of in each.items())
+            for each in (about.meanings, about.defaults)
+        )
+        rows.append((f"`{key}`", meanings.replace("\n", " "), about.values, defaults))
+    return _OPTIONS_INTRO + "\n" + _table(("key", "what it means", "values", "default"), rows)
+
+
 def known_words() -> str:
     """launch/verbs/completion/known.json: what shells offer at TAB, where nothing can be loaded that knows it."""
     own = {key: about for key, about in keys(NOTHING).items() if key == "sweep.name" or not key.endswith(".name")}
@@ -363,10 +398,11 @@ def _json_lines(content: Mapping[str, object]) -> str:
     return ",\n".join(f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value)}" for key, value in content.items())
 
 
-PAGES = {"reliability.md": reliability_page, "results.md": results_page, "strategies.md": strategies_page}
-PAGES |= {"commands.md": commands_page}
-PAGES |= {"seed-figures.md": published_figures.page, "../launch/verbs/completion/known.json": known_words}
+PAGES = {"results.md": results_page, "strategies.md": strategies_page, "commands.md": commands_page}
+PAGES |= {"../launch/verbs/completion/known.json": known_words}
+SITE_PAGES = {"options.md": options_page, "reliability.md": reliability_page, "seed-figures.md": published_figures.page}
+"""Pages that only `make site` has: nobody keeps them."""
 
 if __name__ == "__main__":
-    for name, page in PAGES.items():
+    for name, page in (PAGES | SITE_PAGES).items():
         (DOCS / name).write_text(page())

@@ -4,7 +4,7 @@
 
 changes one place after another where it stands (so nothing may be uncommitted), runs the test files that import the
 module, the nearest first, up to the first failure, and puts the place back. It writes what it found to
-`tests/mutants.json`, which `make docs` shows; numbers choose some of the draw, and keep the others' results. Libraries
+`tests/mutants.json`, which `make site` shows; numbers choose some of the draw, and keep the others' results. Libraries
 that mutate (mutmut, cosmic-ray) try every place with one command for all: days, here.
 """
 

@@ -15,12 +15,13 @@ from launch.sweep.compose import group_choices
 from launch.sweep.extension import extension
 from launch.verbs.completion import known
 from parallelbench import cli
+from tests.docs import SITE_PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")) if path.name not in SITE_PAGES]
 OWN_WORDS = ("mine", "wide", "shapes", "local_sgd", "sizes", "NAME", "<", "…")
 """Beginnings of choices that a page has the reader make."""
 

@@ -49,7 +49,7 @@ def test_what_draws_them_exists() -> None:
 def test_each_picture_of_the_page_is_there_current_and_small() -> None:
     stale = pictures.not_current()
     assert not stale, "run `python -m tests.published_pictures RESULTS`"
-    page = (ROOT / "docs" / "seed-figures.md").read_text(encoding="utf-8")
+    page = published.page()
     named = set(re.findall(r"!\[made-up numbers: [^\]]+\]\(([^)]+)\)", page))
     assert {f"{published.FOLDER}/{path.name}" for path in pictures.PICTURES.glob("*.png")} == named
     for name, picture in published.pictures().items():
@@ -63,7 +63,7 @@ def test_each_picture_of_the_page_is_there_current_and_small() -> None:
 
 
 def test_each_table_of_the_page_is_there_and_whole() -> None:
-    page = (ROOT / "docs" / "seed-figures.md").read_text(encoding="utf-8")
+    page = published.page()
     assert {path.name for path in published.TABLES.glob("*.md")} == published.tables().keys()
     for name, table in published.tables().items():
         assert (ROOT / "conf" / "sweep" / f"{table.sweep}.yaml").is_file()
