@@ -154,7 +154,12 @@ class AsksForMuch(Wrong, frozen=True, kw_only=True):
 
 def wrong(fault: Any, *overrides: str, kind: type = Wrong) -> RunConfig:
     """A run on two devices whose strategy has this fault."""
-    run = configure(*DATA, f"strategy={'model_parallel' if kind is WrongStages else 'ddp'}", "devices=2", *overrides)
+    strategy = f"strategy={'model_parallel' if kind is WrongStages else 'ddp'}"
+    return with_fault(configure(*DATA, strategy, "devices=2", *overrides), fault, kind)
+
+
+def with_fault(run: RunConfig, fault: Any, kind: type) -> RunConfig:
+    """The same run, whose strategy has this fault."""
     options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
     return msgspec.structs.replace(run, strategy=kind(fault=fault.__name__, **options))
 

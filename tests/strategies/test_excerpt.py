@@ -28,7 +28,7 @@ from parallelbench.training.torch_session import Session, build_loader, build_mo
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure
-from tests.test_parity_gate import IdleStage, SameShard, UnsummedGradients
+from tests.test_parity_gate import Wrong, WrongStages, idle_stage, same_shard, unsummed_gradients, with_fault
 
 DATA = ("data=tokens", "data.sequence=192", "data.train_samples=96", "data.test_samples=40", "data.vocabulary=500")
 LARGE = ("model=gpt_tiny", "model.sequence=256", "model.vocabulary=512", "model.layers=6")
@@ -238,16 +238,17 @@ def test_right_strategies_pass(layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases("UnsummedGradients")
-@pytest.mark.parametrize("wrong", [UnsummedGradients, SameShard, IdleStage])
+@pytest.mark.slow
+@pytest.mark.cases("unsummed_gradients-Wrong")
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(unsummed_gradients, Wrong), (same_shard, Wrong), (idle_stage, WrongStages)]
+)
 @pytest.mark.usefixtures("nothing_is_small")
-def test_a_wrong_strategy_is_caught(wrong: type, tmp_path: Path) -> None:
-    base = "ddp" if issubclass(wrong, (UnsummedGradients, SameShard)) else "model_parallel"
-    run = configure(*DATA, *LARGE, f"strategy={base}", "devices=2", "batch_size=48")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    part = part_of(run)  # a strategy of one's own is checked with the whole
-    part = part._replace(run=msgspec.structs.replace(part.run, strategy=wrong(**options)))
-    assert not passed(run, tmp_path, part)
+def test_a_wrong_strategy_is_caught(fault: Any, kind: type, tmp_path: Path) -> None:
+    base = "model_parallel" if kind is WrongStages else "ddp"
+    part = part_of(run := configure(*DATA, *LARGE, f"strategy={base}", "devices=2", "batch_size=48"))
+    # A strategy of one's own is checked with the whole.
+    assert not passed(run, tmp_path, part._replace(run=with_fault(part.run, fault, kind)))
 
 
 @pytest.mark.slow
