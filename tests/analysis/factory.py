@@ -4,7 +4,9 @@ left.
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -367,3 +369,13 @@ def _parity(keys: dict[str, Any], step: int, *, passed: bool) -> dict[str, Any]:
         "tolerance": 1e-4,
         "passed": passed,
     }
+
+
+def words_of(page: str) -> str:
+    """What a reader of the page sees: without markup, of which code is some."""
+    return html.unescape(re.sub("<[^>]*>", "", page))
+
+
+def as_words(line: str) -> str:
+    """The same of a line as the terminal prints it."""
+    return line.replace("`", "")
