@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 import yaml
 from hypothesis import assume, given
@@ -68,30 +69,10 @@ def by_name(runs: Runs) -> dict[str, Judgement]:
     return {finding.claim.name: finding for finding in judge_all(runs)}
 
 
-@pytest.mark.cases("1.5-refuted")
-@pytest.mark.parametrize(("effect", "said"), [(0.6, "reproduced"), (1.5, "refuted"), (1.0, "refuted")])
-def test_a_planted_effect_decides(tmp_path: Path, effect: float, said: str) -> None:
-    finding = judge(two_devices(tmp_path, tuple(effect * w for w in WOBBLE)), claim(), seed="000")
-    assert finding.verdict == said
-    (case,) = finding.cases
-    assert case.low is not None
-    assert case.high is not None
-    assert case.low <= case.median <= case.high
-    assert case.median == pytest.approx(effect, rel=0.01)
-    assert case.step == "devices 1 → 2"
-    assert len(case.runs) == 12
-
-
-@pytest.mark.exhaustive
-def test_noise_decides_nothing_and_says_what_would(tmp_path: Path) -> None:
-    finding = judge(two_devices(tmp_path, NOISE), claim(), seed="000")
-    assert finding.verdict == "inconclusive"
-    assert "the interval holds 0.98" in finding.why
-
-
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_few_repeats_decide_nothing_however_large_the_effect(tmp_path: Path, n: int) -> None:
-    finding = judge(two_devices(tmp_path, (0.52,) * n), claim(), seed="000")
+@pytest.mark.parametrize("n", [1, 5])
+def test_few_repeats_decide_nothing_however_large_the_effect(usual: Runs, n: int) -> None:
+    few = usual.only(set(usual.run.filter(pl.col("repeat") < n)["run_id"]))
+    finding = judge(few, claim(), seed="000")
     assert finding.verdict == "inconclusive"
     assert f"{n} repeat" in finding.why
     assert "sweep.repeats=6" in finding.why
@@ -107,10 +88,7 @@ def test_pairs_are_by_repeat(tmp_path: Path) -> None:
     assert "needs runs of the same work with at least two levels of devices; 6 repeats each" in finding.why
 
 
-@pytest.mark.cases("changes3")
-@pytest.mark.parametrize(
-    "changes", [{"batch_size": 64}, {"precision": "bf16"}, {"epochs": 4}, {"optimizer": "adam"}, {"model": "mlp"}]
-)
+@pytest.mark.parametrize("changes", [{"batch_size": 64}, {"optimizer": "adam"}])
 def test_unlike_work_is_never_compared(tmp_path: Path, changes: dict[str, Any]) -> None:
     data = {"data": {"name": "digits", "image_size": 32}}  # which the mlp takes, too
     for repeat in REPEATS:
@@ -138,17 +116,6 @@ def test_invalid_timing_decides_nothing(tmp_path: Path, reason: str) -> None:
     learned = judge(runs, claim(metric="final_test_accuracy", expect={"between": [0.9, 1.1]}), seed="000")
     timing_only = reason in ("oversubscribed", "packed")
     assert learned.verdict == ("reproduced" if timing_only else "inconclusive")
-
-
-@pytest.mark.exhaustive
-def test_what_the_runs_warn_of_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    two_devices(tmp_path, (0.6,) * 6)
-    published(config(tmp_path, repeat=6), steady(10.0, warnings="the machine was busy"))
-    published(config(tmp_path, repeat=6, strategy="ddp", devices=2), steady(6.0))
-    finding = judge(load(tmp_path), claim(), seed="000")
-    assert finding.cases[0].warnings == ("the machine was busy",)
-    main(["claims", str(tmp_path)])
-    assert "the machine was busy" in capsys.readouterr().out
 
 
 @pytest.mark.exhaustive
@@ -239,16 +206,17 @@ def test_another_scaling_refutes_the_published_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_epochs_are_compared_within_a_run(tmp_path: Path) -> None:
-    runs = two_devices(tmp_path, (0.6,) * 6)
+def test_epochs_are_compared_within_a_run(usual: Runs) -> None:
     first = judge(
-        runs, claim(metric="slowest_epoch_time_s", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": 2}}]), seed="0"
+        usual, claim(metric="slowest_epoch_time_s", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": 2}}]), seed="0"
     )
-    assert {(round(case.median, 6), case.step) for case in first.cases} == {(0.333333, "epoch 1 → epoch 2")}
+    medians = ((12 * 13) ** 0.5 / 20, (12 * 0.99 * 13 * 1.02) ** 0.5 / 1.6 / 20)
+    assert sorted(case.median for case in first.cases) == pytest.approx(sorted(medians))
+    assert {case.step for case in first.cases} == {"epoch 1 → epoch 2"}
     last = judge(
-        runs, claim(metric="train_loss", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": "last"}}]), seed="0"
+        usual, claim(metric="train_loss", contrasts=[{"from": {"epoch": 1}, "to": {"epoch": "last"}}]), seed="0"
     )
-    assert {round(case.median, 6) for case in last.cases} == {0.333333}  # 2 ÷ 3 epochs against 2 ÷ 1
+    assert {case.median for case in last.cases} == {0.25}  # 2 ÷ 4 epochs against 2 ÷ 1
     assert last.verdict == "reproduced"
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from analysis import load
 from analysis.claims import judge, judge_all
-from analysis.claims.table import expected
-from analysis.claims.verdict import APART, decide
+from analysis.claims.verdict import decide
 from tests.analysis.factory import Fake, config, published
-from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady, two_devices
+from tests.analysis.made_up import in_environments, later
+from tests.analysis.test_claims import REPEATS, claim, steady, two_devices
+
+if TYPE_CHECKING:
+    from analysis.runs.reader import Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
-
-REMEDY = "measure both in one environment (`parallelbench submit "
 
 ACCURACY: dict[str, Any] = {"metric": "final_test_accuracy", "expect": {"above": 0.9}}
 
@@ -27,71 +27,13 @@ def reached(at: int, *, of: float = 0.96) -> Fake:
     return Fake(test_accuracy=lambda epoch: of if epoch >= at else 0.5)
 
 
-def in_environments(root: Path, one: dict[str, Any], other: dict[str, Any], *, later_s: float = 0.0) -> Any:
-    """single × 1 and ddp × 2, twice as fast, in these environments."""
-    alike = json.loads(Fake.environment)
-    for repeat in REPEATS:
-        fake = steady(10.0, environment=json.dumps(alike | one))
-        published(config(root, repeat=repeat), fake)
-        fake = steady(5.0, environment=json.dumps(alike | other), started_at=Fake.started_at + later_s)
-        published(config(root, repeat=repeat, strategy="ddp", devices=2), fake)
-    return load(root)
-
-
-def test_fewer_samples_are_not_less_time(tmp_path: Path) -> None:
-    """Of 1,442 digits, batches of 128 take 1,408 and those of 256 take 1,280."""
-    runs = two_devices(tmp_path, tuple(1280 / 1408 * w for w in WOBBLE), scaling="weak")
-    finding = judge(runs, claim(), seed="0")
-    assert (finding.verdict, finding.why) == (
-        "inconclusive",
-        "epochs hold 1,280 and 1,408 samples: compare samples per second",
-    )
-
-
-@pytest.mark.parametrize(
-    ("differs", "why", "told"),
-    [
-        (
-            {"packages": {"torch": "1.12.0"}},
-            f"the sides differ in packages.torch: 2.15.0 and 1.12.0; {REMEDY}",
-            (),
-        ),
-        ({"cpu": "another"}, f"the sides differ in cpu: null and another; {REMEDY}", ()),
-        (
-            {"host": "there", "git": {"commit": "4"}},
-            "",
-            ("the compared runs differ in git.commit: 0123abc and 4, git.dirty: false and null, host: here and there",),
-        ),
-        # torchrun sets it for several processes; it says what happens after an error.
-        ({"variables": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}}, "", ()),
-        ({"threads": 2}, f"the sides differ in threads: null and 2; {REMEDY}", ()),
-    ],
-)
-def test_unlike_environments_decide_nothing_about_time(
-    tmp_path: Path, differs: dict[str, Any], why: str, told: tuple[str, ...]
-) -> None:
-    finding = judge(in_environments(tmp_path, {}, differs), claim(), seed="0")
-    assert finding.verdict == ("inconclusive" if why else "reproduced")
-    assert finding.why.startswith(why)
-    assert bool(finding.why) == bool(why)
-    assert finding.cases[0].warnings == told
-
-
-def test_what_is_learned_in_unlike_environments_is_reported(tmp_path: Path) -> None:
-    runs = in_environments(tmp_path, {}, {"packages": {"torch": "1.12.0"}}, later_s=1e6)
+def test_what_is_learned_in_unlike_environments_is_reported(usual: Runs) -> None:
+    runs = later(in_environments(usual, {}, {"packages.torch": "1.12.0"}), 1e6)
     (case,) = judge(runs, claim(**ACCURACY), seed="0").cases
     assert (case.verdict, case.warnings) == (
         "reproduced",
         ("the compared runs differ in packages.torch: 2.15.0 and 1.12.0",),
     )
-
-
-def test_sides_that_were_measured_one_after_the_other_are_told(tmp_path: Path) -> None:
-    (case,) = judge(in_environments(tmp_path, {}, {}, later_s=1e6), claim(), seed="0").cases
-    assert (case.verdict, case.low, case.lacks) == ("inconclusive", None, APART)
-    assert len(case.warnings) == 1
-    assert "measured apart" in case.warnings[0]
-    assert "measure both in turn (`parallelbench submit " in case.warnings[0]
 
 
 @pytest.mark.parametrize(("missing", "why"), [(0, ""), (2, "2 of 8 repeats never reach 0.6")])
@@ -155,19 +97,6 @@ def test_a_small_effect_in_the_claimed_direction_does_not_refute(effect: float, 
         assert decide(values, (values[0] - 1e-3, values[0] + 1e-3), expect) == (said, why)
 
 
-@pytest.mark.parametrize(
-    ("expect", "said"),
-    [
-        ({"above": 1, "by": 0.02}, "ratio above 1.020 (refuted up to 1.000)"),
-        ({"below": 1, "by": 0.02}, "ratio below 0.980 (refuted from 1.000)"),
-        ({"above": 0.9}, "ratio above 0.900"),
-        ({"between": [1, 2]}, "ratio between 1.000 and 2.000"),
-    ],
-)
-def test_what_is_expected_says_what_would_refute(expect: dict[str, Any], said: str) -> None:
-    assert expected(claim(expect=expect)) == f"steady_epoch_time_s, {said}"
-
-
 def test_an_epoch_is_not_compared_with_itself(tmp_path: Path) -> None:
     """The last of one epoch is the first."""
     for epochs in (1, 3):
@@ -188,21 +117,11 @@ def test_epochs_that_are_not_contrasted_are_equal(tmp_path: Path) -> None:
     assert (case.verdict, case.step) == ("reproduced", "devices 1 → 2, by epoch 1 → epoch 2")
 
 
-def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(tmp_path: Path) -> None:
-    runs = two_devices(tmp_path, (0.6,) * 6)
-    (case,) = judge(runs, claim(metric="slowest_epoch_time_s", epoch=2, also="total_time_s"), seed="0").cases
+def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(usual: Runs) -> None:
+    (case,) = judge(usual, claim(metric="slowest_epoch_time_s", epoch=2, also="total_time_s"), seed="0").cases
     assert case.also is not None
-    (case,) = judge(runs, claim(metric="steps_to_accuracy", target=0.7, also="total_time_s"), seed="0").cases
+    (case,) = judge(usual, claim(metric="steps_to_accuracy", target=0.7, also="total_time_s"), seed="0").cases
     assert case.also is not None
-
-
-def test_a_target_that_no_run_reaches_is_named_instead_of_runs_that_are_there(tmp_path: Path) -> None:
-    runs = two_devices(tmp_path, (0.6,) * 6)
-    for contrast in ({"rising": "devices"}, {"from": {"devices": 1}, "to": {"devices": 2}}):
-        finding = judge(runs, claim(metric="time_to_accuracy_s", target=0.99, contrasts=[contrast]), seed="0")
-        assert finding.why == "no repeat reaches 0.99 on both sides: train more epochs, or choose another optimizer"
-    other = claim(metric="time_to_accuracy_s", target=0.99, where={"model": "vit"})
-    assert "needs runs of the same work model=vit" in judge(runs, other, seed="0").why, "of others nobody knows"
 
 
 @pytest.mark.parametrize(

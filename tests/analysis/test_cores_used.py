@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 from analysis import load
 from analysis.metrics import beyond_own_cores
 from tests.analysis.factory import Fake, config, published
-from tests.analysis.test_machine import in_all, sides, verdict_of
+from tests.analysis.made_up import IN_TWO, altered
+from tests.analysis.test_machine import in_all, verdict_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from analysis.runs.reader import Runs
 
 
 def found(root: Path, fake: Fake, **changes: Any) -> list[tuple[float, float]]:
@@ -63,14 +67,10 @@ def test_the_host_threads_of_a_gpu_are_not_counted(tmp_path: Path) -> None:
     assert not found(tmp_path, gpu, device="cuda")
 
 
-@pytest.mark.exhaustive
 @pytest.mark.slow
-def test_more_cores_than_its_devices_decide_nothing(tmp_path: Path) -> None:
-    def two_cores(epoch: int, rank: int) -> float:
-        return 10.0 if rank == 1 else 4.0
-
-    honest = sides(tmp_path / "honest", {}, {"cpu_time_s": lambda epoch, rank: 4.9})
-    assert verdict_of(honest) == "faster"
-    runs = sides(tmp_path / "more", {}, {"cpu_time_s": two_cores})
+def test_more_cores_than_its_devices_decide_nothing(usual: Runs) -> None:
+    own, another = pl.col("epoch_time_s"), pl.when(IN_TWO & (pl.col("rank") == 1)).then(2.0).otherwise(0.9)
+    assert verdict_of(altered(usual, cpu_time_s=0.9 * own)) == "faster"
+    runs = altered(usual, cpu_time_s=another * own)
     assert in_all(runs, "a rank used more cores than its devices: 2.00 cores of 1") == [True] * 3
     assert verdict_of(runs) == "not comparable"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -28,13 +25,13 @@ from analysis.comparison.counterparts import (
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.report.notes import warnings
-from analysis.runs.published import LOADED
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.compared import UNIT_ROUNDOFF
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
 from tests.analysis.factory import Fake, config, published
+from tests.analysis.made_up import IN_TWO, SPEED_UP, SWEEPS, WOBBLE, altered, in_environments, slower
 from tests.strategies.training import configure, shard_loader
 
 if TYPE_CHECKING:
@@ -66,16 +63,14 @@ def six_seconds(**changes: Any) -> Fake:
     return Fake(epoch_time_s=lambda epoch, rank: 6.0 + epoch / 100, **changes)
 
 
-@pytest.mark.exhaustive
-def test_equal_losses_pass_and_others_exclude_a_run_everywhere(tmp_path: Path) -> None:
-    same = two_sides(tmp_path / "same", six_seconds())
-    assert of_ddp(same)["excess"] == 0.0
-    assert excluded(same).is_empty()
-    unlike = two_sides(tmp_path / "unlike", six_seconds(train_loss=lambda epoch: 2.0 / epoch + 0.01))
+def test_equal_losses_pass_and_others_exclude_a_run_everywhere(usual: Runs) -> None:
+    assert of_ddp(usual)["excess"] == 0.0
+    assert excluded(usual).is_empty()
+    unlike = altered(usual, "epochs", train_loss=pl.col("train_loss") + pl.when(IN_TWO).then(0.01).otherwise(0.0))
     gone = excluded(unlike)
-    assert gone["exclusion"].to_list() == [Exclusion.UNLIKE_ONE_DEVICE.value] * 2
+    assert gone["exclusion"].to_list() == [Exclusion.UNLIKE_ONE_DEVICE.value] * 6
     assert "2.01" in gone["exclusion_detail"][0]
-    assert format_exclusions(unlike) == ["ddp × 2: 2 of 2 runs do not count (2 unlike one device)."]
+    assert format_exclusions(unlike) == ["ddp × 2: 6 of 6 runs do not count (6 unlike one device)."]
     assert summary(unlike).filter(pl.col("strategy") == "ddp")["speed_up"].to_list() == [None]
     with pytest.raises(ConfigError):
         by(unlike, "strategy", "single", "ddp")
@@ -83,12 +78,12 @@ def test_equal_losses_pass_and_others_exclude_a_run_everywhere(tmp_path: Path) -
         compare(unlike, unlike.only(set(gone["run_id"])))
 
 
-def test_the_difference_may_be_as_large_as_rounding_explains(tmp_path: Path) -> None:
+def test_the_difference_may_be_as_large_as_rounding_explains(usual: Runs, tmp_path: Path) -> None:
     steps = config(tmp_path).steps_per_epoch
     limit = SPREAD * UNIT_ROUNDOFF["fp32"] * math.exp(GROWTH_PER_STEP * (steps + 1))  # it comes after the update
-    for share, excluded_runs in ((0.9, 0), (1.1, 2)):
-        root = tmp_path / f"{share}"
-        runs = two_sides(root, six_seconds(test_loss=lambda epoch, share=share: 2.2 / epoch * (1 + share * limit)))
+    for share, excluded_runs in ((0.9, 0), (1.1, 6)):
+        off = pl.when(IN_TWO).then(1 + share * limit).otherwise(1.0)
+        runs = altered(usual, "epochs", test_loss=pl.col("test_loss") * off)
         assert of_ddp(runs)["excess"] == pytest.approx(share, rel=1e-3)
         assert excluded(runs).height == excluded_runs
 
@@ -129,11 +124,11 @@ def test_a_run_that_failed_is_no_counterpart(tmp_path: Path) -> None:
     assert of_ddp(load(tmp_path))["unchecked"] == NO_COUNTERPART
 
 
-@pytest.mark.parametrize(("time_s", "believed"), [(5.2, True), (4.9, True), (4.6, False), (1.96, False)])
-def test_more_than_the_ideal_speed_up_is_not_believed(tmp_path: Path, time_s: float, believed: bool) -> None:
-    runs = two_sides(tmp_path, Fake(epoch_time_s=lambda epoch, rank: time_s), repeats=3)
+@pytest.mark.parametrize(("speed_up", "believed"), [(2.04, True), (2.17, False)])
+def test_more_than_the_ideal_speed_up_is_not_believed(usual: Runs, speed_up: float, believed: bool) -> None:
+    runs = slower(usual, *(SPEED_UP / speed_up / wobble for wobble in WOBBLE))
     row = summary(runs).filter(pl.col("strategy") == "ddp").row(0, named=True)
-    assert (row["speed_up"] is not None) == believed
+    assert row["speed_up"] == (pytest.approx(speed_up) if believed else None)
     if not believed:
         assert row["verdict"] == "not comparable"
         with pytest.raises(ConfigError, match="times as fast as 1 device"):
@@ -155,14 +150,10 @@ class Losses(NamedTuple):
     ("across", "differs", "refused"), [("host", False, True), ("python", False, True), ("python", True, False)]
 )
 def test_a_key_that_differs_nowhere_makes_no_speed_up_believed(
-    tmp_path: Path, across: str, differs: bool, refused: bool
+    usual: Runs, across: str, differs: bool, refused: bool
 ) -> None:
     """A user may name any key in --across; only what differs can explain the speed-up."""
-    runs = two_sides(tmp_path, Fake(epoch_time_s=lambda epoch, rank: 1.96), repeats=3)
-    whole = json.loads(Fake.environment)
-    texts = {"single": json.dumps(whole), "ddp": json.dumps(whole | ({"python": "another"} if differs else {}))}
-    run = runs.run.with_columns(environment_json=pl.col("strategy").replace_strict(texts))
-    runs = replace(runs, tables={**{name: runs.tables[name] for name in LOADED}, "run": run})
+    runs = in_environments(SWEEPS["too fast"].alter(usual), {}, {"python": "another"} if differs else {})
     asked = ("configuration", "single × 1", "ddp × 2")
     if not refused:
         assert by(runs, *asked, across=[across]).rows[0].verdict is SpeedVerdict.FASTER
@@ -231,9 +222,11 @@ def digits(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("model", "optimizer", "precision"),
     [
-        *itertools.product(["mlp"], ["sgd", "adam", "adagrad"], ["fp32", "bf16", "fp64"]),
+        *(("mlp", "sgd", each) for each in ("bf16", "fp64")),
+        *(("mlp", "adam", each) for each in ("fp32", "fp64")),
+        *(("mlp", "adagrad", each) for each in ("fp32", "bf16")),
         # A larger one with each optimizer and in each precision.
-        *zip(["cnn_small"] * 3, ["sgd", "adam", "adagrad"], ["fp32", "bf16", "fp64"], strict=True),
+        *(("cnn_small", *each) for each in (("sgd", "fp32"), ("adam", "bf16"), ("adagrad", "fp64"))),
     ],
 )
 @pytest.mark.cases("mlp-sgd-*", "mlp-adam-fp32")

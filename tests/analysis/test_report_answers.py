@@ -11,14 +11,12 @@ import pytest
 from analysis import load
 from analysis.claims import judge
 from analysis.comparison.configurations import facts
-from analysis.comparison.exclusions import disturbed_lines
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import notes
 from analysis.report.claims import MOST_ROWS, by_publication, shown, summed_up, table
 from analysis.report.page import matrix
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
-from tests.analysis.test_machine import lost, sides
 
 
 def plant(root: Path, times: dict[tuple[str, int], float], **work: Any) -> None:
@@ -47,9 +45,6 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path) -> None:
     told = notes.headline(load(tmp_path))
     assert told[0] == "Beside one device, over 2 kinds of work and 3 configurations: 2 faster, 1 slower."
     assert [line.partition(" (")[0] for line in told[1:3]] == ["ddp × 4", "ddp × 2"]
-    runs = sides(tmp_path, {}, {"others_time_s": lost(0.48, {2, 3})}, batch_size=32)
-    (disturbed,) = disturbed_lines(runs)
-    assert disturbed in notes.headline(runs), "also where configurations are counted"
 
 
 def test_epochs_sort_as_numbers(tmp_path: Path) -> None:
