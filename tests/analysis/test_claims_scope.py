@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 from msgspec import structs
 
-import analysis.claims
 from analysis import load
-from analysis.claims import judge, judge_all, publications
+from analysis.claims import judge, judge_all
 from analysis.claims.verdict import decide
-from launch.sweep.compose import group_choices
-from parallelbench.cli import main
 from tests.analysis.factory import MIB, Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
 from tests.launch.plans import plan
@@ -114,38 +110,6 @@ def test_under_noise_a_quiet_machine_comes_before_more_repeats(values: tuple[flo
     assert ("measure on a quiet machine first, as repeats lie between 0.7 and 1.3" in lacks) == timed
     _, lacks = decide(values, (0.9, 1.1), claim().expect, after=lambda more: None)
     assert "quiet" not in lacks, "steps and losses are as they are on any machine"
-
-
-@pytest.mark.exhaustive
-def test_the_demo_decides_nothing_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for planned in plan("demo"):
-        for repeat in range(4):
-            published(structs.replace(planned.run, results=str(tmp_path), repeat=repeat, epochs=2))
-    assert main(["claims", str(tmp_path)]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert " claims: none is decided, as " in out[:40]
-    assert "no comparison of these runs is a publication's own, and those that are like one have 4 of 6 repeats." in out
-    assert "`parallelbench submit sweep=asu_data_parallel_small` tries some of them, as do " in out
-    assert len(out) < 450
-
-
-@pytest.mark.exhaustive
-def test_what_is_measured_elsewhere_has_a_table_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plant(tmp_path, 1.5, gpu=False)
-    assert main(["claims", str(tmp_path)]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "Measured elsewhere: these runs are not the publications', so they decide nothing." in out
-    assert "0 reproduced, 0 refuted" in out
-    assert "elsewhere, with model=cnn_small data=digits device_type=cpu (demo)" in out.replace("\n", " ")
-
-
-def test_each_claim_of_the_publications_says_what_it_depends_on_and_has_a_twin_to_try() -> None:
-    folder = Path(analysis.claims.__file__).parent
-    for path in folder.glob("*.yaml"):
-        for plain in yaml.safe_load(path.read_text())["claims"]:
-            assert "scope" in plain, plain["name"]
-    sweeps = {sweep for publication in publications() for each in publication.claims for sweep in each.sweeps}
-    assert {f"{sweep}_small" for sweep in sweeps} <= set(group_choices()["sweep"])
 
 
 PARAMETERS = {"logistic_regression": 30730, "cnn": 10**5, "vit": 10**6, "resnet50": 10**7}

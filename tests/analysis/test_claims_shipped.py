@@ -159,9 +159,3 @@ def test_model_parallelism_gains_as_models_grow(tmp_path: Path, large: float, ve
     for work, time_s, parameters in ((CNN, 12.0, 10**5), (VIT, large, 10**7)):
         plant(tmp_path, {("ddp", 2): 10.0, ("model_parallel", 2): time_s}, work, parameters=parameters)
     assert shipped(tmp_path, "model_parallel_gains_as_models_grow").verdict == verdict
-
-
-def test_what_takes_two_sweeps_says_so(tmp_path: Path) -> None:
-    plant(tmp_path, {("model_parallel", 2): 12.0}, CNN)
-    for name in ("small_models_faster_data_parallel", "model_parallel_communicates_more"):
-        assert shipped(tmp_path, name).why.endswith("sweep=asu_data_parallel and sweep=asu_model_parallel")

@@ -33,7 +33,7 @@ def sweep(tmp_path: Path) -> Path:
 
 @pytest.mark.exhaustive
 def test_the_figure_draws_what_was_measured_and_says_it(sweep: Path) -> None:
-    (figure,) = (figure for figure in draw(load(sweep)) if figure.name == "energy")
+    (figure,) = draw(load(sweep), ["energy"])
     assert figure.chart is not None
     rows = {(row["panel"], row["configuration"]): row["median"] for row in figure.chart.data.values}
     epoch, target = "An epoch (median of the later ones)", "To the target, 80\u202f% test accuracy"

@@ -11,7 +11,6 @@ from analysis.comparison import gate as gates
 from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
 from analysis.report.notes import warnings
-from parallelbench import cli
 from tests.analysis.factory import STARTUP, Fake, config, failed, published
 from tests.analysis.test_compare import steady
 from tests.faults import fault
@@ -92,19 +91,6 @@ def test_what_does_not_count_is_told_by_configuration_and_reason(tmp_path: Path)
         "fsdp × 2: 1 of 1 run does not count (1 parity_failed).",
         f"Skipped: {tmp_path}/demo/half: no config.yaml: half-written, or not a run.",
     ]
-
-
-@pytest.mark.cases("arguments1")
-@pytest.mark.parametrize("arguments", [["report", "b"], ["claims", "b"], ["compare", "a", "b"]])
-def test_every_verb_that_reads_results_tells_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    whole(tmp_path / "a")
-    half_dead(tmp_path / "b")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("analysis.write_report", lambda *_, **__: "page")
-    assert cli.main(arguments) == 0
-    assert "ddp × 2: 2 of 4 runs do not count (2 oom)." in capsys.readouterr().out
 
 
 # --- what one side lost

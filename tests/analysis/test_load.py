@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import hashlib
 import json
 import shutil
 import subprocess
@@ -56,7 +55,7 @@ def test_a_run_a_sweep_or_a_results_folder_may_be_given(tmp_path: Path, depth: s
     assert load(root).run["folder"].to_list() == [str(folder.path)]
 
 
-@pytest.mark.parametrize(("outcome", "reason"), [("oom", "out of memory"), ("killed", "signal 9"), ("nan", "loss")])
+@pytest.mark.parametrize(("outcome", "reason"), [("oom", "out of memory"), ("nan", "loss")])
 def test_an_unpublished_run_keeps_its_outcome_configuration_and_finished_epochs(
     tmp_path: Path, outcome: str, reason: str
 ) -> None:
@@ -99,14 +98,6 @@ def test_only_the_last_attempt_of_an_unpublished_run_counts(tmp_path: Path) -> N
     assert runs.epochs["attempt"].to_list() == [2]
 
 
-def _write_table(folder: RunFolder, manifest: dict[str, Any], ranks: pl.DataFrame) -> None:
-    """Another table, with a manifest that vouches for it."""
-    ranks.write_parquet(folder.result / "ranks.parquet")
-    content = (folder.result / "ranks.parquet").read_bytes()
-    manifest["tables"]["ranks"] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (folder.result / "manifest.json").write_text(json.dumps(manifest))
-
-
 def _damage(folder: RunFolder, how: str) -> None:
     table, manifest = folder.result / "ranks.parquet", folder.result / "manifest.json"
     content = json.loads(manifest.read_bytes())
@@ -119,7 +110,10 @@ def _damage(folder: RunFolder, how: str) -> None:
     elif how == "torn manifest":
         manifest.write_bytes(manifest.read_bytes()[:50])
     elif how == "other columns":
-        _write_table(folder, content, pl.read_parquet(table).drop("epoch_time_s"))
+        rewrite(folder, TABLES_VERSION, lambda tables: tables | {"ranks": tables["ranks"].drop("epoch_time_s")})
+    elif how == "other type":
+        many = pl.lit("many").alias("steps")
+        rewrite(folder, TABLES_VERSION, lambda tables: tables | {"epochs": tables["epochs"].with_columns(many)})
     elif how == "other run":
         manifest.write_text(json.dumps(content | {"run_id": "0" * 64}))
 
@@ -132,6 +126,7 @@ def _damage(folder: RunFolder, how: str) -> None:
         ("no manifest", "manifest.json is missing"),
         ("torn manifest", "manifest.json is missing or unreadable"),
         ("other columns", "ranks.epoch_time_s is missing"),
+        ("other type", "conversion from `str` to `i"),
         ("other run", "not the run that manifest.json names"),
     ],
 )

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from analysis import facts, load, summary
-from analysis.comparison.baseline import against_one_device, refused
 from analysis.comparison.exclusions import excluded
-from analysis.comparison.run import compared_runs
 from analysis.folders import load_all, replications
 from parallelbench import cli
 from parallelbench.errors import ConfigError
@@ -69,17 +64,6 @@ def test_a_run_that_was_measured_elsewhere_is_kept_by_host_and_no_duplicate(two:
         "digits · cnn_small · machine alpha": [("single × 1", 10.0, 1.0, 3, 3, 3), ("ddp × 2", 6.0, 10 / 6, 3, 3, 3)],
         "digits · cnn_small · machine beta": [("single × 1", 5.0, 1.0, 3, 3, 3), ("ddp × 2", 4.0, 5 / 4, 3, 3, 3)],
     }
-
-
-@pytest.mark.exhaustive
-def test_no_pair_has_runs_of_two_machines(two: list[Path]) -> None:
-    runs = load_all(two)
-    pairings = against_one_device(runs).values()
-    hosts = [{run.environment["host"] for run in pair.runs} for pairing in pairings for pair in pairing.pairs]
-    assert len(hosts) == 12
-    assert all(len(each) == 1 for each in hosts)
-    definitions = {run_id: run.definition["machine"] for run_id, run in compared_runs(runs).items()}
-    assert all(run_id.endswith(f"@{machine}") for run_id, machine in definitions.items())
 
 
 @pytest.mark.exhaustive
@@ -189,53 +173,6 @@ def damage(run: RunFolder) -> None:
     table.write_bytes(bytes(content))
 
 
-def without_column(run: RunFolder) -> None:
-    """A result as another program may have written it: whole, but nobody could say whose rows these are."""
-    table = run.result / "run.parquet"
-    pq.write_table(pq.read_table(table).drop_columns(["config_json"]), table)
-    resign(run, "run")
-
-
-def with_other_type(run: RunFolder) -> None:
-    table = run.result / "epochs.parquet"
-    read = pq.read_table(table)
-    place = read.column_names.index("steps")
-    pq.write_table(read.set_column(place, "steps", pa.array(["many"] * read.num_rows)), table)
-    resign(run, "epochs")
-
-
-def resign(run: RunFolder, table: str) -> None:
-    path = run.result / "manifest.json"
-    manifest = json.loads(path.read_text())
-    content = (run.result / f"{table}.parquet").read_bytes()
-    manifest["tables"][table] |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    path.write_text(json.dumps(manifest))
-
-
-@pytest.mark.cases("without_column-run.parquet lacks config_json")
-@pytest.mark.parametrize(
-    ("harm", "why"),
-    [
-        (damage, "the sha256 of epochs.parquet is not the manifest's"),
-        (without_column, "run.parquet lacks config_json"),
-        (with_other_type, "conversion from `str` to `i"),
-    ],
-)
-def test_corrupted_results_and_those_of_unlike_schema_are_named_and_skipped(
-    two: list[Path], capsys: pytest.CaptureFixture[str], harm: Any, why: str
-) -> None:
-    bad = published(config(two[1], strategy="fsdp", devices=2), on("beta", 3.0))
-    harm(bad)
-    runs = load_all(two)
-    assert runs.run.height == 12
-    assert [skipped.path for skipped in runs.skipped] == [bad.path]
-    assert why in runs.skipped[0].reason
-    out = two[0].parent / "both"
-    assert cli.main(["report", *map(str, two), "--out", str(out)]) == 0
-    assert f"Skipped: {bad.path}: " in capsys.readouterr().out
-    assert as_words(why) in words_of((out / "index.html").read_text())
-
-
 @pytest.mark.exhaustive
 def test_a_folder_of_which_nothing_can_be_read_keeps_none_of_the_others_from_being_told(two: list[Path]) -> None:
     bad = published(config(two[0].parent / "c"), on("gamma", 1.0))
@@ -277,17 +214,6 @@ def test_samples_of_telemetry_have_the_ids_of_the_merged_runs(tmp_path: Path) ->
         published(config(tmp_path / name), fake)
     runs = load_all([tmp_path / "alpha", tmp_path / "beta"])
     assert sorted(runs.telemetry["run_id"].unique()) == sorted(runs.run["run_id"])
-
-
-@pytest.mark.exhaustive
-def test_the_command_for_what_is_not_compared_names_the_folder_of_its_machine(two: list[Path]) -> None:
-    for repeat in range(3):
-        other = on("beta", 3.0, python="3.13.0")
-        published(config(two[1], strategy="fsdp", devices=2, repeat=repeat), other)
-    (line,) = refused(load_all(two))
-    (alone,) = refused(load(two[1]))
-    assert f"`parallelbench compare {two[1]} --by" in line
-    assert line.partition(" can't")[2].partition(": ")[2] == alone.partition(" can't")[2].partition(": ")[2]
 
 
 def test_what_is_no_set_of_folders_is_refused(two: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,18 +154,6 @@ def test_of_sides_with_several_strategies_a_command_names_one_each(
     assert "single × 1 → ddp × 2" in compares(tuple(shlex.split(command)), capsys)
 
 
-def test_two_folders_with_several_strategies_have_no_command_that_would_be_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder, strategies in (("a", ("ddp", "ring_ddp")), ("b", ("fsdp", "zero1"))):
-        for strategy in strategies:
-            published(config(tmp_path / folder, strategy=strategy, devices=2))
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    told = capsys.readouterr().err
-    assert "choose folders, or --by, so that each side has one of these" in told
-    assert "`" not in told
-
-
 @pytest.mark.exhaustive
 def test_the_report_names_no_command_that_other_groups_would_have_refused(tmp_path: Path) -> None:
     for batch_size, ways in ((64, TWO[:0]), (128, TWO[:1]), (256, TWO[:1])):

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-Times = dict[str, list[float]]
-"""Strategy → steady time per epoch of each repeat."""
-BF16 = {"precision": "bf16"}
 BETWEEN = 1.7e9 + 5e4
 """The start of a side that was measured in turn with the other one: repeats begin every 1e5 s, each in a submit."""
 
@@ -157,15 +154,6 @@ def test_a_side_without_a_counted_run_says_why(tmp_path: Path) -> None:
     published(config(tmp_path / "b"), Fake(oversubscribed=True))
     with pytest.raises(ConfigError, match=r"b holds no run that counts \(oversubscribed: .*\): there is nothing to"):
         compare(a, load(tmp_path / "b"))
-
-
-@pytest.mark.exhaustive
-def test_repeats_that_one_side_alone_has_are_told_of_either(tmp_path: Path) -> None:
-    sweep(tmp_path / "a", {"ddp": [6.0, 6.6, 7.2], "fsdp": [7.0, 7.1]})
-    sweep(tmp_path / "b", {"ddp": [6.0, 6.6], "fsdp": [7.0, 7.1, 7.2]}, at=BETWEEN)
-    lines = gates.notes(compare(load(tmp_path / "a"), load(tmp_path / "b")))
-    assert "Side B lacks 1 of 3 repeats of ddp × 2." in lines
-    assert "Side A lacks 1 of 3 repeats of fsdp × 2." in lines
 
 
 @pytest.mark.exhaustive
@@ -349,18 +337,6 @@ def test_submits_of_one_side_after_those_of_the_other_are_no_more_than_one(tmp_p
     # As it advises, it decides.
     c = sweep(tmp_path / "c", {"single": [10.3 * w for w in wobble[:repeats]]}, at=BETWEEN)
     assert (compare(a, c).rows[0].verdict, gates.gate(compare(a, c), margin=0.01).code) == ("slower", 1)
-
-
-@pytest.mark.exhaustive
-def test_each_row_says_why_it_has_no_verdict(tmp_path: Path) -> None:
-    """One configuration was measured first on side A, the other one on side B."""
-    for side, first in (("a", "single"), ("b", "ddp")):
-        for strategy in ("single", "ddp"):
-            sweep(tmp_path / side, {strategy: [10.0, 10.1, 10.2]}, at=1.7e9 if strategy == first else 1.8e9)
-    found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
-    assert {row.verdict for row in found.rows} == {"not interleaved"}
-    (note,) = [note for note in found.notes if "measured apart" in note]
-    assert "measure both in turn" in note
 
 
 @pytest.mark.exhaustive
