@@ -209,16 +209,3 @@ def test_memory_is_too_close_to_call_within_the_errors_that_are_published() -> N
     assert [row(memory_bytes=share * 4e9).fit for share in (0.84, 0.88, 1.13, 1.16)] == [
         *("fits", "too close to call", "too close to call", "does not fit")
     ]
-
-
-def test_the_sentence_argues_with_what_was_asked_for() -> None:
-    rows = [row("slim", compute_s=2.0, memory_bytes=1e9), row("fast", compute_s=1.0, memory_bytes=3e9)]
-    assert "fast takes 3.00 times as much memory" in sentence(rows, "memory")
-    powers = [row("cool", power_w=10.0), row("hot", power_w=20.0)]
-    assert "hot takes 2.00 times as much energy" in sentence(powers, "energy")
-
-
-def test_json_says_what_each_figure_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
-    figures = answer(capsys, *GPT, "site=a100_80gb", "devices=8")["figures"]
-    assert figures["memory_bytes"]["origin"] == "site"
-    assert figures["link"]["latency_s"]["origin"] == "assumed"

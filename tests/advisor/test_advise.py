@@ -172,20 +172,6 @@ def test_what_does_not_fit_or_trains_otherwise_is_never_advised() -> None:
 
 
 @pytest.mark.slow
-def test_the_answer_is_what_to_do_how_sure_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:
-    """In 80 columns; all layouts, and why others can't be, where they are asked for."""
-    asked = ["advise", *GPT, "devices=8,12"]
-    assert main(asked) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if line[0] != " "] == ["do", "sure", "next"]
-    assert main([*asked, "--all"]) == 0
-    whole = capsys.readouterr().out
-    assert whole.endswith("\n".join(lines) + "\n")
-    assert ("impossible: " in whole, "samples/s" in whole) == (True, True)
-
-
-@pytest.mark.slow
 def test_a_queue_may_make_fewer_devices_faster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -239,23 +225,6 @@ def test_what_is_advised_is_not_beyond_where_devices_pay() -> None:
     text = sentence(rows, "time")
     assert "the efficiency of 2 devices is 59 %, because of exposed communication" in text
     assert "beyond" not in text
-
-
-def test_the_table_has_no_exponents_and_no_thousandths_of_a_gib(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row("small", compute_s=0.00037, memory_bytes=714_000.0), row("large", memory_bytes=3e9)]
-    advise.print_all(rows, SimpleNamespace(notes=[], impossible=[]))  # type: ignore[arg-type]
-    large, small = sorted(line for line in capsys.readouterr().out.splitlines() if "iB" in line)
-    assert "2.79 GiB" in large
-    assert "0.7 MiB" in small
-    assert " 270,000 " in small
-
-
-def test_overlapping_intervals_say_that_both_must_be_measured() -> None:
-    wide: dict[str, Any] = {"low_s": 0.5, "high_s": 2.0}
-    text = sentence([row("a", **wide), row("b", compute_s=1.1, **wide)], "time")
-    assert "b should take 10 % longer, but the intervals overlap: measure both" in text
-    same = sentence([row("a", **wide), row("b", compute_s=1.001, **wide)], "time")
-    assert "b is as fast, as far as can be told: measure both" in same
 
 
 def test_experts_are_laid_over_replicas_and_impossible_ones_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

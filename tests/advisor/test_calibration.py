@@ -188,17 +188,6 @@ def test_a_job_asks_for_all_devices_of_its_nodes(tmp_path: Path) -> None:
     assert "launch.slurm.errands calibration-on-node" in command[-1]
 
 
-def test_a_launcher_that_cannot_calibrate_says_so(tmp_path: Path) -> None:
-    from launch.launcher import Launcher
-
-    class Other(Launcher):
-        name = "other"
-        device_type = prepare = submit = None  # type: ignore[assignment]
-
-    with pytest.raises(ConfigError, match="launcher=other can't calibrate"):
-        Other().calibrate(None, tmp_path)  # type: ignore[arg-type]
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_this_machine_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

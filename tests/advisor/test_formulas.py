@@ -135,14 +135,6 @@ def test_gamma_says_how_much_is_hidden(gamma: float, expected: float) -> None:
     assert overlapped(np.array([3.0]), np.array([4.0]), gamma) == pytest.approx(expected, rel=0.01)
 
 
-def test_layouts_take_rows_and_repeat_numbers() -> None:
-    layouts = layouts_of(SMALL | {"data": [1, 2, 4]})
-    assert layouts.devices.tolist() == [1, 2, 4]
-    assert layouts.take(np.array([2])).row(0) == one(data=4).row(0)
-    assert {field.name for field in fields(layouts)} >= SMALL.keys()
-    assert (layouts.kv_heads.tolist(), layouts.mlp_width.tolist()) == ([4.0] * 3, [256.0] * 3)
-
-
 BIG = {"hidden": 4096, "layers": 32, "heads": 32, "vocabulary": 50_304, "sequence": 2048, "global_batch": 256}
 
 

@@ -1,4 +1,4 @@
-"""2,000 commands by a grammar, and others that are stopped, find no room, or meet: no traceback, exit code 0, 1 or 2,
+"""700 commands by a grammar, and others that are stopped, find no room, or meet: no traceback, exit code 0, 1 or 2,
 one clear message, nothing written elsewhere, no result lost.
 """
 
@@ -34,8 +34,8 @@ __all__ = ["here"]
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 SEED = 14
-COUNTS = {"configured": 60, "own": 80, "on_folder": 1108, "words": 660, "explained": 10}
-INTERRUPTED, ON_A_SMALL_DISK = 70, 6
+COUNTS = {"configured": 60, "own": 80, "on_folder": 400, "words": 200, "explained": 10}
+INTERRUPTED, ON_A_SMALL_DISK = 30, 6
 TOGETHER = 50
 """After so many commands it is looked whether they wrote anything."""
 LIMIT_S = 20
@@ -298,7 +298,7 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[st
     return code, told, " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 9])  # of 1, 2, 3, 6 and 3 repeats
 def test_verdicts_follow_from_their_intervals(here: Path, capsys: pytest.CaptureFixture[str], number: int) -> None:
     draw = random.Random(SEED + number)
     repeats, factor, margin = draw.choice((1, 2, 3, 6)), draw.choice(FACTORS), draw.choice((0, 3, 50))
