@@ -37,21 +37,15 @@ def _one(tmp_path: Path, fake: Fake, **changes: Any) -> dict[str, Any]:
     return per_run(load(tmp_path)).row(0, named=True)
 
 
-def test_an_epoch_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
-    _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank]))
+def test_times_of_a_run_and_its_epochs(tmp_path: Path) -> None:
+    """An epoch takes as long as its slowest rank; a step the median later epoch's time over its steps."""
+    row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank]))
     epochs = per_epoch(load(tmp_path))
     assert epochs["slowest_epoch_time_s"].to_list() == [5.0, 3.0, 2.5, 10.0]
     assert epochs["training_time_s"].to_list() == [5.0, 8.0, 10.5, 20.5]
-    assert epochs["epoch_throughput_samples_per_s"].to_list() == pytest.approx(
-        [SAMPLES / t for t in (5.0, 3.0, 2.5, 10.0)]
-    )
-
-
-def test_times_of_a_run(tmp_path: Path) -> None:
-    row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank]))
-    assert row["epochs_finished"] == 4
-    assert row["first_epoch_time_s"] == 5.0
-    assert row["second_epoch_time_s"] == 3.0
+    rates = epochs["epoch_throughput_samples_per_s"].to_list()
+    assert rates == pytest.approx([SAMPLES / t for t in (5.0, 3.0, 2.5, 10.0)])
+    assert (row["epochs_finished"], row["first_epoch_time_s"], row["second_epoch_time_s"]) == (4, 5.0, 3.0)
     assert row["steady_epoch_time_s"] == 3.0  # median of 3, 2.5, 10: the first epoch is not in it
     assert row["throughput_samples_per_s"] == pytest.approx(SAMPLES / 3.0)
     assert row["total_training_time_s"] == 20.5
@@ -59,6 +53,11 @@ def test_times_of_a_run(tmp_path: Path) -> None:
     assert row["startup_without_parity_s"] == pytest.approx(2.4)
     assert row["total_time_s"] == pytest.approx(2.4 + 20.5 - 0.2)
     assert row["throughput_with_startup_samples_per_s"] == pytest.approx(4 * SAMPLES / 22.7)
+    assert row["steady_step_time_s"] == pytest.approx(3.0 / 11)  # 11 steps in each
+    (column,) = (column for column in page_columns("runs") if column.name == "steady_step_time_s")
+    assert (column.title, cells(row, [column])[0].shown) == ("Step (ms)", "273")
+    assert cells({"steady_step_time_s": None}, [column])[0].shown == MISSING
+    assert summary(load(tmp_path))["steady_step_time_s"].to_list() == pytest.approx([3.0 / 11])
 
 
 def test_every_attempt_of_a_resumed_run_warms_up(tmp_path: Path) -> None:
@@ -199,46 +198,36 @@ def test_memory_that_one_rank_did_not_measure_is_null_not_less(tmp_path: Path, m
     assert row["peak_memory_sum_bytes"] is None
 
 
-def test_norms_of_gradients_are_those_of_the_ranks_that_clip(tmp_path: Path) -> None:
-    """A worker of a parameter server clips nothing, and knows no norm."""
+def test_what_was_learned_is_the_last_that_is_known_and_the_best(tmp_path: Path) -> None:
+    """A worker of a parameter server clips nothing, and knows no norm of gradients."""
     norms = {1: (4.0, 9.0, 1.0), 2: (2.0, 3.0, 0.5), 3: (1.0, 8.0, 0.25), 4: (0.5, 0.75, 0.0)}
-    row = _one(tmp_path, Fake(norms=lambda epoch, rank: norms[epoch] if rank else None))
+    fake = Fake(
+        norms=lambda epoch, rank: norms[epoch] if rank else None,
+        expert_imbalance=lambda epoch: [3.0, 2.5, 1.25, 1.5][epoch - 1],
+        test_metric=lambda epoch: [0.5, 0.25, 0.75, None][epoch - 1],
+        test_accuracy=lambda epoch: [0.5, 0.9, 0.8, 0.7][epoch - 1],
+    )
+    row = _one(tmp_path, fake)
     epochs = per_epoch(load(tmp_path))
     assert epochs["mean_gradient_norm"].to_list() == [4.0, 2.0, 1.0, 0.5]
     assert epochs["largest_gradient_norm"].to_list() == [9.0, 3.0, 8.0, 0.75]
     assert epochs["share_of_steps_clipped"].to_list() == [1.0, 0.5, 0.25, 0.0]
+    assert epochs["test_metric"].to_list() == [0.5, 0.25, 0.75, None]
     assert (row["steady_gradient_norm"], row["highest_gradient_norm"]) == (1.0, 9.0)
     assert row["clipped_steps_share"] == (1.0 + 0.5 + 0.25 + 0.0) / 4
-
-
-def test_without_clipping_no_norm_is_known(tmp_path: Path) -> None:
-    row = _one(tmp_path, Fake())
-    names = ("steady_gradient_norm", "highest_gradient_norm", "clipped_steps_share")
-    assert [row[name] for name in names] == [None] * 3
-
-
-def test_the_imbalance_of_experts_is_the_last_epochs(tmp_path: Path) -> None:
-    row = _one(tmp_path, Fake(expert_imbalance=lambda epoch: [3.0, 2.5, 1.25, 1.5][epoch - 1]))
-    assert row["final_expert_imbalance"] == 1.5
-
-
-def test_models_without_experts_have_no_imbalance(tmp_path: Path) -> None:
-    assert _one(tmp_path, Fake())["final_expert_imbalance"] is None
-
-
-def test_a_metric_is_the_last_that_is_known(tmp_path: Path) -> None:
-    row = _one(tmp_path, Fake(test_metric=lambda epoch: [0.5, 0.25, 0.75, None][epoch - 1]))
-    assert row["final_test_metric"] == 0.75
-    assert per_epoch(load(tmp_path))["test_metric"].to_list() == [0.5, 0.25, 0.75, None]
-
-
-def test_without_a_metric_none_is_known(tmp_path: Path) -> None:
-    assert _one(tmp_path, Fake())["final_test_metric"] is None
-
-
-def test_accuracy_is_the_last_and_the_best(tmp_path: Path) -> None:
-    row = _one(tmp_path, Fake(test_accuracy=lambda epoch: [0.5, 0.9, 0.8, 0.7][epoch - 1]))
+    assert (row["final_expert_imbalance"], row["final_test_metric"]) == (1.5, 0.75)
     assert (row["final_test_accuracy"], row["best_test_accuracy"]) == (0.7, 0.9)
+    assert row["parity_difference"] == pytest.approx(3e-7), "the largest of all steps and kinds"
+
+
+def test_what_was_not_measured_is_null_and_what_one_process_sends_is_0(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(), strategy="single", devices=1)
+    names = ("steady_gradient_norm", "highest_gradient_norm", "clipped_steps_share", "final_expert_imbalance")
+    names += ("final_test_metric", "staleness_mean", "staleness_max", "gpu_hours", "gpu_energy_per_epoch_j")
+    names += ("steady_gpu_power_max_w", "energy_flags")
+    assert {name: row[name] for name in names} == dict.fromkeys(names)
+    assert staleness_histogram(load(tmp_path)).is_empty()
+    assert row["bytes_sent_per_step_sum"] == 0.0
 
 
 def test_bytes_sent_per_step_are_summed_over_ranks_and_those_of_the_busiest_rank(tmp_path: Path) -> None:
@@ -259,10 +248,6 @@ def test_what_is_sent_in_an_unfinished_run_is_that_of_its_finished_epochs(tmp_pa
     assert row["parameter_bytes_sent_per_step_sum"] == row["bytes_sent_per_step_busiest"] == 330 / 22
 
 
-def test_one_process_sends_nothing_which_is_0_and_not_null(tmp_path: Path) -> None:
-    assert _one(tmp_path, Fake(), strategy="single", devices=1)["bytes_sent_per_step_sum"] == 0.0
-
-
 STALENESS = {(1, 0): [0, 0, 1], (1, 1): [2, 1], (2, 0): [0, 0, 0], (2, 1): [3, 1]}
 
 
@@ -274,11 +259,8 @@ def test_staleness_is_over_all_pushes_of_all_workers_and_epochs(tmp_path: Path) 
     assert histogram == [(0, 5, 0.5), (1, 3, 0.3), (2, 1, 0.1), (3, 1, 0.1)]
 
 
-def test_without_pushes_there_is_no_staleness_and_pushes_without_delay_have_0(tmp_path: Path) -> None:
-    row = _one(tmp_path / "none", Fake())
-    assert (row["staleness_mean"], row["staleness_max"]) == (None, None)
-    assert staleness_histogram(load(tmp_path / "none")).is_empty()
-    row = _one(tmp_path / "sync", Fake(staleness=lambda epoch, rank: [0, 0]))
+def test_pushes_without_delay_have_a_staleness_of_0(tmp_path: Path) -> None:
+    row = _one(tmp_path, Fake(staleness=lambda epoch, rank: [0, 0]))
     assert (row["staleness_mean"], row["staleness_max"]) == (0.0, 0)
 
 
@@ -308,10 +290,6 @@ def test_memory_is_drawn_beside_the_formula_on_gpus_only(tmp_path: Path) -> None
         else:
             assert set(lines.values()) == {None}
             assert "formula" not in said
-
-
-def test_parity_difference_is_the_largest_of_all_steps_and_kinds(tmp_path: Path) -> None:
-    assert _one(tmp_path, Fake())["parity_difference"] == pytest.approx(3e-7)
 
 
 def test_a_run_that_did_not_finish_has_no_totals(tmp_path: Path) -> None:
@@ -379,13 +357,6 @@ def test_an_epoch_without_energy_is_not_0_and_all_without_are_null(tmp_path: Pat
     assert (none["gpu_energy_per_epoch_j"], none["gpu_energy_per_sample_j"], none["steady_gpu_power_mean_w"]) == (
         None,
     ) * 3
-
-
-def test_without_gpus_there_are_no_gpu_hours_nor_energies(tmp_path: Path) -> None:
-    row = _one(tmp_path, Fake())
-    assert [
-        row[name] for name in ("gpu_hours", "gpu_energy_per_epoch_j", "steady_gpu_power_max_w", "energy_flags")
-    ] == [None] * 4
 
 
 @pytest.mark.slow
