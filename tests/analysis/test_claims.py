@@ -300,22 +300,17 @@ def test_every_claim_of_the_publications_is_whole() -> None:
 BROKEN = [
     ("seed: '9'\n  title: x", "is no YAML"),
     ("just words", "holds no claims"),
-    ({"metric": "speed"}, "claim shorter: metric=speed is no choice"),
     ({"metric": "steady_epoch_time"}, "did you mean steady_epoch_time_s?"),
     ({"expect": {}}, "expect needs exactly one of above, below and between"),
-    ({"expect": {"above": 1, "below": 2}}, "exactly one of above, below and between"),
     ({"expect": {"between": [2, 1]}}, "write the lower end first"),
     ({"expect": {"between": [1, 2], "by": 0.1}}, "expect.by=0.1 does not apply to between: leave it out"),
     ({"expect": {"above": 1, "by": -0.1}}, "expect.by=-0.1 is not valid"),
-    ({"sweep": []}, "sweep=[] is not valid"),
     ({"expect": {"abov": 1}}, "expect.abov is not a key: did you mean above?"),
     ({"contrasts": [{"rising": "device"}]}, "rising=device is no choice: did you mean devices?"),
     ({"contrasts": [{"from": {"devices": 1}}]}, "either from and to, or rising"),
-    ({"contrasts": []}, "contrasts=[] is not valid"),
     ({"where": {"strateg": "ddp"}}, "strateg is no key of a run: did you mean strategy?"),
     ({"metric": "steps_to_accuracy"}, "target is the accuracy of metric=steps_to_accuracy or time_to_accuracy_s"),
     ({"epoch": 1}, "epoch=1 does not apply to metric=steady_epoch_time_s"),
-    ({"compare": "quotient"}, "compare=quotient is no choice"),
     ({"quote": None}, "claim shorter: quote=None is not valid"),
 ]
 

@@ -12,6 +12,7 @@ import pytest
 from analysis import facts, load, summary
 from analysis.comparison.exclusions import excluded
 from analysis.folders import load_all, replications
+from analysis.report import page as page_module
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, as_words, config, failed, published, words_of
@@ -186,8 +187,9 @@ def test_a_folder_of_which_nothing_can_be_read_keeps_none_of_the_others_from_bei
 
 @pytest.mark.exhaustive
 def test_the_report_tells_the_machines_and_their_replications(
-    two: list[Path], capsys: pytest.CaptureFixture[str]
+    two: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(page_module, "draw", lambda runs: [])
     published(config(two[1], strategy="fsdp", devices=2), on("beta", 3.0))
     out = two[0].parent / "both"
     assert cli.main(["report", *map(str, two), "--out", str(out)]) == 0

@@ -16,6 +16,7 @@ import pytest
 from analysis import figures, load, per_epoch, per_run, summary, write_report
 from analysis.figures.bars import token_rates
 from analysis.metrics.columns import OF_TOKENS
+from analysis.report import page as page_module
 from analysis.report.tables import summary_table
 from parallelbench import cli
 from parallelbench.measure.counting import LayerCount, encode_counts
@@ -77,7 +78,9 @@ def language_model(root: Path, *, speeds: dict[str, Any] = SPEEDS, **changes: An
     outcome="they are shown as not measured, in page, figures, tables, terminal and JSON; the report is whole",
 )
 @pytest.mark.slow
-def test_numbers_that_are_not_finite_end_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_that_are_not_finite_end_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for repeat in range(3):
         for strategy, devices in (("single", 1), ("ddp", 2)):
             run = config(tmp_path, model="gpt_tiny", data="tokens", epochs=4, repeat=repeat, strategy=strategy)
@@ -91,9 +94,11 @@ def test_numbers_that_are_not_finite_end_no_report(tmp_path: Path, capsys: pytes
     for frame in (per_run(runs), per_epoch(runs), *runs.tables.values()):
         assert all(column.is_finite().all() for column in frame.select(cs.float()))
     assert columns_of(tmp_path)["final_perplexity"] is None
+    drawn = figures.draw(runs)
+    for figure in drawn:
+        json.dumps(figure.chart and figure.chart.to_dict(), allow_nan=False)
+    monkeypatch.setattr(page_module, "draw", lambda runs: drawn)
     page = write_report(tmp_path, tmp_path / "report")
-    for drawn in figures.draw(runs):
-        json.dumps(drawn.chart and drawn.chart.to_dict(), allow_nan=False)
     assert not re.search(r"\b(inf|nan)\b", "".join(path.read_text() for path in page.parent.rglob("*.[ct][se][vx]")))
     summary_table(runs)
     assert cli.main(["compare", str(tmp_path), "--by", "configuration=single × 1,ddp × 2", "--json"]) in (0, 1, 2)
