@@ -44,10 +44,8 @@ def test_equal_runs_agree_and_their_times_are_told_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("factor", "expected"),
     [
-        (1 + 1e-6, RerunFinding.WITHIN),
         (1 + 4e-5, RerunFinding.WITHIN),
         (1 + 1e-4, RerunFinding.APART),
-        (2.0, RerunFinding.APART),
     ],
 )
 def test_losses_may_differ_by_what_rounding_makes_of_them(
@@ -77,7 +75,7 @@ def test_the_first_steps_are_held_against_each_other_most_closely(tmp_path: Path
     assert found.difference == pytest.approx(0.0001 / 2.3, rel=1e-3)
 
 
-@pytest.mark.parametrize(("other", "expected"), [(0.9, "SAME"), (0.94, "WITHIN"), (0.85, "WITHIN"), (0.8, "APART")])
+@pytest.mark.parametrize(("other", "expected"), [(0.94, "WITHIN"), (0.8, "APART")])
 def test_accuracies_may_differ_by_three_standard_errors(tmp_path: Path, other: float, expected: str) -> None:
     """The digits' test set has 355 images: three standard errors of a difference at 90 % are 6.8 points."""
     one, two = (Fake(test_accuracy=lambda epoch, value=value: value) for value in (0.9, other))  # type: ignore[misc]

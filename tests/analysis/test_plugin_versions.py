@@ -67,13 +67,6 @@ def test_two_folders_of_two_versions_are_compared_only_where_that_is_named(tmp_p
 
 
 @pytest.mark.slow
-def test_in_one_folder_they_are_compared_by_their_sources(tmp_path: Path) -> None:
-    strategy_of(tmp_path, ONE, [6.0, 6.6, 7.2])
-    strategy_of(tmp_path, TWO, [3.0, 3.3, 3.7], at=IN_TURN + 5e4)
-    assert [row.verdict for row in by(load(tmp_path), "strategy.plugin_sources", ONE, TWO).rows] == ["faster"]
-
-
-@pytest.mark.slow
 def test_sources_that_count_as_the_same_are_compared_and_named(tmp_path: Path) -> None:
     strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2])
     strategy_of(tmp_path / "b", ONE, [6.0, 6.6, 7.2], at=IN_TURN + 5e4, now=TWO)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,10 +12,13 @@ from analysis.claims import judge
 from analysis.comparison.configurations import facts
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import notes
-from analysis.report.claims import MOST_ROWS, by_publication, shown, summed_up, table
+from analysis.report.claims import by_publication, shown, summed_up, table
 from analysis.report.page import matrix
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
+
+if TYPE_CHECKING:
+    from analysis.runs.reader import Runs
 
 
 def plant(root: Path, times: dict[tuple[str, int], float], **work: Any) -> None:
@@ -81,17 +83,15 @@ def test_a_claim_about_computation_and_communication_is_decided(tmp_path: Path) 
 
 
 @pytest.mark.exhaustive
-def test_claims_are_rows_of_the_page_the_csv_file_and_the_latex_table(tmp_path: Path) -> None:
-    plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 6.0})
-    runs = load(tmp_path)
-    inside = judge(runs, claim(), seed="007")
-    elsewhere = judge(runs, claim(name="other", scope={"data": "mnist"}), seed="007")
+def test_claims_are_rows_of_the_page_and_the_csv_file(usual: Runs) -> None:
+    inside = judge(usual, claim(), seed="007")
+    elsewhere = judge(usual, claim(name="other", scope={"data": "mnist"}), seed="007")
     rows = shown([elsewhere, inside])
     assert [(row.name, row.verdict, row.elsewhere) for row in rows] == [
         ("shorter", "reproduced", ""),
         ("other", "", "reproduced"),
     ]
-    foreign = judge(runs, claim(name="other", scope={"data": "mnist"}), seed="008")
+    foreign = judge(usual, claim(name="other", scope={"data": "mnist"}), seed="008")
     parts = by_publication(shown([elsewhere, inside, foreign]))
     assert [[(row.publication, row.name) for row in part] for part in parts] == [
         [("007", "shorter"), ("007", "other")],
@@ -106,30 +106,3 @@ def test_claims_are_rows_of_the_page_the_csv_file_and_the_latex_table(tmp_path: 
         ("shorter", "reproduced", "the publication's", "", "reproduced"),
         ("other", "inconclusive", "elsewhere", "data=digits", "reproduced"),
     ]
-    latex = table([inside, elsewhere]).latex
-    assert "007 shorter & reproduced & 0.6" in latex
-    assert "other" not in latex
-    assert r"their own runs}\label{tab:claims-1}" in latex
-    assert table([elsewhere]).latex.count("table") == 0, "nothing was decided"
-    many = table([inside] * (2 * MOST_ROWS + 1)).latex.split(r"\end{table}")[:-1]
-    assert [part.count("007 shorter") for part in many] == [MOST_ROWS, MOST_ROWS, 1], "no table is longer than a page"
-    for number, part in enumerate(many, 1):
-        assert rf"their own runs ({number} of 3)}}\label{{tab:claims-{number}}}" in part
-
-
-@pytest.mark.exhaustive
-def test_repeats_that_would_decide_do_decide(tmp_path: Path) -> None:
-    """One device, and two that are 1.2 times as fast in the middle, by 1.05 and 1.37 in turn."""
-
-    def sentence(repeats: range) -> str:
-        for repeat in repeats:
-            published(config(tmp_path, repeat=repeat, strategy="single", devices=1), steady(10.0))
-            published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(10 / (1.05, 1.37)[repeat % 2]))
-        return notes.answers(load(tmp_path))[0]
-
-    told = sentence(range(4))
-    assert told.startswith("ddp × 2: no difference shown: 1.20 times as fast as one device (")
-    would = int(re.search(r"(\d+) repeats would decide", told)[1])  # type: ignore[index]
-    assert 4 < would < 20
-    assert "no difference" in sentence(range(4, would // 2))
-    assert sentence(range(would // 2, would)).startswith("ddp × 2 trains an epoch 1.")

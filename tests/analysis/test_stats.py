@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import stdtrit
 from scipy.stats import ttest_1samp
 
 from analysis.comparison.pairing import paired_ratio
@@ -84,7 +83,7 @@ def test_repeats_that_would_decide_do_decide_one_way_or_the_other(values: list[f
     assert of_speed(of(len(values) + further // 2)) == "no difference shown"
 
 
-@pytest.mark.parametrize("n", [3, 5, 6, 7, 12, 30])
+@pytest.mark.parametrize("n", [3, 6, 30])
 def test_the_interval_is_scipys_t_interval_of_the_logarithms(n: int) -> None:
     values = np.random.default_rng(n).lognormal(0.3, 0.1, n)
     expected = np.exp(ttest_1samp(np.log(values), 0.0).confidence_interval(1 - at_one_look(n, ERROR)))
@@ -118,7 +117,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 4, 5, 6, 8, 10])
+@pytest.mark.parametrize("repeats", [FEWEST_REPEATS, 6, 10])
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.exhaustive
 def test_the_same_differs_from_itself_as_seldom_as_promised(noise: str, repeats: int) -> None:
@@ -160,13 +159,7 @@ def test_looking_after_every_repeat_leaves_out_the_truth_no_more_often(noise: st
     assert 0.03 < found <= 0.05 + 3 * math.sqrt(0.05 / 20_000)
 
 
-def test_what_looks_once_would_leave_it_out_three_times_as_often() -> None:
-    """Else the one before would show nothing."""
-    once = misses(NOISE["even"], most=20, trials=20_000, critical_of=lambda n: float(stdtrit(n - 1, 0.975)))
-    assert once > 0.12
-
-
-@pytest.mark.parametrize("error", [0.05, 0.025, 0.005, 0.001])
+@pytest.mark.parametrize("error", [0.025, 0.001])
 def test_smaller_errors_hold_as_well(error: float) -> None:
     trials = 100_000
     found = misses(NOISE["even"], most=12, trials=trials, critical_of=lambda n: critical(n, error))

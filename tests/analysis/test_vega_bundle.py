@@ -42,15 +42,13 @@ def test_it_is_bundled_once(bundled: list[str], tmp_path: Path) -> None:
     assert kept.name == f"vega-{version('vl-convert-python')}"
 
 
-@pytest.mark.parametrize("damage", ["", "no sum", "cut off", "another script", "no text"])
+@pytest.mark.parametrize("damage", ["cut off", "another script", "no text"])
 def test_what_was_damaged_is_bundled_anew(bundled: list[str], tmp_path: Path, damage: str) -> None:
     packed_vega()
     (kept,) = (tmp_path / "cache" / "parallelbench").iterdir()
     whole = kept.read_bytes()
-    known, _, script = whole.partition(b"\n")
+    known = whole.partition(b"\n")[0]
     contents = {
-        "": b"",
-        "no sum": script,
         "cut off": whole[:-1],
         "another script": known + b"\n" + packed("alert()").encode(),
         "no text": b"\xff\x00" + whole,
