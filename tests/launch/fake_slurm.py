@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launch.slurm import record
-from launch.slurm.jobs import slurm
+from launch.slurm.jobs import JobGroup, job_groups, slurm
 from launch.slurm.record import Submission
-from launch.sweep import one_run
+from launch.slurm.submit import prepare_for_site
+from launch.sweep import expand, one_run
 from parallelbench.config.run import RunConfig
 from parallelbench.results.attempt import Outcome
 from parallelbench.results.folder import State
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launch.launcher import Prepared
+
+SINFO = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
+"""What `sinfo` says of a partition of two nodes with four GPUs each."""
 ON_SITE = ["launcher=slurm", "site=local_cluster"]
 MISSING, DONE = State("missing"), State("done", Outcome(outcome="ok", reason="trained", finished_at=2.0), 1)
 
@@ -21,6 +29,17 @@ MISSING, DONE = State("missing"), State("done", Outcome(outcome="ok", reason="tr
 @functools.cache
 def run_of(*overrides: str) -> RunConfig:
     return one_run([*ON_SITE, *overrides]).run
+
+
+def prepared(results: Path, *overrides: str) -> list[Prepared]:
+    """The runs of a sweep, as a cluster would get them."""
+    return [prepare_for_site(planned) for planned in expand([*ON_SITE, f"results={results}", *overrides])]
+
+
+def group(results: Path, *overrides: str) -> JobGroup:
+    """The only kind of job of a sweep."""
+    (found,) = job_groups(prepared(results, *overrides))
+    return found
 
 
 def submission(**changes: Any) -> Submission:
@@ -37,6 +56,11 @@ def submission(**changes: Any) -> Submission:
         "plugin": [],
     }
     return Submission(**plain | changes)
+
+
+def of_sbatch(script: str) -> list[str]:
+    """The options in a batch script."""
+    return [line.partition(" ")[2] for line in script.splitlines() if line.startswith("#SBATCH ")]
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from launch.launcher import Launcher
-from launch.slurm import record, scheduler
+from launch.slurm import record
 from launch.slurm.launcher import OnSlurm
 from parallelbench import cli
 from parallelbench.errors import ConfigError, StorageError
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
     from launch.slurm.record import Submission
     from tests.launch.fake_slurm import FakeSlurm
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that change something."""
-    commands: list[list[str]] = []
-    monkeypatch.setattr(scheduler, "tell", commands.append)
-    return commands
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from launch.attempt.processes import Training
-from launch.slurm import job, record, scheduler
+from launch.slurm import job, record
 from launch.slurm.jobs import slurm
-from launch.slurm.record import Submission
 from launch.sweep import one_run
 from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
+from tests.launch.fake_slurm import submission
 
 
 @dataclass
@@ -42,13 +42,9 @@ class Warned:
         return Outcome(outcome="timeout", reason="stopped after epoch 1", finished_at=time.time())
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What Slurm is told by the job."""
-    commands: list[list[str]] = []
-    monkeypatch.setattr(scheduler, "tell", commands.append)
+@pytest.fixture(autouse=True)
+def in_job(told: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    return commands
 
 
 def submitted(tmp_path: Path, *overrides: str, runs: int = 1) -> tuple[Path, list[RunFolder]]:
@@ -61,19 +57,9 @@ def submitted(tmp_path: Path, *overrides: str, runs: int = 1) -> tuple[Path, lis
     for planned, folder in zip(plan, folders, strict=True):
         folder.write_intent(planned.run, [])
     run = plan[0].run
-    submission = Submission(
-        token=record.new_token(),
-        created_at=time.time(),
-        job="17",
-        tasks=[[folder.path.name for folder in folders]],
-        devices=1,
-        device_type="cpu",
-        launcher=slurm(run),
-        site=run.site,
-        plugin=[],
-        umask=record.readable_by_others(),
-    )
-    return record.write(run.sweep_folder, submission), folders
+    tasks = [[folder.path.name for folder in folders]]
+    mine = submission(job="17", tasks=tasks, launcher=slurm(run), site=run.site, umask=record.readable_by_others())
+    return record.write(run.sweep_folder, mine), folders
 
 
 def test_results_follow_the_users_umask_and_what_jobs_execute_does_not(

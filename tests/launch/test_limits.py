@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launch.slurm.jobs import job_groups
 from launch.slurm.limits import Allowed, allowed
 from launch.slurm.scheduler import SchedulerError
-from launch.slurm.submit import prepare_for_site
-from launch.sweep import expand
-from tests.launch.fake_slurm import ON_SITE
+from tests.launch.fake_slurm import group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,12 +48,6 @@ def slurm(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setattr("launch.slurm.scheduler.ask", told)
     fake.answers |= {"scontrol": ENFORCED, "user": USERS, "qos": QOS, "assoc": GROUPS}
     return fake
-
-
-def group(results: Path, *overrides: str) -> JobGroup:
-    plan = expand([*ON_SITE, f"results={results}", *overrides])
-    (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
-    return batch
 
 
 def refusals(found: Allowed, asked: JobGroup) -> list[str]:

@@ -155,10 +155,8 @@ def test_a_job_that_left_nothing_is_named() -> None:
 
 
 def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
-    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake: FakeSlurm, told: list[list[str]]
 ) -> None:
-    told: list[list[str]] = []
-    monkeypatch.setattr(scheduler, "tell", told.append)
     first, second = submission(job="5", tasks=[["a"], ["b"]]), submission(job="6", tasks=[["a"]])
     lost = submission(created_at=time.time(), tasks=[["b"]])
     for each in (first, second, lost):

@@ -12,13 +12,13 @@ import pytest
 from launch.slurm import scheduler
 from launch.slurm.cluster import Cluster, Partition, Reservation, partitions, require_accepted, reservations
 from launch.slurm.errands import errand, report_script
-from launch.slurm.jobs import OWN, Hours, job_groups, shape_of
+from launch.slurm.jobs import OWN, Hours, shape_of
 from launch.slurm.limits import Allowed, Association, Limit
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
 from tests.faults import fault
-from tests.launch.fake_slurm import ON_SITE
+from tests.launch.fake_slurm import ON_SITE, group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,12 +34,6 @@ BOTH = "site.partition=normal,short"
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     return tmp_path
-
-
-def group(results: Path, *overrides: str) -> JobGroup:
-    plan = expand([*ON_SITE, f"results={results}", *overrides])
-    (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
-    return batch
 
 
 @pytest.fixture(autouse=True)

@@ -20,14 +20,13 @@ from launch.slurm.cluster import Cluster, Partition, gpus_in
 from launch.slurm.jobs import Hours, job_groups, job_of_runs, shape_of
 from launch.slurm.launcher import OnSlurm, show_plan
 from launch.slurm.scheduler import minutes as minutes_of
-from launch.slurm.submit import prepare_for_site
-from launch.sweep import PlannedRun, expand, one_run
+from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension
 from launch.verbs import doctor
 from launch.verbs.doctor import file_system
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
-from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm, run_of, submission
+from tests.launch.fake_slurm import DONE, MISSING, SINFO, FakeSlurm, group, prepared, run_of, submission
 
 
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59))
@@ -120,8 +119,7 @@ def test_a_job_that_no_node_can_take_now_waits_only_for_nodes_that_are_out(
     changes: list[dict[str, Any]], note: str, tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm says the same of both; sbatch takes the one that waits."""
-    plan = [one_run([*ON_SITE, "strategy=ddp", "devices=8", "nodes=2", f"results={tmp_path}"])]
-    (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
+    batch = group(tmp_path, "strategy=ddp", "devices=8", "nodes=2")
     monkeypatch.setattr(scheduler, "estimated_start", saying(NO_NODES))
     answer = Cluster([kind(**each) for each in changes]).answer(batch.job)
     assert (bool(answer.refusals), len(answer.notes)) == (not note, bool(note)), answer
@@ -130,7 +128,7 @@ def test_a_job_that_no_node_can_take_now_waits_only_for_nodes_that_are_out(
 
 
 def test_a_refusal_is_slurms_beside_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (batch,) = job_groups([prepare_for_site(one_run([*ON_SITE, f"results={tmp_path}"]))])
+    batch = group(tmp_path)
     monkeypatch.setattr(scheduler, "estimated_start", saying("allocation failure: Invalid qos specification"))
     (text,) = Cluster([kind()]).answer(batch.job).refusals
     assert text.startswith("sbatch: allocation failure: Invalid qos specification: check site.qos")
@@ -151,7 +149,7 @@ def test_a_refusal_is_slurms_beside_what_there_is(tmp_path: Path, monkeypatch: p
 def test_slurms_estimated_start_is_told(
     wait_s: float, words: str, tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (batch,) = job_groups([prepare_for_site(one_run([*ON_SITE, f"results={tmp_path}"]))])
+    batch = group(tmp_path)
     now = float(int(time.time()))
     monkeypatch.setattr("launch.slurm.cluster.time.time", lambda: now)
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now + wait_s))
@@ -163,8 +161,7 @@ def test_slurms_estimated_start_is_told(
 
 
 def test_runs_of_one_shape_make_up_one_array(tmp_path: Path) -> None:
-    plan = expand([*ON_SITE, "model=mlp,logistic_regression", "devices=1,2", "strategy=ddp", f"results={tmp_path}"])
-    groups = job_groups([prepare_for_site(planned) for planned in plan])
+    groups = job_groups(prepared(tmp_path, "model=mlp,logistic_regression", "devices=1,2", "strategy=ddp"))
     assert [len(group.tasks()) for group in groups] == [2, 2]
     assert "#SBATCH --array=0-1%2" in groups[0].job.script(2)
     assert "--array" not in groups[0].job.script()
@@ -174,17 +171,9 @@ def test_runs_of_one_shape_make_up_one_array(tmp_path: Path) -> None:
 
 
 def test_only_like_runs_share_a_job(tmp_path: Path) -> None:
-    plan = [
-        one_run([*ON_SITE, f"results={tmp_path}", *more])
-        for more in (
-            [],
-            ["repeat=1"],
-            ["launcher.time_limit_min=5"],
-            ["site.partition=b"],
-            ["launcher.oversubscribe=true"],
-        )
-    ]
-    assert [len(group.runs) for group in job_groups([prepare_for_site(planned) for planned in plan])] == [2, 1, 1, 1]
+    unlike = ("epochs=1", "repeat=1", "launcher.time_limit_min=5", "site.partition=b", "launcher.oversubscribe=true")
+    items = [item for more in unlike for item in prepared(tmp_path, more)]
+    assert [len(group.runs) for group in job_groups(items)] == [2, 1, 1, 1]
 
 
 def test_a_cpu_run_leaves_a_sites_gpus_to_others() -> None:
@@ -202,12 +191,12 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
     tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "available", lambda: True)
-    fake.answers["sinfo"] = "normal|normal*|down|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
+    fake.answers["sinfo"] = SINFO.replace("|up|", "|down|")
     fake.answers["scontrol"] = "MaxArraySize            = 2\n"
-    plan = expand([*ON_SITE, "sweep.repeats=5", f"results={tmp_path}"])
     console = Console(width=200, file=io.StringIO())
-    prepared = [prepare_for_site(planned) for planned in plan]
-    assert show_plan(prepared, [DONE, *[MISSING] * 4], console), "a partition that is down takes jobs"
+    assert show_plan(prepared(tmp_path, "sweep.repeats=5"), [DONE, *[MISSING] * 4], console), (
+        "a partition that is down takes jobs"
+    )
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "not submitted: 1 done; 4 runs to submit" in text
     assert "4 jobs in arrays of 2, 2 (the first is shown)" in text

@@ -12,10 +12,9 @@ from rich.console import Console
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler, submit
 from launch.slurm.launcher import OnSlurm, show_plan
-from launch.sweep import expand
 from launch.sweep.compose import Extension
 from tests.faults import fault
-from tests.launch.fake_slurm import MISSING, ON_SITE
+from tests.launch.fake_slurm import MISSING, ON_SITE, SINFO, prepared
 
 
 @pytest.fixture
@@ -46,13 +45,12 @@ def test_a_query_that_hangs_is_asked_once(programs: Path) -> None:
 def test_an_sbatch_that_hangs_is_ended_and_its_record_kept(programs: Path, tmp_path: Path, seeds: str) -> None:
     """Its job may exist: the next submit looks for it by its name. As one job, and as an array."""
     _write(programs / "sbatch", "[[ $1 == --test-only ]] && exit\nsleep 600\necho Submitted batch job 7")
-    plan = expand([*ON_SITE, f"seed={seeds}", f"results={tmp_path / 'results'}"])
-    prepared = [submit.prepare_for_site(planned) for planned in plan]
+    items = prepared(tmp_path / "results", f"seed={seeds}")
     with pytest.raises(scheduler.SchedulerError, match=r"^sbatch gave no answer within 3 s"):
-        submit.submit(prepared, SubmitOptions(), lambda _: None)
-    sweep = prepared[0].planned.run.sweep_folder
+        submit.submit(items, SubmitOptions(), lambda _: None)
+    sweep = items[0].planned.run.sweep_folder
     (kept,) = record.submissions(sweep)
-    assert (kept.job, len(kept.tasks)) == (None, len(prepared))
+    assert (kept.job, len(kept.tasks)) == (None, len(items))
     with record.lock(sweep):
         pass  # nobody holds it any more
 
@@ -89,7 +87,7 @@ def test_a_test_that_does_not_refuse_is_in_nobodys_way(
     _write(programs / "sbatch", f'echo "$1" >> {programs}/asked\n[[ $1 != --test-only ]] || {{ {does}; }}')
     with (programs / "sbatch").open("a") as program:
         program.write("echo Submitted batch job $$\n")
-    _write(programs / "sinfo", "echo 'normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2'")
+    _write(programs / "sinfo", f"echo '{SINFO.strip()}'")
 
     def tests() -> int:
         lines = (programs / "asked").read_text().splitlines()
@@ -97,13 +95,12 @@ def test_a_test_that_does_not_refuse_is_in_nobodys_way(
         return lines.count("--test-only")
 
     overrides = [*ON_SITE, f"results={tmp_path / 'results'}"]
-    plan = expand([*overrides, "strategy=ddp", "devices=1,2", "site.memory_gib_per_device=1"])
-    prepared = [submit.prepare_for_site(planned) for planned in plan]
+    items = prepared(tmp_path / "results", "strategy=ddp", "devices=1,2", "site.memory_gib_per_device=1")
     console = Console(width=1000, file=io.StringIO())
-    assert show_plan(prepared, [MISSING] * 2, console)
+    assert show_plan(items, [MISSING] * 2, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert (text.count(said), text.count("#SBATCH --job-name"), tests()) == (2, 2, asked)
-    assert len(submit.submit(prepared, SubmitOptions(), lambda _: None)) == 2
+    assert len(submit.submit(items, SubmitOptions(), lambda _: None)) == 2
     assert tests() == asked
     rows = dict(OnSlurm().site_findings(overrides, Extension()))
     assert [said in row for row in rows.values()] == [True, True]

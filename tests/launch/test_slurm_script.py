@@ -13,14 +13,14 @@ from rich.console import Console
 
 from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import launcher
-from launch.slurm.jobs import FIRST_LINES, job_groups, site_lines
+from launch.slurm.jobs import FIRST_LINES, site_lines
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from parallelbench.config.sites import Site
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
-from tests.launch.fake_slurm import ON_SITE, run_of, submission
+from tests.launch.fake_slurm import ON_SITE, group, run_of, submission
 
 
 def after_set_up(tmp_path: Path, **changes: list[str]) -> subprocess.CompletedProcess[str]:
@@ -56,12 +56,8 @@ def test_a_set_up_may_ask_and_go_on(tmp_path: Path) -> None:
 
 
 def test_jobs_have_the_sites_wckey_and_none_by_default(tmp_path: Path) -> None:
-    plain, keyed = (
-        job_groups([prepare_for_site(one_run([*ON_SITE, f"results={tmp_path}", *more]))])
-        for more in ([], ["site.wckey=climate"])
-    )
-    assert "--wckey" not in plain[0].job.script()
-    assert "#SBATCH --wckey=climate\n" in keyed[0].job.script()
+    assert "--wckey" not in group(tmp_path).job.script()
+    assert "#SBATCH --wckey=climate\n" in group(tmp_path, "site.wckey=climate").job.script()
 
 
 @pytest.mark.parametrize("name", ["a[/b]", "a[bold]b", "$(touch X)", "two words"])

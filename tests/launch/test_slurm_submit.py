@@ -15,13 +15,12 @@ from launch.slurm import record, scheduler, submit
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.slurm.submit import Intents
-from launch.sweep import expand
 from parallelbench import cli
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.folder import RunFolder, find_runs
 from tests.faults import fault
-from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm
+from tests.launch.fake_slurm import DONE, MISSING, SINFO, FakeSlurm, prepared
 
 TEXTS = {
     NoJob.REFUSED: [
@@ -56,9 +55,8 @@ def submitted(
     results: Path, monkeypatch: pytest.MonkeyPatch, sbatch: Sbatch, seeds: str = "0", options: Sequence[str] = ()
 ) -> list[Submission]:
     """Submits one run for each seed."""
-    plan = expand([*ON_SITE, f"seed={seeds}", f"results={results}", *options])
     monkeypatch.setattr(submit, "sbatch", sbatch)
-    return submit.submit([submit.prepare_for_site(planned) for planned in plan], SubmitOptions(), lambda _: None)
+    return submit.submit(prepared(results, f"seed={seeds}", *options), SubmitOptions(), lambda _: None)
 
 
 def test_under_a_limit_an_array_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm) -> None:
@@ -110,9 +108,6 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_name(
     assert submission.job == "17"
 
 
-SINFO = "normal|normal*|up|30:00|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
-
-
 def never(*_: object) -> str:
     raise AssertionError("sbatch was called")
 
@@ -142,7 +137,7 @@ def test_what_never_runs_is_not_submitted_and_leaves_no_folder(
             raise scheduler.refusal(f"allocation failure: {said}")
         return fake.ask(command)
 
-    fake.answers["sinfo"] = SINFO
+    fake.answers["sinfo"] = SINFO.replace("infinite", "30:00")
     monkeypatch.setattr(scheduler, "ask", ask)
     with pytest.raises(ConfigError, match=rf"^refused by the cluster, nothing was submitted: {text}"):
         submitted(tmp_path, monkeypatch, never, seeds="0,1,2", options=options)
@@ -170,7 +165,10 @@ def test_an_account_that_can_not_be_looked_up_is_left_to_sbatch(
             raise SchedulerError("sacctmgr: Unable to contact slurmdbd")
         return fake.ask(command, **options)
 
-    fake.answers |= {"sinfo": SINFO, "scontrol": "AccountingStorageEnforce = limits\nMaxArraySize = 9\n"}
+    fake.answers |= {
+        "sinfo": SINFO.replace("infinite", "30:00"),
+        "scontrol": "AccountingStorageEnforce = limits\nMaxArraySize = 9\n",
+    }
     monkeypatch.setattr(scheduler, "ask", without_database)
     options = ["launcher.time_limit_min=5"]
     assert len(submitted(tmp_path, monkeypatch, lambda *_: "17", options=options)) == 1
@@ -180,8 +178,7 @@ def test_a_result_that_was_to_be_measured_anew_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     """Its folder moves to .forgotten before sbatch is asked; where that refuses, it is there again."""
-    planned = expand([*ON_SITE, "seed=0", f"results={tmp_path}"])[0]
-    item = submit.prepare_for_site(planned)
+    (item,) = prepared(tmp_path)
     item.write_intent()
     (item.folder.path / "result").mkdir()
     monkeypatch.setattr(RunFolder, "_state", lambda self: DONE if self.result.exists() else MISSING)
@@ -194,7 +191,7 @@ def test_a_result_that_was_to_be_measured_anew_comes_back(
 
 
 def test_only_what_a_submission_made_is_taken_back(tmp_path: Path) -> None:
-    first, second = (submit.prepare_for_site(run) for run in expand([*ON_SITE, "seed=0,1", f"results={tmp_path}"]))
+    first, second = prepared(tmp_path, "seed=0,1")
     first.write_intent()
     intents = Intents()
     intents.write([first, second])
@@ -220,7 +217,7 @@ def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_a_disk_that_fills_up_while_runs_are_written_leaves_none_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
-    last = submit.prepare_for_site(expand([*ON_SITE, "seed=2", f"results={tmp_path}"])[0]).folder.path
+    last = prepared(tmp_path, "seed=2")[0].folder.path
     full(monkeypatch, last.name)
     with pytest.raises(StorageError, match="disk is full"):
         submitted(tmp_path, monkeypatch, never, "0,1,2")
@@ -231,7 +228,7 @@ def test_a_disk_that_fills_up_while_runs_are_written_leaves_none_of_them(
 def test_a_result_comes_back_where_its_new_intent_can_not_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item = submit.prepare_for_site(expand([*ON_SITE, "seed=0", f"results={tmp_path}"])[0])
+    (item,) = prepared(tmp_path)
     item.write_intent()
     (item.folder.path / "result").mkdir()
     monkeypatch.setattr(RunFolder, "_state", lambda self: DONE if self.result.exists() else MISSING)
@@ -295,8 +292,7 @@ def test_a_queued_job_whose_sweep_was_renamed_is_told_of(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     results = tmp_path / "some results"
-    plan = expand([*ON_SITE, "sweep.name=before", f"results='{results}'"])
-    submit.submit([submit.prepare_for_site(planned) for planned in plan], SubmitOptions(), lambda _: None)
+    submit.submit(prepared(Path(f"'{results}'"), "sweep.name=before"), SubmitOptions(), lambda _: None)
     for name, said in (
         ("before", "the run has not begun"),
         ("after", f"looks for {results / 'before'}; rename it back"),

@@ -23,7 +23,7 @@ from launch.verbs import run as run_module
 from parallelbench.config.sites import Container
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.fake_slurm import MISSING, ON_SITE, submission
+from tests.launch.fake_slurm import MISSING, ON_SITE, of_sbatch, submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,23 +38,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def run(tmp_path: Path) -> RunConfig:
     return one_run([*ON_SITE, f"results={tmp_path}", "site.mail_user=me@example.org", "site.account=lab"]).run
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that change something, sbatch's with the options in its script; it gives the job 99."""
-    commands: list[list[str]] = []
-
-    def tell(words: list[str], *, script: str = "") -> str:
-        commands.append([*words, *of_sbatch(script)])
-        return "99\n"
-
-    monkeypatch.setattr(scheduler, "tell", tell)
-    return commands
-
-
-def of_sbatch(script: str) -> list[str]:
-    return [line.partition(" ")[2] for line in script.splitlines() if line.startswith("#SBATCH ")]
 
 
 def queued(fake: FakeSlurm, run: RunConfig) -> list[Submission]:

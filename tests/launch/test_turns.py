@@ -14,17 +14,14 @@ from launch.slurm.jobs import MOST_TURNS, in_turns, job_groups
 from launch.slurm.launcher import show_plan
 from launch.slurm.record import Submission
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
-from launch.slurm.submit import prepare_for_site
-from launch.sweep import expand
-from tests.launch.fake_slurm import MISSING, ON_SITE, FakeSlurm
+from tests.launch.fake_slurm import MISSING, SINFO, FakeSlurm, prepared
 
 WIDE = ("strategy=ddp", "devices=1,2", "launcher.array_parallelism=100")
 
 
 def turns(results: Path, *options: str) -> list[tuple[int, list[int]]]:
     """(devices, repeats of the runs) of each array, in the order of their submission."""
-    plan = expand([*ON_SITE, f"results={results}", *options])
-    found = in_turns(job_groups([prepare_for_site(planned) for planned in plan]))
+    found = in_turns(job_groups(prepared(results, *options)))
     shapes = [turn.group.shape.devices for turn in found]
     repeats = [sorted(item.planned.run.repeat for item in turn.group.runs) for turn in found]
     return list(zip(shapes, repeats, strict=True))
@@ -62,12 +59,11 @@ def test_what_does_not_take_turns_is_one_array_for_each_shape(options: list[str]
 
 def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "available", lambda: True)
-    fake.answers["sinfo"] = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
+    fake.answers["sinfo"] = SINFO
     fake.answers["scontrol"] = "MaxArraySize            = 2\n"
-    plan = expand([*ON_SITE, f"results={tmp_path}", *WIDE, "seed=0,1,2", "sweep.repeats=2"])
-    prepared = [prepare_for_site(planned) for planned in plan]
+    items = prepared(tmp_path, *WIDE, "seed=0,1,2", "sweep.repeats=2")
     console = Console(width=200, file=io.StringIO())
-    assert show_plan(prepared, [MISSING] * 12, console)
+    assert show_plan(items, [MISSING] * 12, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("6 jobs in arrays of 2, 1, 2, 1 (the first is shown), in turn with the other shapes, each ") == 2
     sizes: list[tuple[int, int]] = []
@@ -77,7 +73,7 @@ def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monke
         return str(len(sizes))
 
     monkeypatch.setattr(submit, "sbatch", sbatch)
-    submissions = submit.submit(prepared, SubmitOptions(), lambda _: None)
+    submissions = submit.submit(items, SubmitOptions(), lambda _: None)
     assert [size for _, size in sizes] == [2, 1] * 4
     assert [devices for devices, _ in sizes[:4]] == [devices for devices, _ in sizes[4:]]
     assert len({each.submit for each in submissions}) == 1, "measured together"
@@ -86,7 +82,7 @@ def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monke
 def test_a_limit_in_a_later_turn_counts_all_of_the_shape(
     tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.answers["sinfo"] = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
+    fake.answers["sinfo"] = SINFO
     given: list[str] = []
 
     def sbatch(*_: object) -> str:
@@ -96,6 +92,5 @@ def test_a_limit_in_a_later_turn_counts_all_of_the_shape(
         return str(len(given))
 
     monkeypatch.setattr(submit, "sbatch", sbatch)
-    plan = expand([*ON_SITE, f"results={tmp_path}", *WIDE, "sweep.repeats=3"])
     with pytest.raises(SchedulerError, match=r"too many \(1 of 3 tasks of this shape submitted\)"):
-        submit.submit([prepare_for_site(planned) for planned in plan], SubmitOptions(), lambda _: None)
+        submit.submit(prepared(tmp_path, *WIDE, "sweep.repeats=3"), SubmitOptions(), lambda _: None)
