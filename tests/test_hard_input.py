@@ -63,7 +63,7 @@ def test_a_file_that_reads_without_end_is_named_with_its_line(
     assert listing(here) == {}
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["deep", "anchor", "bomb", "tag", "latin"])
 def test_claims_of_ones_own_that_read_without_end_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -127,19 +127,18 @@ def pipe(tmp_path: Path) -> Path:
         *(f"attempts/1/{name}" for name in ("outcome.json", "journal-rank0.jsonl", "attempt.json", "supervisor.json")),
     ],
 )
-@pytest.mark.parametrize("device", ["/dev/zero", "a pipe"])
-@pytest.mark.parametrize("verb", ["status", "claims", "compare", "logs", "forget", "cancel"])
-@pytest.mark.cases("status-*", "claims-/dev/zero-*")
+@pytest.mark.parametrize("verb", ["status", "claims", "logs", "forget"])
+@pytest.mark.cases("status-*", "claims-result*")
 def test_a_device_in_place_of_a_file_is_not_read(
-    here: Path, pipe: Path, capsys: pytest.CaptureFixture[str], name: str, device: str, verb: str
+    here: Path, pipe: Path, capsys: pytest.CaptureFixture[str], name: str, verb: str
 ) -> None:
+    """A pipe that nobody writes to, and in place of what is read whole, what never ends."""
     sweep = here / "demo"
     run = published(config(here, epochs=1)).path
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to(pipe if device == "a pipe" else device)
-    of = run if verb in ("logs", "forget") else sweep
-    code = cli.main([verb, str(of), *(["--by", "strategy=ddp,fsdp"] if verb == "compare" else [])])
+    (run / name).symlink_to("/dev/zero" if name.endswith("json") else pipe)
+    code = cli.main([verb, str(run if verb in ("logs", "forget") else sweep)])
     assert code in (0, 2)
     assert len(capsys.readouterr().err.splitlines()) == (code == 2)
 
@@ -177,25 +176,18 @@ ESCAPE = "\x1b[31mred\x07"
     "arguments",
     [
         ["plan", f"epochs={LONG}"],
-        ["plan", f"{LONG}=1"],
         ["plan", f"model={LONG}"],
         ["plan", f"epochs={'[' * 3000}"],
         ["plan", f"epochs={'[' * 500}{']' * 500}"],
         ["status", LONG],
-        ["status", "a " * 50_000],
         ["plan", "--conf", LONG],
         ["plan", "--plugin", LONG],
         ["submit", "--retry", LONG],
         ["compare", "--by", LONG, "."],
         ["claims", ".", LONG],
-        ["claims", ".", "--file", LONG],
         ["advise", "--check", LONG],
-        *(
-            [verb, ESCAPE]
-            for verb in ("plan", "status", "report", "claims", "compare", "logs", "forget", "cancel", "prune")
-        ),
+        *([verb, ESCAPE] for verb in ("plan", "status", "logs")),
         ["plan", f"results={ESCAPE}"],
-        ["plan", "results='\x1b[31mred'"],
         ["plan", "results=a\udcff"],
         ["plan", "results=a\0b"],
         ["plan", "results=a\u202eb"],
@@ -208,12 +200,9 @@ ESCAPE = "\x1b[31mred\x07"
         ["claims", ".", "--file", "a\0b"],
         ["plan", "--conf", "a\0b"],
         ["plan", "--plugin", "a\0b"],
-        ["advise", "--check", "a\0b"],
-        ["calibrate", "--out", "a\0b"],
         ["calibrate", "--out", "/dev/null/x"],
         [LONG],
         [ESCAPE],
-        ["status", f"--{LONG}", "."],
         ["status", f"--{ESCAPE}", "."],
     ],
     ids=lambda arguments: " ".join(arguments)[:40].encode("unicode_escape").decode(),

@@ -7,7 +7,6 @@ import re
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,9 +22,6 @@ from parallelbench.config.sites import expanded
 from parallelbench.errors import ConfigError
 from tests.faults import fault
 from tests.helpers import TINY, plain, quoted
-
-if TYPE_CHECKING:
-    pass
 
 SLURM = (*TINY, "launcher=slurm", "site=local_cluster")
 HARMLESS = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
@@ -80,26 +76,7 @@ def check(script: str, results: str) -> None:
         assert "%" not in word.rpartition("/")[0]
 
 
-SHELLS = (
-    "\n",
-    "'",
-    '"',
-    "`",
-    "$(touch x)",
-    "${HOME}",
-    "; rm x",
-    "| x",
-    "&",
-    "#",
-    "\\",
-    " ",
-    "~",
-    "*",
-    "<",
-    ">",
-    "(",
-    ")",
-)
+SHELLS = ("\n", "$(touch x)", "${HOME}", "; rm x", "| x", *"'\"`&#\\ ~*<>()")
 OTHERS = ("%j", "%", "..", "/", "\r", "\u2028", "\u00a0", "é", "日本", "[", "]", "{", "}", "=", ",", ":", "--", "a")
 NASTY = st.sampled_from(SHELLS + OTHERS)
 TEXT = st.one_of(
@@ -172,10 +149,10 @@ def test_hostile_overrides(given: list[str], folder: str, scripts: list[str], tm
 @fault(
     "storage and input",
     "hostile configurations",
-    injection="900 generated partitions, accounts, constraints, types of GPUs, modules, names and paths, full of shell",
+    injection="300 generated partitions, accounts, constraints, types of GPUs, modules, names and paths, full of shell",
     outcome="refused in one clear line, or the batch script has only known lines with quoted values",
 )
-@generated(900)
+@generated(300)
 @given(
     site=st.dictionaries(st.sampled_from(SITE), TEXT, max_size=2),
     rest=st.tuples(TEXT, TEXT, TEXT),
@@ -257,7 +234,7 @@ def test_paths_that_slurm_reads_otherwise_are_refused(bad: str, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("names", ["oomm", "ok", "oom,,error", "parity"])
+@pytest.mark.parametrize("names", ["oomm", "ok", "oom,,error"])
 def test_unknown_outcomes_to_retry(names: str, tmp_path: Path) -> None:
     code, _, errors = program("submit", *SLURM, f"results={tmp_path}", "--retry", names)
     assert (code, errors.count("\n")) == (2, 1)
