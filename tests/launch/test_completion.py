@@ -54,37 +54,43 @@ def test_keys_that_are_offered_are_keys(group: str) -> None:
         assert offered <= {*node}, name
 
 
-def test_values_are_offered_where_they_can_be_listed() -> None:
-    assert after("run precision=b") == ["precision=bf16 "]
-    assert after("run compile=") == ["compile=true ", "compile=false "]
-    assert after("submit precision=fp32,b") == ["precision=fp32,bf16 "], "the next value of a list"
-    assert "strategy=ddp,ddp " not in after("submit strategy=ddp,")
-    assert after("run epochs=") == []
-    assert after("submit --retry oom,par") == ["oom,parity_failed "]
-    assert after("advise --objective g") == ["gpu_hours "]
-    assert after("claims results scaling_st") == ["scaling_steady "]
-    assert after("compare results --by strategy=ddp,hs") == ["strategy=ddp,hsdp "]
-    assert after("help optimizer.lr_") == ["optimizer.lr_rule "]
-    assert after("completion ") == ["bash ", "zsh ", "fish "]
-
-
-def test_paths_are_offered_where_paths_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("run precision=b", ["precision=bf16 "]),
+        ("run compile=", ["compile=true ", "compile=false "]),
+        ("submit precision=fp32,b", ["precision=fp32,bf16 "]),  # the next value of a list
+        ("run epochs=", []),
+        ("submit --retry oom,par", ["oom,parity_failed "]),
+        ("advise --objective g", ["gpu_hours "]),
+        ("claims results scaling_st", ["scaling_steady "]),
+        ("compare results --by strategy=ddp,hs", ["strategy=ddp,hsdp "]),
+        ("help optimizer.lr_", ["optimizer.lr_rule "]),
+        ("subm", ["submit "]),
+        ("plan --js", ["--json "]),
+        ("plan --json --js", []),  # once is enough
+        ("nonsense ", []),
+        ("status ", ["results/"]),
+        ("compare results/", ["results/demo/"]),
+        ("compare results ", ["results/"]),  # B after A
+        ("status results ", []),  # one folder only
+        ("run results=r", ["results=results/"]),
+        ("advise --check s", ["steps.csv "]),
+        ("report results --out=re", ["--out=results/"]),
+        ("status .h", [".hidden/"]),
+        ("status ~/re", ["~/results/"]),
+        ("status nowhere/", []),
+    ],
+)
+def test_what_may_follow_is_offered(
+    line: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "results" / "demo").mkdir(parents=True)
-    (tmp_path / ".hidden").mkdir()
-    (tmp_path / "steps.csv").touch()
-    for verb in ("status", "report", "claims", "cancel", "logs", "forget", "compare", "init"):
-        assert after(f"{verb} ") == ["results/"]
-        assert after(f"{verb} results/") == ["results/demo/"]
-    assert after("compare results ") == ["results/"], "B after A"
-    assert after("status results ") == [], "one folder only"
-    assert after("run results=r") == ["results=results/"]
-    assert after("advise --check s") == ["steps.csv "]
-    assert after("report results --out=re") == ["--out=results/"]
-    assert after("status .h") == [".hidden/"]
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert after("status ~/re") == ["~/results/"]
-    assert after("status nowhere/") == []
+    for folder in ("results/demo", ".hidden"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "steps.csv").touch()
+    assert after(line) == offered
 
 
 def test_ones_own_files_are_offered_too(tmp_path: Path) -> None:

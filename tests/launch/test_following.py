@@ -70,7 +70,6 @@ def test_a_pipe_gets_a_line_for_each_change(slept: list[float], capsys: pytest.C
         ((OK, ended("killed")), 1),
         ((OK, RunStatus(MISSING, "missing")), 0),
         ((OK, RunStatus(MISSING, "missing", "its job 5_0 ended before the run began: FAILED", "5_0")), 1),
-        ((ended("nan"), OK), 1),
     ],
 )
 def test_watch_ends_with_1_if_runs_failed(last: tuple[RunStatus, ...], code: int, slept: list[float]) -> None:

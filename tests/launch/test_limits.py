@@ -161,10 +161,8 @@ def test_only_what_is_enforced_refuses(slurm: FakeSlurm, enforced: str, time: bo
     [
         ("limits,qos", 50, []),
         ("limits,qos", 51, ["allows 50 cores × min a job"]),
-        ("safe,qos", 51, ["allows 50 cores × min a job"]),
         ("limits,qos", 91, ["allows 50 cores × min a job"]),
         ("safe,qos", 91, ["allows 50 cores × min a job", "allows 90 cores × min in all"]),
-        ("all", 91, ["allows 50 cores × min a job", "allows 90 cores × min in all"]),
     ],
 )
 def test_a_groups_minutes_hold_only_where_safe_is_enforced_a_jobs_own_always(

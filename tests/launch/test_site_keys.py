@@ -57,12 +57,10 @@ def said(cluster: Cluster, asked: JobGroup) -> tuple[list[str], list[str]]:
         (BOTH, "--partition=normal,short"),
         ("site.reservation=deadline", "--reservation=deadline"),
         ("site.nice=100", "--nice=100"),
-        ("site.nice=0", "--nice=0"),
         ("site.nodelist=n[1-2],m1", "--nodelist='n[1-2],m1'"),
         ("site.exclude=n3,n7", "--exclude=n3,n7"),
         ("site.exclusive=true", "--exclusive"),
         ("site.sbatch={comment: my thesis, hold-off: false}", "--comment='my thesis'"),
-        ("site.sbatch={comment: 2026}", "--comment=2026"),
         ("site.sbatch={spread-job: true}", "--spread-job"),
     ],
 )
