@@ -157,5 +157,11 @@ def completed(*arguments: str, results: Path, preexec: Callable[[], object] | No
         return code, program.text
 
 
+def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start the program in a user's folder, and wait for its end."""
+    command = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,8 @@ from analysis import load, summary
 from analysis.report.notes import warnings
 from parallelbench.results.publish import NO_CLOSING
 from parallelbench.results.tables import CLOSING
-from tests.launch.test_plugin import OWN, program
+from tests.launch.programs import program
+from tests.launch.test_plugin import OWN
 
 if TYPE_CHECKING:
     from pathlib import Path

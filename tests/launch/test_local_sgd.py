@@ -22,7 +22,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.training.checks.compared import as_reference, rounding
 from parallelbench.training.checks.parity import as_checked, checks_parity, parity_reference
 from tests.helpers import TINY
-from tests.launch.test_plugin import program
+from tests.launch.programs import program
 from tests.ranks import run_ranks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-strategy.md").read_text()

@@ -20,6 +20,7 @@ from launch.sweep.compose import Extension
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.components import check_sums
+from tests.launch.programs import program
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "".join((DOCS / name).read_text() for name in ("adding-a-model.md", "adding-data.md", "adding-a-loss.md"))
@@ -52,8 +53,7 @@ def test_a_missing_file_that_prepare_does_not_make_is_named_with_its_place(me: P
     (me / "data" / "shapes.npz").unlink()
     for verb in ("plan", "prepare"):
         arguments = [verb, "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32"]
-        program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments]
-        done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+        done = program(me, *arguments)
         assert done.returncode == 2
         said = "".join((done.stdout + done.stderr).split())  # a plan is folded at the width of the terminal
         message = (
@@ -109,41 +109,46 @@ def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> N
     assert [command[1] for command in commands] == ["show", "submit", "report", "run"]
     for _, *arguments in commands[:3]:
         more = ["launcher.oversubscribe=true", "measure.probe=false"] if arguments[0] == "submit" else []
-        program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments, *more]
-        done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+        done = program(me, *arguments, *more)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "ddp × 2" in done.stdout
 
 
+RUN = next(shlex.split(line)[1:] for line in PAGE.splitlines() if line.startswith("parallelbench run"))
+"""The page's torch data set, in one line."""
+LIKE_ONE_DEVICE = {
+    "loss": ["submit", "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "loss=hinge", "lr_schedule=halves"],
+    "torch_dataset": [*RUN, "model=mlp"],
+    "tokens": ["submit", "--conf", "conf", "--plugin", "mine", "model=table", "data=counting", "batch_size=20"],
+}
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_loss_and_a_schedule_of_ones_own_train_like_one_device(me: Path) -> None:
-    arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "model=wide", "batch_size=32", "epochs=2"]
-    chosen = ["loss=hinge", "lr_schedule=halves", *TWO]
-    program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments, *chosen]
-    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("name", LIKE_ONE_DEVICE)
+def test_what_is_ones_own_trains_on_two_ranks_like_one_device(name: str, me: Path) -> None:
+    done = program(me, *LIKE_ONE_DEVICE[name], *TWO, "epochs=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    (outcome,) = (me / "results").rglob("outcome.json")
-    assert '"outcome":"ok"' in outcome.read_text()
+    (manifest,) = (me / "results").rglob("result/manifest.json")
+    row = pl.read_parquet(manifest.with_name("run.parquet")).row(0, named=True)
+    assert (row["outcome"], row["parity_passed"]) == ("ok", True)
+    if name == "torch_dataset":
+        assert (row["data"], row["train_samples"], len(row["data_sha256"])) == (name, 96, 64)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_metric_of_ones_own_is_in_tables_and_report(me: Path) -> None:
-    def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments]
-        return subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
-
     own = ["--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "epochs=2"]
-    done = cli("submit", *own, "metric=near", "strategy=ddp", "devices=1,2", "launcher.oversubscribe=true")
+    done = program(me, "submit", *own, "metric=near", "strategy=ddp", "devices=1,2", "launcher.oversubscribe=true")
     assert done.returncode == 0, done.stdout + done.stderr
     columns = [pl.read_parquet(path)["test_metric"] for path in (me / "results").rglob("epochs.parquet")]
     assert len(columns) == 2
     assert all(0 < value <= 1 and 32 * value == round(32 * value) for column in columns for value in column)
     assert columns[0].to_list() == columns[1].to_list()
-    assert cli("report", "results/adhoc", "--out", "page").returncode == 0
+    assert program(me, "report", "results/adhoc", "--out", "page").returncode == 0
     assert "Test metric" in (me / "page" / "index.html").read_text()
-    refused = cli("submit", *own, "metric=far")
+    refused = program(me, "submit", *own, "metric=far")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "near" in refused.stderr
 
@@ -165,39 +170,10 @@ def test_a_metric_that_fails_is_told_of_before_training(me: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_the_pages_torch_dataset_is_one_line(me: Path) -> None:
-    (command,) = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench run")]
-    more = ["model=mlp", *TWO, "epochs=2"]
-    program = [sys.executable, "-P", "-m", "parallelbench.cli", *command[1:], *more]
-    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (outcome,) = (me / "results").rglob("outcome.json")
-    assert '"outcome":"ok"' in outcome.read_text()
-    (manifest,) = (me / "results").rglob("result/manifest.json")
-    row = pl.read_parquet(manifest.with_name("run.parquet")).row(0, named=True)
-    assert (row["data"], row["train_samples"], row["parity_passed"]) == ("torch_dataset", 96, True)
-    assert len(row["data_sha256"]) == 64
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_the_pages_tokens_train_like_one_device(me: Path) -> None:
-    chosen = ["model=table", "data=counting", "batch_size=20", "epochs=2", *TWO]
-    arguments = ["--conf", "conf", "--plugin", "mine", *chosen]
-    program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments]
-    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (outcome,) = (me / "results").rglob("outcome.json")
-    assert '"outcome":"ok"' in outcome.read_text()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_run_on_arrays_of_another_size_ends_with_an_error_that_is_not_tried_again(me: Path) -> None:
     arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "model=wide", "batch_size=32", "data.test_samples=64"]
-    program = [sys.executable, "-P", "-m", "parallelbench.cli", "submit", *arguments, "launcher=inline"]
     for expected in ("error", "not started: 1 error (--retry error tries again)"):
-        done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+        done = program(me, "submit", *arguments, "launcher=inline")
         assert done.returncode == 1, done.stdout + done.stderr
         assert expected in " ".join(done.stdout.split())
     (outcome,) = (me / "results").rglob("outcome.json")

@@ -28,7 +28,8 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure.environment import capture
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.test_plugin import CODE, YAML, program
+from tests.launch.programs import program
+from tests.launch.test_plugin import CODE, YAML
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
