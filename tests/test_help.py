@@ -17,22 +17,15 @@ from tests.test_cli import here, refused
 __all__ = ["here"]
 
 
-@pytest.mark.slow
-def test_a_key_is_told_with_meaning_values_and_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["help", "optimizer.lr", "precision", "strategy"]) == 0
+def test_a_key_is_told_with_its_values_and_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help", "optimizer.lr", "precision"]) == 0
     text = capsys.readouterr().out
-    assert "Learning rate at the configured batch size" in text
     assert "values   `float` > 0\n" in text
-    rate = compose_plain(["optimizer=sgd"])["optimizer"]["lr"]
-    assert f"default  {rate} with optimizer=sgd" in text
-    assert "optimizer=adam is the default" in text
+    assert f"default  {compose_plain(['optimizer=sgd'])['optimizer']['lr']} with optimizer=sgd" in text
     assert "values   fp64 | fp32 | tf32 | bf16 | fp16\n  default  fp32\n" in text
-    assert "choices  context_parallel, data_parallel, ddp," in text
-    assert "default  single" in text
     assert cli.main(["help", "sweep.blocks"]) == 0
     assert len(capsys.readouterr().out.splitlines()) < 8, "not the blocks of every sweep"
     assert "did you mean optimizer.lr?" in refused(capsys, "help", "lr")
-    assert "did you mean epochs?" in refused(capsys, "help", "epohcs")
 
 
 def test_help_takes_a_choice_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

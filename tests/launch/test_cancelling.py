@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from launch.launcher import Launcher
 from launch.slurm import record
 from launch.slurm.launcher import OnSlurm
 from parallelbench import cli
-from parallelbench.errors import ConfigError, StorageError
+from parallelbench.errors import StorageError
 from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import submission
 
@@ -96,15 +95,6 @@ def test_a_run_that_was_never_queued_is_refused(tmp_path: Path, capsys: pytest.C
     (run / "config.yaml").touch()
     assert cli.main(["cancel", str(run)]) == 2
     assert "was not queued: what trains here ends with Ctrl-C" in capsys.readouterr().err
-
-
-def test_a_launcher_may_know_whole_sweeps_only(sweep: Path) -> None:
-    class OfWholeSweeps(OnSlurm):
-        name = "whole"
-        cancel_runs = Launcher.cancel_runs
-
-    with pytest.raises(ConfigError, match=rf"^launcher=whole cancels whole sweeps only: name {sweep}$"):
-        OfWholeSweeps().cancel_runs([RunFolder(sweep / "a")], Console())
 
 
 @pytest.mark.parametrize("fails", ["lock", "record"])

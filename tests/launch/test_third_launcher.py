@@ -160,6 +160,8 @@ def test_its_runs_are_planned_queued_listed_and_cancelled(own: Path, capsys: pyt
     assert status.startswith("2 queued the queue answers")
     assert "in the queue of files" in status
     assert printed(capsys, "status", "results").startswith("2 missing"), "nobody else's code is run without --plugin"
+    run = str(find_runs(own / "results")[0].path)
+    assert "launcher=queue cancels whole sweeps only: name " in refused(capsys, "cancel", *PLUGIN, run)
     assert "2 jobs cancelled" in printed(capsys, "cancel", *PLUGIN, "results")
     assert printed(capsys, "status", *PLUGIN, "results").startswith("2 missing")
 
