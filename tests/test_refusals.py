@@ -6,6 +6,7 @@ import os
 import random
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from launch.launcher import launcher_of, prepare_all
@@ -316,12 +317,10 @@ def test_fixes_are_searched_only_for_what_is_told(monkeypatch: pytest.MonkeyPatc
         return [[] for _ in found]
 
     monkeypatch.setattr(check, "fixes", search)
-    collected = Refusals()
-    for batch_size in range(101, 201, 2):
+    collected, run = Refusals(), one_run([*IMAGES, "strategy=ddp", "devices=2"]).run
+    for batch_size in range(1, 95, 2):
         with collected:
-            check_run(
-                one_run([*IMAGES[:3], "model=mlp", "strategy=ddp", "devices=2", f"batch_size={batch_size}"]).run, "cpu"
-            )
+            check_run(msgspec.structs.replace(run, batch_size=batch_size), "cpu")
     assert searched == []
     with pytest.raises(ConfigError, match="more refusals"):
         collected.raise_any()
