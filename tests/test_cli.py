@@ -9,7 +9,6 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +22,7 @@ from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.faults import fault
 from tests.helpers import TINY
+from tests.launch.programs import program
 
 
 def listing(folder: Path) -> dict[str, int]:
@@ -389,19 +389,13 @@ def test_run_tries_again_what_failed(here: Path) -> None:
 
     overrides = [*TINY, "epochs=1", "results=r", "measure.parity=false"]
     folder = failed(one_run(overrides).run, "error", "a bug that is fixed by now", epochs=0)
-    code, out, _ = program(here, "run", *overrides)
-    assert code == 0
-    assert out.splitlines()[-1] == f"r/adhoc/{folder.path.name}"
+    done = program(here, "run", *overrides)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"r/adhoc/{folder.path.name}"
     assert (folder.state().state, folder.state().attempt) == ("done", 2)
 
 
 # --- the program as a process
-
-
-def program(cwd: Path, *arguments: str, **options: Any) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "parallelbench.cli", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **options)
-    return done.returncode, done.stdout, done.stderr
 
 
 HEAVY = ("torch", "numpy", "polars", "pyarrow", "altair", "sklearn", "torchvision")
@@ -452,9 +446,9 @@ def test_others_packages_of_the_suites_names_do_not_come_first(tmp_path: Path) -
         [sys.executable, "-m", "parallelbench.entry", "launch.slurm.start", "nowhere"],
         [sys.executable, "-c", "import parallelbench.training.worker, launch, analysis, conf.model"],
     ]
-    for program, code in zip(programs, (0, 0, 1, 0), strict=True):
+    for words, code in zip(programs, (0, 0, 1, 0), strict=True):
         variables = os.environ | {"PYTHONPATH": str(tmp_path)}
-        done = subprocess.run(program, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         assert "ImportError" not in done.stderr
     assert done.stderr == ""

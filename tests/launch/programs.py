@@ -163,5 +163,14 @@ def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+def own_strategy(folder: Path, code: str, *, like: str, more: str = "") -> tuple[str, ...]:
+    """The words that choose a user's own strategy: the class `Mine` of this code, with the options of a shipped one."""
+    (folder / "conf" / "strategy").mkdir(parents=True)
+    text = f"defaults: [{like}, _self_]\n_target_: own.Mine\nname: mine\n{more}"
+    (folder / "conf" / "strategy" / "mine.yaml").write_text(text)
+    (folder / "own.py").write_text(code)
+    return ("--conf", str(folder / "conf"), "--plugin", str(folder / "own.py"), "strategy=mine")
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)

@@ -10,8 +10,7 @@ from analysis import load, summary
 from analysis.report.notes import warnings
 from parallelbench.results.publish import NO_CLOSING
 from parallelbench.results.tables import CLOSING
-from tests.launch.programs import program
-from tests.launch.test_plugin import OWN
+from tests.launch.programs import completed, own_strategy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,14 +38,10 @@ class Mine(Single, frozen=True, kw_only=True):
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_killed_in_its_closing_check_says_that_it_was_not_checked(tmp_path: Path) -> None:
-    (tmp_path / "conf" / "strategy").mkdir(parents=True)
-    (tmp_path / "conf" / "strategy" / "mine.yaml").write_text("_target_: mystrategies.Mine\nname: mine\n")
-    (tmp_path / "mystrategies").mkdir()
-    (tmp_path / "mystrategies" / "__init__.py").write_text(CODE)
-    small = ["model=logistic_regression", "data=digits", "epochs=2", "results=results", "measure.telemetry_hz=0"]
-    done = program(tmp_path, "run", *OWN, *small, "strategy=mine", "measure.probe=false")
-    runs = load(tmp_path / "results", plugin="mystrategies")
-    assert runs.run["state"].item() == "done", done.stderr
+    small = ["model=logistic_regression", "data=digits", "epochs=2", "measure.telemetry_hz=0", "measure.probe=false"]
+    _, text = completed("run", *own_strategy(tmp_path, CODE, like="single"), *small, results=tmp_path / "results")
+    runs = load(tmp_path / "results")
+    assert runs.run["state"].item() == "done", text
     assert runs.run["reason"].item() == "trained 2 epochs; not checked: the closing check did not end"
     assert NO_CLOSING in runs.run["warnings"].item()
     (row,) = runs.checks.filter(check=CLOSING).rows(named=True)

@@ -177,21 +177,18 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     assert not (folder.path / "checkpoints").exists(), "a result needs none"
 
 
-@pytest.mark.exhaustive
 @fault(
     "lifecycle",
     "An attempt is asked to stop",
     injection="the file `stop` in the attempt's folder",
     outcome="all ranks save after the same epoch and end; the outcome is timeout; submitting again goes on from there",
 )
-@pytest.mark.parametrize("arguments", [HERE, DDP], ids=["single", "ddp"])
-@pytest.mark.cases("ddp")
 def test_a_run_that_is_asked_to_stop_goes_on_later(
-    arguments: tuple[str, ...], tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
+    tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
     results = tmp_path / "results"
     for number in (1, 2):
-        attempt = stopped(*arguments, results=results, after=3 * number, number=number)
+        attempt = stopped(*DDP, results=results, after=3 * number, number=number)
         folder = the_run(results)
         outcome = folder.state().outcome
         epoch = saved_epochs(folder)[-1]
@@ -205,8 +202,8 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(
         assert folder.state().to_run
     stops = saved_epochs(folder)
     assert len(stops) == 2, "nothing else was saved: there is no time limit"
-    finished(*arguments, results=results)
-    assert measured(folder) == undisturbed(arguments)
+    finished(*DDP, results=results)
+    assert measured(folder) == undisturbed(DDP)
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == f"{stops[0]}, {stops[1]}"
     assert run["resumed_elsewhere"] is None
