@@ -11,7 +11,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
@@ -207,8 +206,3 @@ def functions() -> list[str]:
         for name, value in vars(cuda).items()
         if inspect.isfunction(value) and value.__module__ == cuda.__name__ and not name.startswith("_")
     ]
-
-
-def complete(script: Any = ScriptedCuda) -> list[str]:
-    """Functions that the script lacks."""
-    return [name for name in functions() if not hasattr(script, name)]

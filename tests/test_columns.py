@@ -46,7 +46,7 @@ from parallelbench.training.torch_session import Session, build_model
 from parallelbench.world.machine import cpu_name, node_name
 from parallelbench.world.numerics import Sums
 from parallelbench.world.world import World
-from tests.helpers import TINY, configured
+from tests.helpers import TINY, Clock, configured
 from tests.strategies.training import shard_loader
 from tests.telemetry.playback import play
 from tests.telemetry.test_nvml import FOUR
@@ -220,69 +220,46 @@ def test_where_the_ranks_were(weak: Ran) -> None:
 # --- a session in this process, by a clock that only what is timed turns
 
 
-class Clock:
-    """Stands in for the module `time`."""
-
+class SessionClock(Clock):
     def __init__(self) -> None:
-        self.now, self.cpu = 995.0, 50.0
+        self.now_s, self.cpu_s = 995.0, 50.0
         self.first_steps: list[float] = []
         """The moment before the first step of each epoch."""
         self.resident_bytes = 0
         """Of this process, while the known tensor was there."""
-
-    def turns(self, seconds: float) -> None:
-        self.now += seconds
-
-    def time(self) -> float:
-        return self.now
-
-    perf_counter = time
-
-    def process_time(self) -> float:
-        return self.cpu
 
 
 BLOCK_BYTES = 64 * 2**20
 SESSION = (*TINY, "compile=true", "epochs=2", "measure.steps_sampled=5", "optimizer=sgd")
 
 
-def turning(clock: Clock, seconds: float, function: Any) -> Any:
-    """The function, which takes so long."""
-
-    def timed(*arguments: Any, **options: Any) -> Any:
-        clock.turns(seconds)
-        return function(*arguments, **options)
-
-    return timed
-
-
-def plant(monkeypatch: pytest.MonkeyPatch, clock: Clock, run: RunConfig) -> None:
+def plant(monkeypatch: pytest.MonkeyPatch, clock: SessionClock, run: RunConfig) -> None:
     """What everything takes, and what it finds."""
     monkeypatch.setattr(clock_module, "time", clock)
     monkeypatch.setattr(loop, "time", clock)
     takes = {"configure_torch": 2.0, "join": 3.0, "build_model": 7.0, "check_parity": 6.0}
     for name, seconds in takes.items():
-        monkeypatch.setattr(torch_session, name, turning(clock, seconds, getattr(torch_session, name)))
-    monkeypatch.setattr(torch_session, "check_parity", turning(clock, 6.0, lambda *_, **__: [dict(PARITY_ROW)]))
+        monkeypatch.setattr(torch_session, name, clock.taking(seconds, getattr(torch_session, name)))
+    monkeypatch.setattr(torch_session, "check_parity", clock.taking(6.0, lambda *_, **__: [dict(PARITY_ROW)]))
     monkeypatch.setattr(torch_session, "checks_parity", lambda _: True)
-    monkeypatch.setattr(environment, "capture", turning(clock, 100.0, lambda *_, **__: {"known": 1}))
-    monkeypatch.setattr(type(run.data), "load", turning(clock, 4.0, type(run.data).load))
-    monkeypatch.setattr(loader_module, "ResidentLoader", turning(clock, 0.5, ResidentLoader))
-    monkeypatch.setattr(Single, "prepare", turning(clock, 8.0, Single.prepare))
+    monkeypatch.setattr(environment, "capture", clock.taking(100.0, lambda *_, **__: {"known": 1}))
+    monkeypatch.setattr(type(run.data), "load", clock.taking(4.0, type(run.data).load))
+    monkeypatch.setattr(loader_module, "ResidentLoader", clock.taking(0.5, ResidentLoader))
+    monkeypatch.setattr(Single, "prepare", clock.taking(8.0, Single.prepare))
     monkeypatch.setattr(torch, "compile", lambda module: module)
     graphs = itertools.count()
     monkeypatch.setattr(torch_session, "compiled_graphs", lambda: next(graphs))
-    monkeypatch.setattr(ModuleReplica, "compile_warmup", turning(clock, 9.0, ModuleReplica.compile_warmup))
-    monkeypatch.setattr(ModuleReplica, "evaluate", turning(clock, 0.5, ModuleReplica.evaluate))
-    monkeypatch.setattr(session_module, "Trainer", turning(clock, 1.5, loop.Trainer))
+    monkeypatch.setattr(ModuleReplica, "compile_warmup", clock.taking(9.0, ModuleReplica.compile_warmup))
+    monkeypatch.setattr(ModuleReplica, "evaluate", clock.taking(0.5, ModuleReplica.evaluate))
+    monkeypatch.setattr(session_module, "Trainer", clock.taking(1.5, loop.Trainer))
     monkeypatch.setattr(ModuleReplica, "take_pushes", lambda _: [Push(step=2, staleness=3)])
     step, steps = ModuleReplica.step, iter(range(100))
 
     def timed_step(replica: Any, batch: Any) -> Any:
         if next(steps) % run.steps_per_epoch == 0:
-            clock.first_steps.append(clock.now)
-        clock.turns(0.25)
-        clock.cpu += 0.125
+            clock.first_steps.append(clock.now_s)
+        clock.now_s += 0.25
+        clock.cpu_s += 0.125
         block = torch.ones(BLOCK_BYTES, dtype=torch.uint8)
         clock.resident_bytes = max(clock.resident_bytes, psutil.Process().memory_info().rss)
         del block
@@ -297,9 +274,9 @@ PARITY_ROW = {"step": 1, "loss": 1.0, "loss_reference": 1.0, "tolerance": 1e-9, 
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, SessionClock]:
     run = configured(*SESSION, f"results={tmp_path_factory.mktemp('results')}")
-    folder, clock, threads = RunFolder.of(run), Clock(), torch.get_num_threads()
+    folder, clock, threads = RunFolder.of(run), SessionClock(), torch.get_num_threads()
     folder.write_intent(run, [])
     first = folder.claim()
     assert first is not None
@@ -324,7 +301,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Clock]:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_facts_of_a_session(planted: tuple[Ran, Clock]) -> None:
+def test_facts_of_a_session(planted: tuple[Ran, SessionClock]) -> None:
     ran, _ = planted
     assert (ran.run["attempt"], ran.run["compile"]) == (2, True)
     assert "a known warning" in ran.run["warnings"]
@@ -337,7 +314,7 @@ def test_facts_of_a_session(planted: tuple[Ran, Clock]) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_parts_of_the_start(planted: tuple[Ran, Clock]) -> None:
+def test_the_parts_of_the_start(planted: tuple[Ran, SessionClock]) -> None:
     """The capture of the environment took 100 s and is in none of them."""
     ran, _ = planted
     parts = {
@@ -354,7 +331,7 @@ def test_the_parts_of_the_start(planted: tuple[Ran, Clock]) -> None:
     assert ran.run["startup_s"] == sum(parts.values())
 
 
-def test_times_are_those_of_the_clock(planted: tuple[Ran, Clock]) -> None:
+def test_times_are_those_of_the_clock(planted: tuple[Ran, SessionClock]) -> None:
     ran, clock = planted
     starts = clock.first_steps[:2]  # those after them are the closing check's
     assert ran.of("ranks", "attempt", "epoch_time_s", "cpu_time_s", "evaluation_time_s") == [(2, 0.5, 0.25, 0.5)] * 2
@@ -367,13 +344,13 @@ def test_times_are_those_of_the_clock(planted: tuple[Ran, Clock]) -> None:
     assert ran.of("steps", *keys) == expected
 
 
-def test_pushes_of_a_worker(planted: tuple[Ran, Clock]) -> None:
+def test_pushes_of_a_worker(planted: tuple[Ran, SessionClock]) -> None:
     ran, _ = planted
     keys = ("run_id", "attempt", "epoch", "rank", "step", "staleness")
     assert ran.of("pushes", *keys) == [(ran.run["run_id"], 2, epoch, 0, 2, 3) for epoch in (1, 2)]
 
 
-def test_a_known_tensor_is_in_the_hosts_peak(planted: tuple[Ran, Clock]) -> None:
+def test_a_known_tensor_is_in_the_hosts_peak(planted: tuple[Ran, SessionClock]) -> None:
     ran, clock = planted
     for peak in ran.of("ranks", "host_peak_rss_bytes"):
         assert peak is None or clock.resident_bytes - BLOCK_BYTES / 2 < peak < clock.resident_bytes + BLOCK_BYTES / 2

@@ -36,7 +36,7 @@ from parallelbench.world.machine import Machine
 from parallelbench.world.world import World
 from tests.cuda_branches import ROOT, places
 from tests.helpers import TINY, configured
-from tests.scripted_cuda import CPU, WORLD, ScriptedCuda, functions
+from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
 
 REACHED_BY = (
     "tests/test_cuda_parts.py",
@@ -305,12 +305,6 @@ def test_streams_hide_waiting() -> None:
 
 
 # --- all of them
-
-
-@pytest.mark.exhaustive
-def test_all_that_the_seam_offers_is_used() -> None:
-    used = {place.rpartition("cuda.")[2] for place in places()}
-    assert [name for name in functions() if name not in used] == []
 
 
 @pytest.mark.exhaustive

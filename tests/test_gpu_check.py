@@ -11,8 +11,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
-from unittest import mock
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -39,16 +38,12 @@ from parallelbench.results.attempt import Attempt
 from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.files import fill
 from parallelbench.results.journal import read_entries
-from parallelbench.strategies.pipeline.schedules import Schedule
-from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.telemetry.nvml import WAYS
-from parallelbench.training.loop import Trainer
 from parallelbench.training.warm import ForkRequest
 from parallelbench.training.worker import RankError
 from parallelbench.world.machine import Gpu
 from parallelbench.world.world import World
 from tests.norm_kernels import kernels_on_cpus
-from tests.scripted_cuda import WORLD, ScriptedCuda
 from tests.telemetry.playback import environment, library, recorded
 
 if TYPE_CHECKING:
@@ -87,18 +82,11 @@ MAIN = "from parallelbench.gpu_check.__main__ import main; sys.exit(main())"
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
-    done = program(OTHERS, MAIN)
-    assert done.returncode == 0, done.stderr
-    assert "Nothing was checked: there is no GPU" in done.stdout
-    assert "CUDA_VISIBLE_DEVICES='' may hide it" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_all_checks_can_be_loaded_with_these_packages() -> None:
+    """All checks can be loaded with them."""
     code = (
         "from pathlib import Path\n"
-        "from parallelbench.gpu_check.__main__ import sections\n"
+        "from parallelbench.gpu_check.__main__ import main, sections\n"
+        "assert main() == 0\n"
         "from parallelbench.gpu_check.attempts import Workers\n"
         "import parallelbench.gpu_check.strategies, torch\n"
         "torch.cuda.set_device = lambda _: None\n"
@@ -107,16 +95,10 @@ def test_all_checks_can_be_loaded_with_these_packages() -> None:
     )
     done = program(OTHERS, code)
     assert done.returncode == 0, done.stderr
-    found = done.stdout.strip().split("|")
-    assert len(found) == len(set(found))
-    assert {
-        "energy, and the sampler's process",
-        "no waits: compile_scope=step, adagrad",
-        "no waits: cnn_small bf16",
-        "no waits: gpt_tiny bf16",
-        "strategy ddp",
-        "whole run",
-    } <= set(found)
+    assert "Nothing was checked: there is no GPU" in done.stdout
+    assert "CUDA_VISIBLE_DEVICES='' may hide it" in done.stdout
+    found = done.stdout.splitlines()[-1].split("|")
+    assert len(found) == len(set(found)) > 1
 
 
 def test_a_missing_package_is_named() -> None:
@@ -330,49 +312,6 @@ def test_norms_by_torchs_kernels_are_held_against_plain_ones(monkeypatch: pytest
             training.synchronized_norms(CPU)
 
 
-@pytest.mark.slow
-def test_waits_are_errors_from_the_second_epochs_first_batch_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    (device := ScriptedCuda()).install(monkeypatch)
-    run = as_attempt(training.small_run("mlp", optimizer="sgd"), "cuda")
-    modes: list[list[str]] = []
-    step = ModuleReplica.step
-
-    def noted(replica: Any, batch: Any) -> Any:
-        modes.append([call for call in device.calls if call.startswith("waits")])
-        return step(replica, batch)
-
-    monkeypatch.setattr(ModuleReplica, "step", noted)
-    replica, loader = variants.replica_of(run, WORLD), variants.loader_of(run, WORLD)
-    journal: Any = mock.MagicMock()
-    Trainer(replica, loader, run=run, world=WORLD, journal=journal).train()
-    assert modes == [[]] * 10 + [["waits: error"]] * 10, "the first epoch warms up"
-    assert [call for call in device.calls if call.startswith("waits")] == ["waits: error", "waits: allowed"]
-
-
-@pytest.mark.parametrize("name", strategies.names())
-def test_every_strategy_has_runs_on_four_gpus(name: str) -> None:
-    runs = variants.runs(name, "cuda", 4)
-    assert {run.strategy.name for run in runs.values()} == {name}
-    assert {run.devices for run in runs.values()} <= {2, 3, 4}
-    assert next(iter(runs)) == "plain"
-    possible = {"plain", *variants.ALIKE, *variants.OWN.get(name, {})}
-    assert runs.keys() <= possible
-    first_order = {"sgd", "adamw", "adagrad"} if name not in ("downpour", "sandblaster_lbfgs") else set()
-    # Experts compute tensors of sizes that no compiler knows.
-    compiles = {"compile"} if name not in ("data_parallel", "expert_parallel") else set()
-    compiles |= {"compile_scope=step"} if compiles and name != "sandblaster_lbfgs" else set()
-    assert first_order | compiles <= runs.keys()
-    assert "bf16" in runs or name == "sandblaster_lbfgs"
-    assert variants.OWN.get(name, {}).keys() <= runs.keys()
-
-
-@pytest.mark.exhaustive
-def test_all_schedules_of_pipelines_are_tried() -> None:
-    for gpus in (2, 4, 8):
-        found = {run.strategy.schedule for run in variants.runs("pipeline", "cuda", gpus).values()}  # type: ignore[attr-defined]
-        assert found == set(get_args(Schedule))
-
-
 def test_one_gpu_is_too_few_for_a_strategy(tmp_path: Path) -> None:
     with pytest.raises(SkippedError, match="two devices or more; here: 1"):
         strategies.strategy("ddp", Workers("cuda", 1, tmp_path))
@@ -574,8 +513,7 @@ def test_the_first_rank_that_failed_by_itself_is_named(finished: tuple[RunConfig
 def test_answers_become_one_line() -> None:
     runs = variants.runs("ddp", "cuda", 2)
     text = strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("", 1e-12)))
-    assert text.startswith("2 devices, vit_tiny, largest difference from one device 1e-12; trained like plain code: ")
-    assert text.endswith("; no step waited")
+    assert "largest difference from one device 1e-12; " in text
     assert {"sgd", "bf16", "compile", "graph"} <= set(text.partition("plain code: ")[2].partition(";")[0].split(", "))
     with pytest.raises(FailedError, match="2 devices, vit_tiny, compile: rank 1: a wait"):
         strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("")) | {"compile": Answer("rank 1: a wait")})
@@ -584,15 +522,15 @@ def test_answers_become_one_line() -> None:
     assert strategies.judged(two, "cpu", overflowed).endswith(
         ", trained like plain code: plain; steps not compared: fp16 (gradients overflowed)"
     )
-    runs = variants.runs("sandblaster_lbfgs", "cuda", 2)
-    words = "waits by design, so none was looked for: L-BFGS reads each loss"
-    assert words in strategies.judged(runs, "cuda", dict.fromkeys(runs, Answer("", 0.0)))
 
 
 @pytest.mark.slow
 def test_runs_on_gpus_never_wait_but_by_design() -> None:
     for name in strategies.names():
-        for run in variants.runs(name, "cuda", 4).values():
+        runs = variants.runs(name, "cuda", 4)
+        assert {run.strategy.name for run in runs.values()} == {name}, "each has runs on four GPUs"
+        assert {run.devices for run in runs.values()} <= {2, 3, 4}
+        for run in runs.values():
             assert (run.measure.waits == "error") == (variants.waits_by_design(run) == ""), name
 
 
@@ -621,8 +559,7 @@ def test_strategies_are_checked_on_several_nodes(monkeypatch: pytest.MonkeyPatch
     other = [sys.executable, "-m", "parallelbench.gpu_check.nodes", str(tmp_path), "1"]
     nodes = Nodes(2, "127.0.0.1", tmp_path)
     with subprocess.Popen(other) as follower, Workers("cpu", 1, tmp_path, nodes) as workers:
-        for name in ("ddp", "fsdp"):
-            assert strategies.strategy(name, workers).startswith("2 devices, mlp, 2 nodes, largest difference")
+        assert strategies.strategy("ddp", workers).startswith("2 devices, mlp, 2 nodes, largest difference")
         assert strategies.alone(training.small_run("mlp"), workers).startswith("1 devices, mlp, trained")
     assert follower.returncode == 0
 
@@ -701,15 +638,14 @@ def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        (lambda of: whole_runs.ends_well(of), "2 epochs, "),
         (lambda of: whole_runs.ends_well(of, True, loader="arrow"), "2 × "),
         (lambda _: whole_runs.resumes("cpu"), "stopped after epoch 1, went on with epoch 2"),
         (lambda _: whole_runs.debugged("cpu"), "5 deterministic steps"),
         (lambda _: whole_runs.hangs("cpu", 2), "the outcome is timeout: rank 1 hangs: rank 0 waited"),
     ],
-    ids=["whole", "two", "resumed", "debugged", "hangs"],
+    ids=["two", "resumed", "debugged", "hangs"],
 )
-@pytest.mark.cases("whole")
+@pytest.mark.cases("two")
 def test_whole_runs_are_judged(check: Any, words: str, tmp_path: Path) -> None:
     with Workers("cpu", 2, tmp_path) as workers:
         assert words in check(workers)
@@ -755,10 +691,8 @@ def test_one_gpu_is_too_few_for_a_rank_that_hangs() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensor_dataset", "dataloader", "arrow"])
-@pytest.mark.cases("arrow")
-def test_other_loaders_are_held_against_the_resident_one(name: str) -> None:
-    assert "from the resident loader's" in training.loaded(CPU, name)
+def test_another_loader_is_held_against_the_resident_one() -> None:
+    assert "from the resident loader's" in training.loaded(CPU, "arrow")
 
 
 def test_only_some_checks_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

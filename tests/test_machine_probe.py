@@ -10,6 +10,7 @@ import torch
 from parallelbench.measure import machine_probe
 from parallelbench.measure.machine_probe import probe
 from parallelbench.world.world import World
+from tests.helpers import Clock
 
 if TYPE_CHECKING:
     from parallelbench.measure.machine_probe import Moment
@@ -34,32 +35,13 @@ def test_the_slowest_of_all_ranks_counts(moment: Moment, monkeypatch: pytest.Mon
     assert probe(Three(rank=1, size=3, local_rank=1), moment) == expected[moment]
 
 
-class Clock:
-    """Stands in for the module `time`: a matrix product takes 2 s, a copy 4 s."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.mark.exhaustive
 def test_operations_and_bytes_are_counted_by_the_textbook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix product takes 2 s, a copy 4 s."""
     clock = Clock()
-    multiply, copy = torch.mm, torch.Tensor.copy_
-
-    def timed_multiply(*arguments: Any, **options: Any) -> torch.Tensor:
-        clock.now += 2.0
-        return multiply(*arguments, **options)
-
-    def timed_copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        clock.now += 4.0
-        return copy(target, source)
-
     monkeypatch.setattr(machine_probe, "time", clock)
-    monkeypatch.setattr(torch, "mm", timed_multiply)
-    monkeypatch.setattr(torch.Tensor, "copy_", timed_copy)
+    monkeypatch.setattr(torch, "mm", clock.taking(2.0, torch.mm))
+    monkeypatch.setattr(torch.Tensor, "copy_", clock.taking(4.0, torch.Tensor.copy_))
     found = probe(World(), "start")
     assert found["probed_start_matmul_flop_per_s"] == 2 * 256**3 / 2.0
     assert found["probed_start_memory_bytes_per_s"] == 2 * 2 * 2**20 / 4.0, "read once, written once"

@@ -24,7 +24,7 @@ from parallelbench.results.publish import publish
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.torch_session import Session
 from parallelbench.world.world import World
-from tests.helpers import TINY, configured
+from tests.helpers import TINY, Clock, configured
 
 pytestmark = pytest.mark.slow
 
@@ -39,25 +39,6 @@ KNOWN = {
     "other_s": 32.0,
 }
 """Powers of two: sums are exact, and each says what it consists of."""
-
-
-class Clock:
-    """Goes on only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def turning(self, column: str, function: Any) -> Any:
-        """The same function, taking its known time."""
-
-        def timed(*arguments: Any) -> Any:
-            self.now += KNOWN[column]
-            return function(*arguments)
-
-        return timed
 
 
 def trained(folder: Path, *overrides: str) -> RunFolder:
@@ -84,20 +65,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock, step = Clock(), ModuleReplica.step
     monkeypatch.setattr(attribution, "time", clock)
     for method, name in {"_predict": "forward", "_backward": "backward", "_apply_gradients": "optimizer"}.items():
-        monkeypatch.setattr(ModuleReplica, method, clock.turning(f"{name}_s", getattr(ModuleReplica, method)))
+        monkeypatch.setattr(ModuleReplica, method, clock.taking(KNOWN[f"{name}_s"], getattr(ModuleReplica, method)))
 
     def whole_step(replica: Any, batch: Any) -> Any:
         extra: tuple[Phase, ...] = ("host_to_device", "communication", "bubble")
         for name in extra:
             with phase(name):
-                clock.now += KNOWN[f"{name}_s"]
+                clock.now_s += KNOWN[f"{name}_s"]
         return step(replica, batch)
 
-    monkeypatch.setattr(ModuleReplica, "step", clock.turning("other_s", whole_step))
+    monkeypatch.setattr(ModuleReplica, "step", clock.taking(KNOWN["other_s"], whole_step))
     monkeypatch.setattr(attribution.AttributionPass, "_waits", lambda _: True)
-    monkeypatch.setattr(
-        attribution.AttributionPass, "_next", clock.turning("data_wait_s", attribution.AttributionPass._next)
-    )
+    waited = clock.taking(KNOWN["data_wait_s"], attribution.AttributionPass._next)
+    monkeypatch.setattr(attribution.AttributionPass, "_next", waited)
     return clock
 
 

@@ -13,6 +13,7 @@ import pytest
 from parallelbench.measure import processor
 from parallelbench.measure.processor import ProcessorShare
 from parallelbench.world.machine import cpu_quota_cores, memory_limit_bytes
+from tests.helpers import Clock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,24 +22,11 @@ TICK = os.sysconf("SC_CLK_TCK")
 NAMES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
-class Moments:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = self.own = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def process_time(self) -> float:
-        return self.own
-
-
 class Machine:
     """A /proc of cores 2 and 3, and a clock."""
 
     def __init__(self, proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.proc, self.clock = proc, Moments()
+        self.proc, self.clock = proc, Clock()
         self.ticks = {core: dict.fromkeys(NAMES, 10_000) for core in (2, 3)}
         self.delay_ns = 7
         (proc / "thread-self").mkdir()
@@ -47,8 +35,8 @@ class Machine:
 
     def passes(self, seconds: float, own_s: float, **spent_s: float) -> None:
         """Time passes; `spent_s`: what both cores did in it."""
-        self.clock.now += seconds
-        self.clock.own += own_s
+        self.clock.now_s += seconds
+        self.clock.cpu_s += own_s
         for counts in self.ticks.values():
             for name, value in spent_s.items():
                 counts[name] += round(value * TICK)

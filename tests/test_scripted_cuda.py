@@ -6,23 +6,27 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from parallelbench.config.components import Batch, Shard
+from parallelbench.gpu_check import training, variants
+from parallelbench.gpu_check.variants import as_attempt
 from parallelbench.loaders.stream import StreamedLoader, _Fetched
 from parallelbench.measure.clock import StepClock, TimedWindow
 from parallelbench.measure.memory import MemoryProbe
+from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training import tuning
 from parallelbench.training.checks import before_training
 from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.checks.parity import as_checked
-from parallelbench.training.loop import device_uuid
+from parallelbench.training.loop import Trainer, device_uuid
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
-from tests.helpers import TINY, configured
-from tests.scripted_cuda import CPU, WORLD, ScriptedCuda, complete, functions
+from tests.helpers import TINY, Clock, configured
+from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
 
 
 @pytest.fixture
@@ -30,12 +34,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> ScriptedCuda:
     script = ScriptedCuda()
     script.install(monkeypatch)
     return script
-
-
-def test_the_script_has_all_that_the_suite_asks_of_cuda() -> None:
-    assert complete() == []
-    assert {"synchronize", "capture", "used_bytes"} <= set(functions())
-    assert complete(object) == functions(), "the search finds what is missing"
 
 
 def test_steps_are_timed_by_the_devices_clock(device: ScriptedCuda) -> None:
@@ -112,14 +110,24 @@ def test_the_loaders_thread_chooses_its_ranks_device_first(device: ScriptedCuda)
     assert threading.current_thread() not in threads
 
 
-class Stopwatch:
-    """A clock that only steps move."""
+@pytest.mark.slow
+def test_waits_are_errors_from_the_second_epochs_first_batch_to_its_last(
+    device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = as_attempt(training.small_run("mlp", optimizer="sgd"), "cuda")
+    modes: list[list[str]] = []
+    step = ModuleReplica.step
 
-    def __init__(self) -> None:
-        self.now_s, self.steps = 0.0, 0
+    def noted(replica: Any, batch: Any) -> Any:
+        modes.append([call for call in device.calls if call.startswith("waits")])
+        return step(replica, batch)
 
-    def step(self, took_s: float) -> None:
-        self.now_s, self.steps = self.now_s + took_s, self.steps + 1
+    monkeypatch.setattr(ModuleReplica, "step", noted)
+    replica, loader = variants.replica_of(run, WORLD), variants.loader_of(run, WORLD)
+    journal: Any = mock.MagicMock()
+    Trainer(replica, loader, run=run, world=WORLD, journal=journal).train()
+    assert modes == [[]] * 10 + [["waits: error"]] * 10, "the first epoch warms up"
+    assert [call for call in device.calls if call.startswith("waits")] == ["waits: error", "waits: allowed"]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +136,11 @@ class Stopwatch:
 def test_a_trial_on_a_gpu_times_long_enough(
     step_s: float, least_s: float, timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Stopwatch()
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock.now_s)
-    waits: list[int] = []
-    found = tuning.mean_step_s(lambda: clock.step(step_s), 8, lambda: waits.append(clock.steps), least_s=least_s)
-    assert (found, clock.steps) == (step_s, timed)
+    clock, steps, waits = Clock(), [], []
+    monkeypatch.setattr(tuning, "time", clock)
+    step = clock.taking(step_s, lambda: steps.append(1))
+    found = tuning.mean_step_s(step, 8, lambda: waits.append(len(steps)), least_s=least_s)
+    assert (found, len(steps)) == (step_s, timed)
     assert waits[0] == 0
     assert waits[-1] == timed, "the host waits for the device before it reads the clock"
 

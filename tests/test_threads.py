@@ -67,10 +67,10 @@ def test_fewer_threads_than_torch_asks_for_are_refused(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_threads_run_on_the_ranks_cores(name: str) -> None:
+@pytest.mark.parametrize("names", [("OMP_PROC_BIND", "OMP_PLACES"), ("GOMP_CPU_AFFINITY",)])
+def test_threads_run_on_the_ranks_cores(names: tuple[str, ...]) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
-    assert loaded(**{name: ELSEWHERE[name]}) == [cores, cores], "not on one core only"
+    assert loaded(**{name: ELSEWHERE[name] for name in names}) == [cores, cores], "not on one core only"
 
 
 @pytest.mark.exhaustive
