@@ -54,38 +54,16 @@ def age(attempt: Attempt, seconds: float) -> None:
 # --- states
 
 
-def test_a_folder_of_nothing_is_missing(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "nowhere")
-    assert folder.state() == State("missing")
-    assert folder.state().to_run
-    assert folder.attempts() == []
-    assert folder.manifest() is None
-
-
-def test_an_intent_is_missing_too(tmp_path: Path) -> None:
+def test_a_run_is_missing_until_it_is_claimed_and_its_intent_never_changes(tmp_path: Path) -> None:
     run = config(tmp_path)
     folder = RunFolder.of(run)
+    assert (folder.state(), folder.state().to_run) == (State("missing"), True)
+    assert (folder.attempts(), folder.manifest()) == ([], None)
     folder.write_intent(run, ["epochs=3"])
+    folder.write_intent(config(tmp_path, epochs=9), ["second"])
     assert folder.state() == State("missing")
     assert folder.config() == run
     assert (folder.path / "overrides.txt").read_text() == "epochs=3\n"
-
-
-def test_the_intent_is_never_changed(tmp_path: Path) -> None:
-    run = config(tmp_path)
-    folder = RunFolder.of(run)
-    folder.write_intent(run, ["first"])
-    before = (folder.path / "config.yaml").read_bytes()
-    folder.write_intent(config(tmp_path, epochs=9), ["second"])
-    assert (folder.path / "config.yaml").read_bytes() == before
-    assert (folder.path / "overrides.txt").read_text() == "first\n"
-
-
-def test_a_claimed_attempt_is_running_while_its_supervisor_lives(tmp_path: Path) -> None:
-    folder, attempt = begin(config(tmp_path), Fake())
-    assert folder.state() == State("running", None, 1)
-    assert not folder.state().to_run
-    assert attempt.number == 1
 
 
 def test_an_attempt_is_running_from_its_claim_on(tmp_path: Path) -> None:
@@ -93,7 +71,7 @@ def test_an_attempt_is_running_from_its_claim_on(tmp_path: Path) -> None:
     attempt = folder.claim()
     assert attempt is not None
     assert attempt.info() is None
-    assert folder.state().state == "running"
+    assert (folder.state(), folder.state().to_run, attempt.number) == (State("running", None, 1), False, 1)
     unlock(attempt)
     state = folder.state()
     assert (state.state, state.label, state.attempt) == ("failed", "killed", 1), "known at once, without waiting"
@@ -321,18 +299,14 @@ def test_a_damaged_result_is_none_and_is_tried_again(tmp_path: Path, file: str, 
         b"\xff",
     ],
 )
-def test_a_manifest_of_somebody_else_is_none(tmp_path: Path, content: bytes) -> None:
-    folder = published(config(tmp_path))
-    (folder.result / "manifest.json").write_bytes(content)
-    assert folder.manifest() is None
-    assert folder.state().state == "failed"
-
-
-def test_a_manifest_without_tables_proves_nothing(tmp_path: Path) -> None:
+def test_a_manifest_of_somebody_else_or_without_tables_is_none(tmp_path: Path, content: bytes) -> None:
     folder = published(config(tmp_path))
     manifest = json.loads((folder.result / "manifest.json").read_bytes())
-    (folder.result / "manifest.json").write_text(json.dumps(manifest | {"tables": {}}))
-    assert folder.manifest() is None
+    without = json.dumps(manifest | {"tables": {}}).encode()
+    for each in (content, without):
+        (folder.result / "manifest.json").write_bytes(each)
+        assert folder.manifest() is None
+        assert folder.state().state == "failed"
 
 
 @pytest.mark.parametrize(

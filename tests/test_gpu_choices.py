@@ -17,6 +17,7 @@ from analysis import load
 from analysis.comparison.sides import by
 from launch.attempt.processes import Rendezvous, environment
 from launch.attempt.supervisor import too_small
+from launch.sweep.compose import group_choices
 from parallelbench.config.build import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Strategy
@@ -90,6 +91,19 @@ def test_with_its_default_a_later_option_is_no_part_of_a_run_and_else_it_is(key:
     assert run_id(run) != run_id(before)
     for each in (before, run):
         assert from_mapping(yaml.safe_load(yaml.safe_dump(to_mapping(each)))) == each
+
+
+@pytest.mark.parametrize(
+    ("group", "default"), [("lr_schedule", "constant"), ("loss", "cross_entropy"), ("metric", "none")]
+)
+def test_a_later_component_is_no_part_of_a_run_that_has_its_default(group: str, default: str) -> None:
+    assert group not in to_mapping(configured())
+    assert run_id(configured(f"{group}={default}")) == run_id(configured())
+    runs = [configured(f"{group}={name}") for name in group_choices()[group]]
+    assert len({run_id(run) for run in runs}) == len(runs) > 1
+    assert [from_mapping(to_mapping(run)) for run in runs] == runs
+    with pytest.raises(ConfigError, match=f"{group}=None is not a component"):
+        from_mapping(plain() | {group: None})
 
 
 @pytest.mark.parametrize(

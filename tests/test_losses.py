@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.components import Batch
-from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from parallelbench.optim.losses import CrossEntropy, MeanSquaredError
 from parallelbench.training.checks.components import check_mean
@@ -19,7 +17,6 @@ from parallelbench.training.checks.plain import PlainModel
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
 from parallelbench.world.world import World
-from tests.helpers import configured
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure
 from tests.test_closing import SMALL, closed, failed, passed
@@ -72,14 +69,6 @@ def test_half_types_are_widened_first() -> None:
     logits, labels = a_batch()
     numerics = Numerics("bf16", "cpu", loss=SQUARES.build())
     assert numerics.loss(logits.bfloat16(), labels).dtype == torch.float32
-
-
-def test_runs_of_cross_entropy_keep_their_id() -> None:
-    assert "loss" not in to_mapping(configured())
-    assert run_id(configured("loss=cross_entropy")) == run_id(configured())
-    assert len({run_id(configured(*more)) for more in ([], *CHOICES)}) == 3
-    for choice in CHOICES:
-        assert from_mapping(to_mapping(configured(*choice))) == configured(*choice)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

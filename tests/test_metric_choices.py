@@ -8,10 +8,8 @@ import msgspec
 import pytest
 import torch
 
-from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
-from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from parallelbench.optim.metrics import CalibrationError, MacroF1, NoMetric, TopK
 from parallelbench.strategies.single import Single
@@ -22,7 +20,6 @@ from parallelbench.training.observers import metric_value
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import MetricSums, Numerics
 from parallelbench.world.world import World
-from tests.helpers import configured
 from tests.ranks import run_ranks
 from tests.strategies.test_context_parallel import SMALL as SMALL_GPT
 from tests.strategies.test_context_parallel import TOKENS
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 TOP = TopK(name="x", k=2)
 F1 = MacroF1(name="x")
 CALIBRATION = CalibrationError(name="x", bins=4)
-CHOICES = ("top5", "macro_f1", "calibration_error")
 GPT = [*TOKENS, *SMALL_GPT]
 
 
@@ -115,14 +111,6 @@ def test_half_types_are_widened_first() -> None:
         found = numerics.sums(torch.tensor(0.0), logits.bfloat16(), labels).tensor()
     expected = CALIBRATION.build()(logits.bfloat16().float(), labels)
     torch.testing.assert_close(found[2:], expected, rtol=1e-6, atol=0)
-
-
-def test_runs_without_a_metric_keep_their_id() -> None:
-    assert "metric" not in to_mapping(configured())
-    assert run_id(configured("metric=none")) == run_id(configured())
-    assert len({run_id(configured(f"metric={name}")) for name in ("none", *CHOICES)}) == 4
-    for name in CHOICES:
-        assert from_mapping(to_mapping(configured(f"metric={name}"))) == configured(f"metric={name}")
 
 
 @pytest.mark.slow

@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.check import check_run
-from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.optim.schedules import Cosine, LinearWarmup, StepDecay
@@ -22,7 +20,6 @@ from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.replica import ScheduledRate
 from parallelbench.training.checks.parity import as_checked
 from parallelbench.world.world import World
-from tests.helpers import configured, plain
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC
 from tests.strategies.training import configure
@@ -75,19 +72,6 @@ def test_steps_after_the_last_have_the_full_rate() -> None:
     """An update at the rate of a cosine's end could not be seen by the closing check."""
     run = configure(*RUN, "lr_schedule=cosine")
     assert [run.rate_factor(step) for step in (21, 22, 1000)] == [1.0, 1.0, 1.0]
-
-
-def test_runs_without_a_schedule_keep_their_id() -> None:
-    before = to_mapping(configured())
-    assert "lr_schedule" not in before
-    assert from_mapping(before) == configured()
-    assert run_id(configured("lr_schedule=constant")) == run_id(configured())
-    ids = {run_id(configured(f"lr_schedule={name}")) for name in ("constant", "linear_warmup", "cosine", "step")}
-    assert len(ids) == 4
-    again = from_mapping(to_mapping(configured("lr_schedule=cosine")))
-    assert again == configured("lr_schedule=cosine")
-    with pytest.raises(ConfigError, match="lr_schedule=None is not a component"):
-        from_mapping(plain() | {"lr_schedule": None})
 
 
 @pytest.mark.parametrize(
