@@ -400,7 +400,7 @@ def claim_at_once(path: Path, barrier: Barrier, queue: Any) -> None:
 @pytest.mark.slow
 def test_of_many_that_claim_at_once_exactly_one_wins(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    for number in range(1, 16):
+    for number in range(1, 9):
         barrier, queue = context.Barrier(4), context.Queue()
         processes = [context.Process(target=claim_at_once, args=(tmp_path, barrier, queue)) for _ in range(4)]
         for process in processes:
