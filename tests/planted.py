@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,19 +16,24 @@ Fault = Callable[[Any, int], None]
 """Changes a replica so that it goes wrong after k steps."""
 
 
-def idles_every_other_step(replica: Any, k: int) -> None:
-    step, taken = replica.step, 0
+def around(replica: Any, method: str) -> Callable[[Any], None]:
+    """Puts a function in a method's place: it is given the number of the call, the method, and the call's arguments."""
 
-    def idle(batch: Batch) -> Any:
-        nonlocal taken
-        taken += 1
+    def put(change: Any) -> None:
+        real, numbers = getattr(replica, method), count(1)
+        setattr(replica, method, lambda *given: change(next(numbers), real, *given))
+
+    return put
+
+
+def idles_every_other_step(replica: Any, k: int) -> None:
+    @around(replica, "step")
+    def idle(taken: int, step: Any, batch: Batch) -> Any:
         if taken <= k or taken % 2:
             return step(batch)
         with torch.no_grad():
             logits, labels, loss = replica._predict(batch.images, batch.labels)
         return sums(loss, logits, labels)
-
-    replica.step = idle
 
 
 def stops_updating(replica: Any, k: int) -> None:
@@ -39,76 +45,57 @@ def stops_communicating(replica: Any, k: int) -> None:
 
 
 def once_after(replica: Any, k: int, change: Callable[[], None]) -> None:
-    step, taken = replica.step, 0
-
-    def counted(batch: Batch) -> Any:
-        nonlocal taken
-        taken += 1
+    @around(replica, "step")
+    def counted(taken: int, step: Any, batch: Batch) -> Any:
         if taken == k + 1:
             change()
         return step(batch)
 
-    replica.step = counted
-
 
 def drops_what_exceeds_chunks_of_16(replica: Any, k: int) -> None:
-    step = replica.step
-
-    def drop(batch: Batch) -> Any:
+    @around(replica, "step")
+    def drop(taken: int, step: Any, batch: Batch) -> Any:
         result = step(Batch(batch.images[:16], batch.labels[:16], batch.size))  # type: ignore[index]
         return Sums((), result.tensor() * (batch.size / 16))
-
-    replica.step = drop
 
 
 def drops_half_of_a_batch(replica: Any, k: int) -> None:
     """For two steps only; the batch that it says it has trained on is whole."""
-    step, taken = replica.step, 0
 
-    def drop(batch: Batch) -> Any:
-        nonlocal taken
-        taken += 1
+    @around(replica, "step")
+    def drop(taken: int, step: Any, batch: Batch) -> Any:
         half = batch.size // 2 if k < taken <= k + 2 else batch.size
         return step(Batch(batch.images[:half], batch.labels[:half], batch.size))  # type: ignore[index]
 
-    replica.step = drop
-
 
 def rounds_to_fp8(replica: Any, k: int) -> None:
-    update = replica._update
-
     def rounded() -> None:
         for parameter in replica._module.parameters():
             parameter.grad.copy_(parameter.grad.to(torch.float8_e4m3fn))
-        update()
 
-    replica._update = rounded
+    before_each_update(replica, 0, rounded)
 
 
 def keeps_the_last_batch_only(replica: Any, k: int) -> None:
-    evaluate = replica.evaluate
-
-    def last(batches: Any) -> Any:
+    @around(replica, "evaluate")
+    def last(taken: int, evaluate: Any, batches: Any) -> Any:
         total = None
         for batch in batches:
             total = evaluate([batch])
         return total
 
-    replica.evaluate = last
-
 
 def evaluates_with_first_statistics(replica: Any, k: int) -> None:
-    evaluate, module = replica.evaluate, replica._module
+    module = replica._module
     first = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
-    def stale(batches: Any) -> Any:
+    @around(replica, "evaluate")
+    def stale(taken: int, evaluate: Any, batches: Any) -> Any:
         own = {name: buffer.clone() for name, buffer in module.named_buffers()}
         module.load_state_dict(first, strict=False)
         result = evaluate(batches)
         module.load_state_dict(own, strict=False)
         return result
-
-    replica.evaluate = stale
 
 
 def keeps_its_statistics(replica: Any, k: int) -> None:
@@ -152,42 +139,28 @@ def forgets(replica: Any, k: int) -> None:
 
 def remembers_nothing(replica: Any, k: int) -> None:
     """It is lost after every step but the first k, so that nothing of it is ever seen between two steps."""
-    update, taken = replica._update, 0
 
-    def forgetful() -> None:
-        nonlocal taken
-        taken += 1
+    @around(replica, "_update")
+    def forgetful(taken: int, update: Any) -> None:
         update()
         if taken > k:
             replica._optimizer.state.clear()
 
-    replica._update = forgetful
-
 
 def before_each_update(replica: Any, k: int, change: Callable[[], Any]) -> None:
-    update, taken = replica._update, 0
-
-    def changed() -> None:
-        nonlocal taken
-        taken += 1
+    @around(replica, "_update")
+    def changed(taken: int, update: Any) -> None:
         if taken > k:
             change()
         update()
 
-    replica._update = changed
-
 
 def before_each(replica: Any, k: int, change: Callable[[], None]) -> None:
-    step, taken = replica.step, 0
-
-    def changed(batch: Batch) -> Any:
-        nonlocal taken
-        taken += 1
+    @around(replica, "step")
+    def changed(taken: int, step: Any, batch: Batch) -> Any:
         if taken > k:
             change()
         return step(batch)
-
-    replica.step = changed
 
 
 def reduces_as_well(replica: Any, k: int) -> None:
@@ -215,17 +188,14 @@ def comes_a_step_late(replica: Any, k: int) -> None:
 
 def leaves_a_tensor_out(replica: Any, k: int) -> None:
     """Each rank keeps its own gradient of the model's last tensor."""
-    backward, last, taken = replica._backward, list(replica._module.parameters())[-1], 0
+    last = list(replica._module.parameters())[-1]
 
-    def keep(loss: torch.Tensor) -> None:
-        nonlocal taken
-        taken += 1
+    @around(replica, "_backward")
+    def keep(taken: int, backward: Any, loss: torch.Tensor) -> None:
         (own,) = torch.autograd.grad(loss, last, retain_graph=True)
         backward(loss)
         if taken > k:
             last.grad.copy_(own)
-
-    replica._backward = keep
 
 
 def goes_on_from_other_parameters(replica: Any, k: int) -> None:
@@ -251,17 +221,14 @@ def decays_weights(replica: Any, k: int) -> None:
 
 def repeats_a_batch(replica: Any, k: int) -> None:
     """All further steps train on the batch of the first of them."""
-    step, taken, kept = replica.step, 0, []
+    kept = []
 
-    def repeat(batch: Batch) -> Any:
-        nonlocal taken
-        taken += 1
+    @around(replica, "step")
+    def repeat(taken: int, step: Any, batch: Batch) -> Any:
         if taken <= k:
             return step(batch)
         kept.append(batch)
         return step(kept[0])
-
-    replica.step = repeat
 
 
 def clips(replica: Any, k: int) -> None:
@@ -271,43 +238,36 @@ def clips(replica: Any, k: int) -> None:
 
 
 def freezes_a_bias(replica: Any, k: int) -> None:
-    update, last, taken = replica._update, list(replica._module.parameters())[-1], 0
+    last = list(replica._module.parameters())[-1]
 
-    def freeze() -> None:
-        nonlocal taken
-        taken += 1
+    @around(replica, "_update")
+    def freeze(taken: int, update: Any) -> None:
         before = last.detach().clone()
         update()
         if taken > k:
             with torch.no_grad():
                 last.copy_(before)
 
-    replica._update = freeze
-
 
 def averages_once_an_epoch(replica: Any, k: int) -> None:
     """Ranks train by themselves; their parameters, not their gradients, are averaged when they are looked at."""
     stops_communicating(replica, k)
-    evaluate = replica.evaluate
 
-    def average(batches: Any) -> Any:
+    @around(replica, "evaluate")
+    def average(taken: int, evaluate: Any, batches: Any) -> Any:
         with torch.no_grad():
             for parameter in replica._module.parameters():
                 dist.all_reduce(parameter)
                 parameter /= dist.get_world_size()
         return evaluate(batches)
 
-    replica.evaluate = average
-
 
 def averages_until(replica: Any, k: int) -> None:
     """In the first k steps ranks train by themselves; at each sixth they average all they have: local SGD."""
-    update, taken = replica._update, 0
     replica._forward.require_backward_grad_sync = False
 
-    def average() -> None:
-        nonlocal taken
-        taken += 1
+    @around(replica, "_update")
+    def average(taken: int, update: Any) -> None:
         update()
         replica._forward.require_backward_grad_sync = taken >= k
         if taken <= k and taken % 6 == 0:
@@ -315,8 +275,6 @@ def averages_until(replica: Any, k: int) -> None:
             for value in (*replica._module.parameters(), *filter(torch.is_tensor, kept)):
                 dist.all_reduce(value.detach())
                 value.detach().div_(dist.get_world_size())
-
-    replica._update = average
 
 
 def begins_elsewhere(replica: Any, k: int) -> None:
@@ -342,16 +300,14 @@ def takes_more_threads(replica: Any, k: int) -> None:
 
 def puts_its_last_update_off(replica: Any, k: int) -> None:
     """The last of six steps is taken when the epoch's window has ended."""
-    update, evaluate, taken = replica._update, replica.evaluate, 0
+    update = replica._update
 
-    def later() -> None:
-        nonlocal taken
-        taken += 1
+    @around(replica, "_update")
+    def later(taken: int, update: Any) -> None:
         if taken % 6 or taken <= k:
             update()
 
-    def evaluated(batches: Any) -> Any:
+    @around(replica, "evaluate")
+    def evaluated(taken: int, evaluate: Any, batches: Any) -> Any:
         update()
         return evaluate(batches)
-
-    replica._update, replica.evaluate = later, evaluated
