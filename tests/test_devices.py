@@ -57,12 +57,6 @@ def test_a_lost_gpu_of_another_job_disturbs_nobody(tmp_path: Path) -> None:
     assert not machine(*found).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
 
 
-def test_a_lost_gpu_of_the_run_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    found = gpus_of(tmp_path, "device GPU-a\ndevice GPU-b lost\n")
-    with pytest.raises(ConfigError, match=r"GPU 1 can't be used \(GPU is lost\): hide it with CUDA_VISIBLE_DEVICES"):
-        machine(*found).require(devices=2, device_type="cuda", cores_per_device=1, oversubscribe=False)
-
-
 @pytest.mark.parametrize(("quota", "most"), [(None, 8), (2.0, 2), (2.5, 2), (0.5, 0), (64.0, 8)])
 def test_a_quota_is_held_against_the_cores_of_a_run(quota: float | None, most: int) -> None:
     here = dataclasses.replace(machine(), quota_cores=quota)

@@ -17,7 +17,7 @@ from parallelbench.results.attempt import Outcome
 from parallelbench.results.journal import Journal, read_entries, read_tables
 from parallelbench.results.publish import publish
 from parallelbench.results.tables import TABLES, schema
-from tests.analysis.factory import Fake, begin, config, published, write_epochs
+from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 from tests.helpers import fill_disk
 
@@ -46,6 +46,7 @@ def temporaries(folder: RunFolder) -> list[str]:
 
 
 def test_the_tables_hold_exactly_the_columns_of_the_schema(tmp_path: Path) -> None:
+    """And the manifest describes their files."""
     run = config(tmp_path, strategy="ddp", devices=2)
     folder, attempt = trained(run)
     publish(folder, run, attempt, OK, read_tables(attempt.path))
@@ -63,10 +64,6 @@ def test_the_tables_hold_exactly_the_columns_of_the_schema(tmp_path: Path) -> No
     }
     (row,) = rows["run"].to_pylist()
     assert (row["run_id"], row["outcome"], row["attempt"], row["processes"]) == (run_id(run), "ok", 1, 2)
-
-
-def test_the_manifest_describes_the_files(tmp_path: Path) -> None:
-    folder = published(config(tmp_path))
     manifest = json.loads((folder.result / "manifest.json").read_bytes())
     assert set(manifest["tables"]) == set(TABLES)
     for table, entry in manifest["tables"].items():
@@ -79,19 +76,13 @@ def test_the_manifest_describes_the_files(tmp_path: Path) -> None:
     }
 
 
-def test_a_result_needs_no_checkpoints(tmp_path: Path) -> None:
+def test_the_first_result_stands_and_needs_no_checkpoints(tmp_path: Path) -> None:
     run = config(tmp_path)
     folder, attempt = trained(run)
     (attempt.checkpoints / "attempt-1-epoch-2").mkdir(parents=True)
+    assert attempt.checkpoints.parent == folder.path
     publish(folder, run, attempt, OK, read_tables(attempt.path))
     assert not attempt.checkpoints.exists()
-    assert attempt.checkpoints.parent == folder.path
-
-
-def test_the_first_result_stands(tmp_path: Path) -> None:
-    run = config(tmp_path)
-    folder, attempt = trained(run)
-    publish(folder, run, attempt, OK, read_tables(attempt.path))
     before = {path.name: path.read_bytes() for path in folder.result.iterdir()}
     later = folder.claim()
     assert later is not None
