@@ -15,13 +15,12 @@ import torch.distributed as dist
 from launch.sweep import one_run
 from parallelbench.config.components import Shard
 from parallelbench.config.replica import Replica
-from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.strategies.single import Single
 from parallelbench.training.torch_session import build_model
-from parallelbench.world.machine import this_machine
 from parallelbench.world.world import World
-from tests.bench.measure import Figure, paired, ratios
+from tests.bench.measure import Figure, all_cores, paired, ratios
 from tests.ranks import run_ranks
+from tests.strategies.training import shard_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,24 +49,11 @@ def _figure(batch_size: int, goal: float) -> Figure:
 
 
 def _measure(rank: int, size: int, batch_size: int) -> dict[str, list[float]]:
-    # The benchmarks' own process is pinned to one core, which its children inherit.
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    os.sched_setaffinity(0, {this_machine().cores[rank]})
+    os.sched_setaffinity(0, {all_cores()[rank]})
     samples = [f"data.train_samples={SAMPLES * RANKS}", "data.test_samples=10"]
     data = ["model=cnn_small", "data=synthetic", "data.channels=1", "data.image_size=28", *samples]
     run = one_run([*data, "strategy=ddp", f"devices={size}", f"batch_size={batch_size * size}"]).run
-    loader = ResidentLoader(
-        run.data.load(Path("nowhere")),
-        run.data,
-        device="cpu",
-        dtype=torch.float32,
-        seed=0,
-        global_batch_size=run.global_batch_size,
-        shard=Shard(rank, size),
-        channels_last=False,
-        steps_per_epoch=run.steps_per_epoch,
-    )
-    batches = list(loader.train(epoch=1))
+    batches = list(shard_loader(run, Shard(rank, size)).train(epoch=1))
     ddp = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     copy = Single(name="single").prepare(build_model(run), run, World())
     return paired({"ddp": _timed(ddp, batches), "copies": _timed(copy, batches)})

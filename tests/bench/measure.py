@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from parallelbench.world.machine import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,6 +59,12 @@ def paired(alternatives: Mapping[str, Callable[[], float]], rounds: int = ROUNDS
         for name in order.sample(list(alternatives), len(alternatives)):
             results[name].append(alternatives[name]())
     return results
+
+
+def all_cores() -> tuple[int, ...]:
+    """The machine's: the benchmarks' own process is pinned to one core, which its children inherit."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    return tuple(this_machine().cores)
 
 
 def ratios(results: Mapping[str, list[float]], numerator: str, denominator: str) -> list[float]:

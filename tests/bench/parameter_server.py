@@ -18,9 +18,8 @@ from parallelbench.errors import count_of
 from parallelbench.strategies.servers.servers import SyncServer
 from parallelbench.strategies.servers.workers import SyncWorker
 from parallelbench.training.torch_session import build_model
-from parallelbench.world.machine import this_machine
 from parallelbench.world.world import World
-from tests.bench.measure import Figure, paired, ratios
+from tests.bench.measure import Figure, all_cores, paired, ratios
 from tests.ranks import run_ranks
 
 REPEATS = 20
@@ -52,7 +51,7 @@ def _figures(workers: int) -> list[Figure]:
 
 
 def _measure(rank: int, size: int, workers: int) -> dict[str, list[float]]:
-    cores = _all_cores()
+    cores = all_cores()
     os.sched_setaffinity(0, {cores[-1] if rank == workers else cores[rank % max(1, len(cores) - 1)]})
     overrides = ["model=cnn_large", "data=synthetic", "data.channels=1", "data.image_size=28", "optimizer=adam"]
     run = one_run([*overrides, "strategy=parameter_server", f"devices={size}", f"batch_size={workers}"]).run
@@ -98,9 +97,3 @@ def _timed(call: Callable[[], None]) -> Callable[[], float]:
         return (time.perf_counter() - start) / REPEATS
 
     return seconds
-
-
-def _all_cores() -> tuple[int, ...]:
-    """The benchmarks' own process is pinned to one core, which its children inherit."""
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    return tuple(this_machine().cores)

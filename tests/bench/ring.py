@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.data_parallel.ring import ring_average
-from parallelbench.world.machine import this_machine
-from tests.bench.measure import Figure, paired, ratios
+from tests.bench.measure import Figure, all_cores, paired, ratios
 from tests.ranks import run_ranks
 
 RANKS = 2
@@ -37,7 +36,7 @@ def figures() -> list[Figure]:
 
 
 def _measure(rank: int, ranks: int) -> dict[str, list[float]]:
-    _pin(rank)
+    os.sched_setaffinity(0, {all_cores()[rank]})
     traffic = Traffic()
 
     def mean_by_gloo(values: torch.Tensor) -> None:
@@ -69,9 +68,3 @@ def _timed(call: Callable[[torch.Tensor], object], rank: int) -> Callable[[], fl
 
 def _values(rank: int) -> torch.Tensor:
     return torch.randn(VALUES, generator=torch.Generator().manual_seed(rank))
-
-
-def _pin(rank: int) -> None:
-    """A core of its own for each rank: the benchmarks' own process is pinned to one, which its children inherit."""
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    os.sched_setaffinity(0, {this_machine().cores[rank]})
