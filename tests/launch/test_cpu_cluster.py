@@ -1,4 +1,4 @@
-"""A cluster of CPUs, described as docs/slurm-site.md says: what its jobs ask for, and what `plan` refuses."""
+"""A cluster of CPUs, described as docs/slurm.md says: what its jobs ask for, and what `plan` refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallelbench import cli
 if TYPE_CHECKING:
     from tests.launch.fake_slurm import FakeSlurm
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "slurm-site.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "slurm.md"
 SINFO = "cpu|cpu*|up|infinite|4|64|128000|(null)|(null)|0/4/0/4\n"
 
 

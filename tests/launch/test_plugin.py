@@ -313,6 +313,6 @@ def test_a_site_of_three_lines_says_what_it_lacks_and_the_documented_one_works(u
         ConfigError, match=r"site\.data_dir is missing: add `defaults: \[default, _self_\]` to your file"
     ):
         one_run(["site=mine"], own)
-    page = (Path(__file__).parents[2] / "docs" / "slurm-site.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
     site.write_text(page.partition("```yaml\n")[2].partition("```")[0])
     assert one_run(["site=mine"], own).run.site.partition == "gpu"
