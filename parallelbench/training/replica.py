@@ -32,7 +32,7 @@ def new_replica(model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         raise ConfigError(
             f"strategy={run.strategy.name}: prepare returns {type(replica).__name__}, which lacks {lacking}: return a "
             "replica; in parallelbench.strategies.replica, BaseReplica has most of it, ModuleReplica all "
-            "(docs/strategy-interface.md)"
+            "(docs/adding-a-strategy.md)"
         )
     for layer in layers:
         report_norms(layer, replica.traffic)
@@ -45,7 +45,7 @@ def new_reference(model: nn.Sequential, run: RunConfig, world: World) -> Replica
     if lacking := _lacking(replica, _REFERENCE):
         raise ConfigError(
             f"strategy={run.strategy.name}, a reference: prepare returns {type(replica).__name__}, which lacks "
-            f"{lacking}: parity compares {', '.join(_REFERENCE)} (docs/strategy-interface.md)"
+            f"{lacking}: parity compares {', '.join(_REFERENCE)} (docs/adding-a-strategy.md)"
         )
     return replica
 
