@@ -2,7 +2,7 @@
 
 The interval is Student's t on the logarithms of the paired ratios (Student, "The probable error of a mean", Biometrika
 1908), wide enough that it may be looked at after every further repeat: a group-sequential boundary (Pocock, Biometrika
-1977; Lan and DeMets, Biometrika 1983) for t statistics (docs/error-rates.md has its simulated coverage, and what other
+1977; Lan and DeMets, Biometrika 1983) for t statistics (docs/comparisons.md has its simulated coverage, and what other
 intervals would reach).
 """
 

@@ -65,7 +65,7 @@ def test_an_owner_sends_its_whole_tensors_to_all_others(size: int, tmp_path: Pat
     owned = [6272 * 64, PARAMETERS - 6272 * 64] if size == 2 else [6272 * 64, 64 * 10, 32 * 9 + 64 + 32 + 10]
     assert found == [sent(gradient, parameter=(size - 1) * values * FP64) for values in owned]
     total = sum(rank["parameter_bytes_sent"] for rank in found)
-    assert total == (size - 1) * PARAMETERS * FP64, "n all-gathers', as docs/bytes-and-phases.md says"
+    assert total == (size - 1) * PARAMETERS * FP64, "n all-gathers', as docs/measurement.md says"
 
 
 @pytest.mark.exhaustive
