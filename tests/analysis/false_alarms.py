@@ -1,10 +1,5 @@
-<<<<<<< HEAD:tests/analysis/false_alarms.py
-"""How often the verdicts are wrong where nothing differs: `python -m tests.analysis.false_alarms` prints the tables of
-docs/error-rates.md.
-=======
 """How often the verdicts are wrong where nothing differs: `python -m tests.analysis.false_alarms` prints the tables of
 docs/comparisons.md.
->>>>>>> 3fe04692 (Measurement, comparisons, what was trained and experiments are a page each, with bytes, phases, error rates, the losses again and claims in them; export is part of publication):tests/bench/false_alarms.py
 
 Times are simulated; what is said of them is said by the analysis itself.
 """

@@ -1,10 +1,5 @@
-<<<<<<< HEAD:tests/analysis/load_limits.py
-"""How often the limits of disturbed epochs and of unlike probes are wrong: `python -m tests.analysis.load_limits`
-prints the tables of docs/error-rates.md.
-=======
 """How often the limits of disturbed epochs and of unlike probes are wrong: `python -m tests.analysis.load_limits` prints
 the tables of docs/measurement.md.
->>>>>>> 3fe04692 (Measurement, comparisons, what was trained and experiments are a page each, with bytes, phases, error rates, the losses again and claims in them; export is part of publication):tests/bench/load_limits.py
 
 Loads are simulated, probes are measured on this machine; what is said of them is said by the analysis itself.
 """
