@@ -105,8 +105,8 @@ def test_the_pages_model_and_data_are_a_run(me: Path, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]
-    assert [command[1] for command in commands] == ["show", "submit", "report", "run"]
-    for _, *arguments in commands[:3]:
+    assert [command[1] for command in commands] == ["init", "show", "submit", "report", "run"]
+    for _, *arguments in commands[:4]:
         more = ["launcher.oversubscribe=true", "measure.probe=false"] if arguments[0] == "submit" else []
         done = program(me, *arguments, *more)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
