@@ -7,10 +7,10 @@ On the command line, as root (its state is in `.cluster/`, or in `--folder`):
     python -m tests.slurm.cluster status
     python -m tests.slurm.cluster down
 
-In a test, with a fixture of `tests/slurm/conftest.py` (`cluster`, `accounting`, `no_accounting`, `cgroup`), or with
-options of its own (`config.Options` lists them):
+In a test, with a fixture of `tests/slurm/conftest.py` (`accounting`, `no_accounting`, `cgroup`), or with options of its
+own (`config.Options` lists them):
 
-    with Cluster("accounting", max_array_size=20, max_submit_jobs=3) as cluster:
+    with Cluster("accounting", max_array_size=20) as cluster:
         cluster.run("sbatch", "--wrap", "hostname")  # or subprocess.run(…, env=cluster.env)
         cluster.kill("slurmctld")  # or slurmdbd, mariadbd, munged; `stop` asks it nicely
         cluster.start("slurmctld")
@@ -121,7 +121,6 @@ class Cluster:
         until(lambda: self._answers(name), what=f"{name} answering", timeout_s=START_TIMEOUT_S)
         if name == "slurmdbd" and not any((self.folder / "state").iterdir()):  # slurmctld has never been up
             self.run("sacctmgr", "--immediate", "add", "cluster", config.CLUSTER_NAME)
-            self.limit_submissions(self.options.max_submit_jobs)
 
     def kill(self, name: str) -> None:
         """Kill one daemon, and nothing else; it is gone on return. A controller forgets the last seconds."""

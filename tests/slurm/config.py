@@ -38,14 +38,12 @@ class Options:
     """The id of the first job; by default one that no other cluster of this machine is likely to use."""
     max_array_size: int = 1001
     """One more than the highest index of an array; 1001 is Slurm's own default."""
-    max_submit_jobs: int | None = None
-    """How many jobs a user may have in the queue, array tasks counted singly; needs accounting."""
     wckeys: bool = False
     """Whether jobs have workload characterization keys, of which users may use their own only; needs accounting."""
 
     def __post_init__(self) -> None:
-        if (self.max_submit_jobs is not None or self.wckeys) and not self.accounting:
-            raise ValueError("max_submit_jobs and wckeys need accounting")
+        if self.wckeys and not self.accounting:
+            raise ValueError("wckeys need accounting")
 
     @property
     def accounting(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from launch.slurm import scheduler
 from tests.slurm.cluster import Cluster
-from tests.slurm.config import VARIANTS, Variant
+from tests.slurm.config import Variant
 from tests.slurm.packages import UnavailableError
 from tests.slurm.sweeps import Sweeps
 from tests.warm import cold
@@ -90,11 +90,3 @@ def sweeps(
     monkeypatch.setattr(scheduler, "PAUSES_S", (0.1,) * len(scheduler.PAUSES_S))
     yield Sweeps(cluster, tmp_path / "results", capsys, monkeypatch)
     cluster.run("scancel", f"--user={os.geteuid()}", check=False)
-
-
-@pytest.fixture(params=VARIANTS)
-def cluster(request: pytest.FixtureRequest) -> Cluster:
-    """Each variant in turn, as if it had just been started."""
-    found: Cluster = request.getfixturevalue(request.param)
-    found.restore()
-    return found
