@@ -135,10 +135,16 @@ class Cluster:
         if process is not None:
             daemons.end([process], patience_s=patience_s)
 
-    def crash_node(self, node: str) -> None:
-        """Kill a node's slurmd, if it is still there, and all that its jobs run."""
+    def crash_node(self, node: str, *, noticed: bool = False) -> None:
+        """Kill a node's slurmd, if it is still there, and all that its jobs run.
+
+        `noticed`: the controller hears of it, so that it ends the node's jobs at once. It finds out by itself where the
+        node is away for long; one that is back sooner it asks for its jobs once a minute.
+        """
         self.kill(node)  # first, or it would report that its jobs have failed
         daemons.end_jobs(self.folder, node=node)
+        if noticed:
+            self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
     def wait_saved(self) -> None:
         """Wait until the controller saves its state again, which it does up to five seconds after a change.

@@ -37,6 +37,15 @@ LIGHT = Path(__file__).with_name("light")
 WITHOUT_TORCH = ("--conf", str(LIGHT / "conf"), "--plugin", str(LIGHT / "light_strategy.py"), "strategy=light")
 """Arguments of a run of one rank that begins to train at once, for tests of what is around the training."""
 
+IMPATIENT = """
+import sys
+from launch.slurm import scheduler
+from parallelbench.cli import main
+scheduler.PAUSES_S = ()
+sys.exit(main(sys.argv[1:]))
+"""
+"""The program, which asks Slurm once: each question takes Slurm's commands seconds where there is no controller."""
+
 
 @dataclass
 class Sweep:
@@ -52,15 +61,14 @@ class Sweep:
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    def submission(self, *more: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """`submit`, however it ends."""
-        return self.program("submit", *self.arguments, "launcher=slurm", "site=local_cluster", *more, path=path)
-
-    def program(self, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """The program, to its end, with `results` where it takes overrides; `path` goes before where Slurm is."""
+    def submission(
+        self, *more: str, path: Path | None = None, patient: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """`submit`, however it ends; `path` goes before where Slurm is, and the `patient` ask it more than once."""
         env = self.cluster.env | ({"PATH": f"{path}:{self.cluster.env['PATH']}"} if path else {})
-        own = [f"results={self.results}"] if arguments[0] == "submit" else []
-        command = [sys.executable, "-m", "parallelbench.cli", *arguments, *own]
+        program = ["-m", "parallelbench.cli"] if patient else ["-c", IMPATIENT]
+        options = ("launcher=slurm", "site=local_cluster", f"results={self.results}", *more)
+        command = [sys.executable, *program, "submit", *self.arguments, *options]
         return subprocess.run(command, env=env, capture_output=True, text=True)
 
     # --- what folders and Slurm say

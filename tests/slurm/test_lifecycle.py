@@ -40,10 +40,9 @@ FEW = "epochs=400"
 """Enough on two nodes that a fault hits in between, few enough to end soon."""
 PACED = (*WITHOUT_TORCH, *QUICK, "epochs=150", "strategy.step_s=0.02")
 """One rank, which trains for six seconds."""
-SLOW = ("epochs=150", "data.train_samples=6400")
-"""Slurm takes seconds to preempt a job."""
 LONG = (*PACED, "strategy.step_s=0.05", "site.partition=preemptible")
 """One rank, which trains for fifteen, where preemption takes its node."""
+SAVING = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=2")
 WHOLE = ("--nodes=2", "--exclusive")
 
 
@@ -63,7 +62,7 @@ def cgroups(cgroup: Cluster) -> Cluster:
 @pytest.fixture
 def special(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster with options of its own."""
-    yield from started(**{"variant": "accounting", **request.param})
+    yield from started(**{"variant": "no_accounting", **request.param})
 
 
 def on(**options: Any) -> pytest.MarkDecorator:
@@ -131,7 +130,7 @@ def test_a_warned_run_that_cannot_be_requeued(ours: Cluster, tmp_path: Path) -> 
     injection="the time-limit warning on a cluster with JobRequeue=0",
     outcome="jobs ask for it themselves: the same job starts again, and goes on where it was",
 )
-@on(variant="no_accounting", job_requeue=False)
+@on(job_requeue=False)
 def test_jobs_ask_for_requeueing_themselves(special: Cluster, tmp_path: Path) -> None:
     assert show(special, submit(special, "true", "--hold"))["Requeue"] == "0"
     sweep = Sweep(special, tmp_path, PACED)
@@ -205,8 +204,7 @@ def preempt(sweep: Sweep) -> str:
     outcome="the ranks end at once; the same job starts again later, goes on from the last checkpoint, and is ok",
 )
 def test_a_preempted_run_goes_on(ours: Cluster, tmp_path: Path) -> None:
-    often = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=2", "site.partition=preemptible")
-    sweep = Sweep(ours, tmp_path, (*QUICK, *SLOW, *often))
+    sweep = Sweep(ours, tmp_path, (*LONG, *SAVING))
     sweep.submit()
     first = sweep.attempt()
     sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
@@ -227,7 +225,7 @@ def test_a_preempted_run_goes_on(ours: Cluster, tmp_path: Path) -> None:
     injection="the same with SlurmctldParameters=preempt_send_user_signal and a grace time",
     outcome="the ranks stop after their epoch and save; the next start goes on from there",
 )
-@on(variant="no_accounting", preempt_send_user_signal=True, grace_time_s=60)
+@on(preempt_send_user_signal=True, grace_time_s=60)
 def test_a_preempted_run_that_is_warned_loses_nothing(special: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(special, tmp_path, LONG)
     sweep.submit()
@@ -252,7 +250,7 @@ def test_a_preempted_run_that_is_warned_loses_nothing(special: Cluster, tmp_path
     "special", [{"variant": variant, "grace_time_s": 60} for variant in ("cgroup", "no_accounting")], indirect=True
 )
 def test_a_preempted_run_in_its_grace_is_queued_again(special: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(special, tmp_path, (*LONG, "launcher.checkpoint=always", "launcher.checkpoint_every_s=2"))
+    sweep = Sweep(special, tmp_path, (*LONG, *SAVING))
     sweep.submit()
     first = sweep.attempt()
     sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
@@ -302,7 +300,7 @@ def test_a_run_survives_its_node(ours: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(ours, tmp_path, (*TWO_NODES, FEW))
     sweep.submit()
     sweep.epochs(sweep.attempt(), at_least=1)
-    ours.crash_node("n1")
+    ours.crash_node("n1", noticed=True)
     ours.start("n1")
     run = sweep.done()
     assert times_finished(run) == 1

@@ -70,7 +70,7 @@ def test_a_used_up_quota(accounting: Cluster, home: Path) -> None:
     assert state.label in ("storage", "killed"), sweep.story()
     assert state.to_run
     assert finished_epochs(attempt)[:3] == [1, 2, 3]
-    refused = sweep.program("submit", *sweep.arguments, "launcher=slurm", "site=local_cluster")
+    refused = sweep.submission()
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "the quota is used up: free some space" in refused.stderr
     ballast.unlink()

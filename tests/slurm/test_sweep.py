@@ -85,7 +85,7 @@ def test_a_sweep_under_fire(variant: str, request: pytest.FixtureRequest, tmp_pa
     cluster: Cluster = request.getfixturevalue(variant)
     cluster.restore()
     fast = ("epochs=1", "strategy.step_s=1", "measure.telemetry_hz=0", "launcher.attempts=10")
-    few_at_once = "launcher.array_parallelism=6"  # so that runs are left for the last one that is killed
+    few_at_once = "launcher.array_parallelism=5"  # so that runs are left for the last one that is killed
     sweep = Sweep(cluster, tmp_path / "results", (*WITHOUT_TORCH, *QUICK, *fast, few_at_once, f"sweep.repeats={RUNS}"))
     _kill_the_launcher(sweep, tmp_path)
     sweep.submit()
@@ -124,9 +124,9 @@ def _kill(sweep: Sweep, victim: str) -> None:
         sweep.cluster.wait_saved()
         sweep.cluster.kill(daemon)
     else:
-        sweep.cluster.crash_node(daemon)
+        sweep.cluster.crash_node(daemon, noticed=True)
     if victim != daemon:
-        refused = sweep.submission()
+        refused = sweep.submission(patient=False)
         assert refused.returncode == 2, refused.stderr
         assert "is slurmctld up? Nothing is lost" in refused.stderr
     sweep.cluster.start(daemon)
