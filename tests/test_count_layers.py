@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import subprocess
 import sys
@@ -13,8 +14,16 @@ from torch import nn
 
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
+from parallelbench.config.run import RunConfig
 from parallelbench.measure.counting import decode_counts, encode_counts
-from parallelbench.measure.layers import LARGE, count_facts, counts_without_values, layer_counts
+from parallelbench.measure.layers import (
+    LARGE,
+    WINOGRAD,
+    count_facts,
+    counts_without_values,
+    layer_counts,
+    least_flop_per_sample,
+)
 from parallelbench.strategies.pipeline.partition import layer_costs
 from parallelbench.training.torch_session import build_model
 from tests.strategies.training import configure
@@ -114,3 +123,42 @@ def test_a_model_that_fits_nowhere_is_counted() -> None:
 def test_counts_are_the_same_after_they_were_kept() -> None:
     counts = layer_counts(configure(*IMAGES, "model=cnn_small"))
     assert decode_counts(encode_counts(counts)) == counts
+
+
+# --- what training takes at least
+
+
+@pytest.mark.parametrize(
+    ("model", "by_hand"),
+    [
+        (["model=logistic_regression"], 2 * 2 * 28 * 28 * 10),
+        (["model=mlp", "model.hidden=[64,32]"], 2 * (2 * 784 * 64 + 3 * 64 * 32 + 3 * 32 * 10)),
+    ],
+)
+def test_products_count_twice_in_the_first_layer_and_three_times_in_others(model: list[str], by_hand: int) -> None:
+    run = configure(*IMAGES, *model)
+    assert least_flop_per_sample(run) == by_hand
+
+
+@pytest.mark.parametrize("model", ["cnn_small", "resnet_tiny"])
+def test_convolutions_count_as_much_as_the_fastest_algorithm_leaves(model: str) -> None:
+    run = configure(*IMAGES, f"model={model}")
+    assert WINOGRAD == 4.0
+    assert least_flop_per_sample(run) == _least_by_hand(run)
+
+
+def _least_by_hand(run: RunConfig) -> float:
+    """From the shapes that hooks see."""
+    found = []
+
+    def hook(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        each = module.weight[0].numel() * 2 * output.numel()
+        values = math.prod(getattr(module, "kernel_size", ()))
+        found.append(each / {1: 1, 9: 4}.get(values, values))
+
+    model = run.model.build(in_channels=1, image_size=28, num_classes=10)
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            module.register_forward_hook(hook)
+    model(torch.zeros(1, 1, 28, 28))
+    return 2 * found[0] + 3 * sum(found[1:])
