@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,11 @@ def test_what_draws_them_exists() -> None:
         assert picture.width_mm in WIDTHS_MM
 
 
-def test_each_picture_of_the_page_is_there_current_and_small() -> None:
+def test_each_picture_and_table_of_the_page_is_there_current_and_small() -> None:
     stale = pictures.not_current()
     assert not stale, "run `python -m tests.published_pictures RESULTS`"
-    page = published.page()
-    named = set(re.findall(r"!\[made-up numbers: [^\]]+\]\(([^)]+)\)", page))
-    assert {f"{published.FOLDER}/{path.name}" for path in pictures.PICTURES.glob("*.png")} == named
+    assert {path.name for path in pictures.PICTURES.glob("*.png")} == published.pictures().keys()
+    assert {path.name for path in published.TABLES.glob("*.md")} == published.tables().keys()
     for name, picture in published.pictures().items():
         path = pictures.PICTURES / name
         assert path.stat().st_size <= pictures.MOST_BYTES, name
@@ -38,23 +36,6 @@ def test_each_picture_of_the_page_is_there_current_and_small() -> None:
             inches = picture.width_mm / 25.4
             assert image.width == pytest.approx(pictures.PIXELS_PER_INCH * inches, abs=3)
             assert image.height < 4 * image.width
-    assert "made-up numbers: they show shapes, not findings" in page
-
-
-def test_each_table_of_the_page_is_there_and_whole() -> None:
-    page = published.page()
-    assert {path.name for path in published.TABLES.glob("*.md")} == published.tables().keys()
-    for name, table in published.tables().items():
-        assert (ROOT / "conf" / "sweep" / f"{table.sweep}.yaml").is_file()
-        text = (published.TABLES / name).read_text(encoding="utf-8")
-        assert f"{table.lead.partition(' `')[0]} " in page
-        assert text in page
-        parts = re.split(r"\n\n", text.strip())
-        for rows in (part.splitlines() for part in parts if part.startswith("|")):
-            assert len({line.count("|") for line in rows}) == 1
-            assert len(rows) > 5
-    after = re.findall(r"\| Model \| Configuration \| (.*) \|", page)
-    assert after == ["10 epochs | 30 epochs | 50 epochs | 100 epochs"] * 4, "two ways to divide, two data sets"
 
 
 @pytest.mark.slow
