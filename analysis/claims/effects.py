@@ -76,7 +76,12 @@ def _usable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> pl.DataFrame:
 
 def unusable(runs: Runs, metric: str) -> tuple[int, list[str]]:
     """How many runs it may not use, and why, each reason once."""
-    gone = facts(runs).select("run_id", "exclusion").join(usable(runs, metric), on="run_id", how="anti")
+    return _unusable(runs, usable_for(metric))
+
+
+@once
+def _unusable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> tuple[int, list[str]]:
+    gone = facts(runs).select("run_id", "exclusion").join(_usable(runs, chosen), on="run_id", how="anti")
     return gone.height, gone["exclusion"].drop_nulls().unique(maintain_order=True).to_list()
 
 
@@ -292,22 +297,24 @@ def is_unreached(runs: Runs, claim: Claim) -> bool:
 
 
 def _effects(measured: Measured) -> list[Effect]:
-    rows: dict[int, list[dict[str, Any]]] = {}
-    for row in measured.values.iter_rows(named=True):
-        rows.setdefault(row["level"], []).append(row)
+    columns = ("level", "repeat", "value", "least", "most", "runs", "candidates")
+    rows: dict[int, list[tuple[Any, ...]]] = {}
+    for level, *row in measured.values.select(columns).rows():
+        rows.setdefault(level, []).append(tuple(row))
     keys = _keys(measured.levels)
     found = []
-    for level in measured.levels.iter_rows(named=True):
-        known = [row for row in rows[level["level"]] if row["value"] is not None]
+    for each in measured.levels.iter_rows(named=True):
+        of_level = rows[each["level"]]
+        known = [row for row in of_level if row[1] is not None]
         found.append(
             Effect(
-                keys={key: measured.known[key][level[key]] for key in keys if level[key]},
-                step=level["step"],
-                outside=tuple(level["outside"]),
-                values={row["repeat"]: (row["value"], row["least"], row["most"]) for row in known},
-                runs={row["repeat"]: tuple(row["runs"]) for row in known},
-                candidates={row["repeat"]: tuple(row["candidates"]) for row in known if row["candidates"]},
-                missed=frozenset(row["repeat"] for row in rows[level["level"]] if row["value"] is None),
+                keys={key: measured.known[key][each[key]] for key in keys if each[key]},
+                step=each["step"],
+                outside=tuple(each["outside"]),
+                values={repeat: (value, least, most) for repeat, value, least, most, *_ in known},
+                runs={repeat: tuple(runs) for repeat, *_, runs, _ in known},
+                candidates={repeat: tuple(chosen_from) for repeat, *_, chosen_from in known if chosen_from},
+                missed=frozenset(repeat for repeat, value, *_ in of_level if value is None),
             )
         )
     return found
@@ -321,10 +328,10 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
     if not any(_may_have_sides(_known(runs), claim, each) for each in claim.contrasts):
         return []
     levels, values, known = _measured(runs, claim.metric, claim.target, epochs, devices=devices, best_of=claim.best_of)
-    levels = _with(levels, known, claim.where).with_columns(outside=_outside(known, claim.scope))
+    levels = _with(levels, known, claim.where)
     looked_at = [_with(levels, known, {"epoch": [*claim.epochs(each)]}) for each in claim.contrasts]
     found = [
-        _pairs(Measured(some, values, known), each)
+        _pairs(Measured(some.with_columns(outside=_outside(known, claim.scope)), values, known), each)
         for some, each in zip(looked_at, claim.contrasts, strict=True)
         if _has_sides(some, known, each)
     ]

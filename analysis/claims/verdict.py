@@ -338,13 +338,14 @@ class ClaimedEffect:
         found = effects(runs, claim)
         if claim.gpus_only:
             found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
+        told = _told(runs)
         return [
             cls(
                 effect,
                 claim,
                 pairing_of(runs, effect.runs),
                 choice_of(runs, effect.candidates),
-                tuple(_told(runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))),
+                tuple(told[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))),
             )
             for effect in found
         ]

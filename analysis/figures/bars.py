@@ -26,6 +26,7 @@ from analysis.figures.chart import (
     panels,
     per_group,
     records,
+    tips,
     with_medians,
     written,
 )
@@ -71,11 +72,11 @@ class Bars(Chart):
             x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
             y=y,
             color=bar_colour(data),
-            tooltip=["configuration:N", alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
+            tooltip=[*tips("configuration:N"), alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
         )
         points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
         value = alt.Tooltip("value:Q", title=unit, format=".4~g")
-        points = points.encode(x="value:Q", y=y, tooltip=["configuration:N", "repeat:N", value])
+        points = points.encode(x=alt.X("value:Q"), y=y, tooltip=[*tips("configuration:N", "repeat:N"), value])
         marks = [bar, points, *label_marks(only_first, y, at="largest")]
         if goal:
             marks.insert(1, _line(only_first, goal).encode(x=alt.X(f"{goal}:Q", title=unit), y=y))
@@ -87,7 +88,7 @@ def _line(rows: alt.Chart, goal: str) -> alt.Chart:
     line: alt.Chart = rows.transform_filter(f"datum.{goal} != null").mark_tick(
         color="black", thickness=3, opacity=1, height={"band": 0.95}
     )
-    return line.encode(tooltip=["configuration:N", f"{goal}:Q"])
+    return line.encode(tooltip=tips("configuration:N", f"{goal}:Q"))
 
 
 def _measured(also: Mapping[str, pl.Expr] | None = None, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:

@@ -12,7 +12,7 @@ import polars as pl
 
 from analysis.comparison.configurations import facts
 from analysis.comparison.work import groups_across
-from analysis.figures.chart import DOUBLING, INK, LEGEND, PANEL_WIDTH, doubling, panels, per_group, records, scale
+from analysis.figures.chart import DOUBLING, INK, LEGEND, PANEL_WIDTH, doubling, panels, per_group, records, scale, tips
 from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     colour = alt.Color("kind:N", scale=scale(colours), legend=LEGEND)
     dashes = {_POINTS: [1, 0], _FIT: [1, 0], _PERFECT: [5, 4]}
     dash = alt.StrokeDash("kind:N", scale=scale(dashes), legend=LEGEND)
-    tooltip = ["x:Q", "steps_to_accuracy:Q", "repeat:Q"]
+    tooltip = tips("x:Q", "steps_to_accuracy:Q", "repeat:Q")
     points = base.transform_filter(f"datum.kind == '{_POINTS}'")
     curve = base.transform_filter(f"datum.kind == '{_FIT}'").mark_line(strokeWidth=2.2)
     ideal = base.transform_filter(f"datum.kind == '{_PERFECT}'").mark_line()
@@ -116,7 +116,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         curve.encode(x=x, y=y, color=colour, strokeDash=dash),
         points.mark_point(filled=True, size=50, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=tooltip),
         rule,
-        words.encode(x=x, y=alt.value(0), text="label:N"),
+        words.encode(x=x, y=alt.value(0), text=alt.Text("label:N")),
     )
     return panels(layers, data, title=TITLE)
 

@@ -160,7 +160,9 @@ def bar_colour(data: pl.DataFrame) -> alt.Color:
 def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.Chart]:
     """The column `label` beside the bars' ends, and invisible marks at `room` that make the axis long enough for it."""
     first = base.transform_filter("datum.first")
-    label = first.mark_text(align="left", dx=8, fontSize=12, color=INK).encode(x=f"{at}:Q", y=y, text="label:N")
+    label = first.mark_text(align="left", dx=8, fontSize=12, color=INK).encode(
+        x=alt.X(f"{at}:Q"), y=y, text=alt.Text("label:N")
+    )
     room = first.mark_point(opacity=0).encode(x=alt.X("room:Q", scale=alt.Scale(nice=False)), y=y)
     return label, room
 
@@ -232,26 +234,28 @@ def panels(
     axis: dict[str, Any] = dict.fromkeys(("labelColor", "titleColor"), INK)
     axis |= dict.fromkeys(("labelFontSize", "titleFontSize"), 12)
     axis |= dict.fromkeys(("domainColor", "tickColor"), "#999999")
+    axis |= {"titleFontWeight": "normal", "gridColor": "#e6e6e6"}
+    axis |= {"labelLimit": 260, "labelOverlap": "greedy", "labelSeparation": 6}
     facet = alt.Facet("panel:N", sort=order, header=header)
-    laid_out: alt.FacetChart = (
-        chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
-        .properties(title=_title(title, data, told), spacing=28)
-        .configure(font="Arial, Helvetica, 'Liberation Sans', sans-serif", background="white")
-        .configure_axis(
-            **axis,
-            titleFontWeight="normal",
-            gridColor="#e6e6e6",
-            labelLimit=260,
-            labelOverlap="greedy",
-            labelSeparation=6,
-        )
-        .configure_legend(labelFontSize=12, orient="top", columns=4, labelLimit=370, labelColor=INK)
-        .configure_view(stroke=None)
+    laid_out: alt.FacetChart = chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
+    # Altair's methods would copy the chart, with all that is in it, for each of these.
+    laid_out.title, laid_out.spacing = _title(title, data, told), 28
+    laid_out.config = alt.Config(
+        font="Arial, Helvetica, 'Liberation Sans', sans-serif",
+        background="white",
+        axis=alt.AxisConfig(**axis),
+        legend=alt.LegendConfig(labelFontSize=12, orient="top", columns=4, labelLimit=370, labelColor=INK),
+        view=alt.ViewConfig(stroke=None),
     )
     laid_out.usermeta = _omitted(data, order)
     each = {"x": "independent", "y": "independent"}
     laid_out.resolve = alt.Resolve(axis=each, scale=each if own_axes else alt.Undefined)
     return laid_out
+
+
+def tips(*shorthands: str) -> list[alt.Tooltip]:
+    """Tooltips of these columns. Given as texts, Altair would compare each with all classes of its schema."""
+    return [alt.Tooltip(shorthand) for shorthand in shorthands]
 
 
 def _omitted(data: pl.DataFrame, order: Sequence[str]) -> Any:

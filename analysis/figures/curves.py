@@ -36,6 +36,7 @@ from analysis.figures.chart import (
     records,
     scale,
     series,
+    tips,
     variants,
     with_medians,
 )
@@ -74,8 +75,7 @@ class Lines(Chart):
         y = y.copy()
         y.shorthand = "value:Q"
         tooltip = [
-            "configuration:N",
-            "repeat:N",
+            *tips("configuration:N", "repeat:N"),
             alt.Tooltip("x:Q", title=x["title"]),
             alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
         ]
@@ -383,9 +383,9 @@ class OverDevices(Chart):
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
         line = base.transform_filter("datum.first").mark_line()
         line = line.encode(x=x, y=y, color=colour, **_told_apart(by, widths))
-        tooltip = ["configuration:N", f"{by}:N", "repeat:N", alt.Tooltip("value:Q", format=".4~g")]
+        tooltip = [*tips("configuration:N", f"{by}:N", "repeat:N"), alt.Tooltip("value:Q", format=".4~g")]
         dots = base.transform_filter("datum.repeat != null").mark_point(filled=True, size=30, strokeWidth=0.8)
-        dots = dots.encode(x=x, y="value:Q", color=colour, fillOpacity=HOLLOW, tooltip=tooltip)
+        dots = dots.encode(x=x, y=alt.Y("value:Q"), color=colour, fillOpacity=HOLLOW, tooltip=tooltip)
         marks = [line, dots] if widths else [line, dots, _beginnings(base, x)]
         return panels(alt.layer(*marks), data, title=self.title, own_axes=True)
 
@@ -401,7 +401,7 @@ def _beginnings(base: alt.Chart, x: alt.X) -> alt.Chart:
     """The column `label` to the left of where lines begin."""
     named = base.transform_filter("datum.label != null")
     words: alt.Chart = named.mark_text(align="right", dx=-8, fontSize=12, color=INK)
-    placed: alt.Chart = words.encode(x=x, y="median:Q", text="label:N")
+    placed: alt.Chart = words.encode(x=x, y=alt.Y("median:Q"), text=alt.Text("label:N"))
     return placed
 
 

@@ -12,7 +12,7 @@ from analysis import text
 from analysis.comparison.baseline import against_one_device, error_of_intervals, limited, refused
 from analysis.comparison.configurations import displayed
 from analysis.comparison.work import BASELINE_LABELS, component_labels, groups_across, natural
-from analysis.figures.chart import HOLLOW, NAMES, PANEL_WIDTH, panels, per_group, records, series, with_medians
+from analysis.figures.chart import HOLLOW, NAMES, PANEL_WIDTH, panels, per_group, records, series, tips, with_medians
 
 if TYPE_CHECKING:
     from analysis.comparison.ratio import Ratio
@@ -67,7 +67,7 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
     scale = alt.Scale(type="log", nice=False, padding=14)
     key = series(data, points=True)
     colour, shape = key["color"], key["shape"]
-    tooltip = [f"{name}:N" for name in ("model", "configuration")]
+    tooltip = tips("model:N", "configuration:N")
     median = base.transform_filter("datum.first").mark_point(filled=True, size=110, opacity=0.9)
     median = median.encode(
         x=alt.X("median:Q", title="Logarithmic scale", scale=scale, axis=alt.Axis(tickCount=5, format=",.4~g")),
@@ -82,7 +82,7 @@ def _dots(data: pl.DataFrame) -> alt.FacetChart:
         x=alt.X("value:Q", scale=scale),
         y=y,
         color=colour,
-        tooltip=[*tooltip, "repeat:N", alt.Tooltip("value:Q", format=".4~g")],
+        tooltip=[*tooltip, *tips("repeat:N"), alt.Tooltip("value:Q", format=".4~g")],
     )
     return panels(alt.layer(repeat, median), data, title=TITLE, own_axes=True)
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.configurations import displayed
-from analysis.figures.chart import NAMES, PANEL_WIDTH, Sentence, drawn_panels, pale, panels, records, series
+from analysis.figures.chart import NAMES, PANEL_WIDTH, Sentence, drawn_panels, pale, panels, records, series, tips
 from analysis.runs.reader import once, read_samples
 from parallelbench.errors import ConfigError
 
@@ -44,8 +44,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     base = alt.Chart(records(data.drop("length_s"))).properties(width=PANEL_WIDTH, height=200)
     line = base.mark_line(strokeWidth=1.6).encode(x=x, y=y, opacity=pale(1.0), **key)
     tooltip = [
-        "configuration:N",
-        "repeat:N",
+        *tips("configuration:N", "repeat:N"),
         alt.Tooltip("x:Q", title="seconds", format=".4~g"),
         alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
     ]

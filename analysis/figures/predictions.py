@@ -14,7 +14,7 @@ import polars as pl
 from analysis import text
 from analysis.advisor.forecast import forecast
 from analysis.comparison.work import natural
-from analysis.figures.chart import LEGEND, PANEL_WIDTH, panel, panels, records, scale, variants
+from analysis.figures.chart import LEGEND, PANEL_WIDTH, panel, panels, records, scale, tips, variants
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _drawn(data: pl.DataFrame) -> alt.FacetChart:
         "axis": alt.Axis(tickCount=5, format=",.3~r"),
     }
     x, y = alt.X("x:Q", **axes), alt.Y("y:Q", **axes)
-    tooltip = ["configuration:N", "mark:N", *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("x", "y"))]
+    tooltip = [*tips("configuration:N", "mark:N"), *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("x", "y"))]
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
     seen, predicted, equal = (
         base.transform_filter(f"datum.mark == '{name}'") for name in ("measured", "predicted", "equal")

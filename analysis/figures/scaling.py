@@ -14,7 +14,19 @@ from analysis.comparison.baseline import limited, refused
 from analysis.comparison.configurations import gains, summary
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.figures.bars import Bars
-from analysis.figures.chart import INK, LEGEND, PANEL_WIDTH, Sentence, panel, panels, records, scale, variants, written
+from analysis.figures.chart import (
+    INK,
+    LEGEND,
+    PANEL_WIDTH,
+    Sentence,
+    panel,
+    panels,
+    records,
+    scale,
+    tips,
+    variants,
+    written,
+)
 from analysis.metrics import efficiency
 
 if TYPE_CHECKING:
@@ -59,11 +71,11 @@ def _lines(data: pl.DataFrame, title: str) -> alt.FacetChart:
     real = "datum.repeat != null"
     dots = medians.transform_filter(real).mark_point(filled=True, size=70, opacity=1)
     dots = dots.encode(x=x, y=y("median"), color=key)
-    tooltip = ["variant:N", "devices:Q", "repeat:Q", alt.Tooltip("value:Q", title="speed-up", format=".3f")]
+    tooltip = [*tips("variant:N", "devices:Q", "repeat:Q"), alt.Tooltip("value:Q", title="speed-up", format=".3f")]
     repeats = base.transform_filter(real).mark_point(size=46, opacity=0.7)
     repeats = repeats.encode(x=x, y=y("value"), color=key, tooltip=tooltip)
     text_marks = medians.transform_filter(real).mark_text(align="left", dx=9, dy=10, fontSize=12, fontWeight="bold")
-    texts = text_marks.encode(x=x, y=y("label_y"), text="label:N", color=key)
+    texts = text_marks.encode(x=x, y=y("label_y"), text=alt.Text("label:N"), color=key)
     return panels(alt.layer(line, repeats, dots, texts), data, title=title)
 
 

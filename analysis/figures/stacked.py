@@ -23,6 +23,7 @@ from analysis.figures.chart import (
     per_group,
     records,
     scale,
+    tips,
     written,
 )
 from analysis.metrics import KINDS_SENT, PHASES, phase_times
@@ -53,10 +54,13 @@ class Stacked(Chart):
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 30})
         bar = base.mark_bar(height={"band": 0.68}, opacity=0.9).encode(
             x=alt.X("from:Q", title=self.axis, axis=alt.Axis(tickCount=5)),
-            x2="to:Q",
+            x2=alt.X2("to:Q"),
             y=y,
             color=alt.Color(f"{self.part}:N", scale=scale(self.colours), legend=alt.Legend(title=None)),
-            tooltip=["configuration:N", f"{self.part}:N", alt.Tooltip("value:Q", title=self.unit, format=".4~g")],
+            tooltip=[
+                *tips("configuration:N", f"{self.part}:N"),
+                alt.Tooltip("value:Q", title=self.unit, format=".4~g"),
+            ],
         )
         return panels(alt.layer(bar, *label_marks(base, y, at="total")), data, title=self.title, own_axes=True)
 

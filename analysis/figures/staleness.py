@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from analysis.comparison.configurations import displayed
-from analysis.figures.chart import PANEL_WIDTH, Sentence, bar_colour, panel, panels, records
+from analysis.figures.chart import PANEL_WIDTH, Sentence, bar_colour, panel, panels, records, tips
 from analysis.metrics import staleness_histogram
 
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     x = alt.X("begin:Q", title=what, scale=across, axis=alt.Axis(format="d", tickMinStep=1, grid=False))
     share = alt.Y("median:Q", title="Share of the pushes (%)", scale=alt.Scale(domainMin=0))
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=200)
-    tooltip = ["configuration:N", "bin:Q", alt.Tooltip("median:Q", title="median share, %", format=".3~g")]
+    tooltip = [*tips("configuration:N", "bin:Q"), alt.Tooltip("median:Q", title="median share, %", format=".3~g")]
     bar = base.transform_filter("datum.first").mark_bar(opacity=0.85)
-    bar = bar.encode(x=x, x2="end:Q", y=share, y2=alt.Y2Datum(0), color=bar_colour(data), tooltip=tooltip)
+    bar = bar.encode(x=x, x2=alt.X2("end:Q"), y=share, y2=alt.Y2Datum(0), color=bar_colour(data), tooltip=tooltip)
     points = base.mark_point(filled=True, size=30, color="black", opacity=0.75, stroke="white", strokeWidth=0.8).encode(
-        x="bin:Q", y="value:Q", tooltip=["configuration:N", "repeat:Q", alt.Tooltip("value:Q", format=".3~g")]
+        x=alt.X("bin:Q"),
+        y=alt.Y("value:Q"),
+        tooltip=[*tips("configuration:N", "repeat:Q"), alt.Tooltip("value:Q", format=".3~g")],
     )
     return panels(alt.layer(bar, points), data, title=TITLE)
 

@@ -177,7 +177,8 @@ def tables(runs: Runs) -> Iterator[Table]:
 
 
 def _by_group(rows: pl.DataFrame, table: Place) -> Captioned:
-    return latex.by_group(_grouped(rows, table), _columns(rows, table))
+    columns = _columns(rows, table)
+    return latex.by_group(_grouped(rows, columns), columns)
 
 
 def _write_tables(runs: Runs, folder: Path) -> None:
@@ -287,14 +288,15 @@ ALWAYS = ("configuration", "slug", "repeats", "outcome", "steady_epoch_time_s", 
 def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = None) -> PageTable:
     """`every`: the rows of which these are some."""
     columns = _columns(rows if every is None else every, table)
-    shown = {
-        column.name: {cell.shown for row in rows.iter_rows(named=True) for cell in cells(row, (column,))}
-        for column in columns
-    }
-    told = [c for c in columns if _tells(rows, c, shown[c.name])]
-    alike = [c for c in columns if c not in told and rows.height]
-    first = cells(rows.row(0, named=True), alike) if alike else []
-    return PageTable(told, _grouped(rows, table, columns=tuple(told)), first)
+    groups = _grouped(rows, columns)
+    of_rows = [row.cells for _, members in groups for row in members]
+    told = [n for n, c in enumerate(columns) if _tells(rows, c, {row[n].shown for row in of_rows})]
+    alike = [cell for n, cell in enumerate(of_rows[0]) if n not in told] if of_rows else []
+    shown = [
+        (group, [Shown(row.configuration, [row.cells[n] for n in told]) for row in members])
+        for group, members in groups
+    ]
+    return PageTable([columns[n] for n in told], shown, alike)
 
 
 def _tells(rows: pl.DataFrame, column: Column, shown: set[str]) -> bool:
@@ -307,10 +309,7 @@ def _columns(rows: pl.DataFrame, table: Place) -> tuple[Column, ...]:
     return tuple(column for column in page_columns(table) if not column.where_known or rows[column.name].count())
 
 
-def _grouped(
-    rows: pl.DataFrame, table: Place, *, columns: tuple[Column, ...] | None = None
-) -> list[tuple[str, list[Shown]]]:
-    columns = columns or _columns(rows, table)
+def _grouped(rows: pl.DataFrame, columns: tuple[Column, ...]) -> list[tuple[str, list[Shown]]]:
     groups: dict[str, list[Shown]] = defaultdict(list)
     for row in rows.iter_rows(named=True):
         groups[row["group"]].append(Shown(row["configuration"], cells(row, columns)))

@@ -123,7 +123,7 @@ function placeOf(chart, panels, index) {
   if (index === 0) return chart.appendChild(place);
   const folded = document.createElement("details"), summary = document.createElement("summary");
   folded.className = "print";
-  summary.textContent = [...new Set(panels.map(chart.works > 1 ? workOf : String))].join("; ");
+  summary.textContent = `Further panels: ${[...new Set(panels.map(chart.works > 1 ? workOf : String))].join("; ")}`;
   folded.append(summary, place);
   chart.append(folded);
   return place;
