@@ -1,5 +1,5 @@
-"""How often the limits of disturbed epochs and of unlike probes are wrong: `python -m tests.analysis.load_limits` prints
-the tables of docs/measurement.md.
+"""How often the limits of disturbed epochs and of unlike probes are wrong: `python -m tests.analysis.load_limits`
+prints the tables of docs/measurement.md.
 
 Loads are simulated, probes are measured on this machine; what is said of them is said by the analysis itself.
 """

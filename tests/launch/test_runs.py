@@ -8,19 +8,29 @@ import random
 import resource
 import signal
 import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from analysis import excluded, load, summary
+from analysis.metrics import per_epoch
+from analysis.report.notes import warnings
 from parallelbench.results.folder import find_runs
-from parallelbench.results.tables import TABLES
+from parallelbench.results.publish import NO_CLOSING
+from parallelbench.results.tables import CLOSING, TABLES
+from parallelbench.world.machine import this_machine
 from tests.faults import fault
 from tests.helpers import TINY, fill_disk
 from tests.launch.programs import Program, completed, finished_epochs, kill, own_strategy, the_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from parallelbench.results.attempt import Outcome
     from parallelbench.results.folder import RunFolder
 
@@ -408,3 +418,119 @@ def test_a_full_disk_is_refused_and_no_run_looks_alive(small_disk: Path) -> None
     assert code == 0, text
     manifest = json.loads((the_run(results).result / "manifest.json").read_bytes())
     assert manifest["attempt"] == 1
+
+
+# --- a rank that hangs
+
+HANGS = '''
+"""A strategy of which one rank stops to take part."""
+import time
+
+from parallelbench.strategies.{module} import {base}
+
+
+class Mine({base}, frozen=True, kw_only=True):
+    """In the second epoch, rank 1 trains no more, for longer than any test waits."""
+
+    def prepare(self, model, run, world):
+        replica = super().prepare(model, run, world)
+        evaluate = replica.evaluate
+
+        def last(batches):
+            replica.step = lambda batch: time.sleep(3600)
+            return evaluate(batches)
+
+        if world.rank == 1:
+            replica.evaluate = last
+        return replica
+'''
+KINDS = {
+    "ddp": ("data_parallel", "Ddp", ""),  # two ranks wait for the same gradients
+    "parameter_server": ("servers", "ParameterServer", "mode: async\n"),  # a worker for the server, that for anybody
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", KINDS)
+@pytest.mark.cases("ddp")
+def test_the_rank_that_hangs_is_named_and_not_those_that_wait_for_it(strategy: str, tmp_path: Path) -> None:
+    module, base, more = KINDS[strategy]
+    own = own_strategy(tmp_path, HANGS.format(module=module, base=base), like=strategy, more=more)
+    options = ["devices=3", "batch_size=24", "epochs=5", "measure.parity=false"]
+    options += ["measure.probe=false", "measure.telemetry_hz=0"]
+    limits = ["launcher.oversubscribe=true", "launcher.collective_timeout_s=20"]
+    code, text = completed("run", *own, *TINY, *options, *limits, results=tmp_path / "results")
+    assert code == 1, text
+    state = the_run(tmp_path / "results").state()
+    assert state.outcome is not None
+    assert state.outcome.outcome == "timeout"
+    assert state.outcome.reason == (
+        "rank 1 hangs: rank 0 and rank 2 waited for it longer than launcher.collective_timeout_s"
+    )
+    assert state.to_run, "it may go better next time"
+
+
+# --- a rank that is really killed while it checks what was trained
+
+KILLED_LATE = '''
+"""One device, whose process the kernel ends as soon as somebody asks for its state a second time: after training."""
+import os, signal
+from parallelbench.strategies.single import Single
+
+
+class Mine(Single, frozen=True, kw_only=True):
+    def prepare(self, model, run, world):
+        replica = super().prepare(model, run, world)
+        first = replica.full_state_dict
+
+        def before_training():
+            replica.full_state_dict = lambda: os.kill(os.getpid(), signal.SIGKILL)
+            return first()
+
+        replica.full_state_dict = before_training
+        return replica
+'''
+
+
+@pytest.mark.exhaustive
+def test_a_run_killed_in_its_closing_check_says_that_it_was_not_checked(tmp_path: Path) -> None:
+    small = ["model=logistic_regression", "data=digits", "epochs=2", "measure.telemetry_hz=0", "measure.probe=false"]
+    _, text = completed(
+        "run", *own_strategy(tmp_path, KILLED_LATE, like="single"), *small, results=tmp_path / "results"
+    )
+    runs = load(tmp_path / "results")
+    assert runs.run["state"].item() == "done", text
+    assert runs.run["reason"].item() == "trained 2 epochs; not checked: the closing check did not end"
+    assert NO_CLOSING in runs.run["warnings"].item()
+    (row,) = runs.checks.filter(check=CLOSING).rows(named=True)
+    assert (row["epoch"], row["passed"], row["detail"]) == (2, None, "it did not end")
+    assert "1 not checked after training" in summary(runs)["parity"].item()
+    assert any(NO_CLOSING in line for line in warnings(runs))
+
+
+# --- a run whose core another program kept busy
+
+BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
+
+
+@pytest.mark.exhaustive
+def test_a_run_beside_a_busy_program_does_not_count(tmp_path: Path) -> None:
+    core = this_machine().cores[0]  # the first rank's
+    with ExitStack() as stack:
+        for _ in range(2):
+            program = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY, str(core)], stdout=PIPE))
+            stack.callback(program.kill)  # before it is waited for
+            assert program.stdout is not None
+            program.stdout.readline()
+        code, text = completed("run", "data=digits", "model=cnn_small", "epochs=3", results=tmp_path)
+    assert code == 0, text
+    assert "disturbed by other programs" in text
+    runs = load(tmp_path)
+    epochs = per_epoch(runs)
+    if epochs["lost_share"].null_count():
+        pytest.skip("the kernel here does not account for cores")
+    # Of three programs that want one core, each gets a third of it; a rank that also waits for the disk loses less.
+    assert epochs["lost_share"].min() > 0.2
+    assert epochs["disturbed"].to_list() == [True] * 3
+    assert excluded(runs)["exclusion"].to_list() == ["disturbed"]
+    assert "2 of 2 steady epochs" in excluded(runs)["exclusion_detail"].item()
