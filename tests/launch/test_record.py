@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from launch.slurm import record
 from parallelbench.errors import ConfigError, StorageError
+from tests.helpers import fill_disk
 from tests.launch.fake_slurm import submission
 
 
@@ -101,12 +101,6 @@ def test_a_full_disk_is_a_message(small_disk: Path) -> None:
     sweep = small_disk / "sweep"
     sweep.mkdir(mode=0o755)
     (sweep / "submissions").mkdir(mode=0o700)
-    _fill(small_disk / "full")
+    fill_disk(small_disk)
     with pytest.raises(StorageError, match="disk is full"), record.lock(sweep):
         pass
-
-
-def _fill(path: Path) -> None:
-    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(b"x" * 4096)

@@ -57,6 +57,7 @@ def said(cluster: Cluster, asked: JobGroup) -> tuple[list[str], list[str]]:
         (BOTH, "--partition=normal,short"),
         ("site.reservation=deadline", "--reservation=deadline"),
         ("site.nice=100", "--nice=100"),
+        ("site.wckey=climate", "--wckey=climate"),
         ("site.nodelist=n[1-2],m1", "--nodelist='n[1-2],m1'"),
         ("site.exclude=n3,n7", "--exclude=n3,n7"),
         ("site.exclusive=true", "--exclusive"),

@@ -20,7 +20,7 @@ from launch.sweep import PlannedRun, one_run
 from parallelbench.config.sites import Site
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
-from tests.launch.fake_slurm import ON_SITE, group, run_of, submission
+from tests.launch.fake_slurm import ON_SITE, run_of, submission
 
 
 def after_set_up(tmp_path: Path, **changes: list[str]) -> subprocess.CompletedProcess[str]:
@@ -55,11 +55,6 @@ def test_a_set_up_may_ask_and_go_on(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "the program\n")
 
 
-def test_jobs_have_the_sites_wckey_and_none_by_default(tmp_path: Path) -> None:
-    assert "--wckey" not in group(tmp_path).job.script()
-    assert "#SBATCH --wckey=climate\n" in group(tmp_path, "site.wckey=climate").job.script()
-
-
 @pytest.mark.parametrize("name", ["a[/b]", "a[bold]b", "$(touch X)", "two words"])
 def test_what_submit_prints_can_be_copied(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = msgspec.structs.replace(run_of(), results=str(tmp_path / name))
@@ -71,19 +66,9 @@ def test_what_submit_prints_can_be_copied(name: str, tmp_path: Path, monkeypatch
     assert shlex.split(command) == ["parallelbench", "status", str(run.sweep_folder)]
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("SBATCH_ACCOUNT", "account"),
-        ("SBATCH_PARTITION", "partition"),
-        ("SBATCH_QOS", "qos"),
-        ("SBATCH_WCKEY", "wckey"),
-        ("SBATCH_RESERVATION", "reservation"),
-    ],
-)
-def test_a_variable_of_sbatchs_that_contradicts_the_site_is_refused(
-    name: str, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("key", ["account", "partition", "qos", "wckey", "reservation"])
+def test_a_variable_of_sbatchs_that_contradicts_the_site_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"SBATCH_{key.upper()}"
     monkeypatch.setenv(name, "theirs")
     with pytest.raises(ConfigError, match=rf"^{name}='theirs' in the environment, but site\.{key} is not set: set"):
         prepare_for_site(one_run(ON_SITE))

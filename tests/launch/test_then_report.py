@@ -119,16 +119,6 @@ def test_a_function_that_the_users_shell_exports_sets_the_job_up(
     assert "report" in done.stdout
 
 
-def test_a_set_up_that_fails_ends_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: Callable[[RunConfig], CompletedProcess[str]]
-) -> None:
-    monkeypatch.setenv("BASH_FUNC_module%%", "() { return 3; }")
-    done = executed(one_run([*ON_SITE, f"results={tmp_path}", "site.modules=[cuda]"]).run)
-    assert done.returncode == 3
-    assert "parallelbench: set-up failed with exit code 3" in done.stdout
-    assert "report" not in done.stdout
-
-
 def test_the_report_is_written_in_the_sites_container(tmp_path: Path) -> None:
     """As runs are trained there: the node may have no Python that loads the suite."""
     run = one_run([*ON_SITE, f"results={tmp_path}"]).run
