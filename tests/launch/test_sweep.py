@@ -286,6 +286,7 @@ def test_repeats_go_on_from_the_one_asked_for() -> None:
         "model=cnn_small,resnet_tiny strategy=ddp strategy.compression=none,bf16 devices=2,4 measure.parity=false",
         "model=mlp strategy=model_parallel devices=2 strategy.device_map={fc1:0,fc2:1,fc3:1,fc4:0},null",
         "optimizer.eps=1e-9,1e-7 launcher.timeout_s=2.5 results='c,d'",
+        "strategy=ddp,fsdp model=resnet50,resnet_tiny model.norm=sync devices=2",
     ],
 )
 def test_a_run_is_what_hydra_composes_from_its_overrides(text: str) -> None:
@@ -341,13 +342,6 @@ def test_any_run_of_any_sweep_is_what_hydra_composes(overrides: list[str], draw:
     except ConfigError:
         return
     for each in draw.sample(plan, min(3, len(plan))):
-        assert composed_in_full(each) == each.run
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_options_of_one_file_beside_choices_of_other_groups() -> None:
-    for each in expand(["strategy=ddp,fsdp", "model=resnet50,resnet_tiny", "model.norm=sync", "devices=2"]):
         assert composed_in_full(each) == each.run
 
 
