@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from parallelbench.cli import main
 from parallelbench.config.build import component_class
 from parallelbench.errors import ConfigError
 from tests.faults import fault
+from tests.launch.programs import program
 
 CODE = '''
 """A strategy of the user's own."""
@@ -72,36 +72,16 @@ OWN = ["--conf", "conf", "--plugin", "mystrategies"]
 SMALL = ["model=logistic_regression", "measure.probe=false", "results=results"]
 
 
-def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "parallelbench.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_report(user: Path) -> None:
-    small = [*SMALL, "epochs=2", "launcher.oversubscribe=true"]
-    assert program(user, "submit", *small, "strategy=single").returncode == 0
-    done = program(user, "submit", *OWN, *small, "strategy=mine", "devices=2")
-    assert done.returncode == 0, done.stderr
-    again = program(user, "submit", *OWN, *small, "strategy=mine", "devices=2")
-    assert "1 run is done" in again.stdout
-    report = program(user, "report", "results")
-    assert report.returncode == 0, report.stderr
-    table = pl.read_csv(user / "results" / "report" / "tables" / "configurations.csv")
-    (mine,) = table.filter(pl.col("strategy") == "mine").to_dicts()
-    assert (mine["configuration"], mine["outcomes"], mine["parity"]) == ("mine × 2", "1 ok", "1 of 1")
-    assert 0 < mine["parity_difference"] < 1e-9, "two ranks sum in another order than one"
-    assert "mine × 2" in (user / "results" / "report" / "index.html").read_text()
-    assert "ok" in program(user, "status", "results").stdout
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_unfinished_runs_of_it_are_reported_with_the_plugin_and_named_without(user: Path) -> None:
-    small = [*SMALL, "epochs=1"]
-    assert program(user, "submit", *OWN, *small, "strategy=single").returncode == 0
-    assert program(user, "run", *OWN, *small, "strategy=mine", "strategy.mark=13").returncode == 1
+    """Reports execute nobody's code: of an unfinished run they say what the plugin would tell."""
+    small = [*OWN, *SMALL, "epochs=2", "strategy=mine"]
+    for said in ("next: parallelbench report", "2 runs are done"):
+        done = program(user, "submit", *small, "devices=1,2", "launcher.oversubscribe=true")
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+    assert program(user, "run", *small, "strategy.mark=13").returncode == 1
     page = user / "results" / "report" / "index.html"
     for plugin, said in (
         ([], "it has no result, and its configuration can"),
@@ -111,33 +91,17 @@ def test_unfinished_runs_of_it_are_reported_with_the_plugin_and_named_without(us
         assert report.returncode == 0, report.stderr
         assert said in page.read_text()
         assert ("--plugin PACKAGE adds a package" in page.read_text()) == (not plugin)
+    table = pl.read_csv(user / "results" / "report" / "tables" / "configurations.csv")
+    (mine,) = table.filter((pl.col("strategy") == "mine") & (pl.col("devices") == 2)).to_dicts()
+    assert (mine["outcomes"], mine["parity"]) == ("1 ok", "1 of 1")
+    assert 0 < mine["parity_difference"] < 1e-9, "two ranks sum in another order than one"
+    assert mine["configuration"] in page.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_debugging_in_this_process_finds_it_too(user: Path) -> None:
-    done = program(
-        user, "run", *OWN, "strategy=mine", "model=logistic_regression", "measure=debug", "launcher=inline", "epochs=1"
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_show_lists_it_among_the_choices(user: Path) -> None:
-    shown = program(user, "show", "--conf", "conf", "--plugin", "./mystrategies", "strategy=mine")
-    assert shown.returncode == 0, shown.stderr
-    assert "_target_: mystrategies.Mine" in shown.stdout
-    assert "mine model_parallel" in shown.stdout, "listed with the suite's own"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
 def test_without_being_named_nothing_of_it_is_imported(user: Path) -> None:
-    refused = program(user, "show", "--conf", "conf", "strategy=mine")
-    assert refused.returncode == 2
-    assert "--plugin PACKAGE adds a package" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    (user / "mystrategies" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    with pytest.raises(ConfigError, match="--plugin PACKAGE adds a package"):
+        one_run(["strategy=mine"], Extension(user / "conf"))
 
 
 def test_only_the_named_package_is_allowed(user: Path) -> None:
@@ -261,16 +225,15 @@ def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
     ],
     ids=["import", "arguments", "call"],
 )
-@pytest.mark.parametrize("verb", ["run", "submit", "plan"])
 def test_a_users_code_that_ends_the_program_is_no_success(
-    user: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, code: str
+    user: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str
 ) -> None:
     (user / "mystrategies" / "__init__.py").write_text(code)
     monkeypatch.chdir(user)
     monkeypatch.syspath_prepend(user)
     monkeypatch.delitem(sys.modules, "mystrategies", raising=False)
     component_class.cache_clear()
-    assert main([verb, *OWN, *SMALL, "strategy=mine"]) == 2
+    assert main(["plan", *OWN, *SMALL, "strategy=mine"]) == 2
     line = next(n for n, text in enumerate(code.splitlines(), 1) if "xit" in text or "parse_args" in text)
     said = capsys.readouterr().err
     assert f"mystrategies/__init__.py:{line}: this code ended the program" in said
