@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -431,16 +432,12 @@ def test_a_cancelled_job_may_be_valid(ours: Cluster, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("how", ["scancel", "SIGKILL"])
 def test_a_result_is_whole_or_not_there(how: str, ours: Cluster, tmp_path: Path) -> None:
-    sweep = Sweep(ours, tmp_path, PACED)
-    sweep.submit()
-    attempt = sweep.attempt()
-    supervisor = sweep.pid_of("supervisor", attempt)
-    sweep.epochs(attempt, at_least=1)
-    sweep.wait(lambda: list(sweep.run.path.glob(".result.*.tmp")), "the publication", interval_s=0.002)
+    supervisor = None
+    while supervisor is None:
+        sweep = Sweep(ours, Path(tempfile.mkdtemp(dir=tmp_path)), PACED)
+        supervisor = _stop_in_publication(sweep)
     run = sweep.run
-    if how == "scancel":
-        os.kill(supervisor, signal.SIGSTOP)  # until Slurm, which also sends SIGCONT, has the order to end it
-        assert not run.result.exists()
+    if how == "scancel":  # stopped until Slurm, which also sends SIGCONT, has the order to end it
         ours.run("scancel", sweep.job)
         until(lambda: not sweep.queued() or "COMPLETING" in sweep.queued(), what="the order", timeout_s=60)
         with suppress(ProcessLookupError):
@@ -452,3 +449,27 @@ def test_a_result_is_whole_or_not_there(how: str, ours: Cluster, tmp_path: Path)
     sweep.submit()
     sweep.done()
     assert (len(run.attempts()), times_finished(run)) == (1, 1)
+
+
+def _stop_in_publication(sweep: Sweep) -> int | None:
+    """Submit a run, and stop its supervisor, which is returned, while it writes the tables.
+
+    None: that took only a moment, which this process has missed.
+    """
+    sweep.submit()
+    attempt = sweep.attempt()
+    supervisor, run = psutil.Process(sweep.pid_of("supervisor", attempt)), sweep.run
+    sweep.epochs(attempt, at_least=1)
+
+    def publishes() -> bool:
+        return run.result.exists() or any(run.path.glob(".result.*.tmp"))
+
+    sweep.wait(publishes, "the publication", interval_s=0.002)
+    with suppress(psutil.NoSuchProcess):
+        supervisor.suspend()
+        sweep.wait(lambda: supervisor.status() == psutil.STATUS_STOPPED, "the supervisor's stop")
+        if not run.result.exists():
+            return supervisor.pid
+        supervisor.resume()
+    sweep.over()
+    return None
