@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")) if path.name not in SITE_PAGES]
-OWN_WORDS = ("mine", "wide", "shapes", "local_sgd", "sizes", "NAME", "<", "…")
+OWN_WORDS = ("me", "mine", "wide", "shapes", "local_sgd", "sizes", "NAME", "<", "…")
 """Beginnings of choices that a page has the reader make."""
 
 
