@@ -169,6 +169,11 @@ class Fake:
     """Which ranks own samples; the last stage of a pipeline owns all, the others none."""
 
 
+def steady(time_s: float, *, first_s: float | None = None, **more: Any) -> Fake:
+    """A run whose later epochs take `time_s`, and the first one three times as long, if not `first_s`."""
+    return Fake(epoch_time_s=lambda epoch, rank: (first_s or 3 * time_s) if epoch == 1 else time_s, **more)
+
+
 _RUNNING: list[Attempt] = []
 """An attempt that nobody refers to has ended."""
 

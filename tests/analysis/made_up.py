@@ -14,7 +14,7 @@ import polars as pl
 
 from analysis import load
 from analysis.runs.published import LOADED
-from tests.analysis.factory import Fake, config, published
+from tests.analysis.factory import Fake, config, published, steady
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,10 +37,7 @@ def written(root: Path) -> Runs:
     """Publish the runs."""
     for repeat, single_s in enumerate(SINGLE_S):
         for way, time_s, later_s in ((ONE, single_s, 0.0), (TWO, single_s / SPEED_UP * WOBBLE[repeat], ROUND_S / 2)):
-            fake = Fake(
-                epoch_time_s=lambda epoch, rank, s=time_s: 20.0 if epoch == 1 else s,  # type: ignore[misc]
-                started_at=Fake.started_at + ROUND_S * repeat + later_s,
-            )
+            fake = steady(time_s, first_s=20.0, started_at=Fake.started_at + ROUND_S * repeat + later_s)
             published(config(root, repeat=repeat, epochs=EPOCHS, **way), fake)
     return load(root)
 

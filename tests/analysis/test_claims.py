@@ -19,7 +19,7 @@ from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError
-from tests.analysis.factory import MIB, Fake, config, failed, published
+from tests.analysis.factory import MIB, Fake, config, failed, published, steady
 
 if TYPE_CHECKING:
     from analysis.claims import Judgement
@@ -31,10 +31,6 @@ REPEATS = range(6)
 WOBBLE = (1.0, 1.003, 0.997, 1.001, 0.999, 1.002)
 """What a quiet machine does to times."""
 NOISE = (1.3, 0.75, 1.1, 0.9, 1.2, 0.8)
-
-
-def steady(time_s: float, **more: Any) -> Fake:
-    return Fake(epoch_time_s=lambda epoch, rank: 3 * time_s if epoch == 1 else time_s, **more)
 
 
 def claim(**changes: Any) -> Claim:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.factory import Fake, config, published
-from tests.analysis.test_claims import REPEATS, WOBBLE, steady
+from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.test_claims import REPEATS, WOBBLE
 from tests.analysis.test_claims_shipped import shipped
 from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import small

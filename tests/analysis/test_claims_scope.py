@@ -11,14 +11,15 @@ from msgspec import structs
 from analysis import load
 from analysis.claims import judge, judge_all
 from analysis.claims.verdict import decide
-from tests.analysis.factory import MIB, Fake, config, published
-from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
+from tests.analysis.factory import MIB, Fake, config, published, steady
+from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 from tests.launch.plans import plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.claims import Judgement
+    from analysis.runs.reader import Runs
     from parallelbench.config.run import RunConfig
 
 ON_GPUS: dict[str, Any] = {"scope": {"device_type": "cuda", "batch_size": [128, 512]}}
@@ -35,14 +36,12 @@ def plant(root: Path, ratio: float, *, wobble: Sequence[float] = WOBBLE, gpu: bo
             published(run, steady(time_s, device_type=device))
 
 
-@pytest.mark.exhaustive
-def test_runs_elsewhere_decide_nothing_and_are_told(tmp_path: Path) -> None:
-    plant(tmp_path, 1.5, gpu=False)
-    finding = judge(load(tmp_path), claim(**ON_GPUS), seed="0")
+def test_runs_elsewhere_decide_nothing_and_are_told(usual: Runs) -> None:
+    finding = judge(usual, claim(**ON_GPUS), seed="0")
     assert (finding.verdict, finding.cases) == ("inconclusive", ())
     assert "device_type=cuda batch_size=128,512" in finding.why
     (other,) = finding.elsewhere
-    assert (other.finding, other.outside, other.sweeps) == ("refuted", ("device_type=cpu",), ("demo",))
+    assert (other.finding, other.outside, other.sweeps) == ("reproduced", ("device_type=cpu",), ("demo",))
 
 
 @pytest.mark.exhaustive

@@ -9,8 +9,8 @@ import pytest
 
 from analysis import load
 from analysis.claims import Judgement, judge, publications
-from tests.analysis.factory import Fake, config, published
-from tests.analysis.test_claims import REPEATS, WOBBLE, steady
+from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.test_claims import REPEATS, WOBBLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

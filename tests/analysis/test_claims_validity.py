@@ -10,9 +10,9 @@ import pytest
 from analysis import load
 from analysis.claims import judge, judge_all
 from analysis.claims.verdict import decide
-from tests.analysis.factory import Fake, config, published
+from tests.analysis.factory import Fake, config, published, steady
 from tests.analysis.made_up import in_environments, later
-from tests.analysis.test_claims import REPEATS, claim, steady, two_devices
+from tests.analysis.test_claims import REPEATS, claim, two_devices
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs

@@ -15,7 +15,7 @@ from analysis.comparison.configurations import gains
 from analysis.metrics import summary_columns
 from analysis.runs.published import TYPES
 from parallelbench.config.build import from_mapping, to_mapping
-from tests.analysis.factory import Fake, component, config, failed, published
+from tests.analysis.factory import Fake, component, config, failed, published, steady
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,16 +25,11 @@ if TYPE_CHECKING:
 LATER = Fake(started_at=1.8e9)
 
 
-def steady(time_s: float, *, first: float = 9.0, **more: Any) -> Fake:
-    """A run whose later epochs take `time_s`."""
-    return Fake(epoch_time_s=lambda epoch, rank: first if epoch == 1 else time_s, **more)
-
-
 def pair(root: Path, times: list[tuple[float, float]], **changes: Any) -> Runs:
     """Repeats of single × 1 and ddp × 2 that take these times."""
     for repeat, (one, two) in enumerate(times):
-        published(config(root, repeat=repeat, **changes), steady(one))
-        published(config(root, repeat=repeat, strategy="ddp", devices=2, **changes), steady(two))
+        published(config(root, repeat=repeat, **changes), steady(one, first_s=9.0))
+        published(config(root, repeat=repeat, strategy="ddp", devices=2, **changes), steady(two, first_s=9.0))
     return load(root)
 
 

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three repeats of one GPU and of two that need 1.5 times the energy; one configuration whose GPU was lost."""
+    root = tmp_path_factory.mktemp("sweep")
     for repeat in range(3):
-        published(config(tmp_path, repeat=repeat), powered(lambda e, r: 100.0, epoch_time_s=lambda e, r: 4.0))
-        run = config(tmp_path, repeat=repeat, strategy="ddp", devices=2)
+        published(config(root, repeat=repeat), powered(lambda e, r: 100.0, epoch_time_s=lambda e, r: 4.0))
+        run = config(root, repeat=repeat, strategy="ddp", devices=2)
         published(run, powered(lambda e, r: 150.0, epoch_time_s=lambda e, r: 2.0 + 0.01 * r))
-        run = config(tmp_path, repeat=repeat, strategy="fsdp", devices=2)
+        run = config(root, repeat=repeat, strategy="fsdp", devices=2)
         published(run, powered(lambda e, r: None if r else 150.0, epoch_time_s=lambda e, r: 2.5))
-    return tmp_path / "demo"
+    return root / "demo"
 
 
 @pytest.mark.exhaustive

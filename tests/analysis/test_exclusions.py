@@ -11,8 +11,7 @@ from analysis.comparison import gate as gates
 from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
 from analysis.report.notes import warnings
-from tests.analysis.factory import STARTUP, Fake, config, failed, published
-from tests.analysis.test_compare import steady
+from tests.analysis.factory import STARTUP, Fake, config, failed, published, steady
 from tests.faults import fault
 
 if TYPE_CHECKING:

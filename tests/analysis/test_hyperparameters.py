@@ -20,15 +20,16 @@ def of(results: Path) -> list[Hyperparameters]:
     return hyperparameters(load(results))
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two strategies that share all but devices, rate and their own options; three and two repeats."""
+    root = tmp_path_factory.mktemp("results")
     for repeat in range(3):
-        published(config(tmp_path, repeat=repeat))
+        published(config(root, repeat=repeat))
         for devices in (2, 10, 4)[: 3 if repeat == 0 else 1]:
             adam = component("optimizer", "adam") | {"lr": 0.002}
-            published(config(tmp_path, strategy="ddp", devices=devices, optimizer=adam, repeat=repeat))
-    return tmp_path
+            published(config(root, strategy="ddp", devices=devices, optimizer=adam, repeat=repeat))
+    return root
 
 
 def test_shared_settings_are_told_once_and_others_by_strategy(results: Path) -> None:

@@ -20,10 +20,9 @@ from analysis.metrics import per_epoch, per_run
 from analysis.report.notes import warnings
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import ADDED, differences, entries
-from tests.analysis.factory import Fake, config, published
+from tests.analysis.factory import Fake, config, published, steady
 from tests.analysis.made_up import IN_TWO, ONE, TWO, altered, disturbed, in_environments, later
 from tests.analysis.test_claims import REPEATS, claim
-from tests.analysis.test_compare import steady
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,10 +25,9 @@ from analysis.runs.published import LOADED
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import MUST_MATCH, PACKED, REPORTED, SET_BY_LAUNCHER
-from tests.analysis.factory import Fake, config, failed, published
+from tests.analysis.factory import Fake, config, failed, published, steady
 from tests.analysis.made_up import IN_TWO, ONE, SPEED_UP, SWEEPS, TWO, altered, environment, in_environments
 from tests.analysis.test_claims import claim
-from tests.analysis.test_compare import steady
 from tests.analysis.test_notebooks import FOLDER
 
 if TYPE_CHECKING:
@@ -361,7 +360,7 @@ def test_a_notebook_shows_the_medians_of_the_report(tmp_path: Path) -> None:
     metric = "steady_epoch_time_s"
     for repeat in range(6):
         taken = {"others_time_s": lambda epoch, rank: 10.0} if repeat > 2 else {}
-        published(config(tmp_path, repeat=repeat), steady(10.0 if repeat < 3 else 20.0, first=12.0 + repeat, **taken))
+        published(config(tmp_path, repeat=repeat), steady(10.0 if repeat < 3 else 20.0, first_s=12.0 + repeat, **taken))
     runs = load(tmp_path)
     page = json.loads((FOLDER / "quick_look.ipynb").read_text())
     sources = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]

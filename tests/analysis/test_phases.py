@@ -20,19 +20,20 @@ pytestmark = pytest.mark.slow
 BUSY = {"data_wait": 1.0, "forward": 4.0, "backward": 8.0, "optimizer": 2.0, "other": 1.0}
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One device, ddp on two of which one waits, and a pipeline; the formulas' numbers are round."""
-    published(config(tmp_path), Fake(phases=lambda rank, step: BUSY))
+    root = tmp_path_factory.mktemp("results")
+    published(config(root), Fake(phases=lambda rank, step: BUSY))
     waiting = Fake(
         phases=lambda rank, step: BUSY | {"communication": 4.0 * rank * step},
         probed=(0.25, 100.0),
         sent=lambda epoch, rank: (1000 * 10, 0, 0),
     )
-    published(config(tmp_path, devices=2, strategy="ddp"), waiting)
+    published(config(root, devices=2, strategy="ddp"), waiting)
     idle = Fake(phases=lambda rank, step: BUSY | {"bubble": 3.0}, theoretical_bubble=0.125)
-    published(config(tmp_path, devices=2, strategy="pipeline"), idle)
-    return tmp_path
+    published(config(root, devices=2, strategy="pipeline"), idle)
+    return root
 
 
 def by_strategy(found: pl.DataFrame, results: Path) -> dict[str, dict[str, float | None]]:

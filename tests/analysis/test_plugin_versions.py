@@ -13,8 +13,7 @@ from analysis.comparison.baseline import limited
 from analysis.comparison.issues import Caveat
 from analysis.comparison.work import labels
 from parallelbench.models.cnn import CnnSmall
-from tests.analysis.factory import Fake, config, foreign, published
-from tests.analysis.test_compare import steady
+from tests.analysis.factory import Fake, config, foreign, published, steady
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,10 +20,9 @@ from analysis.report import notes
 from launch.sweep.expansion import expand
 from parallelbench.cli import main
 from parallelbench.config.identity import run_id
-from tests.analysis.factory import config, foreign, published
+from tests.analysis.factory import config, foreign, published, steady
 from tests.analysis.made_up import environment
 from tests.analysis.test_claims import claim
-from tests.analysis.test_compare import steady
 from tests.analysis.test_one_verdict import SHORTER
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from analysis.metrics.runs import computation_per_communication
 from analysis.report import notes
 from analysis.report.claims import by_publication, shown, summed_up, table
 from analysis.report.page import matrix
-from tests.analysis.factory import Fake, config, published
-from tests.analysis.test_claims import REPEATS, WOBBLE, claim, steady
+from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs

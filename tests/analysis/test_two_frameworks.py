@@ -10,8 +10,7 @@ import pytest
 from analysis import by, load, summary
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.report.notes import warnings
-from tests.analysis.factory import Fake, config, published
-from tests.analysis.test_compare import steady
+from tests.analysis.factory import Fake, config, published, steady
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,7 @@ from analysis import UnlikeWork, by, compare, load
 from analysis.comparison import gate as gates
 from parallelbench import cli
 from parallelbench.errors import ConfigError
-from tests.analysis.factory import Fake, config, published
-from tests.analysis.test_compare import steady
+from tests.analysis.factory import Fake, config, published, steady
 
 if TYPE_CHECKING:
     from pathlib import Path

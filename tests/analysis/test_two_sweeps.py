@@ -12,9 +12,8 @@ from analysis.claims import judge
 from analysis.comparison.baseline import against_one_device, unlike_groups
 from analysis.comparison.issues import Caveat
 from analysis.comparison.ratio import SpeedVerdict
-from tests.analysis.factory import Fake, config, published
+from tests.analysis.factory import Fake, config, published, steady
 from tests.analysis.test_claims import REPEATS, claim
-from tests.analysis.test_compare import steady
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,23 +26,24 @@ TWO = {"strategy": "zero1", "devices": 2}
 ONE = {"strategy": "single", "devices": 1}
 
 
-@pytest.fixture
-def both(tmp_path: Path) -> Runs:
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Six repeats in turn of single × 1 in two sweeps, a day apart; the machine of the second is a third as fast.
 
     The larger sweep also has ddp × 2, twice; the smaller one zero1 × 2, which takes half of its own baseline's time.
     """
+    root = tmp_path_factory.mktemp("both")
     for repeat in REPEATS:
         at = Fake.started_at + 1e5 * repeat
         for name, time_s, others in (("a", 10.0, (LARGE, {**LARGE, "batch_size": 64})), ("b", 30.0, (SMALL,))):
             start = at + (1e7 if name == "b" else 0.0)
             measured = {"started_at": start + (5e4 if repeat % 2 else 0.0)}
-            published(config(tmp_path, sweep_name=name, repeat=repeat), steady(time_s + repeat / 10, **measured))
+            published(config(root, sweep_name=name, repeat=repeat), steady(time_s + repeat / 10, **measured))
             measured["started_at"] = start + (0.0 if repeat % 2 else 5e4)
             for changes in others:
                 fake = steady(time_s / 2 + repeat / 20, **measured)
-                published(config(tmp_path, sweep_name=name, repeat=repeat, **changes), fake)
-    return load(tmp_path)
+                published(config(root, sweep_name=name, repeat=repeat, **changes), fake)
+    return load(root)
 
 
 @pytest.mark.exhaustive
@@ -72,9 +72,10 @@ def test_compare_and_claims_take_the_same_pairs(both: Runs) -> None:
 def test_a_copy_of_a_sweep_counts_nowhere(both: Runs, tmp_path: Path) -> None:
     assert sorted(home.name for home in both.sweeps) == ["b"]
     assert "runs of its own sweep are compared with it, unless" in both.skipped[0].reason
-    assert load(tmp_path / "b").sweeps == {}
-    shutil.copytree(tmp_path / "a", tmp_path / "c")
-    copied = load(tmp_path)
+    assert load(both.root / "b").sweeps == {}
+    shutil.copytree(both.root, tmp_path / "all")
+    shutil.copytree(both.root / "a", tmp_path / "all" / "c")
+    copied = load(tmp_path / "all")
     assert sorted(home.name for home in copied.sweeps) == ["b"]
     assert {each.reason.partition(" as ")[0] for each in copied.skipped if each.path.parent.name == "c"} == {
         "the same run"
