@@ -1,10 +1,12 @@
-"""The fit that comes with the suite is what fitting the published steps gives."""
+"""What others published, beside what the advisor says of it: steps, to which the shipped fit was made, and large runs."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from analysis.advisor.fit import published_fit
+from tests.advisor.published_runs import LLAMA, MEGATRON, SELECTIVE, TITAN, TURING, errors, mean_error
 from tests.advisor.refit import refitted
 
 
@@ -20,3 +22,15 @@ def test_the_shipped_fit_is_that_of_the_published_steps() -> None:
     assert ours.most_devices == shipped.most_devices
     assert ours.half_width == pytest.approx(shipped.half_width, rel=1e-3)
     assert ours.across_half_width == pytest.approx(shipped.across_half_width, rel=1e-3)
+
+
+DOCUMENTED = {MEGATRON: 0.04, SELECTIVE: 0.09, TURING: 0.18, LLAMA: 0.04, TITAN: 0.24}
+"""Mean errors in docs/advisor-errors.md, rounded up."""
+
+
+def test_published_runs_are_predicted_as_closely_as_the_docs_say() -> None:
+    found = errors()
+    assert {source: mean_error(rows) <= DOCUMENTED[source] for source, rows in found.items()} == dict.fromkeys(
+        DOCUMENTED, True
+    )
+    assert np.mean([abs(said_s / took_s - 1) for rows in found.values() for _, took_s, said_s in rows]) <= 0.105
