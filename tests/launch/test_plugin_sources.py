@@ -21,6 +21,7 @@ from launch.launcher import SubmitOptions, launcher_of
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
 from launch.sweep.extension import extension
+from parallelbench.cli import main
 from parallelbench.config.build import component_class, from_mapping, to_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.plugin import require_sources, sources_now
@@ -28,7 +29,6 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure.environment import capture
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.programs import program
 from tests.launch.test_plugin import CODE, YAML
 
 if TYPE_CHECKING:
@@ -209,20 +209,23 @@ def test_the_environment_tells_the_sources_and_their_commit(me: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(me: Path) -> None:
-    own = ["--conf", "conf", "--plugin", "mystrategies", *MINE]
-    assert program(me, "submit", *own).returncode == 0
+def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(me: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(verb: str, *options: str) -> str:
+        forget_the_import()  # each is a program of its own
+        assert main([verb, *options, "--conf", "conf", "--plugin", "mystrategies", *MINE]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    said("submit")
     write(me, CHANGED)
-    plan = " ".join(program(me, "plan", *own).stdout.split())
+    plan = said("plan")
     assert "1 run is new, since mystrategies has changed: it is mystrategies@" in plan
     assert "missing" in plan
-    notes = json.loads(program(me, "plan", "--json", *own).stdout)["notes"]
+    notes = json.loads(said("plan", "--json"))["notes"]
     assert "1 run is new, since mystrategies has changed" in " ".join(notes)
-    same = program(me, "plan", "--same-plugin", *own)
-    assert "--same-plugin: 1 run counts as one of mystrategies@" in same.stdout
-    assert " ok" in same.stdout
-    assert "missing" not in same.stdout
-    again = program(me, "submit", "--same-plugin", *own)
-    assert "1 run is done" in again.stdout
-    assert program(me, "submit", *own).returncode == 0
+    same = said("plan", "--same-plugin")
+    assert "--same-plugin: 1 run counts as one of mystrategies@" in same
+    assert " ok" in same
+    assert "missing" not in same
+    assert "1 run is done" in said("submit", "--same-plugin")
+    said("submit")
     assert len(list((me / "results" / "adhoc").glob("*/result/manifest.json"))) == 2
