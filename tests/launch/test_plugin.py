@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -68,30 +70,49 @@ def user(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def in_it(user: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The same folder, as this process works in it."""
+    monkeypatch.chdir(user)
+    monkeypatch.syspath_prepend(user)
+    forget_the_import()
+    yield user
+    forget_the_import()
+
+
+def forget_the_import() -> None:
+    """As in a program of its own."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mystrategies"]:
+        del sys.modules[name]
+    component_class.cache_clear()
+    importlib.invalidate_caches()
+
+
 OWN = ["--conf", "conf", "--plugin", "mystrategies"]
 SMALL = ["model=logistic_regression", "measure.probe=false", "results=results"]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_report(user: Path) -> None:
+def test_a_users_strategy_trains_on_two_ranks_like_one_device_and_is_in_the_report(
+    in_it: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Reports execute nobody's code: of an unfinished run they say what the plugin would tell."""
     small = [*OWN, *SMALL, "epochs=2", "strategy=mine"]
     for said in ("next: parallelbench report", "2 runs are done"):
-        done = program(user, "submit", *small, "devices=1,2", "launcher.oversubscribe=true")
-        assert done.returncode == 0, done.stderr
-        assert said in done.stdout
-    assert program(user, "run", *small, "strategy.mark=13").returncode == 1
-    page = user / "results" / "report" / "index.html"
+        assert main(["submit", *small, "devices=1,2", "launcher.oversubscribe=true"]) == 0
+        assert said in capsys.readouterr().out
+    assert main(["run", *small, "strategy.mark=13"]) == 1
+    page = in_it / "results" / "report" / "index.html"
     for plugin, said in (
         ([], "it has no result, and its configuration can"),
         (["--plugin", "mystrategies"], ": AssertionError: bad luck"),
     ):
-        report = program(user, "report", *plugin, "results")
-        assert report.returncode == 0, report.stderr
+        forget_the_import()
+        assert main(["report", *plugin, "results"]) == 0
         assert said in page.read_text()
         assert ("--plugin PACKAGE adds a package" in page.read_text()) == (not plugin)
-    table = pl.read_csv(user / "results" / "report" / "tables" / "configurations.csv")
+    table = pl.read_csv(in_it / "results" / "report" / "tables" / "configurations.csv")
     (mine,) = table.filter((pl.col("strategy") == "mine") & (pl.col("devices") == 2)).to_dicts()
     assert (mine["outcomes"], mine["parity"]) == ("1 ok", "1 of 1")
     assert 0 < mine["parity_difference"] < 1e-9, "two ranks sum in another order than one"
@@ -203,17 +224,11 @@ def test_a_packages_name_that_is_written_wrongly_is_told_beside_those_that_are_t
         ),
     ],
 )
-def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
-    user: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
-) -> None:
-    (user / "mystrategies" / "__init__.py").write_text(code)
-    monkeypatch.syspath_prepend(user)
-    monkeypatch.delitem(sys.modules, "mystrategies", raising=False)
-    component_class.cache_clear()
+def test_what_is_wrong_with_a_users_code_is_said_with_the_place(in_it: Path, code: str, message: str) -> None:
+    (in_it / "mystrategies" / "__init__.py").write_text(code)
     with pytest.raises(ConfigError, match=message) as caught:
-        one_run(["strategy=mine"], Extension(user / "conf", "mystrategies"))
+        one_run(["strategy=mine"], Extension(in_it / "conf", "mystrategies"))
     assert len(str(caught.value).splitlines()) == 1
-    sys.modules.pop("mystrategies", None)
 
 
 @pytest.mark.parametrize(
@@ -226,19 +241,14 @@ def test_what_is_wrong_with_a_users_code_is_said_with_the_place(
     ids=["import", "arguments", "call"],
 )
 def test_a_users_code_that_ends_the_program_is_no_success(
-    user: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str
+    in_it: Path, capsys: pytest.CaptureFixture[str], code: str
 ) -> None:
-    (user / "mystrategies" / "__init__.py").write_text(code)
-    monkeypatch.chdir(user)
-    monkeypatch.syspath_prepend(user)
-    monkeypatch.delitem(sys.modules, "mystrategies", raising=False)
-    component_class.cache_clear()
+    (in_it / "mystrategies" / "__init__.py").write_text(code)
     assert main(["plan", *OWN, *SMALL, "strategy=mine"]) == 2
     line = next(n for n, text in enumerate(code.splitlines(), 1) if "xit" in text or "parse_args" in text)
     said = capsys.readouterr().err
     assert f"mystrategies/__init__.py:{line}: this code ended the program" in said
     assert len(said.splitlines()) == 1
-    sys.modules.pop("mystrategies", None)
 
 
 @pytest.mark.exhaustive

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import subprocess
@@ -22,14 +21,14 @@ from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
 from launch.sweep.extension import extension
 from parallelbench.cli import main
-from parallelbench.config.build import component_class, from_mapping, to_mapping
+from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.plugin import require_sources, sources_now
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment import capture
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.test_plugin import CODE, YAML
+from tests.launch.test_plugin import CODE, YAML, forget_the_import
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,13 +57,6 @@ def write(folder: Path, code: str) -> None:
     """Change the package, and forget that it was imported."""
     (folder / "mystrategies" / "__init__.py").write_text(code)
     forget_the_import()
-
-
-def forget_the_import() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mystrategies"]:
-        del sys.modules[name]
-    component_class.cache_clear()
-    importlib.invalidate_caches()
 
 
 def asked(*overrides: str, same: bool = False) -> RunConfig:
