@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
@@ -109,14 +108,17 @@ def test_the_pages_model_and_data_are_a_run(in_it: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_pages_commands_train_it_on_two_ranks_like_one_device(me: Path) -> None:
+def test_the_pages_commands_train_it_on_two_ranks_like_one_device(
+    in_it: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]
     assert [command[1] for command in commands] == ["init", "show", "submit", "report", "run"]
     for _, *arguments in commands[:4]:
         more = ["launcher.oversubscribe=true", "measure.probe=false"] if arguments[0] == "submit" else []
-        done = program(me, *arguments, *more)
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert "ddp × 2" in done.stdout
+        assert main([*arguments, *more]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+    assert "ddp × 2" in printed.out
 
 
 RUN = next(shlex.split(line)[1:] for line in PAGE.splitlines() if line.startswith("parallelbench run"))
@@ -131,10 +133,9 @@ LIKE_ONE_DEVICE = {
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LIKE_ONE_DEVICE)
-def test_what_is_ones_own_trains_on_two_ranks_like_one_device(name: str, me: Path) -> None:
-    done = program(me, *LIKE_ONE_DEVICE[name], *TWO, "epochs=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (manifest,) = (me / "results").rglob("result/manifest.json")
+def test_what_is_ones_own_trains_on_two_ranks_like_one_device(name: str, in_it: Path) -> None:
+    assert main([*LIKE_ONE_DEVICE[name], *TWO, "epochs=2"]) == 0
+    (manifest,) = (in_it / "results").rglob("result/manifest.json")
     row = pl.read_parquet(manifest.with_name("run.parquet")).row(0, named=True)
     assert (row["outcome"], row["parity_passed"]) == ("ok", True)
     if name == "torch_dataset":
@@ -143,25 +144,22 @@ def test_what_is_ones_own_trains_on_two_ranks_like_one_device(name: str, me: Pat
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_metric_of_ones_own_is_in_tables_and_report(me: Path) -> None:
+def test_a_metric_of_ones_own_is_in_tables_and_report(in_it: Path) -> None:
     own = ["--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "epochs=2"]
-    done = program(me, "submit", *own, "metric=near", "strategy=ddp", "devices=1,2", "launcher.oversubscribe=true")
-    assert done.returncode == 0, done.stdout + done.stderr
-    columns = [pl.read_parquet(path)["test_metric"] for path in (me / "results").rglob("epochs.parquet")]
+    assert main(["submit", *own, "metric=near", *TWO, "devices=1,2"]) == 0
+    columns = [pl.read_parquet(path)["test_metric"] for path in (in_it / "results").rglob("epochs.parquet")]
     assert len(columns) == 2
     assert all(0 < value <= 1 and 32 * value == round(32 * value) for column in columns for value in column)
     assert columns[0].to_list() == columns[1].to_list()
-    assert program(me, "report", "results/adhoc", "--out", "page").returncode == 0
-    assert "Test metric" in (me / "page" / "index.html").read_text()
+    assert main(["report", "results/adhoc", "--out", "page"]) == 0
+    assert "Test metric" in (in_it / "page" / "index.html").read_text()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_metric_that_fails_is_told_of_before_training(me: Path) -> None:
     (me / "mine" / "__init__.py").open("a").write("\n\nNear.value = lambda self, sums: float('nan')\n")
-    arguments = ["--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "metric=near"]
-    program = [sys.executable, "-P", "-m", "parallelbench.cli", "run", *arguments]
-    done = subprocess.run(program, cwd=me, capture_output=True, text=True, check=False)
+    done = program(me, "run", "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "metric=near")
     assert done.returncode == 1, "it began, and ended with an error"
     assert "Traceback" not in done.stdout + done.stderr
     (outcome,) = (me / "results").rglob("outcome.json")
