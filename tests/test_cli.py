@@ -22,7 +22,6 @@ from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.faults import fault
 from tests.helpers import TINY
-from tests.launch.programs import program
 
 
 def listing(folder: Path) -> dict[str, int]:
@@ -384,14 +383,13 @@ def test_a_run_that_failed_its_parity_check_is_named_and_tried_again(
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_run_tries_again_what_failed(here: Path) -> None:
+def test_run_tries_again_what_failed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from launch.sweep import one_run
 
     overrides = [*TINY, "epochs=1", "results=r", "measure.parity=false"]
     folder = failed(one_run(overrides).run, "error", "a bug that is fixed by now", epochs=0)
-    done = program(here, "run", *overrides)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"r/adhoc/{folder.path.name}"
+    assert cli.main(["run", *overrides]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"r/adhoc/{folder.path.name}"
     assert (folder.state().state, folder.state().attempt) == ("done", 2)
 
 
