@@ -18,11 +18,6 @@ __all__ = ["here"]
 OWN = ["--conf", "conf", "--plugin", "stripes", "launcher.oversubscribe=true"]
 
 
-def program(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | variables)
-
-
 def test_the_folder_is_whole_and_its_name_is_the_packages(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["init", "stripes"]) == 0
     assert "cd stripes && parallelbench submit --conf conf --plugin stripes sweep=stripes" in capsys.readouterr().out
@@ -59,17 +54,26 @@ def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_the_folder_runs_as_it_stands(here: Path) -> None:
+def test_the_folder_runs_as_it_stands(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*words: str) -> str:
+        capsys.readouterr()
+        assert cli.main(words) == 0
+        return capsys.readouterr().out
+
     assert cli.main(["init", "stripes"]) == 0
     root = here / "stripes"
-    planned = program(root, "parallelbench.cli", "plan", *OWN, "sweep=stripes", "--json")
-    assert json.loads(planned.stdout)["to_start"] == 9, planned.stderr
-    done = program(root, "parallelbench.cli", "submit", *OWN, "sweep=stripes", "sweep.repeats=1", "device=cpu")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "next: parallelbench report " in done.stdout.splitlines()[-1]
-    told = json.loads(program(root, "parallelbench.cli", "status", "results", "--json").stdout)
+    monkeypatch.chdir(root)
+    monkeypatch.syspath_prepend(root)
+    monkeypatch.delitem(sys.modules, "stripes", raising=False)
+    assert json.loads(printed("plan", *OWN, "sweep=stripes", "--json"))["to_start"] == 9
+    done = printed("submit", *OWN, "sweep=stripes", "sweep.repeats=1", "device=cpu")
+    assert "next: parallelbench report " in done.splitlines()[-1]
+    told = json.loads(printed("status", "results", "--json"))
     assert [run["state"] for run in told["runs"]] == ["ok"] * 3
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    tested = program(root, "pytest", "-q", "-p", "no:cacheprovider", "tests", PYTHONPATH=path)
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    tested = subprocess.run(command, cwd=root, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
     assert tested.returncode == 0, tested.stdout
     assert "3 passed" in tested.stdout
