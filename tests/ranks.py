@@ -51,7 +51,7 @@ PRELOADED = (
     "parallelbench.strategies.pipeline.stages",
     "parallelbench.strategies.tensor.shards",
     "tests.strategies.training",
-    "tests.strategies.test_sequence_parallel",
+    "tests.strategies.test_gate",
     "tests.test_checkpoint",
     "tests.test_closing",
     "tests.frozen",

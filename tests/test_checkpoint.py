@@ -30,12 +30,13 @@ from tests.analysis.factory import Fake, begin, component, config
 from tests.faults import fault
 from tests.helpers import torchs_strategies
 from tests.ranks import run_ranks
+from tests.strategies.test_parity import run_of
 from tests.strategies.training import configure, loader_of
 
 EPOCHS = 2
 """Before saving, and again after loading."""
 SYNTHETIC = ("data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=32")
-MLP, RESNET = ("model=mlp",), ("model=resnet_tiny", "model.norm=sync")
+MLP = ("model=mlp",)
 OWN = {
     # In fp32, in which torch would round the fp64 numbers of its state.
     "sandblaster_lbfgs": ("optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96", "precision=fp32"),
@@ -131,13 +132,32 @@ def equal(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(map(same, a, b))
 
 
+OPTIONS = {
+    # Running statistics, and Adam's moments.
+    "resnet_sync 1 single": "optimizer=adam",
+    "resnet_sync 2 zero1": "optimizer=adam",
+    "gpt_32 2 context_parallel": "strategy.exchange=all_to_all optimizer.momentum=0.9",
+    "gpt_32 4 fsdp_cp": "strategy.exchange=ring optimizer.momentum=0.9",
+    "gpt 4 dp_tp": "by_vocabulary by_tokens tied optimizer=adam",
+    "gpt 4 dp_pp_tp": "by_vocabulary by_tokens optimizer=adam",
+    "moe 4 expert_parallel": "strategy.expert_ranks=2 optimizer=adam",
+}
+"""Model, devices and strategy, as in the table of trainings → options."""
+WARM = ("moe 4 expert_parallel",)
+"""On four ranks DDP's own sums round by where in a bucket a value is: both sides have the buckets of later steps."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", SHIPPED)
-@pytest.mark.cases("ddp", "fsdp", "pipeline", "sandblaster_lbfgs", "dp_tp")
-def test_training_that_was_interrupted_is_bitwise_the_same(strategy: str, tmp_path: Path) -> None:
-    run = small(strategy)
-    size = run.strategy.processes(run, "cpu")
-    for losses, state, losses_resumed, state_resumed in run_ranks(interrupted, size, tmp_path, run):
+@pytest.mark.parametrize("case", [*SHIPPED, *OPTIONS])
+@pytest.mark.cases("ddp", "fsdp", "pipeline", "sandblaster_lbfgs", "dp_tp", "*single", "*context_parallel")
+def test_training_that_was_interrupted_is_bitwise_the_same(case: str, tmp_path: Path) -> None:
+    if case in OPTIONS:
+        model, devices, strategy = case.split()
+        run = run_of(model, strategy, int(devices), OPTIONS[case])
+    else:
+        run = small(strategy := case)
+    size, train = run.strategy.processes(run, "cpu"), partial(interrupted, warm=case in WARM)
+    for losses, state, losses_resumed, state_resumed in run_ranks(train, size, tmp_path, run):
         if not run.strategy.equals_one_device(run) and size > 2:
             continue  # arrivals differ from one training to the next
         if strategy in REORDERED:
@@ -147,34 +167,8 @@ def test_training_that_was_interrupted_is_bitwise_the_same(strategy: str, tmp_pa
         assert equal(state_resumed, state)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.cases("adam")
-def test_groups_of_experts_go_on_bitwise_too(optimizer: str, tmp_path: Path) -> None:
-    """On four ranks DDP's own sums round by where in a bucket a value is, as in a ring: its buckets are those of later
-    steps on both sides.
-    """
-    options = (f"optimizer={optimizer}", "strategy=expert_parallel", "devices=4", "strategy.expert_ranks=2")
-    run = configure(*MODELS["expert_parallel"], *options)
-    for losses, state, losses_resumed, state_resumed in run_ranks(partial(interrupted, warm=True), 4, tmp_path, run):
-        assert losses_resumed == losses
-        assert equal(state_resumed, state)
-
-
 def numbers(losses: list[Any]) -> torch.Tensor:
     return torch.tensor([value for value in flat(losses) if value is not None], dtype=torch.float64)
-
-
-@pytest.mark.cases("single")
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "zero1"])
-def test_running_statistics_and_adams_moments_are_kept(strategy: str, tmp_path: Path) -> None:
-    devices = 1 if strategy == "single" else 2
-    run = configure(*SYNTHETIC, *RESNET, "optimizer=adam", f"strategy={strategy}", f"devices={devices}")
-    for losses, state, losses_resumed, state_resumed in run_ranks(interrupted, devices, tmp_path, run):
-        assert losses_resumed == losses
-        assert equal(state_resumed, state)
 
 
 @pytest.mark.cases("parameter_server")

@@ -15,7 +15,7 @@ from parallelbench.optim.metrics import CalibrationError, MacroF1, NoMetric, Top
 from parallelbench.strategies.single import Single
 from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.checks.components import check_sums
-from parallelbench.training.loop import NotFiniteError, Trainer
+from parallelbench.training.loop import NotFiniteError
 from parallelbench.training.observers import metric_value
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import MetricSums, Numerics
@@ -23,10 +23,9 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_context_parallel import SMALL as SMALL_GPT
 from tests.strategies.test_context_parallel import TOKENS
-from tests.strategies.test_expert_balance import KeptEpochs
 from tests.strategies.test_moe_parity import routed
 from tests.strategies.test_parity import MODELS, SYNTHETIC
-from tests.strategies.training import configure, loader_of, one_device, shard_loader, summed, train
+from tests.strategies.training import configure, one_device, shard_loader, summed, train, trained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,14 +133,9 @@ def counts_each_label_once(run: RunConfig, folder: Path) -> None:
     assert found[1:] == expected["evaluated"][1:]
 
 
-def trained(rank: int, size: int, run: RunConfig) -> list[float | None]:
-    torch.set_num_threads(1)
-    world, journal = World(rank=rank, size=size, local_rank=rank), KeptEpochs()
-    replica = run.strategy.prepare(build_model(run), run, world)
-    loader = loader_of(replica, run)
-    Trainer(replica, loader, run=run, world=world, journal=journal).train()  # type: ignore[arg-type]
-    replica.close()
-    return [row["test_metric"] for row in journal.rows]
+def measured(run: RunConfig) -> list[float | None]:
+    """After each epoch on one device."""
+    return [row["test_metric"] for row in trained(0, 1, run)[0]["epochs"]]
 
 
 def by_hand(run: RunConfig) -> list[float]:
@@ -167,14 +161,14 @@ SMALL = (*SYNTHETIC, *MODELS["mlp"], "epochs=3", "measure.parity=false")
 @pytest.mark.parametrize("options", [["strategy=ddp", "strategy.micro_batches=2"], ["strategy=pipeline"]])
 def test_after_each_epoch_the_table_has_it(options: list[str], tmp_path: Path) -> None:
     run = configure(*SMALL, *options, "devices=2", "metric=top5")
-    first, *others = run_ranks(trained, 2, tmp_path, run)
-    assert first == by_hand(configure(*SMALL, "metric=top5")) == trained(0, 1, configure(*SMALL, "metric=top5"))
-    assert others == [[]], "rank 0 writes"
+    first, other = ([row["test_metric"] for row in rows["epochs"]] for rows, _ in run_ranks(trained, 2, tmp_path, run))
+    assert first == by_hand(configure(*SMALL, "metric=top5")) == measured(configure(*SMALL, "metric=top5"))
+    assert other == [], "rank 0 writes"
     assert len(first) == 3
 
 
 def test_without_a_metric_the_table_has_none() -> None:
-    assert trained(0, 1, configure(*SMALL)) == [None] * 3
+    assert measured(configure(*SMALL)) == [None] * 3
 
 
 def test_training_computes_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +288,7 @@ def test_a_replica_that_leaves_them_out_is_refused() -> None:
         trained(0, 1, run)
     with pytest.raises(ConfigError, match=message):
         check_parity(build_model(run), run, World(), shard_loader)
-    assert trained(0, 1, msgspec.structs.replace(run, metric=NoMetric(name="none"))) == [None] * 3
+    assert measured(msgspec.structs.replace(run, metric=NoMetric(name="none"))) == [None] * 3
 
 
 def test_the_parity_check_compares_the_sums() -> None:

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from parallelbench.config.components import Shard
-from parallelbench.training.loop import Trainer
 from parallelbench.training.observers import BLOCK, by_step, rows_of
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
-from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.training import configure, shard_loader
-from tests.test_closing import SMALL, Rows
+from tests.strategies.training import configure, shard_loader, trained
+from tests.test_closing import SMALL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,28 +22,8 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
 
 
-class Losses(Rows):
-    """Keeps the rows of `losses`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses: list[dict[str, Any]] = []
-
-    def write(self, table: str, rows: list[dict[str, Any]]) -> None:
-        self.losses += rows if table == "losses" else []
-
-
-def trained(world: World, run: RunConfig) -> list[dict[str, Any]]:
-    torch.set_num_threads(1)
-    replica, journal = run.strategy.prepare(build_model(run), run, world), Losses()
-    loader = shard_loader(run, replica.data_shard)
-    Trainer(replica, loader, run=run, world=world, journal=journal).train()  # type: ignore[arg-type]
-    replica.close()
-    return journal.losses
-
-
 def on_ranks(rank: int, size: int, runs: list[RunConfig]) -> list[list[dict[str, Any]]]:
-    return [trained(World(rank=rank, size=size, local_rank=rank), run) for run in runs]
+    return [trained(rank, size, run)[0]["losses"] for run in runs]
 
 
 def by_hand(run: RunConfig) -> list[float]:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 import analysis.advisor
-import conf
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.measurements import SHAPES
 from analysis.advisor.transformer import GptShape, gpt_shape, model_flops
@@ -236,12 +235,7 @@ def test_the_published_models_have_their_published_numbers_of_parameters(
 
 
 @pytest.mark.slow
-def test_every_file_is_built_and_those_for_clusters_are_planned_without_torch() -> None:
-    files = sorted(path.stem for path in (Path(conf.__file__).parent / "model").glob("*.yaml"))
-    found = [name for name in files if name.startswith(("gpt", "mpt_"))]
-    assert found == sorted(
-        ["gpt", "gpt2_small", "gpt_moe", "gpt_moe_tiny", "gpt_tiny", *(f"mpt_{size}" for size in SHAPES)]
-    )
+def test_models_for_clusters_are_planned_without_torch() -> None:
     code = (
         "import sys; from launch.sweep import one_run; from parallelbench.config.check import check_run\n"
         "data = ['data=tokens', 'data.vocabulary=50257', 'data.sequence=2048']\n"

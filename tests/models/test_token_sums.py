@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from parallelbench.optim.losses import CrossEntropy
 from parallelbench.results.publish import configured_columns
-from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
-from parallelbench.world.world import World
 from tests.helpers import TINY, configured
 from tests.ranks import run_ranks
-from tests.strategies.training import configure, shard_loader
-from tests.test_closing import Rows
+from tests.strategies.training import configure, trained
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Arrays
-    from parallelbench.config.run import RunConfig
 
 WINDOW = 10
 DATA = (
@@ -56,29 +52,6 @@ def test_sums_of_unequal_batches_are_those_of_all_positions() -> None:
     assert total.tolist() == pytest.approx([loss / WINDOW, right], rel=1e-12), "a sample's loss is a mean over tokens"
 
 
-class Epochs(Rows):
-    """Keeps the rows of `epochs`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.epochs: list[dict[str, Any]] = []
-
-    def write(self, table: str, rows: list[dict[str, Any]]) -> None:
-        self.epochs += rows if table == "epochs" else []
-
-
-def trained(rank: int, size: int, run: RunConfig) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """The rows of `epochs` that this rank writes, and the whole model."""
-    torch.set_num_threads(1)
-    world, journal = World(rank=rank, size=size, local_rank=rank), Epochs()
-    replica = run.strategy.prepare(build_model(run), run, world)
-    loader = shard_loader(run, replica.data_shard)
-    Trainer(replica, loader, run=run, world=world, journal=journal).train()  # type: ignore[arg-type]
-    state = replica.full_state_dict()
-    replica.close()
-    return journal.epochs, state
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -96,7 +69,7 @@ def test_an_epochs_loss_and_accuracy_are_those_of_a_plain_loop(options: tuple[st
     labels = torch.from_numpy(arrays.test_labels)
     with torch.no_grad():
         loss, right = of_windows(model(torch.from_numpy(arrays.test_images).long()), labels)
-    (row,) = rows
+    (row,) = rows["epochs"]
     assert row["test_loss"] == pytest.approx(loss / labels.numel(), rel=1e-10), "nats per token"
     assert row["test_accuracy"] == pytest.approx(right / labels.numel(), rel=1e-12), "of all positions"
     assert 0 < row["test_accuracy"] < 1

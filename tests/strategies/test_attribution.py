@@ -26,6 +26,7 @@ from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
+from tests.strategies.test_context_parallel import SMALL, TOKENS
 from tests.strategies.test_pipeline import pipeline_of, pipelined
 from tests.strategies.training import configure, loader_of
 
@@ -242,6 +243,7 @@ ON_TWO: dict[str, tuple[list[str], str]] = {
     "zero1": ([], "communication_s"),
     "fsdp": ([], "communication_s"),
     "tensor_parallel": ([], "communication_s"),
+    "context_parallel": (["strategy.exchange=ring"], "communication_s"),
     "model_parallel": ([], "bubble_s"),
     "pipeline": (["strategy.micro_batches=4"], "bubble_s"),
     "parameter_server": ([], "communication_s"),
@@ -251,11 +253,17 @@ ON_TWO: dict[str, tuple[list[str], str]] = {
 """Strategy → its options, and what the other rank does while the slow one computes."""
 ON_FOUR: dict[str, tuple[list[str], tuple[str, str, str]]] = {
     "hsdp": ([], ("communication_s",) * 3),
+    "fsdp_cp": ([], ("communication_s",) * 3),
     "dp_tp": ([], ("communication_s",) * 3),
     "dp_pp": (["strategy.micro_batches=4"], ("communication_s", "communication_s", "bubble_s")),
     "dp_pp_tp": (["strategy.micro_batches=4"], ("bubble_s", "bubble_s", "communication_s")),
 }
 """The same of ranks 0, 1 and 2, where rank 3 is slow: in dp_pp its pipeline is 2 → 3, in dp_pp_tp (0, 1) → (2, 3)."""
+
+
+def run_with(strategy: str, *options: str) -> RunConfig:
+    cuts_sequences = strategy in ("context_parallel", "fsdp_cp")
+    return configure(*((*TOKENS, *SMALL) if cuts_sequences else MLP), f"strategy={strategy}", *options)
 
 
 def with_a_slow_rank(rank: int, size: int, runs: dict[str, RunConfig], slow: dict[str, int]) -> dict[str, list[Row]]:
@@ -281,7 +289,7 @@ def shares(rows: list[Row], phase: str) -> float:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_slow_rank_is_what_the_others_wait_for(tmp_path: Path) -> None:
-    runs = {name: configure(*MLP, f"strategy={name}", "devices=2", *more) for name, (more, _) in ON_TWO.items()}
+    runs = {name: run_with(name, "devices=2", *more) for name, (more, _) in ON_TWO.items()}
     # With one worker and one server, the worker is slow.
     slow = {name: 0 if name in ("parameter_server", "downpour") else 1 for name in ON_TWO}
     ranks = run_ranks(with_a_slow_rank, 2, tmp_path, runs, slow)
@@ -325,7 +333,7 @@ def test_a_delay_in_ddps_communication_hook_is_communication_and_no_part_of_back
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_in_meshes_too(tmp_path: Path) -> None:
-    runs = {name: configure(*MLP, f"strategy={name}", "devices=4", *more) for name, (more, _) in ON_FOUR.items()}
+    runs = {name: run_with(name, "devices=4", *more) for name, (more, _) in ON_FOUR.items()}
     ranks = run_ranks(with_a_slow_rank, 4, tmp_path, runs, dict.fromkeys(ON_FOUR, 3))
     expected = {(name, rank): phase for name, (_, phases) in ON_FOUR.items() for rank, phase in enumerate(phases)}
     found = {(name, rank): shares(ranks[rank][name], phase) for (name, rank), phase in expected.items()}

@@ -16,7 +16,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import MODELS, SYNTHETIC
-from tests.strategies.training import STEPS, configure, loader_of, shard_loader
+from tests.strategies.training import STEPS, Rows, configure, loader_of, one_device, shard_loader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,17 +32,22 @@ def clipped_to(most: float | None, *overrides: str) -> RunConfig:
 
 def by_hand(run: RunConfig) -> list[float]:
     """The norm of each of `STEPS` steps on one device."""
+    return loop_by_hand(run)[0]
+
+
+def loop_by_hand(run: RunConfig) -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The norms, the last step's gradients before they are clipped, and the model."""
     model = build_model(run).double()
     optimizer = run.optimizer.build(model.parameters(), run, "cpu")
     batches, norms = itertools.chain.from_iterable(map(shard_loader(run, Shard()).train, itertools.count(1))), []
     for batch in itertools.islice(batches, STEPS):
         optimizer.zero_grad()
         F.cross_entropy(model(batch.images), batch.labels).backward()
-        squares = sum((p.grad**2).sum().item() for p in model.parameters() if p.grad is not None)
-        norms.append(squares**0.5)
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        norms.append(sum((gradient**2).sum().item() for gradient in gradients.values()) ** 0.5)
         torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip_norm or 0.0)
         optimizer.step()
-    return norms
+    return norms, gradients, dict(model.state_dict())
 
 
 def of_ranks(rank: int, size: int, run: RunConfig) -> list[dict[str, float]]:
@@ -61,6 +66,15 @@ def summed_up(norms: list[float], most: float) -> dict[str, float]:
     clipped = [norm > most for norm in norms]
     values = (sum(norms) / len(norms), max(norms), sum(clipped) / len(clipped))
     return dict(zip(NAMES, values, strict=True))
+
+
+@pytest.mark.slow
+def test_one_device_clips_as_torch_does() -> None:
+    norms, gradients, state = loop_by_hand(run := clipped_to(0.2))
+    assert min(norms) > 0.2
+    found = one_device(run)
+    torch.testing.assert_close(found["state"], state, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found["gradients"], gradients, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -119,27 +133,13 @@ def test_none_of_many_steps_is_lost(steps: int) -> None:
     assert norms.take() == summed_up([float(value) for value in range(1, steps + 1)], steps / 2)
 
 
-class Ranks:
-    """Keeps the rows of `ranks`."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def write(self, table: str, rows: list[dict[str, Any]]) -> None:
-        self.rows += rows if table == "ranks" else []
-
-    def event(self, name: str, **details: Any) -> None: ...
-
-    def commit(self) -> None: ...
-
-
 def trained(run: RunConfig) -> list[dict[str, Any]]:
     """The rows of `ranks` of all epochs; a step before them belongs to none."""
-    replica, journal = run.strategy.prepare(build_model(run), run, World()), Ranks()
+    replica, journal = run.strategy.prepare(build_model(run), run, World()), Rows()
     loader = shard_loader(run, Shard())
     replica.step(next(loader.train(epoch=9)))
     Trainer(replica, loader, run=run, world=World(), journal=journal).train()  # type: ignore[arg-type]
-    return [{name: row[name] for name in NAMES} for row in journal.rows]
+    return [{name: row[name] for name in NAMES} for row in journal.of["ranks"]]
 
 
 def test_an_epoch_has_those_of_its_own_steps() -> None:

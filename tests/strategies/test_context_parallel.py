@@ -1,42 +1,21 @@
-"""Context parallelism: parts of sequences train like whole ones, faults are seen, bytes are those of the formulas."""
+"""Context parallelism: places of tokens, blocks of attention, memory, and what can't be cut."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import msgspec
 import pytest
 import torch
-from torch import nn
 
 from launch.sweep import one_run
 from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.measure.counted_bytes import CountedBytes
-from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed, attended
-from parallelbench.strategies.context import ContextParallel, blocks
+from parallelbench.strategies.context import blocks
 from parallelbench.strategies.context.tokens import own_places
-from parallelbench.training.replica import new_replica
-from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
-from tests.ranks import run_ranks
-from tests.strategies.test_attribution import shares, with_a_slow_rank
-from tests.strategies.test_recomputation import same_bits
-from tests.strategies.training import configure, loader_of, train
-from tests.test_checkpoint import equal, interrupted
-from tests.test_closing import failed, on_ranks, passed
-from tests.test_parity_gate import gate
+from tests.bench.context import kept_bytes
+from tests.strategies.training import configure
 
 TOKENS = ("data=tokens", "data.sequence=16", "data.vocabulary=20", "data.train_samples=96", "data.test_samples=13")
 SMALL = ("model=gpt_tiny", "model.layers=2", "model.width=32", "model.sequence=20", "model.vocabulary=24")
-LLAMA = ("model.positions=rope", "model.mlp=swiglu", "model.mlp_width=40", "model.kv_heads=2")
-EXCHANGES = ("ring", "all_gather", "all_to_all")
-FP64 = 8
-BATCH, TOKENS_EACH, WIDTH, LAYERS = 24, 16, 32, 2
 
 
 def small(exchange: str, devices: int, *options: str) -> RunConfig:
@@ -44,191 +23,14 @@ def small(exchange: str, devices: int, *options: str) -> RunConfig:
     return configure(*TOKENS, *SMALL, *asked, *options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recomputed", ["full", "selective"])
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.cases("ring-full", "all_gather-selective", "all_to_all-full")
-def test_attention_that_backward_computes_again_gives_the_same_bits(
-    exchange: str, recomputed: str, tmp_path: Path
-) -> None:
-    runs = [small(exchange, 2, *LLAMA, f"activation_recomputation={value}") for value in ("none", recomputed)]
-    for plain, again in run_ranks(both_trained, 2, tmp_path, runs):
-        same_bits(again, plain)
-
-
-def both_trained(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str, Any]]:
-    return [train(rank, size, run) for run in runs]
-
-
-def _layers(replica: Any, kind: type[nn.Module]) -> list[Any]:
-    return [layer for layer in replica.trained()[0].modules() if isinstance(layer, kind)]
-
-
-def counts_positions_from_zero(replica: Any) -> None:
-    for layer in (*_layers(replica, TokenEmbed), *_layers(replica, CausalAttention)):
-        layer.places = None
-
-
-def attends_to_own_tokens_only(replica: Any) -> None:
-    for layer in _layers(replica, CausalAttention):
-        layer.join = attended
-
-
-def halves_a_gradient(replica: Any) -> None:
-    for layer in _layers(replica, CausalAttention):
-        layer.join = lambda q, k, v, attend=layer.join: attend(q, (k + k.detach()) / 2, v)
-
-
-def averages_no_gradients(replica: Any) -> None:
-    replica._forward.require_backward_grad_sync = False
-
-
-def reads_the_same_part_everywhere(replica: Any) -> None:
-    replica._tokens.places = torch.arange(len(replica._tokens.places))
-
-
-def counts_its_tokens_twice(replica: Any) -> None:
-    sums = replica._owned_sums
-    replica._owned_sums = lambda loss, logits, labels: sums(loss * 2, logits, labels)
-
-
-FAULTS: dict[str, tuple[Callable[[Any], None], tuple[str, ...]]] = {
-    "learned positions from zero": (counts_positions_from_zero, ()),
-    "rotary positions from zero": (counts_positions_from_zero, LLAMA),
-    "attends to own tokens only": (attends_to_own_tokens_only, ()),
-    "halves the gradient of keys": (halves_a_gradient, ()),
-    "averages no gradients": (averages_no_gradients, ()),
-    "reads the same part everywhere": (reads_the_same_part_everywhere, ()),
-    "counts its tokens twice": (counts_its_tokens_twice, ()),
-}
-"""What is done to a replica, and to which model's."""
-
-
-class FaultyContextParallel(ContextParallel, frozen=True, kw_only=True):
-    """With one of `FAULTS`."""
-
-    fault: str
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        FAULTS[self.fault][0](replica)
-        return replica
-
-
-def gates(rank: int, size: int, runs: list[RunConfig]) -> list[bool]:
-    """Which runs the parity gate lets pass."""
-    return [all(row["passed"] for row in gate(rank, size, run)) for run in runs]
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_the_parity_gate_sees_every_fault(exchange: str, tmp_path: Path) -> None:
-    right = small(exchange, 2)
-    wrong = {}
-    for name, (_, options) in FAULTS.items():
-        run = small(exchange, 2, *options)
-        chosen = {key: getattr(run.strategy, key) for key in ("exchange", "bucket_mib", "gradient_as_bucket_view")}
-        faulty = FaultyContextParallel(name="context_parallel", fault=name, **chosen)
-        wrong[name] = msgspec.structs.replace(run, strategy=faulty)
-    lets_pass = run_ranks(gates, 2, tmp_path, [right, *wrong.values()])[0]
-    assert dict(zip(["right", *wrong], lets_pass, strict=True)) == {"right": True, **dict.fromkeys(wrong, False)}
-
-
-def sent_in_a_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
-    replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-    batches = loader_of(replica, run).train(1)
-    replica.step(next(batches))  # DDP lays its buckets out
-    replica.traffic.take()
-    with CountedBytes() as counted:
-        replica.step(next(batches))
-    assert not counted.unknown
-    # Smaller messages are DDP's own: how it has laid its buckets out.
-    return {"said": replica.traffic.take(), "passed_through": counted.sent_bytes}
-
-
-def values_sent(exchange: str, ranks: int, *, keys: int, repeats: bool = False) -> float:
-    """By each rank, forward and back, of all layers: `keys` is the width of keys or of values.
-
-    `repeats`: backward computes attention again, and sends again what forward sent.
-    """
-    own = BATCH * TOKENS_EACH / ranks
-    of_keys_and_values = own * 2 * keys
-    if exchange == "all_to_all":
-        forward = (ranks - 1) / ranks * (own * 2 * WIDTH + of_keys_and_values)
-        passes = 2  # as gradients the same way back
-    else:
-        forward, passes = (ranks - 1) * of_keys_and_values, 3  # again in backward, and their gradients
-    return LAYERS * (passes + repeats) * forward
-
-
-@pytest.mark.cases("all_gather-2-2")
-@pytest.mark.slow
-@pytest.mark.parametrize(("exchange", "ranks", "kv_heads"), list(itertools.product(EXCHANGES, (2, 4), (4, 2))))
-def test_bytes_are_those_of_the_formulas(exchange: str, ranks: int, kv_heads: int, tmp_path: Path) -> None:
-    run = small(exchange, ranks, f"model.kv_heads={kv_heads}")
-    # all_to_all repeats heads of keys that are fewer than ranks.
-    keys = WIDTH if exchange == "all_to_all" and kv_heads % ranks else WIDTH * kv_heads // 4
-    parameters = sum(parameter.numel() for parameter in build_model(run).parameters())
-    gradients = 2 * (ranks - 1) / ranks * parameters * FP64
-    values = values_sent(exchange, ranks, keys=keys) * FP64
-    expected = {"gradient_bytes_sent": gradients, "activation_bytes_sent": values, "parameter_bytes_sent": 0}
-    for sent in run_ranks(sent_in_a_step, ranks, tmp_path, run):
-        assert sent == {"said": expected, "passed_through": gradients + values}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recomputed", ["full", "selective"])
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.cases("ring-full", "all_gather-full", "all_to_all-selective")
-def test_attention_that_is_computed_again_sends_again_what_forward_sent(
-    exchange: str, recomputed: str, tmp_path: Path
-) -> None:
-    run = small(exchange, 2, f"activation_recomputation={recomputed}")
-    values = values_sent(exchange, 2, keys=WIDTH, repeats=True) * FP64
-    for sent in run_ranks(sent_in_a_step, 2, tmp_path, run):
-        assert sent["said"]["activation_bytes_sent"] == values
-        assert sent["passed_through"] == values + sent["said"]["gradient_bytes_sent"]
-
-
-@pytest.mark.cases("all_to_all")
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_training_that_was_interrupted_is_bitwise_the_same(exchange: str, tmp_path: Path) -> None:
-    run = small(exchange, 2, "optimizer.momentum=0.9")
-    for losses, state, losses_resumed, state_resumed in run_ranks(interrupted, 2, tmp_path, run):
-        assert losses_resumed == losses
-        assert equal(state_resumed, state)
-
-
-@pytest.mark.cases("all_to_all")
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", EXCHANGES)
-def test_the_closing_check_passes_and_evaluates_every_sample_once(exchange: str, tmp_path: Path) -> None:
-    run = small(exchange, 2, "precision=fp32", "epochs=1", *LLAMA)
-    (rows,) = run_ranks(on_ranks, 2, tmp_path, run, None)[0]
-    assert not failed(rows), [row for row in rows if row["passed"] is False]
-    expected = {"evaluation loss", "evaluation accuracy", "loss", "gradients", "update", "rounding"}
-    assert expected | {"bytes", "settled", "exchanges", "samples"} <= passed(rows)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_half_precision_trains_within_its_rounding(tmp_path: Path) -> None:
-    runs = [small(exchange, 2, "precision=bf16", "epochs=1", *LLAMA) for exchange in EXCHANGES]
-    for number, run in enumerate(runs):
-        (folder := tmp_path / str(number)).mkdir()
-        (rows,) = run_ranks(on_ranks, 2, folder, run, None)[0]
-        assert not failed(rows), [row for row in rows if row["passed"] is False]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_slow_rank_is_what_the_other_waits_for(tmp_path: Path) -> None:
-    runs = {exchange: small(exchange, 2) for exchange in EXCHANGES}
-    ranks = run_ranks(with_a_slow_rank, 2, tmp_path, runs, dict.fromkeys(runs, 1))
-    assert {name: share for name in runs if (share := shares(ranks[0][name], "communication_s")) < 0.5} == {}
-    assert {name: share for name in runs if (share := shares(ranks[1][name], "forward_s")) < 0.5} == {}
+def test_two_ranks_keep_half_of_one_devices_activations_each() -> None:
+    """Under `all_to_all` each keeps its tokens' results beside those of its heads."""
+    whole = kept_bytes(configure(*TOKENS, *SMALL, "strategy=single"))
+    shares = {exchange: kept_bytes(small(exchange, 2)) / whole for exchange in ("ring", "all_gather", "all_to_all")}
+    results = 24 * 16 * 32 * 2 * 8 / whole
+    assert shares == pytest.approx({"ring": 0.5, "all_gather": 0.5, "all_to_all": 0.5 + results / 2}, abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,6 @@ def passed(run: RunConfig, folder: Path, part: Excerpt) -> bool:
 
 
 RIGHT = {
-    "context": (*LARGE, "strategy=context_parallel", "devices=2", "strategy.exchange=ring"),
     "experts": (*EXPERTS, "strategy=expert_parallel", "devices=2"),
     "gathered": (*LARGE, "strategy=fsdp_cp", "devices=2", "strategy.exchange=all_gather"),
     "interleaved": (

@@ -1,4 +1,4 @@
-"""Groups that hold copies of each other's experts: like one device, exact bytes, and what wrong groups would show."""
+"""Groups that hold copies of each other's experts: their copies are compared, and their sums begin within backward."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.measure.spans import Spans, divided_by
-from parallelbench.strategies.expert.exchange import GroupSums, TokenExchange, expert_mesh
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.planted import once_after
 from tests.ranks import run_ranks
-from tests.strategies.test_expert_parallel import held, own, sent_in_a_step, small
-from tests.strategies.test_moe_parity import LLAMA
-from tests.strategies.test_parity import assert_equal
-from tests.strategies.training import loader_of, one_device, train
+from tests.strategies.test_expert_parallel import small
+from tests.strategies.training import loader_of
 from tests.test_closing import failed, on_ranks, passed, stays_right
 
 if TYPE_CHECKING:
@@ -34,92 +30,6 @@ RANKS = 2
 
 def grouped(*options: str, devices: int = 4, expert_ranks: int = RANKS) -> RunConfig:
     return small(f"strategy.expert_ranks={expert_ranks}", *options, devices=devices)
-
-
-def groups_apart(rank: int, size: int, run: RunConfig) -> Any:
-    """Nothing is added up over the groups."""
-    GroupSums.begin = lambda *_: None  # type: ignore[method-assign]
-    return train(rank, size, run)
-
-
-def divided_by_the_groups_ranks(rank: int, size: int, run: RunConfig) -> Any:
-    """As if a group were all ranks."""
-    genuine = DTensor.register_hook
-    DTensor.register_hook = lambda self, hook: genuine(  # type: ignore[method-assign, assignment]
-        self, lambda gradient: hook(gradient) * (size // RANKS)
-    )
-    return train(rank, size, run)
-
-
-def added_up_within_the_group(rank: int, size: int, run: RunConfig) -> Any:
-    """Over ranks that hold other experts."""
-    world = World(rank=rank, size=size, local_rank=rank)
-    begin = GroupSums.begin
-
-    def wrong(self: GroupSums, parameter: torch.Tensor) -> None:
-        self._group = expert_mesh(world, RANKS).get_group("expert")
-        begin(self, parameter)
-
-    GroupSums.begin = wrong  # type: ignore[method-assign]
-    return train(rank, size, run)
-
-
-def tokens_leave_the_group(rank: int, size: int, run: RunConfig) -> Any:
-    """To the ranks of other groups, half of which hold other experts."""
-    world, exchange = World(rank=rank, size=size, local_rank=rank), TokenExchange.__init__
-
-    def wrong(self: Any, _group: Any, traffic: Any) -> None:
-        exchange(self, expert_mesh(world, RANKS).get_group("replicate"), traffic)
-
-    TokenExchange.__init__ = wrong  # type: ignore[method-assign]
-    return train(rank, size, run)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "wrong", [groups_apart, divided_by_the_groups_ranks, added_up_within_the_group, tokens_leave_the_group]
-)
-@pytest.mark.cases("groups_apart", "added_up_within_the_group")
-def test_the_gate_sees_wrong_groups(wrong: Any, tmp_path: Path) -> None:
-    ranks = run_ranks(wrong, 4, tmp_path, run := grouped())
-    with pytest.raises(AssertionError):
-        assert_equal(ranks, one_device(run), tolerance=1e-9)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_bytes_are_those_of_the_routing_within_groups_and_of_both_sums(tmp_path: Path) -> None:
-    run = grouped(*LLAMA)
-    ranks = run_ranks(sent_in_a_step, 4, tmp_path, run)
-    width, blocks, experts, groups = 16, 2, 4, 2
-    named = dict(build_model(run).named_parameters())
-    whole = {name: each.numel() * 8 for name, each in named.items()}
-    routed = sum(size for name, size in whole.items() if ".experts." in name)
-    for rank, found in enumerate(ranks):
-        place, mates = rank % RANKS, ranks[rank // RANKS * RANKS :][:RANKS]
-        expected = 0
-        for block in range(blocks):
-            leaving = sum(found["counts"][block]) - sum(own(found["counts"][block], place, experts // RANKS))
-            came = sum(sum(own(each["counts"][block], place, experts // RANKS)) for each in mates if each is not found)
-            expected += 2 * (leaving + came) * width * 8
-        assert found["activation"] == expected > 0
-        copied = 2 * 3 / 4 * (sum(whole.values()) - routed)
-        assert found["gradient"] == copied + 2 * (groups - 1) / groups * routed / RANKS
-        announced = blocks * experts * 8 / RANKS  # how many rows each expert gets: half of these numbers leave
-        sent = found["activation"] + found["gradient"] + announced
-        assert found["counted"] == pytest.approx(sent, rel=1e-12)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_each_rank_holds_a_share_of_the_experts_by_its_groups_ranks(tmp_path: Path) -> None:
-    run = grouped()
-    whole = sum(each.numel() for each in build_model(run).parameters())
-    shards, all_ranks = run.strategy.state_shards(run), small(devices=4).strategy.state_shards(run)
-    assert shards is not None
-    assert all_ranks is not None
-    assert run_ranks(held, 4, tmp_path, run) == [pytest.approx(whole * shards.parameters)] * 4
-    assert all_ranks.parameters < shards.parameters < 0.8
 
 
 def one_expert_drifts(replica: Any, k: int) -> None:

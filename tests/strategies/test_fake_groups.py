@@ -28,7 +28,6 @@ NOT_POSSIBLE = {
     "model_parallel_tutorial": "its first segment's input has the shape that a message says, and there is none",
 }
 """What no made-up rank can do; other tests train it on several devices or processes."""
-PAIRS = list(product(OPTIMIZERS, PRECISIONS))
 LAST_ONES = ("pipeline", "dp_pp", "dp_pp_tp", "parameter_server")
 """Strategies whose ranks do different things: the last one is tried, too."""
 STRATEGIES = [name for name in torchs_strategies() if name not in NOT_POSSIBLE]
@@ -102,8 +101,10 @@ def test_a_selection_of_all_sizes_optimizers_and_precisions_trains() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_combination_trains(strategy: str) -> None:
-    """On as few ranks as it takes, and on eight: each optimizer and each precision; over all strategies each pair."""
-    pairs = [PAIRS[(6 * each + STRATEGIES.index(strategy)) % len(PAIRS)] for each in range(10)]
+    """On as few ranks as it takes, or on eight: each optimizer and each precision; over all strategies each pair."""
+    place = STRATEGIES.index(strategy)
+    chosen = (OPTIMIZERS[(each + place) % 2 + 2 * ((each // 2 + place // 2) % 2)] for each in range(5))
+    pairs = list(zip(chosen, PRECISIONS, strict=True))
     least = max(2, SMALLEST.get(strategy, 2))
     assert not failures([*cases(strategy, pairs[::2], sizes=(least,)), *cases(strategy, pairs[1::2], sizes=(8,))])
 
@@ -116,6 +117,25 @@ def test_groups_of_experts_train(size: int) -> None:
     (case,) = cases("expert_parallel", [("adamw", "bf16")], sizes=(size,))
     options = [f"strategy.expert_ranks={ranks}" for ranks in dict.fromkeys((2, size // 2))]
     assert not failures([case | {"overrides": [option, *case["overrides"]]} for option in options])
+
+
+@pytest.mark.exhaustive
+def test_divided_vocabularies_and_sequences_train() -> None:
+    """At 4 and at 64 ranks, the last one too; of three stages the first has no norm."""
+    model = ["model=gpt_tiny", "model.layers=2", "data=tokens", "data.sequence=16", "data.train_samples=256"]
+    vocabulary, sequence = (f"strategy.{cut}_parallel=true" for cut in ("vocabulary", "sequence"))
+    both = [vocabulary, sequence]
+    wanted = [
+        {"strategy": strategy, "size": size, "rank": rank, "overrides": [*model, *cut, "batch_size=128"]}
+        for strategy in ("tensor_parallel", "dp_tp", "dp_pp_tp")
+        for size, cut in ((4, [sequence]), (4, both), (64, both))
+        for rank in (0, size - 1)
+        if strategy != "tensor_parallel" or size == 4
+    ]
+    three = [*model, sequence, "batch_size=120", "model.layers=1", "strategy.stages=3", "strategy.micro_batches=4"]
+    assert not failures(
+        [*wanted, *({"strategy": "dp_pp_tp", "size": 6, "rank": rank, "overrides": three} for rank in (0, 2, 5))]
+    )
 
 
 def test_what_no_made_up_rank_can_do_is_all_that_is_left_out() -> None:

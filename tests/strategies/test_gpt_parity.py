@@ -1,16 +1,11 @@
-"""Language models under strategies: bytes of tied weights, and what does not fit; parity: `test_parity_table.py`."""
+"""Language models under strategies: what does not fit."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.training.torch_session import build_model
-from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES
 from tests.strategies.training import configure
 
@@ -42,30 +37,6 @@ def on_some_devices(strategy: str, *options: str) -> RunConfig:
 def test_tied_weights_on_two_devices_are_refused(strategy: str) -> None:
     with pytest.raises(ConfigError, match=r"embed and head of model=gpt_tiny on one .* each.*model\.tied=false"):
         on_some_devices(strategy, *TIED)
-
-
-@pytest.mark.cases("False-True")
-@pytest.mark.parametrize("reshard", [True, False])
-@pytest.mark.parametrize("tied", [True, False])
-def test_fsdp_gathers_tied_weights_once(reshard: bool, tied: bool, tmp_path: Path) -> None:
-    asked = f"strategy.reshard_after_forward={str(reshard).lower()}"
-    run = small("fsdp", 2, asked, f"model.tied={str(tied).lower()}")
-    sent = [rank["sent"] for rank in run_ranks(sent_in_a_step, 2, tmp_path, run)]
-    whole = sum(parameter.numel() * 8 for parameter in build_model(run).parameters())
-    ends = sum(parameter.numel() * 8 for parameter in build_model(run)[0].parameters())
-    ends += sum(parameter.numel() * 8 for parameter in build_model(run)[-1].norm.parameters())
-    gathers = 2 * whole - (ends if tied else 0) if reshard else whole
-    # Of every message each of two ranks sends a half; nothing here is padded.
-    assert sent == [{"parameter": gathers / 2, "gradient": whole / 2}] * 2
-
-
-def sent_in_a_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
-    from parallelbench.world.world import World
-    from tests.strategies.training import loader_of
-
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-    replica.step(next(iter(loader_of(replica, run).train(1))))
-    return {"sent": {kind: getattr(replica.traffic, kind) for kind in ("parameter", "gradient")}}
 
 
 @pytest.mark.parametrize(

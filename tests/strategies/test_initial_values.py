@@ -31,12 +31,10 @@ EXPERTS = (*TOKENS, "model=gpt_moe_tiny", *SIZES, "model.experts=4")
 CNN = ("model=cnn", "data=synthetic", "data.image_size=16", "data.train_samples=96", "data.test_samples=24")
 DIVIDED = ("strategy.vocabulary_parallel=true", "strategy.sequence_parallel=true")
 KINDS: dict[str, tuple[str, ...]] = {
-    "gpt": GPT,
     "tied": (*GPT, "model.tied=true"),
     "clipped": (*GPT, "precision=fp32", "clip_norm=0.5", "activation_recomputation=full"),
     "llama": LLAMA,
     "experts": EXPERTS,
-    "divided": (*GPT, *DIVIDED),
     "divided, tied": (*GPT, *DIVIDED, "model.tied=true"),
     "cnn": (*CNN, "model.widths=[8,16]"),
 }
@@ -84,7 +82,7 @@ def test_training_does_not_depend_on_when_values_are_drawn(tmp_path: Path, size:
     assert run_ranks(unlike, size, tmp_path, runs) == [[]] * size
 
 
-@pytest.mark.parametrize("kind", ["gpt", "tied", "llama", "experts"])
+@pytest.mark.parametrize("kind", ["tied", "llama", "experts"])
 def test_layers_get_the_values_of_the_seed_in_any_order(kind: str) -> None:
     run = configure(*KINDS[kind], "seed=3")
     whole = build_model(run)

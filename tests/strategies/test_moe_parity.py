@@ -1,19 +1,15 @@
-"""Language models with experts under strategies: their balance loss; parity: `test_parity_table.py`."""
+"""Language models with experts under strategies: their balance loss."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.world.numerics import Numerics
-from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import PARTED, TOKENS
-from tests.strategies.test_parity import OVERRIDES, assert_equal
-from tests.strategies.training import configure, one_device, train
+from tests.strategies.test_parity import OVERRIDES
+from tests.strategies.training import configure
 
 pytestmark = pytest.mark.slow
 
@@ -42,17 +38,9 @@ def test_who_cannot_add_it_refuses_in_a_line(strategy: str) -> None:
         routed(strategy, *(["batch_size=96"] if strategy == "sandblaster_lbfgs" else []))
 
 
-def test_the_gate_sees_a_rank_that_forgets_the_balance_loss(tmp_path: Path) -> None:
-    ranks = run_ranks(forgetful, 2, tmp_path, run := routed("ddp"))
-    with pytest.raises(AssertionError):
-        assert_equal(ranks, one_device(run), tolerance=1e-9)
-
-
-def forgetful(rank: int, size: int, run: RunConfig) -> object:
-    """Rank 1 has the run's loss alone."""
-    if rank:
-        Numerics.loss = lambda _, logits, labels: run.loss.build()(logits, labels)  # type: ignore[method-assign, assignment]
-    return train(rank, size, run)
+def test_a_loss_from_parts_of_logits_takes_no_other() -> None:
+    with pytest.raises(ConfigError, match=r"model\.balance=0\.7 adds to a loss computed from parts"):
+        routed("tensor_parallel", "strategy.vocabulary_parallel=true")
 
 
 def test_the_balance_loss_spreads_tokens() -> None:

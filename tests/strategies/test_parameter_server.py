@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.servers import ParameterServer
-from parallelbench.strategies.servers.servers import Schedule, SyncServer, shard_bounds
+from parallelbench.strategies.servers.servers import Schedule, shard_bounds
 from parallelbench.strategies.servers.workers import HostedParameters
 from parallelbench.strategies.state import FlatParameters
 from parallelbench.training.torch_session import build_model
@@ -23,7 +20,6 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 from tests.strategies.training import STEPS, loader_of
-from tests.test_parity_gate import passed
 
 # --- shards and schedules
 
@@ -107,32 +103,6 @@ def test_the_optimizers_state_is_on_the_servers_only(mode: str, tmp_path: Path) 
     batch = "batch_size=96"  # the first step is the epoch
     run = small("strategy=parameter_server", f"strategy.mode={mode}", "devices=3", "optimizer=adagrad", batch)
     assert run_ranks(optimizer_bytes, 3, tmp_path, run) == [0, 0, PARAMETERS * 8]
-
-
-class DeafServer(ParameterServer, frozen=True, kw_only=True):
-    """The server ignores the last worker's gradient."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        if isinstance(replica, SyncServer):
-            average = replica._average
-
-            def deaf() -> Tensor:
-                replica._received[-1].copy_(replica._received[0])
-                return average()
-
-            replica._average = deaf  # type: ignore[method-assign]
-        return replica
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_server_that_ignores_a_worker_is_caught(tmp_path: Path) -> None:
-    run = small("strategy=parameter_server", "devices=3")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    (tmp_path / "right").mkdir()
-    assert passed(run, tmp_path / "right")
-    assert not passed(msgspec.structs.replace(run, strategy=DeafServer(**options)), tmp_path)
 
 
 # --- refusals

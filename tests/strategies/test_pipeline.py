@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
@@ -28,7 +26,6 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal
 from tests.strategies.training import configure, drive, loader_of, one_device, summed
-from tests.test_parity_gate import passed
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
 DEEP = [*DATA, "model=mlp", "model.hidden=[24,20,16,12,20,24,16]", "strategy=pipeline"]
@@ -287,71 +284,6 @@ def test_what_cannot_work_is_refused_with_the_fix(overrides: list[str], words: l
         configure(*DEEP, "devices=2", *overrides)
     for word in words:
         assert word in str(refused.value)
-
-
-@pytest.mark.cases("overrides1")
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [["precision=bf16"], ["channels_last=true"], ["optimizer=adam"]])
-def test_options(overrides: list[str], tmp_path: Path) -> None:
-    """Half-precision activations between stages; images whose channels come last; more state in the optimizer."""
-    model = ["model=resnet_tiny", "model.norm=group", "strategy=pipeline", "devices=2", "strategy.micro_batches=4"]
-    run = configure(*DATA, "data.image_size=16", *model, *overrides)
-    ranks = run_ranks(train_all, 2, tmp_path, [run])
-    tolerance = 0.1 if "precision=bf16" in overrides else 1e-9
-    assert_equal([rank[0] for rank in ranks], one_device(run), tolerance=tolerance)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_an_explicit_map_is_followed(tmp_path: Path) -> None:
-    run = configure(*SMALL, "strategy.stage_map={fc1: 0, fc2: 1, fc3: 1, fc4: 1}")
-    ranks = run_ranks(train_all, 2, tmp_path, [run])
-    assert ranks[0][0]["step_bytes"]["activation_bytes_sent"] == 24 * 24 * 8, "fc1 gives 24 values of 8 bytes"
-    assert_equal([rank[0] for rank in ranks], one_device(run), tolerance=1e-9)
-
-
-class SwappedTargets(PipelineParallel, frozen=True, kw_only=True):
-    """The first two micro-batches get each other's labels."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica: Any = super().prepare(model, run, world)
-        step = replica.step
-
-        def swapped(batch: Any) -> Any:
-            if batch.labels is not None:
-                first, second, *rest = batch.labels.chunk(self.micro_batches)
-                batch.labels = torch.cat([second, first, *rest])
-            return step(batch)
-
-        replica.step = swapped
-        return replica
-
-
-class SkippedStage(PipelineParallel, frozen=True, kw_only=True):
-    """The last stage is never updated."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica: Any = super().prepare(model, run, world)
-        if world.rank == 1:
-            replica._optimizer.step = lambda: None
-        return replica
-
-
-class UnscaledLoss(PipelineParallel, frozen=True, kw_only=True):
-    """Gradients of micro-batches are summed, not averaged."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica: Any = super().prepare(model, run, world)
-        replica._schedule._loss_fn = lambda logits, labels: replica._loss(logits, labels) * self.micro_batches
-        return replica
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", [SwappedTargets, SkippedStage, UnscaledLoss])
-def test_a_wrong_pipeline_is_caught(wrong: type, tmp_path: Path) -> None:
-    run = configure(*SMALL, "precision=fp32")
-    options = {field: getattr(run.strategy, field) for field in run.strategy.__struct_fields__}
-    assert not passed(msgspec.structs.replace(run, strategy=wrong(**options)), tmp_path)
 
 
 @pytest.mark.exhaustive

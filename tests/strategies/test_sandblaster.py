@@ -7,24 +7,20 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.strategies.lbfgs import SandblasterLbfgs, sandblaster
 from parallelbench.strategies.lbfgs.sandblaster import ShardedVector
 from parallelbench.training.checks.compared import as_reference
-from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import PARAMETERS, small
 from tests.strategies.test_parity import SYNTHETIC
 from tests.strategies.training import configure, loader_of
-from tests.test_parity_gate import passed
 
 FULL = ["optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96"]
 STEPS = 12
@@ -113,35 +109,6 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
         moves = parameter / (padded * 2 / 3)
         assert moves == int(moves)
         assert rank["evaluations"] - STEPS <= moves <= rank["evaluations"], "each trial gathers, or so does the end"
-
-
-class ForgottenPart(ShardedVector):
-    """A part that is left out of all dot products."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.dot:
-            args = (args[0] * 0, args[1])
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-class ForgetfulShard(SandblasterLbfgs, frozen=True, kw_only=True):
-    """The last rank's part is forgotten."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        if world.rank == world.size - 1:
-            sandblaster.ShardedVector = ForgottenPart  # type: ignore[misc]
-        return super().prepare(model, run, world)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_shard_missing_from_dot_products_is_caught_even_in_fp32(tmp_path: Path) -> None:
-    run = small("strategy=sandblaster_lbfgs", "devices=2", "precision=fp32", *FULL)
-    assert as_checked(run).precision == "fp64"
-    (tmp_path / "right").mkdir()
-    assert passed(run, tmp_path / "right")
-    assert not passed(msgspec.structs.replace(run, strategy=ForgetfulShard(name="wrong")), tmp_path)
 
 
 # --- refusals

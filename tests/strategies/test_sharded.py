@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +13,20 @@ from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.counted_bytes import CountedBytes
-from parallelbench.strategies.replica import gradient_bytes
 from parallelbench.training.checks.compared import as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.recorded import Recorded
+from tests.strategies.test_context_parallel import SMALL, TOKENS
 from tests.strategies.test_parity import assert_equal
 from tests.strategies.training import configure, drive, loader_of
 
 DATA = ["data=synthetic", "data.channels=1", "data.image_size=32", "data.train_samples=96", "data.test_samples=25"]
 MLP = [*DATA, "model=mlp", "optimizer=adam"]
-VIT = [*DATA, "model=vit_tiny", "optimizer=adam"]
-"""Its class token and position embedding have a first dimension of 1, its head of 10."""
 
 
 def prepared(rank: int, size: int, run: RunConfig) -> Replica:
     return run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-
-
-def one_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
-    """What the third step sends, as counted and as the library was asked for; and what the rank keeps.
-
-    DDP arranges its buckets anew in the second.
-    """
-    replica = prepared(rank, size, run)
-    batches = loader_of(replica, run).train(epoch=1)
-    for _ in range(2):
-        replica.step(next(batches))
-    replica.traffic.take()
-    with Recorded() as recorded:
-        replica.step(next(batches))
-    optimizer: Any = replica._optimizer  # type: ignore[attr-defined]
-    state = getattr(optimizer, "optim", optimizer).state.values()
-    kept = [value for values in state for value in values.values() if value.dim() > 0]
-    return {
-        **replica.traffic.take(),
-        "recorded": dict(recorded.carried),
-        "model": gradient_bytes(build_model(run).double()),
-        "state": sum(local(value).numel() * value.element_size() for value in kept),
-    }
 
 
 def held(rank: int, size: int, run: RunConfig) -> dict[str, int]:
@@ -72,18 +45,23 @@ def held(rank: int, size: int, run: RunConfig) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
-@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("ring_ddp", 2), ("zero1", 2), ("fsdp", 2), ("hsdp", 4)])
-@pytest.mark.cases("*-adam")
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "optimizer"),
+    [
+        *[("ddp", 2, "sgd"), ("zero1", 2, "adam"), ("zero1", 2, "adagrad"), ("fsdp", 2, "adam"), ("fsdp", 2, "sgd")],
+        *[("hsdp", 4, "adagrad"), ("fsdp_cp", 4, "adam")],
+    ],
+)
+@pytest.mark.cases("zero1-2-adam", "fsdp-2-adam")
 def test_a_rank_holds_what_the_formula_says(strategy: str, ranks: int, optimizer: str, tmp_path: Path) -> None:
-    layers = "model.hidden=[1024,1024]"
-    run = configure(*DATA, "model=mlp", layers, f"strategy={strategy}", f"devices={ranks}", f"optimizer={optimizer}")
+    work = [*DATA, "model=mlp", "model.hidden=[1024,1024]"] if strategy != "fsdp_cp" else [*TOKENS, *SMALL]
+    run = configure(*work, f"strategy={strategy}", f"devices={ranks}", f"optimizer={optimizer}")
     ranks_hold = [sum(parts.values()) for parts in run_ranks(held, ranks, tmp_path, run)]
     formula = run.strategy.state_bytes(run, sum(parameter.numel() for parameter in build_model(run).parameters()))
     assert formula is not None
     if strategy == "zero1":  # whole tensors have owners: what all hold together is that of the formula
         ranks_hold = [sum(ranks_hold) // ranks] * ranks
-    assert ranks_hold == pytest.approx([formula] * ranks, rel=0.01)
+    assert ranks_hold == pytest.approx([formula] * ranks, rel=0.02 if strategy == "fsdp_cp" else 0.01)
 
 
 @pytest.mark.slow
@@ -102,52 +80,6 @@ def local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def padded_bytes(run: RunConfig, shard: int) -> int:
-    """Bytes of the model when the first dimension of each parameter grows to a multiple of the shards."""
-    shapes = [parameter.shape for parameter in build_model(run).parameters()]
-    return 8 * sum(math.ceil(shape[0] / shard) * shard * math.prod(shape[1:]) for shape in shapes)
-
-
-@pytest.mark.cases("fsdp-mlp-False")
-@pytest.mark.slow
-@pytest.mark.parametrize("reshard", [True, False])
-@pytest.mark.parametrize(
-    ("strategy", "ranks", "shard", "model"),
-    [("fsdp", 2, 2, MLP), ("hsdp", 4, 2, MLP), ("fsdp", 4, 4, VIT), ("hsdp", 4, 2, VIT)],
-    ids=["fsdp-mlp", "hsdp-mlp", "fsdp-vit", "hsdp-vit"],
-)
-def test_a_step_sends_what_the_formulas_say(
-    strategy: str, ranks: int, shard: int, model: list[str], reshard: bool, tmp_path: Path
-) -> None:
-    again = f"strategy.reshard_after_forward={str(reshard).lower()}"
-    run = configure(*model, f"strategy={strategy}", f"devices={ranks}", again)
-    travels, replicas, gathers = padded_bytes(run, shard), ranks // shard, 2 if reshard else 1
-    found = run_ranks(one_step, ranks, tmp_path, run)
-    for rank in found:
-        carried = {"allgather_base": gathers * travels, "reduce_scatter_base": travels}
-        assert rank["recorded"] == carried | ({"allreduce": travels / shard} if replicas > 1 else {})
-        assert rank["parameter_bytes_sent"] == gathers * (shard - 1) / shard * travels
-        across = 2 * (replicas - 1) / replicas * travels / shard
-        assert rank["gradient_bytes_sent"] == (shard - 1) / shard * travels + across
-        assert rank["activation_bytes_sent"] == 0
-        assert rank["state"] < 2 * rank["model"], "no rank has all of Adam's two moments"
-    assert sum(rank["state"] for rank in found) == 2 * found[0]["model"] * replicas
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_zero1_sends_gradients_and_parameters_and_shares_out_the_optimizers_state(tmp_path: Path) -> None:
-    run = configure(*MLP, "strategy=zero1", "devices=2")
-    ranks = run_ranks(one_step, 2, tmp_path, run)
-    model = ranks[0]["model"]
-    for rank in ranks:
-        assert rank["recorded"] == {"allreduce": model, "broadcast": model}
-        owned = rank["state"] / 2  # Adam keeps two numbers for each parameter that the rank owns
-        assert (rank["gradient_bytes_sent"], rank["parameter_bytes_sent"]) == (model, owned)
-        assert 0 < rank["state"] < 2 * model
-    assert sum(rank["state"] for rank in ranks) == 2 * model
-
-
 def train_on(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """Two evaluations, each after some steps; then the replica is given back."""
     replica = prepared(rank, size, run)
@@ -158,12 +90,11 @@ def train_on(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.cases("zero1-2-model=cnn_small optimizer.momentum=0.9 channels_last=true")
+@pytest.mark.cases("zero1-2-*")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "ranks", "options"),
     [
-        ("fsdp", 2, "model=resnet_tiny model.norm=sync"),
         ("fsdp", 2, "model=cnn_small strategy.reshard_after_forward=false optimizer=adagrad channels_last=true"),
         ("hsdp", 4, "model=vit_tiny strategy.reshard_after_forward=false optimizer=adamw"),
         ("zero1", 2, "model=cnn_small optimizer.momentum=0.9 channels_last=true"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from parallelbench.config.components import Shard
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
+from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.training.checks.compared import as_reference
+from parallelbench.training.loop import Trainer
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics
@@ -51,6 +54,24 @@ def drive(replica: Replica, run: RunConfig) -> dict[str, Any]:
     }
 
 
+def sent_in_a_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
+    """Bytes that this rank says it sends in a third step, by kind and in all, and those that pass torch.distributed.
+
+    DDP lays its buckets out anew in its second step, with small messages of its own.
+    """
+    replica = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    batches = chain.from_iterable(map(loader_of(replica, run).train, count(1)))
+    for _ in range(2):
+        replica.step(next(batches))
+    replica.traffic.take()
+    with CountedBytes() as counted:
+        replica.step(next(batches))
+    said = {name.removesuffix("_bytes_sent"): size_bytes for name, size_bytes in replica.traffic.take().items()}
+    replica.close()
+    passed = counted.sent_bytes + counted.control_bytes
+    return {**said, "said": sum(said.values()), "passed": passed, "unknown": counted.unknown}
+
+
 def loader_of(replica: Replica, run: RunConfig) -> ResidentLoader:
     """The batches that the replica's rank reads."""
     return shard_loader(run, replica.data_shard)
@@ -79,6 +100,33 @@ def one_device(run: RunConfig) -> dict[str, Any]:
         return train(0, 1, as_reference(run))
     finally:
         torch.set_num_threads(threads)
+
+
+class Rows:
+    """Takes the place of a journal: keeps the rows of each table."""
+
+    def __init__(self) -> None:
+        self.of: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+
+    def write(self, table: str, rows: list[dict[str, Any]]) -> None:
+        self.of[table] += rows
+
+    def event(self, name: str, **details: Any) -> None: ...
+
+    def commit(self) -> None: ...
+
+
+def trained(rank: int, size: int, run: RunConfig) -> tuple[dict[str, list[dict[str, Any]]], dict[str, torch.Tensor]]:
+    """The rows of a whole training that this rank writes, and the model; steps before it leave no trace."""
+    torch.set_num_threads(1)
+    world, journal = World(rank=rank, size=size, local_rank=rank), Rows()
+    replica = run.strategy.prepare(build_model(run), run, world)
+    loader = loader_of(replica, run)
+    replica.compile_warmup(next(loader.train(epoch=9)))
+    Trainer(replica, loader, run=run, world=world, journal=journal).train()  # type: ignore[arg-type]
+    state = replica.full_state_dict()
+    replica.close()
+    return journal.of, state
 
 
 def summed(parts: list[list[float] | None]) -> list[float]:

@@ -106,3 +106,15 @@ def check_journals(folder: RunFolder) -> None:
         if entry.get("table") == "epochs":
             assert entry["row"]["epoch"] in seen
     assert [entry["event"] for entry in entries if entry.get("event") in ("finished", "stopped")] == ["finished"]
+
+
+@TENSORFLOW
+@pytest.mark.exhaustive
+def test_workers_evaluate_by_the_same_running_statistics(tmp_path: Path) -> None:
+    """torch evaluates what rank 0 hands over, on one device: the closing check."""
+    model = ("model=cnn", "model.widths=[8]", "model.norm=batch", "epochs=1", "launcher.oversubscribe=true")
+    code, text = completed("run", *TINY, *model, "strategy=tf_multi_worker", "devices=2", results=tmp_path)
+    assert code == 0, text
+    found = {row["check"]: row for row in rows(the_run(tmp_path))["checks"]}
+    assert found["evaluation loss"]["passed"], found["evaluation loss"]
+    assert all(row["passed"] is not False for row in found.values()), found
