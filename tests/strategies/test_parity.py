@@ -40,6 +40,8 @@ OVERRIDES = {
 """What a strategy needs besides its file."""
 SHIPPED = [name for name in torchs_strategies() if name not in ("single", "expert_parallel")]
 """`expert_parallel` takes models with experts only."""
+WITHOUT_IMAGES = ("data_parallel", "context_parallel", "fsdp_cp")
+"""One needs two GPUs; the others cut sequences."""
 OFTEN = ("ddp", "fsdp", "pipeline")
 """Strategies whose resnets `make test` trains, too."""
 CUTS_BATCHES = ("pipeline", "dp_pp", "model_parallel")
@@ -174,6 +176,7 @@ def rows() -> list[tuple[str, str, int, str, bool]]:
         (model, strategy, devices, "", model == "mlp" or ("resnet" in model and strategy in OFTEN))
         for row, strategy in enumerate(SHIPPED)
         for column, model in enumerate(MODELS)
+        if strategy not in WITHOUT_IMAGES
         if model not in (("resnet_sync",) if strategy in CUTS_BATCHES else ("resnet_group",))
         for devices in ((4,) if model == "mlp" else (2 + 2 * ((row + column) % 2),))
     ]
