@@ -563,9 +563,10 @@ def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_rank_in_shards_is_held_against_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "OPTIMIZERS", ("adam",))
     text = training.sharded(CPU)
     assert text.startswith("largest relative difference of a loss")
-    assert text.endswith("sgd, adam, adamw, adagrad, by ProcessGroupGloo")
+    assert text.endswith("adam, by ProcessGroupGloo")
     build = variants.replica_of
     monkeypatch.setattr(training, "replica_of", lambda run, world: build(msgspec.structs.replace(run, seed=1), world))
     with pytest.raises(FailedError, match="largest relative difference"):
