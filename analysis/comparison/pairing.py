@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
@@ -66,6 +66,7 @@ class Pairing:
     alone: tuple[ComparedRun, ...] = ()
     """Runs of a repeat that the other side lacks. Medians rest on them, so their environments must match, too."""
     _issues: dict[tuple[str, bool, bool], tuple[Issue, ...]] = field(default_factory=dict, init=False, compare=False)
+    _ratios: dict[Fraction, Ratio | None] = field(default_factory=dict, init=False, compare=False)
     """What was found once; many ask."""
 
     @cached_property
@@ -212,7 +213,7 @@ class Pairing:
 
     def ratio(self, metric: str) -> Ratio | None:
         """The paired ratio of a metric of `per_run`; None where the runs are not compared, or didn't measure it."""
-        return self._ratio(lambda one, other: (other.value(metric), one.value(metric)))
+        return self._ratio(Fraction(metric))
 
     def speed_up(self, *, with_startup: bool = False) -> Ratio | None:
         """How many times as fast the second run trains: by time, or per sample where epochs hold unequally many."""
@@ -231,13 +232,16 @@ class Pairing:
         """All compared runs, each once."""
         return list({id(run): run for pair in self.pairs for run in pair.runs}.values())
 
-    def _ratio(self, fraction: Callable[[ComparedRun, ComparedRun], tuple[float | None, float | None]]) -> Ratio | None:
+    def _ratio(self, fraction: Fraction) -> Ratio | None:
         return None if self.blockers() else self._unblocked_ratio(fraction)
 
-    def _unblocked_ratio(self, fraction: Callable[..., tuple[float | None, float | None]]) -> Ratio | None:
-        fractions = {pair.repeat: fraction(pair.runs[0], pair.runs[1]) for pair in self.pairs}
-        above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
-        return paired_ratio(above, below, pools=dict(zip(fractions, self.pools, strict=True)))
+    def _unblocked_ratio(self, fraction: Fraction) -> Ratio | None:
+        if fraction not in self._ratios:
+            fractions = {pair.repeat: fraction.of(pair.runs[0], pair.runs[1]) for pair in self.pairs}
+            above, below = ({repeat: values[side] for repeat, values in fractions.items()} for side in (0, 1))
+            pools_of = dict(zip(fractions, self.pools, strict=True))
+            self._ratios[fraction] = paired_ratio(above, below, pools=pools_of)
+        return self._ratios[fraction]
 
     @cached_property
     def _differences(self) -> Differences:
@@ -299,15 +303,26 @@ ABOVE_IDEAL = 1.05
 """Times the number of devices: a speed-up whose whole interval lies above is not believed."""
 
 
-def faster(one: ComparedRun, other: ComparedRun, *, time: str, rate: str) -> tuple[float | None, float | None]:
-    """Numerator and denominator of a speed-up: by time, or per sample where epochs hold unequally many."""
-    if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
-        return one.value(time), other.value(time)
-    return other.value(rate), one.value(rate)
+class Fraction(NamedTuple):
+    """What a ratio is of: the metric of the second run ÷ that of the first; with a rate, how many times as fast the
+    second one is.
+    """
+
+    metric: str
+    rate: str = ""
+    """In place of the metric, a time, where epochs hold unequally many samples."""
+
+    def of(self, one: ComparedRun, other: ComparedRun) -> tuple[float | None, float | None]:
+        """Numerator and denominator."""
+        if not self.rate:
+            return other.value(self.metric), one.value(self.metric)
+        if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
+            return one.value(self.metric), other.value(self.metric)
+        return other.value(self.rate), one.value(self.rate)
 
 
-PER_EPOCH = partial(faster, time="steady_epoch_time_s", rate="throughput_samples_per_s")
-WITH_STARTUP = partial(faster, time="total_time_s", rate="throughput_with_startup_samples_per_s")
+PER_EPOCH = Fraction("steady_epoch_time_s", "throughput_samples_per_s")
+WITH_STARTUP = Fraction("total_time_s", "throughput_with_startup_samples_per_s")
 
 
 class Scaling(NamedTuple):

@@ -292,7 +292,8 @@ def _differing(several: list[Work]) -> set[str]:
     first = several[0] if several else {}
     differing: set[str] = set()
     for work in several:
-        differing |= first.keys() ^ work.keys()
+        if work.keys() != first.keys():
+            differing |= first.keys() ^ work.keys()
         differing.update(k for k, v in work.items() if v != first.get(k) or isinstance(v, (list, dict)))
     return differing
 
