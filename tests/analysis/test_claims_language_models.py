@@ -12,7 +12,7 @@ from tests.analysis.test_claims import REPEATS, WOBBLE
 from tests.analysis.test_claims_shipped import shipped
 from tests.ranks import run_ranks
 from tests.strategies.test_gpt_parity import small
-from tests.strategies.test_recomputation import bytes_of_a_step
+from tests.strategies.training import sent_in_a_step
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_the_busiest_of_four_devices_sends_twice_as_much_and_of_two_three_times(
     for chunks, schedule in SCHEDULES.items():
         options = (f"strategy.schedule={schedule}", f"strategy.stages_per_rank={chunks}", "strategy.micro_batches=4")
         run = small("pipeline", devices, "model.layers=6", *options)
-        busiest[chunks] = max(rank["reported"] for rank in run_ranks(bytes_of_a_step, devices, tmp_path, run))
+        busiest[chunks] = max(rank["said"] for rank in run_ranks(sent_in_a_step, devices, tmp_path, run))
     assert busiest[2] == pytest.approx(ratio * busiest[1], rel=0.05)
 
 
