@@ -1,4 +1,4 @@
-"""What others published, beside what the advisor says of it: steps, to which the shipped fit was made, and large runs."""
+"""What others published, beside the advisor: steps, to which the shipped fit was made, and large runs."""
 
 from __future__ import annotations
 
