@@ -13,7 +13,7 @@ from analysis import text
 from analysis.comparison.ratio import FEWEST_REPEATS
 from analysis.comparison.work import PROBED, Differences, plain
 from analysis.metrics import beyond_own_cores
-from analysis.metrics.disturbance import partly_unmeasured
+from analysis.metrics.validity import partly_unmeasured
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.measure import environment_match
 

@@ -7,12 +7,6 @@ A metric that was not measured, or that needs more epochs than there are, is nul
 from __future__ import annotations
 
 from analysis.metrics.columns import per_epoch_columns, per_run_columns, summary_columns
-from analysis.metrics.disturbance import (
-    beyond_own_cores,
-    disturbed_to_accuracy,
-    resting_on_disturbed,
-    undisturbed_epochs,
-)
 from analysis.metrics.epochs import miscounted, per_epoch
 from analysis.metrics.runs import (
     ACCURACY_LADDER,
@@ -29,6 +23,12 @@ from analysis.metrics.runs import (
     step_to_accuracy,
     steps_to_accuracy,
     time_to_accuracy,
+)
+from analysis.metrics.validity import (
+    beyond_own_cores,
+    disturbed_to_accuracy,
+    resting_on_disturbed,
+    undisturbed_epochs,
 )
 
 __all__ = [

@@ -1,134 +1,116 @@
-"""Which times rest on disturbed epochs, and which runs used more cores than their devices have.
+"""Whether others disturbed an epoch: they took a rank's cores, or computed on its GPU.
 
-Medians over steady epochs have a column of their own (`disturbed_epochs` of `per_run`). Ranks are pinned before they
-load any library, so all threads of theirs, and the loader's workers, share the rank's cores. Only what changes its
-affinity uses more.
+The limits are chosen, not derived: a planted busy program exceeds them, a test shows. See docs/measurement.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.epochs import (
-    AS_TEXT,
-    GPU_PROCESSES,
-    POOL_S,
-    SHARE,
-    UNSURE_OF_EACH_S,
-    UNSURE_S,
-    numbered,
-    numbered_epochs,
-)
-from analysis.metrics.runs import step_to_accuracy
-from analysis.runs.reader import once
-
 if TYPE_CHECKING:
-    from analysis.metrics.runs import Target
-    from analysis.runs.reader import Runs
+    from collections.abc import Callable
+
+SOURCES = ("others_time_s", "run_delay_s", "loader_cpu_time_s")
+"""Columns of `ranks`."""
+GPU_PROCESSES = "gpu_processes_max"
+"""Column of `epochs`."""
+SHARE = 0.05
+"""Share of a core that others may take of an epoch."""
+SHARE_OF_FURTHER_CORES = 0.01
+"""The same of each further core of a rank."""
+UNSURE_S = 0.03
+"""What others may take besides: the kernel counts in steps of 10 ms, at both ends of an epoch."""
+UNSURE_OF_EACH_S = 0.015
+"""Times √n the same of n epochs together, where that is more: 3.7 standard deviations of these errors."""
+POOL_S = 1.0
+"""Shorter steady epochs are also judged together, by pools of consecutive ones that take about so long."""
+OF_POOLS = ("others_signed_time_s", "run_delay_s", "loader_cpu_time_s")
+"""Columns of `ranks` that say what others took of several epochs."""
 
 
-OF_ONE_EPOCH = {"first_epoch_time_s": 1, "second_epoch_time_s": 2}
-OF_ALL_EPOCHS = (
-    "total_training_time_s",
-    "total_time_s",
-    "throughput_with_startup_samples_per_s",
-    "gpu_hours",
-    "end_to_end_time_s",
-)
-OF_EACH_EPOCH = {
-    "slowest_epoch_time_s": "disturbed",
-    "epoch_throughput_samples_per_s": "disturbed",
-    "gpu_energy_j": "disturbed",
-    "gpu_power_mean_w": "disturbed",
-    "gpu_memory_used_max_bytes": "disturbed",
-    "training_time_s": "disturbed_so_far",
-}
-"""Metric of an epoch → the column of `disturbed_by_epoch` that says whether it rests on disturbed ones."""
+_POOL = ("run_id", "attempt", "pool")
 
 
-@once
-def disturbed_by_epoch(runs: Runs) -> pl.DataFrame:
-    """`run_id` (numbered), `epoch`, `disturbed`, and `disturbed_so_far`: whether others took more of the training up to
-    this epoch than they may take of one. Of an epoch that shared a GPU, all counts as taken. Null: not measured.
+def lost_time_s() -> pl.Expr:
+    """Time that others kept a rank off a core, of the rank of an epoch that lost most.
+
+    Where ranks have no cores of their own, it is what the training thread waited for a core. Loader workers may make it
+    wait, so nothing is said of a rank that has some.
     """
-    time_s, disturbed = pl.col("slowest_epoch_time_s"), pl.col("disturbed").fill_null(False)
-    shared = (pl.col(GPU_PROCESSES) > 1).fill_null(False)
-    taken_s = pl.when(shared).then(time_s).otherwise(pl.col("lost_share").fill_null(0.0) * time_s)
-    so_far = [column.cum_sum().over("run_id") for column in (pl.when(disturbed).then(taken_s).otherwise(0.0), time_s)]
-    return numbered_epochs(runs).select("run_id", "epoch", "disturbed", disturbed_so_far=so_far[0] > SHARE * so_far[1])
+    waited_s = pl.when(pl.col("loader_cpu_time_s").is_null()).then("run_delay_s")
+    return pl.coalesce("others_time_s", waited_s).max().alias("lost_time_s")
 
 
-@once
-def resting_on_disturbed(runs: Runs) -> dict[str, frozenset[str]]:
-    """Metric of `per_run` → the ids of the runs whose value rests on disturbed epochs."""
-    rows = disturbed_by_epoch(runs)
-    found = {metric: _ids(rows.filter(pl.col("epoch") == epoch, "disturbed")) for metric, epoch in OF_ONE_EPOCH.items()}
-    last = rows.group_by("run_id", maintain_order=True).last()
-    return found | dict.fromkeys(OF_ALL_EPOCHS, _ids(last.filter("disturbed_so_far")))
+def pooled_time_s() -> pl.Expr:
+    """`lost_time_s` of one rank in several epochs; null where one epoch's is."""
+    signed_s, waited_s = (pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()) for name in OF_POOLS[:2])
+    without_workers = pl.col("loader_cpu_time_s").null_count() == pl.len()
+    return pl.coalesce(signed_s, pl.when(without_workers).then(waited_s)).alias("lost_time_s")
 
 
-def _ids(rows: pl.DataFrame) -> frozenset[str]:
-    return frozenset(rows.select(AS_TEXT).to_series().to_list())
+def pool() -> pl.Expr:
+    """Number of a steady epoch's pool, within its attempt; the rest of an attempt belongs to its last whole pool.
 
-
-def disturbed_to_accuracy(runs: Runs, target: Target) -> frozenset[str]:
-    """The ids of the runs whose training up to this accuracy rests on disturbed epochs."""
-    disturbed = disturbed_by_epoch(runs).filter("disturbed_so_far").select(AS_TEXT, "epoch")
-    return _ids(step_to_accuracy(runs, target).join(disturbed, on=("run_id", "epoch")))
-
-
-def undisturbed_epochs(runs: Runs, metric: str) -> pl.DataFrame:
-    """`per_epoch` of numbered runs, without the rows whose value of this metric rests on disturbed epochs."""
-    rows = numbered_epochs(runs)
-    if (rests := OF_EACH_EPOCH.get(metric)) is None:
-        return rows
-    disturbed = disturbed_by_epoch(runs)[rests].fill_null(False)
-    # Both have the same rows in the same order.
-    return rows.filter(~disturbed) if disturbed.any() else rows
-
-
-@once
-def partly_unmeasured(runs: Runs) -> frozenset[str]:
-    """The ids of runs of which not every steady epoch's load was measured."""
-    unmeasured = numbered_epochs(runs).filter(~pl.col("warm_up"), pl.col("disturbed").is_null())
-    return _ids(unmeasured.select(pl.col("run_id").unique()))
-
-
-class CoresUsed(NamedTuple):
-    """Of a rank, in the epochs in which it used most."""
-
-    used: float
-    """Processor time ÷ time."""
-    own: float
-    """Cores of its devices."""
-
-
-@once
-def beyond_own_cores(runs: Runs) -> dict[str, CoresUsed]:
-    """Run id → cores that a rank used, where these are more than its devices have by more than may be miscounted.
-
-    Consecutive epochs are judged together until they take a second. Runs on GPUs, and ranks without a reading, have no
-    entry.
+    Null of warm-up epochs. The rows of a run are in the order of its epochs.
     """
-    of_devices = pl.col("cores_per_device") * pl.col("devices") / pl.col("processes")
-    own = numbered(runs, "run", "cores_per_device", "devices", "processes").select("run_id", own=of_devices)
-    used_s = pl.col("cpu_time_s") + pl.col("loader_cpu_time_s").fill_null(0.0)
-    columns = ("attempt", "epoch", "rank", "epoch_time_s", "cpu_time_s", "loader_cpu_time_s")
-    rows = numbered(runs, "ranks", *columns).join(own.drop_nulls(), on="run_id").with_columns(used_s=used_s)
-    rows = rows.drop_nulls("used_s").filter(pl.col("epoch_time_s") > 0)
-    share_s = (1 + SHARE) * pl.col("own") * pl.col("epoch_time_s")
-    # Where no epoch exceeds its share, no pool does.
-    of_rank = ("run_id", "attempt", "rank")
-    rows = rows.join(rows.filter(pl.col("used_s") > share_s), on=of_rank, how="semi").sort(*of_rank, "epoch")
-    before_s = pl.col("epoch_time_s").cum_sum().over(of_rank) - pl.col("epoch_time_s")
-    pools = rows.group_by(*of_rank, pool=(before_s / POOL_S).floor()).agg(
-        pl.col("used_s", "epoch_time_s").sum(), pl.col("own").first(), epochs=pl.len()
+    attempt = ("run_id", "attempt")
+    time_s = pl.when(~pl.col("warm_up")).then("slowest_epoch_time_s")
+    number = ((time_s.cum_sum().over(attempt) - time_s) / POOL_S).floor()
+    last = (time_s.sum().over(attempt) / POOL_S).floor() - 1
+    return pl.min_horizontal(number, pl.when(time_s.is_not_null()).then(last.clip(0))).alias("pool")
+
+
+def lost_share() -> pl.Expr:
+    """`lost_time_s` ÷ the epoch's time."""
+    return (pl.col("lost_time_s") / pl.col("slowest_epoch_time_s")).alias("lost_share")
+
+
+def taken(epochs: pl.Expr) -> pl.Expr:
+    """Whether others took more than they may of so many epochs, whose times are added up."""
+    further = pl.col("cores_per_device").fill_null(1) - 1
+    share_s = (SHARE + SHARE_OF_FURTHER_CORES * further) * pl.col("slowest_epoch_time_s")
+    return pl.col("lost_time_s") > share_s + pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * epochs.sqrt())
+
+
+def disturbed() -> pl.Expr:
+    """Whether an epoch was disturbed, by itself; null where neither was measured."""
+    by_processes = taken(epochs=pl.lit(1.0))
+    on_gpus = pl.col(GPU_PROCESSES) > 1
+    found = by_processes.fill_null(False) | on_gpus.fill_null(False)
+    return pl.when(by_processes.is_not_null() | on_gpus.is_not_null()).then(found).alias("disturbed")
+
+
+def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    """The epochs, of which short ones are disturbed, too, where others took too much of their pool on any rank.
+
+    `read_ranks`: `run_id`, `epoch`, `rank` and the columns of `OF_POOLS`.
+    """
+    if not (epochs["slowest_epoch_time_s"] < POOL_S).any():
+        return epochs
+    members = epochs.with_columns(pool()).drop_nulls("pool")
+    short = members.filter(pl.col("slowest_epoch_time_s") < POOL_S, pl.len().over(*_POOL) > 1)
+    if short.is_empty():
+        return epochs
+    members = members.join(short, on=_POOL, how="semi")
+    times = members.group_by(_POOL).agg(
+        pl.col("slowest_epoch_time_s").sum(), pl.col("cores_per_device").first(), pl.len().alias("epochs")
     )
-    unsure_s = pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * pl.col("epochs").sqrt())
-    found = pools.filter(pl.col("used_s") > share_s + unsure_s).with_columns(
-        AS_TEXT, used=pl.col("used_s") / pl.col("epoch_time_s")
+    disturbed = (
+        read_ranks()
+        .join(members.select("epoch", *_POOL), on=("run_id", "epoch"))
+        .group_by(*_POOL, "rank")
+        .agg(pooled_time_s())
+        .join(times, on=_POOL)
+        .filter(taken(pl.col("epochs")))
+        .group_by(_POOL)
+        .agg(lost_share().max().alias("pooled_share"))
     )
-    worst = found.sort((pl.col("used") / pl.col("own")), descending=True).unique("run_id", keep="first")
-    return {run_id: CoresUsed(used, own) for run_id, used, own in worst.select("run_id", "used", "own").rows()}
+    found = short.join(disturbed, on=_POOL).select("run_id", "epoch", "pooled_share")
+    joined = epochs.join(found, on=("run_id", "epoch"), how="left", maintain_order="left")
+    in_pool = pl.col("pooled_share").is_not_null()
+    return joined.with_columns(
+        disturbed=pl.when(in_pool).then(True).otherwise("disturbed"),
+        lost_share=pl.coalesce("pooled_share", "lost_share"),
+    ).drop("pooled_share")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import polars as pl
 
+from analysis.runs.copy import Collection
 from analysis.runs.published import (
     LATER,
     LOADED,
-    Collection,
     Frames,
     Tables,
     Unreadable,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from analysis.runs.published import Found
+    from analysis.runs.copy import Found
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import torch
 
 from analysis.comparison.issues import rests_on_disturbed, unlike_probes
 from analysis.comparison.work import PROBED
-from analysis.metrics.epochs import GPU_PROCESSES, disturbed, judged_in_pools, lost_share, lost_time_s
+from analysis.metrics.disturbance import GPU_PROCESSES, disturbed, judged_in_pools, lost_share, lost_time_s
 from parallelbench.measure.machine_probe import probe
 from parallelbench.world.world import World
 

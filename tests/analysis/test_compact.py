@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis import load
-from analysis.runs import published as published_module
-from analysis.runs.published import LOADED, NAME, PLACE, verified
+from analysis.runs import copy as copy_module
+from analysis.runs.copy import NAME
+from analysis.runs.published import LOADED, PLACE, verified
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
@@ -36,15 +37,15 @@ OLD = 1_600_000_000.0
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of the smallest sweeps, written at the smallest change, of results however young."""
-    monkeypatch.setattr(published_module, "FEWEST_RUNS", 1)
-    monkeypatch.setattr(published_module, "WORTH_RUNS", 1)
-    monkeypatch.setattr(published_module, "SETTLED_S", -3600.0)
+    monkeypatch.setattr(copy_module, "FEWEST_RUNS", 1)
+    monkeypatch.setattr(copy_module, "WORTH_RUNS", 1)
+    monkeypatch.setattr(copy_module, "SETTLED_S", -3600.0)
 
 
 def scan(path: Path) -> Runs:
     """The same without any copy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(published_module, "FEWEST_RUNS", 10**9)
+        patch.setattr(copy_module, "FEWEST_RUNS", 10**9)
         return load(path)
 
 
@@ -68,7 +69,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(folder.path.name)
         return read(place, folder)
 
-    monkeypatch.setattr(published_module, "verified", noted)
+    monkeypatch.setattr(copy_module, "verified", noted)
     return seen
 
 
@@ -223,7 +224,7 @@ def test_a_damaged_copy_is_made_anew(tmp_path: Path, how: str) -> None:
         copy.mkdir()
     elif how == "other layout":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(published_module, "layout", lambda table: pl.Schema({"run_id": pl.String, PLACE: pl.Int64}))
+            patch.setattr(copy_module, "layout", lambda table: pl.Schema({"run_id": pl.String, PLACE: pl.Int64}))
             copy.unlink()
             load(tmp_path)
     else:
@@ -240,17 +241,17 @@ def test_where_nothing_can_be_written_everything_is_read(tmp_path: Path, monkeyp
         raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(published_module.zipfile, "ZipFile", refuse)
+        patch.setattr(copy_module.zipfile, "ZipFile", refuse)
         assert_same(tmp_path)
         assert not (tmp_path / "demo" / NAME).exists()
     with monkeypatch.context() as patch:
-        patch.setattr(published_module.os, "replace", refuse)
+        patch.setattr(copy_module.os, "replace", refuse)
         assert_same(tmp_path)
     assert [path.name for path in (tmp_path / "demo").iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_result_that_is_just_being_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published_module, "SETTLED_S", 3600.0)
+    monkeypatch.setattr(copy_module, "SETTLED_S", 3600.0)
     folder = finished(tmp_path, 0)
     assert_same(tmp_path)
     assert not (tmp_path / "demo" / NAME).exists()
@@ -260,7 +261,7 @@ def test_a_result_that_is_just_being_written_is_not_kept(tmp_path: Path, monkeyp
 
 
 def test_a_small_sweep_keeps_its_folder_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published_module, "FEWEST_RUNS", 3)
+    monkeypatch.setattr(copy_module, "FEWEST_RUNS", 3)
     for repeat in range(2):
         finished(tmp_path, repeat)
     load(tmp_path)
@@ -316,7 +317,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from analysis import load
-from analysis.runs import published as compact
+from analysis.runs import copy as compact
 compact.FEWEST_RUNS = compact.WORTH_RUNS = 1
 compact.SETTLED_S = -3600
 kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
