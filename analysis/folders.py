@@ -36,7 +36,7 @@ def load(path: Path | str, *others: Path | str, plugin: str | None = None) -> Ru
     same machine (of several machines: `analysis.folders.load_all`).
 
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
-    compacted copy (`analysis.runs.published`) as long as they stay what they are; other runs from the journals of their
+    compacted copy (`analysis.runs.copy`) as long as they stay what they are; other runs from the journals of their
     last attempt. `plugin` is an importable package whose classes the unfinished ones may name. Of a run that several
     sweeps have measured, one measurement is read: one that counts, if there is one. What is not read is named in
     `skipped`. Raises `ConfigError` where there is no such folder, or none that may be read.

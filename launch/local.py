@@ -29,7 +29,6 @@ from launch.attempt.signals import heed
 from launch.attempt.supervisor import Interrupted, carry_out, in_this_process, require_allowed, stoppable, supervise
 from launch.launcher import Launcher, checked, resumption
 from parallelbench.errors import ConfigError, count_of, duration, one_line
-from parallelbench.results.attempt import DISTURBED
 from parallelbench.world.machine import this_machine, threads_here
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Outcome
-    from parallelbench.results.folder import RunFolder
     from parallelbench.world.machine import Machine
 
 
@@ -131,7 +129,7 @@ class OnThisMachine(Launcher):
     def _train_shown(self, display: Display, workers: WarmWorkers, training: Training) -> Outcome:
         with display.run(training.folder.path.name, epochs=training.run.epochs) as watcher:
             outcome = self._train(training, watcher, workers)
-            watcher.finished(outcome, disturbed=outcome.outcome == "ok" and _is_disturbed(training.folder))
+            watcher.finished(outcome)
         return outcome
 
     def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
@@ -145,13 +143,6 @@ class InThisProcess(OnThisMachine):
 
     def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
         return in_this_process(training)
-
-
-def _is_disturbed(folder: RunFolder) -> bool:
-    """Whether others disturbed a finished run, so that its times don't count."""
-    from analysis import excluded, load  # which loads Polars
-
-    return DISTURBED in excluded(load(folder.path))["exclusion"]
 
 
 def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
@@ -223,13 +214,12 @@ class Display:
         """Change what a run's line shows."""
         self._progress.update(task, **changes)
 
-    def report(self, name: str, outcome: Outcome, seconds: float, accuracy: float | None, *, disturbed: bool) -> None:
+    def report(self, name: str, outcome: Outcome, seconds: float, accuracy: float | None) -> None:
         """One lasting line per finished run."""
         style = _STYLES.get(outcome.outcome, "red")
         count = f"[{self._started}/{self._total}] " if self._total > 1 else ""
         result = f"test accuracy {accuracy:.1%}, " if accuracy is not None else ""
         reason = "" if outcome.outcome == "ok" else f"  {escape(outcome.reason)}"
-        reason += ", [yellow]disturbed[/] by other programs" if disturbed else ""
         self.console.print(
             f"{count}[{style}]{outcome.outcome}[/] {name}  {result}{seconds:.1f} s{reason}", highlight=False
         )
@@ -258,10 +248,9 @@ class RunWatcher:
             if self._accuracy is None:
                 self._display.update(self._task, note=f"{event['phase']}{epoch}")
 
-    def finished(self, outcome: Outcome, *, disturbed: bool) -> None:
+    def finished(self, outcome: Outcome) -> None:
         """The run is over."""
-        seconds = time.monotonic() - self._begun_at
-        self._display.report(self._name, outcome, seconds, self._accuracy, disturbed=disturbed)
+        self._display.report(self._name, outcome, time.monotonic() - self._begun_at, self._accuracy)
 
     @staticmethod
     def _note(row: dict[str, Any]) -> str:

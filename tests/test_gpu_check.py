@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import pytest
@@ -37,6 +37,7 @@ from parallelbench.results.attempt import Attempt
 from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.files import fill
 from parallelbench.results.journal import read_entries
+from parallelbench.strategies.pipeline.schedules import Schedule
 from parallelbench.telemetry.nvml import WAYS
 from parallelbench.training.warm import ForkRequest
 from parallelbench.training.worker import RankError
@@ -514,8 +515,21 @@ def test_runs_on_gpus_never_wait_but_by_design() -> None:
         runs = variants.runs(name, "cuda", 4)
         assert {run.strategy.name for run in runs.values()} == {name}, "each has runs on four GPUs"
         assert {run.devices for run in runs.values()} <= {2, 3, 4}
+        first_order = set() if name in ("downpour", "sandblaster_lbfgs") else {"sgd", "adamw", "adagrad"}
+        # Experts compute tensors of sizes that no compiler knows.
+        compiled = set() if name in ("data_parallel", "expert_parallel") else {"compile"}
+        compiled |= {"compile_scope=step"} if compiled and name != "sandblaster_lbfgs" else set()
+        lowered = set() if name == "sandblaster_lbfgs" else {"bf16"}
+        assert {"plain", *first_order, *compiled, *lowered, *variants.OWN.get(name, {})} <= runs.keys()
         for run in runs.values():
             assert (run.measure.waits == "error") == (variants.waits_by_design(run) == ""), name
+
+
+@pytest.mark.exhaustive
+def test_all_schedules_of_pipelines_are_tried() -> None:
+    for gpus in (2, 4, 8):
+        found = {run.strategy.schedule for run in variants.runs("pipeline", "cuda", gpus).values()}  # type: ignore[attr-defined]
+        assert found == set(get_args(Schedule))
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *labels: str) -> None:

@@ -66,8 +66,8 @@ class Pairing:
     alone: tuple[ComparedRun, ...] = ()
     """Runs of a repeat that the other side lacks. Medians rest on them, so their environments must match, too."""
     _issues: dict[tuple[str, bool, bool], tuple[Issue, ...]] = field(default_factory=dict, init=False, compare=False)
+    """What was found once; many ask. So is each ratio."""
     _ratios: dict[Fraction, Ratio | None] = field(default_factory=dict, init=False, compare=False)
-    """What was found once; many ask."""
 
     @cached_property
     def couples(self) -> list[tuple[ComparedRun, ComparedRun]]:

@@ -191,7 +191,7 @@ def read_runs(path: Path | str, *others: Path | str, plugin: str | None = None) 
     """Read all runs at or below these folders, as `analysis.load` does, but for measurements that do not count.
 
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
-    compacted copy (`analysis.runs.published`) as long as they stay what they are; other runs from the journals of their
+    compacted copy (`analysis.runs.copy`) as long as they stay what they are; other runs from the journals of their
     last attempt. `plugin` is an importable package whose classes the unfinished ones may name. What can't be read is
     named in `skipped`; raises `ConfigError` where there is no such folder, or none that may be read.
     """

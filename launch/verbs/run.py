@@ -44,6 +44,8 @@ def run(overrides: Sequence[str], extension: Extension) -> int:
         again = f"repeat=1 measures it again, `parallelbench forget {shlex.quote(str(folder.path))}` in its place"
         console().print(f"this run is done already ({state.label}); {again}")
     code = launcher.submit(prepared, SubmitOptions(retry=frozenset(OUTCOMES) - {*PUBLISHED}), console())
+    if code in (0, 1):
+        _tell_of_disturbed(folder.path, extension)
     verb = "report" if code == 0 else "logs"
     say(f"next: parallelbench {verb} {shlex.quote(str(folder.path))}")
     print(folder.path)
@@ -77,12 +79,15 @@ def submit(
         return code
     if then and not launcher.trains_here:
         launcher.queue_report(prepared, console())
-    if launcher.trains_here:
-        sweep = prepared[0].folder.path.parent
-        for line in disturbed_lines_of(sweep, states_below(sweep), extension.plugin):
-            say(line)
+    if launcher.trains_here and code in (0, 1):
+        _tell_of_disturbed(prepared[0].folder.path.parent, extension)
     say(_next_command(prepared, code))
     return code
+
+
+def _tell_of_disturbed(folder: Path, extension: Extension) -> None:
+    for line in disturbed_lines_of(folder, states_below(folder), extension.plugin):
+        say(line)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ MODELS = ("cnn_small", "mlp", "logistic_regression", "vit_tiny")
 ROUNDS = 7
 AGED_S = 3600
 _LOAD = "from analysis import load; runs = load({path!r}); [runs.tables[table].height for table in runs.tables]"
-_WITHOUT_COPY = f"import analysis.runs.published as compact; compact.FEWEST_RUNS = 10**9; {_LOAD}"
+_WITHOUT_COPY = f"import analysis.runs.copy as compact; compact.FEWEST_RUNS = 10**9; {_LOAD}"
 _SUMMARY = "from analysis import load, summary; assert summary(load({path!r}))['repeats'].sum() == " + str(RUNS)
 _REPORT = "from analysis import write_report; write_report({path!r})"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import analysis.metrics.epochs
+import analysis.metrics.disturbance
 from analysis import by, load, summary
 from analysis.claims import judge
 from analysis.comparison import issues
@@ -28,7 +28,7 @@ def test_one_sweep_has_one_speed_up_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that must match differs between one process and two of the same sweep."""
-    monkeypatch.setattr(analysis.metrics.epochs, "SHARE", math.inf)  # other tests may use the same cores
+    monkeypatch.setattr(analysis.metrics.disturbance, "SHARE", math.inf)  # other tests may use the same cores
     monkeypatch.setattr(issues, "PROBE_TOLERANCE", math.inf)
     sweep = ("data=digits", "model=logistic_regression", "strategy=ddp", "devices=1,2", "sweep.repeats=2", "epochs=2")
     code, text = completed("submit", *sweep, results=tmp_path)

@@ -37,7 +37,7 @@ def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
     return told
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING"])
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "STOPPED"])
 def test_a_grace_is_no_end(state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = IN_GRACE.replace("RUNNING", state)
     assert terminated(tmp_path, monkeypatch, f"echo '{answer}'") == ["saves", "preempted"]

@@ -524,7 +524,7 @@ def test_a_run_beside_a_busy_program_does_not_count(tmp_path: Path) -> None:
             program.stdout.readline()
         code, text = completed("run", "data=digits", "model=cnn_small", "epochs=3", results=tmp_path)
     assert code == 0, text
-    assert "disturbed by other programs" in text
+    assert "Others disturbed 1 run of" in text
     runs = load(tmp_path)
     epochs = per_epoch(runs)
     if epochs["lost_share"].null_count():

@@ -207,15 +207,34 @@ def test_a_step_sends_what_the_formulas_say(row: str, formula: Callable[[RunConf
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("options", ["by_tokens", "by_vocabulary", "by_tokens by_vocabulary"])
-def test_messages_that_are_sent_again_are_counted(options: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "devices", "options"),
+    [
+        ("tensor_parallel", 2, "by_tokens"),
+        ("tensor_parallel", 2, "by_vocabulary"),
+        ("tensor_parallel", 2, "by_tokens by_vocabulary"),
+        ("dp_pp_tp", 4, ""),
+    ],
+)
+def test_messages_that_are_sent_again_are_counted(strategy: str, devices: int, options: str, tmp_path: Path) -> None:
     plain, again = (
-        run_ranks(sent_in_a_step, 2, tmp_path, run_of("gpt", "tensor_parallel", 2, f"{options} {more}"))
+        run_ranks(sent_in_a_step, devices, tmp_path, run_of("gpt", strategy, devices, f"{options} {more}"))
         for more in ("", "full")
     )
     for once, twice in zip(plain, again, strict=True):
         assert twice["said"] == pytest.approx(twice["passed"], rel=1e-9)
         assert twice["said"] > 1.05 * once["said"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["zero1", "ring_ddp"])
+def test_micro_batches_send_no_more(strategy: str, tmp_path: Path) -> None:
+    one, three = (
+        run_ranks(sent_in_a_step, 2, tmp_path, run_of("mlp", strategy, 2, f"strategy.micro_batches={count}"))
+        for count in (1, 3)
+    )
+    assert three == one
+    assert all(rank["said"] == pytest.approx(rank["passed"], rel=1e-9) for rank in one)
 
 
 def test_a_run_is_published_with_parity_passed_and_its_traffic(tmp_path: Path) -> None:

@@ -237,7 +237,6 @@ def test_right_strategies_pass(layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.cases("unsummed_gradients-Wrong")
 @pytest.mark.parametrize(
     ("fault", "kind"), [(unsummed_gradients, Wrong), (same_shard, Wrong), (idle_stage, WrongStages)]

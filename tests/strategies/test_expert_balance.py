@@ -84,6 +84,7 @@ def test_an_epochs_imbalance_is_that_of_a_loop_by_hand() -> None:
         ("expert_parallel", ("strategy.expert_ranks=2",)),
         ("fsdp", ("activation_recomputation=full",)),
         ("dp_tp", ()),
+        ("parameter_server", ()),
         ("context_parallel", ("model.balance=0",)),
         ("pipeline", ("model.balance=0", "strategy.micro_batches=4")),
     ],

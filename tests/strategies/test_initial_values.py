@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "clipped": (*GPT, "precision=fp32", "clip_norm=0.5", "activation_recomputation=full"),
     "llama": LLAMA,
     "experts": EXPERTS,
+    "divided": (*GPT, *DIVIDED),
     "divided, tied": (*GPT, *DIVIDED, "model.tied=true"),
     "cnn": (*CNN, "model.widths=[8,16]"),
 }

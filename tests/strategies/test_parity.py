@@ -80,9 +80,11 @@ WORDS = {
     "clipped": "clip_norm=0.2",
     "chosen": "loss=mse metric=macro_f1",
 }
+CHOSEN = "chosen scheduled clipped"
 ROWS = """
 # What is chosen beside the strategy: data, loss, metric, schedule, clipping
 vectors  2  !ddp ring_ddp !zero1 !fsdp !model_parallel !pipeline tensor_parallel       | chosen scheduled clipped
+vectors  2  model_parallel_tutorial                                                    | chosen scheduled clipped
 vectors  4  dp_pp dp_tp hsdp dp_pp_tp !parameter_server                                | chosen scheduled clipped
 mlp      2  sandblaster_lbfgs                                                          | chosen
 
@@ -98,6 +100,8 @@ gpt      4  !hsdp !dp_tp                                                        
 gpt      2  model_parallel pipeline                                                    | full
 gpt      4  dp_pp !dp_pp_tp                                                            | full
 gpt      2  model_parallel                 | tied strategy.device_map={embed:0,block1:1,block2:1,head:0}
+resnet_group 2 fsdp zero1
+resnet_sync  2 fsdp              | full
 gpt      2  tensor_parallel !context_parallel | selective model.positions=rope model.kv_heads=2
 resnet_sync 2 !ddp                         | full
 
@@ -132,7 +136,8 @@ gpt_32   4  fsdp_cp           | strategy.exchange=all_to_all selective model.kv_
 moe      2  !ddp !fsdp tensor_parallel parameter_server
 moe      2  !fsdp !tensor_parallel zero1 | llama_experts
 moe      4  !dp_tp                       | llama_experts
-moe      2  model_parallel               | model.balance=0
+moe      2  model_parallel !ring_ddp pipeline | model.balance=0
+moe      4  hsdp
 moe      4  dp_pp dp_pp_tp               | model.balance=0
 moe      2  !ddp                         | strategy.micro_batches=3
 moe      2  fsdp                         | full strategy.micro_batches=2
@@ -218,7 +223,8 @@ def test_ranks_train_like_one_device(model: str, strategy: str, devices: int, op
     assert list(handed_on[0]) == list(expected["state"])
     torch.testing.assert_close(handed_on[0], expected["state"], rtol=0, atol=0)
     assert set().union(*timeouts) == {PATIENCE_S}, "torch gives a new group half an hour, however short the run's own"
-    if _computes_as_one_device(run):
+    assert _computes_as_one_device(run) or strategy == "downpour"
+    if strategy != "downpour":
         assert_equal(list(trained), expected, tolerance=1e-9)
 
 
@@ -244,6 +250,9 @@ def test_every_strategy_has_rows_of_language_models() -> None:
     other = {"data_parallel", "downpour", "model_parallel_tutorial"}
     with_gpt = {strategy for model, strategy, _, options, _ in rows() if (model, options) == ("gpt", "")}
     assert with_gpt == set(SHIPPED) - other, "a new strategy has rows here, too"
+    other = {"data_parallel", "downpour", "context_parallel", "fsdp_cp", "sandblaster_lbfgs"}
+    chosen = {strategy for model, strategy, _, options, _ in rows() if (model, options) == ("vectors", CHOSEN)}
+    assert chosen == set(SHIPPED) - other, "with a loss, metric, schedule and clipping of its own, too"
 
 
 @pytest.mark.parametrize(("strategy", "model"), [("model_parallel_tutorial", "mlp"), ("model_parallel", "cnn_small")])
