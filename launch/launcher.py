@@ -307,7 +307,7 @@ def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prep
         refusals.add(_RefusedRunError(name, why, advice))
     refusals.raise_any()
     for results in dict.fromkeys(item.planned.run.results for item in prepared):
-        check_writable(expanded(results))
+        check_writable(expanded(results, "results"))
     return prepared
 
 

@@ -26,7 +26,7 @@ from analysis.metrics.columns import (
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
 from launch.verbs.arguments import command_line_parser
-from launch.verbs.help import KeyHelp, chosen_by_default, keys
+from launch.verbs.help import MOST_DEFAULTS, KeyHelp, chosen_by_default, keys
 from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
@@ -367,12 +367,17 @@ def options_page() -> str:
     for key, about in sorted(keys(NOTHING).items()):
         if key.endswith(".name"):  # the choice itself
             continue
-        meanings, defaults = (
-            "; ".join(f"{words} ({', '.join(of)})" if any(of) else words for words, of in each.items())
-            for each in (about.meanings, about.defaults)
-        )
+        meanings, defaults = map(_by_choice, (about.meanings, about.defaults))
         rows.append((f"`{key}`", meanings.replace("\n", " "), about.values, defaults))
     return _OPTIONS_INTRO + "\n" + _table(("key", "what it means", "values", "default"), rows)
+
+
+def _by_choice(words: dict[str, list[str]]) -> str:
+    """Each text with the choices that it holds for, as far as anybody reads on."""
+    if len(words) > MOST_DEFAULTS:
+        return "each file's own"
+    few = len({name for of in words.values() for name in of}) <= MOST_DEFAULTS
+    return "; ".join(f"{text} ({', '.join(of)})" if few and any(of) else text for text, of in words.items())
 
 
 def known_words() -> str:

@@ -249,10 +249,10 @@ def refusal(differences: Differences, remedies: Remedies) -> str:
         ways.append(f"compare across exactly that: `{command_line(remedies.compare)}`")
     if not ways:
         ways.append("choose folders, or --by, so that each side has one of these")
-    told = f"the sides differ in {format_differences(differences)}"
+    told = "the sides differ in"
     if all(key in PROBED for key in differences):
-        told = f"one side was measured on a slower or busier machine: {format_differences(differences)}"
-    return f"{told}; {', or '.join(ways)}"
+        told = "the sides' machines were not equally fast (unlike, or busy with something else):"
+    return f"{told} {format_differences(differences)}; {', or '.join(ways)}"
 
 
 def command_line(command: Command) -> str:

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Sweep, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from launch.sweep.keys import refuse_habit, unknown_key
@@ -166,6 +166,12 @@ def resolved_by_omegaconf(plain: Plain) -> Plain:
     OmegaConf.clear_resolver("oc.env")  # references can build its name, so a search for the name would miss it
     try:
         return OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+    except InterpolationKeyError as error:
+        what = one_line(str(error)).partition(" full_key")[0]
+        raise ConfigError(
+            f"{error.full_key}: {what}: ${{…}} names another key of the run; an environment variable is $NAME, without "
+            "braces, in results and site.data_dir"
+        ) from None
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(one_line(str(error))) from None
 

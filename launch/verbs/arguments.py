@@ -233,7 +233,7 @@ VERBS = {
         "verbs.bundle:bundle",
         "pack the runs below a folder for a publication: results, report, environment, commands, citation, checksums",
         _FOLDER,
-        _value("--out", "FILE", "the archive, instead of DIR-bundle.tar.gz"),
+        _value("--out", "FILE", "the archive, instead of NAME-bundle.tar.gz here"),
         _value("--title", "TEXT", "the title in CITATION.cff"),
         _value(
             "--author",

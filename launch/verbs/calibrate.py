@@ -66,7 +66,7 @@ def _devices(run: RunConfig, launcher: Launcher, overrides: Sequence[str]) -> in
 
 
 def _default(run: RunConfig) -> Path:
-    return expanded(run.results) / f"calibration-{time.strftime('%Y%m%d-%H%M%S')}.parquet"
+    return expanded(run.results, "results") / f"calibration-{time.strftime('%Y%m%d-%H%M%S')}.parquet"
 
 
 def rows_of(figures: MachineFigures) -> Iterator[tuple[str, str]]:

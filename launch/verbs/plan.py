@@ -113,7 +113,7 @@ def _unwritable(to_start: Iterable[Prepared]) -> ConfigError | None:
     """Why the runs to start could not be written; None where they can."""
     try:
         for results in {item.planned.run.results for item in to_start}:
-            check_writable(expanded(results))
+            check_writable(expanded(results, "results"))
     except ConfigError as error:
         return error
     return None

@@ -226,7 +226,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     @property
     def sweep_folder(self) -> Path:
         """The folder of the sweep: the parent of the run's own."""
-        return expanded(self.results) / self.sweep_name
+        return expanded(self.results, "results") / self.sweep_name
 
 
 def own_reference(run: RunConfig) -> Strategy | None:

@@ -281,17 +281,17 @@ class Site(Node, frozen=True, kw_only=True):
     @property
     def data_folder(self) -> Path:
         """`data_dir` with `~` and `$NAME` replaced."""
-        return expanded(self.data_dir)
+        return expanded(self.data_dir, "site.data_dir")
 
 
-def expanded(path: str) -> Path:
-    """A path with `~` and `$NAME` replaced; configurations keep it as written.
+def expanded(path: str, key: str) -> Path:
+    """The path that a key has, with `~` and `$NAME` replaced; configurations keep it as written.
 
     Raises `ConfigError` for a `$NAME` that is not set: it would become the name of a folder.
     """
     written_out = os.path.expandvars(path)
     if (left := re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", written_out, re.ASCII)) is not None:
-        raise ConfigError(f"{path}: {left[0]} is not set in this environment: set it, or write the path out")
+        raise ConfigError(f"{key}={path}: {left[0]} is not set in this environment: set it, or write the path out")
     return Path(written_out).expanduser()
 
 
@@ -349,5 +349,5 @@ def prepare_line(data: str, data_dir: Path, *options: str) -> str:
     """The command that prepares a data set in this folder; it names the folder unless it is the default."""
     usual = (shipped("site", "default") or {})["data_dir"]
     folder = data_dir.expanduser()
-    where = [] if folder == expanded(usual) else [shlex.quote(f"site.data_dir={folder.absolute()}")]
+    where = [] if folder == expanded(usual, "site.data_dir") else [shlex.quote(f"site.data_dir={folder.absolute()}")]
     return " ".join(["parallelbench prepare", f"data={data}", *options, *where])
