@@ -22,8 +22,8 @@ from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
 from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy
+from parallelbench.training.failure import classify
 from parallelbench.training.torch_session import build_model
-from parallelbench.training.worker import classify
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, component, config

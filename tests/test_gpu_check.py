@@ -39,8 +39,8 @@ from parallelbench.results.files import fill
 from parallelbench.results.journal import read_entries
 from parallelbench.strategies.pipeline.schedules import Schedule
 from parallelbench.telemetry.nvml import WAYS
+from parallelbench.training.failure import RankError
 from parallelbench.training.warm import ForkRequest
-from parallelbench.training.worker import RankError
 from parallelbench.world.machine import Gpu
 from parallelbench.world.world import World
 from tests.norm_kernels import kernels_on_cpus

@@ -14,7 +14,7 @@ from parallelbench.results.attempt import OUTCOMES, Outcome
 from parallelbench.results.exits import read_exits
 from parallelbench.results.journal import read_entries, read_tables
 from parallelbench.results.publish import publish, was_closed
-from parallelbench.training.worker import RankError
+from parallelbench.training.failure import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

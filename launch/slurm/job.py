@@ -35,7 +35,7 @@ from parallelbench.redaction import redacted
 from parallelbench.results.attempt import PUBLISHED
 from parallelbench.results.files import fill, storage_errors
 from parallelbench.results.folder import RunFolder
-from parallelbench.training.worker import RankError
+from parallelbench.training.failure import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

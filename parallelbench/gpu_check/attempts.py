@@ -23,8 +23,8 @@ from parallelbench.results.exits import Exits, exits_file, read_exits, write_exi
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import read_tables
 from parallelbench.training.checks.parity import DIFFERENCES, checks_parity
+from parallelbench.training.failure import RankError
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
-from parallelbench.training.worker import RankError
 from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from parallelbench.training.checks.compared import CLOSING_STEPS, Finding, as_re
 from parallelbench.training.checks.judge import Judge, Taken
 from parallelbench.training.checks.parity import as_arrays, as_checked, checks_parity
 from parallelbench.training.exchange import Exchange, Order
+from parallelbench.training.failure import record
 from parallelbench.training.torch_session import build_loader, build_model
-from parallelbench.training.worker import record
 from parallelbench.world.world import World
 
 if TYPE_CHECKING:

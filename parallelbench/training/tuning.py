@@ -19,7 +19,7 @@ import msgspec
 from parallelbench.config.build import from_mapping
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError, one_line, program
-from parallelbench.training.worker import classify
+from parallelbench.training.failure import classify
 from parallelbench.world.machine import pin
 
 if TYPE_CHECKING:

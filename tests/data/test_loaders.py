@@ -34,7 +34,7 @@ from parallelbench.loaders import arrow as arrow_module
 from parallelbench.loaders import torch_loader
 from parallelbench.loaders.arrow import convert, open_arrays
 from parallelbench.loaders.order import BatchLoader
-from parallelbench.training.worker import classify
+from parallelbench.training.failure import classify
 from tests.faults import fault
 from tests.helpers import configured, fill_disk, plain
 from tests.ranks import idle_ranks

@@ -19,7 +19,7 @@ from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.files import fill
 from parallelbench.results.journal import Journal
 from parallelbench.strategies.single import Single
-from parallelbench.training.worker import RankError, classify
+from parallelbench.training.failure import RankError, classify
 from parallelbench.world.allowance import MEETING_HERE
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault

@@ -21,7 +21,7 @@ from parallelbench.preprocess import stage, tables
 from parallelbench.preprocess.recipes import prepare
 from parallelbench.preprocess.stage import Preprocessing
 from parallelbench.results.attempt import Attempt
-from parallelbench.training.worker import classify
+from parallelbench.training.failure import classify
 from tests.helpers import TINY, configured
 
 SHAPE = (*TINY, "data.train_samples=70000", "data.test_samples=1000", "data.image_size=4", "epochs=0")

@@ -20,7 +20,7 @@ from parallelbench.results.attempt import Attempt
 from parallelbench.results.exits import exits_file, read_exits
 from parallelbench.training import starter
 from parallelbench.training.exchange import Exchange
-from parallelbench.training.worker import classify
+from parallelbench.training.failure import classify
 from tests.analysis.factory import Fake, begin, config
 from tests.faults import fault
 from tests.helpers import TINY, configured

@@ -15,8 +15,8 @@ from parallelbench.measure.memory import release
 from parallelbench.training.checks.compared import CLOSING_STEPS
 from parallelbench.training.checks.parity import ComparedStep, as_checked, checks_parity, gathered, parity_rows
 from parallelbench.training.exchange import Exchange
+from parallelbench.training.failure import give_up
 from parallelbench.training.session import RankSession
-from parallelbench.training.worker import give_up
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Arrays

@@ -1,0 +1,112 @@
+"""Why a rank failed, in words for users: out of memory, a lost peer, a wait that was too long, and what else ends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from parallelbench.errors import (
+    LEFT_OUT,
+    ConfigError,
+    EngineError,
+    StorageError,
+    ends_the_program,
+    one_line,
+    own_place,
+)
+from parallelbench.results.files import fill
+
+if TYPE_CHECKING:
+    from parallelbench.results.attempt import Attempt
+
+
+_PATIENCE_LOST = ("timed out waiting", "timed out after", "wait timeout", "socket timeout")
+LINGER_S = 5.0
+"""A rank whose wait timed out stays this long. Other ranks may wait for the same one; if they were ended at once, they
+could not report it and would seem to hang."""
+_HEARTBEAT_LOST = ("stopped sending heartbeats",)
+_PEER_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
+_LOADER_DIED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([^.]+)|exited unexpectedly)")
+_BY_WHOM = ": by hand, or by the kernel for lack of memory"
+_LITTLE_SHARED_MEMORY = (
+    "(No space left on device: /dev/shm is too small for the batches of the loader's workers; enlarge it, e.g. "
+    "`docker run --shm-size=2g` or `mount -o remount,size=2g /dev/shm`, or choose loader.workers=0)"
+)
+
+
+class RankError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a rank failed. Kind `peer`: because another rank ended; `waited`: another rank did not arrive in time;
+    `heartbeat`: the framework itself has given another rank up."""
+
+    rank: int
+    kind: str
+    reason: str
+    time: float
+
+
+def record(attempt: Attempt, rank: int, error: BaseException) -> str:
+    """Leave a rank's error file for the supervisor; returns the failure's kind."""
+    kind, reason = classify(error)
+    record = RankError(rank=rank, kind=kind, reason=one_line(reason), time=time.time())
+    fill(attempt.error_file(rank), msgspec.json.encode(record))
+    return kind
+
+
+def give_up(attempt: Attempt, rank: int, error: Exception) -> None:
+    """End this process from any of its threads, as if its main thread had raised `error`."""
+    record(attempt, rank, error)
+    print(one_line(str(error)), flush=True)
+    time.sleep(LINGER_S)
+    os._exit(1)
+
+
+def classify(error: BaseException) -> tuple[str, str]:
+    """Kind and reason of a failure, in words for users.
+
+    gloo raises a plain `RuntimeError` for a lost rank and for a timeout alike, and torch's CPU allocator for a lack of
+    memory: only their texts tell them apart.
+    """
+    # What torch's workers send ends with what the rank would have raised.
+    text = re.split(r"\n(?: +.*\n)+(?=\S)", str(error))[-1] if "Original Traceback" in str(error) else str(error)
+    name = type(error).__name__
+    text = re.sub(rf"^(?:\w+\.)*{name}: ", "", text)
+    if died := _LOADER_DIED.search(text):
+        if died[1] == "Bus error":
+            return "error", f"{name}: {text.strip()} {_LITTLE_SHARED_MEMORY}"
+        return "killed", f"a worker process of the loader died ({died[1] or died[0]}){_BY_WHOM}"
+    if "unable to allocate shared memory" in text:
+        return "error", f"{text} {_LITTLE_SHARED_MEMORY}"
+    lacking = name in ("OutOfMemoryError", "ResourceExhaustedError") or isinstance(error, MemoryError)
+    if lacking or "can't allocate memory" in text:
+        return "oom", f"out of memory: {text.splitlines()[0] if text else name}"
+    if name in ("DeadlineExceededError", "PatienceError"):
+        return "waited", f"waited for another rank longer than launcher.collective_timeout_s: {_first_line(text)}"
+    if any(sign in text.lower() for sign in _HEARTBEAT_LOST):
+        return "heartbeat", f"another rank sends TensorFlow's coordination service no heartbeat: {_first_line(text)}"
+    if name in ("UnavailableError", "AbortedError", "CancelledError"):
+        return "peer", f"lost another rank: {_first_line(text)}"
+    if name == "NotFiniteError":
+        return "nan", text
+    if isinstance(error, StorageError):
+        return "storage", text
+    if isinstance(error, EngineError):
+        return error.kind, text
+    if isinstance(error, SystemExit):
+        return "error", ends_the_program(error)
+    if isinstance(error, ConfigError):
+        return "error", text
+    if "find_unused_parameters" in text:  # DDP's advice, by an option that is none of the suite's
+        return "error", LEFT_OUT
+    if any(sign in text.lower() for sign in _PEER_LOST):
+        return "peer", f"lost another rank: {text}"
+    if any(sign in text.lower() for sign in _PATIENCE_LOST):
+        return "waited", f"waited for another rank longer than launcher.collective_timeout_s: {text}"
+    return "error", f"{own_place(error)}{name}: {text}"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
