@@ -1,4 +1,4 @@
-"""Why a rank failed, in words for users: out of memory, a lost peer, a wait that was too long, and what else ends it."""
+"""Why a rank failed, in words for users: out of memory, a lost peer, a wait that was too long, or something else."""
 
 from __future__ import annotations
 
