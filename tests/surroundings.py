@@ -37,6 +37,8 @@ _SEEN = "PYTEST_MACHINE_PATH"
 
 def hide_the_machine() -> None:
     """Leave of the environment, programs, cores and limits what every machine has; workers of pytest inherit it."""
+    for name in ("COLUMNS", "LINES"):  # which readline, in the process that started a worker, has exported
+        os.environ.pop(name, None)
     if _SEEN in os.environ:
         return
     folder = Path(tempfile.mkdtemp(prefix="tests-"))
