@@ -150,6 +150,8 @@ def test_a_run_that_nothing_measured_is_like_says_in_what(overrides: list[str], 
 
 def test_transformers_say_which_layouts_no_published_step_has(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, *GPT, "site=a100_80gb", "devices=256,512")
+    figures = found["figures"]
+    assert (figures["memory_bytes"]["origin"], figures["link"]["latency_s"]["origin"]) == ("site", "assumed")
     words = {(each["strategy"], each["devices"], each["options"][-1]): each["extrapolates"] for each in found["rows"]}
     assert words["fsdp", 256, "recompute=none"] == ["model"]
     for name in ("zero1", "hsdp"):

@@ -227,6 +227,14 @@ def test_what_is_advised_is_not_beyond_where_devices_pay() -> None:
     assert "beyond" not in text
 
 
+def test_overlapping_intervals_say_that_both_must_be_measured() -> None:
+    wide: dict[str, Any] = {"low_s": 0.5, "high_s": 2.0}
+    text = sentence([row("a", **wide), row("b", compute_s=1.1, **wide)], "time")
+    assert "b should take 10 % longer, but the intervals overlap: measure both" in text
+    same = sentence([row("a", **wide), row("b", compute_s=1.001, **wide)], "time")
+    assert "b is as fast, as far as can be told: measure both" in same
+
+
 def test_experts_are_laid_over_replicas_and_impossible_ones_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     mixture = [*GPT, "model.experts=8", "model.top_k=2"]
     rows = answer(capsys, *mixture, "devices=8")["rows"]

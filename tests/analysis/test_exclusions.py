@@ -11,6 +11,7 @@ from analysis.comparison import gate as gates
 from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
 from analysis.report.notes import warnings
+from parallelbench.cli import main
 from tests.analysis.factory import STARTUP, Fake, config, failed, published, steady
 from tests.faults import fault
 
@@ -90,6 +91,16 @@ def test_what_does_not_count_is_told_by_configuration_and_reason(tmp_path: Path)
         "fsdp × 2: 1 of 1 run does not count (1 parity_failed).",
         f"Skipped: {tmp_path}/demo/half: no config.yaml: half-written, or not a run.",
     ]
+
+
+def test_report_and_claims_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half_dead(tmp_path)
+    monkeypatch.setattr("analysis.report.page.write_report_of", lambda *_: "page")
+    for verb in ("report", "claims"):
+        assert main([verb, str(tmp_path)]) == 0
+        assert "ddp × 2: 2 of 4 runs do not count (2 oom)." in capsys.readouterr().out, verb
 
 
 # --- what one side lost

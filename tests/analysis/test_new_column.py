@@ -143,6 +143,13 @@ UNITS = {"_s": "s", "_bytes": "bytes", "_samples_per_s": "samples/s", "_bytes_pe
 UNITS |= {"_flop_per_s": "flop/s", "tokens_per_s": "tokens/s", "_hz": "Hz", "_c": "°C"}
 
 
+def test_units_are_those_of_the_names() -> None:
+    for column in [*(column for columns in TABLES.values() for column in columns), *declared()]:
+        ends = [end for end in UNITS if column.name.endswith(end)]
+        if ends and column.type in ("float64", "int64"):
+            assert column.unit == UNITS[max(ends, key=len)], column.name
+
+
 def test_only_measured_columns_are_published() -> None:
     fields = [field for table in TABLES for field in schema(table)]
     assert not {column.name for column in declared()} & {field.name for field in fields} - IDENTITY

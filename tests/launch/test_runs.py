@@ -524,11 +524,11 @@ def test_a_run_beside_a_busy_program_does_not_count(tmp_path: Path) -> None:
             program.stdout.readline()
         code, text = completed("run", "data=digits", "model=cnn_small", "epochs=3", results=tmp_path)
     assert code == 0, text
-    assert "Others disturbed 1 run of" in text
     runs = load(tmp_path)
     epochs = per_epoch(runs)
     if epochs["lost_share"].null_count():
         pytest.skip("the kernel here does not account for cores")
+    assert "Others disturbed 1 run of" in text
     # Of three programs that want one core, each gets a third of it; a rank that also waits for the disk loses less.
     assert epochs["lost_share"].min() > 0.2
     assert epochs["disturbed"].to_list() == [True] * 3
