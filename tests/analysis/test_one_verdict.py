@@ -12,12 +12,11 @@ import pytest
 from analysis import UnlikeWork, by, load, notebook, summary
 from analysis.claims import Publication, judge, judge_all
 from analysis.comparison.baseline import against_one_device
-from analysis.comparison.configurations import gains, learned
+from analysis.comparison.configurations import learned
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.issues import Blocker, Caveat
 from analysis.comparison.pairing import paired
 from analysis.comparison.ratio import SpeedVerdict
-from analysis.comparison.ratio import interval as interval_of
 from analysis.comparison.run import compared_runs
 from analysis.figures import draw
 from analysis.report import notes
@@ -26,7 +25,17 @@ from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import MUST_MATCH, PACKED, REPORTED, SET_BY_LAUNCHER
 from tests.analysis.factory import Fake, config, failed, published, steady
-from tests.analysis.made_up import IN_TWO, ONE, SPEED_UP, SWEEPS, TWO, altered, environment, in_environments
+from tests.analysis.made_up import (
+    ENERGY_RATIO,
+    IN_TWO,
+    ONE,
+    SPEED_UP,
+    SWEEPS,
+    TWO,
+    altered,
+    environment,
+    in_environments,
+)
 from tests.analysis.test_claims import claim
 from tests.analysis.test_notebooks import FOLDER
 
@@ -40,6 +49,7 @@ pytestmark = pytest.mark.slow
 VARIABLES = [f"variables.{name}" for name in ("NCCL_ALGO", "GLOO_TUNED_TO", "OMP_PROC_BIND", "MKL_DYNAMIC")]
 VARIABLES += [f"variables.{name}" for name in ("MALLOC_ARENA_MAX", "TORCH_LOGS", "PYTORCH_CUDA_ALLOC_CONF")]
 SHORTER = claim(contrasts=[{"from": ONE, "to": TWO}])
+NO_ENDS = (None, None)
 LONGER = claim(contrasts=[{"from": ONE, "to": TWO}], expect={"above": 1.02})
 
 
@@ -62,17 +72,17 @@ def test_every_room_gives_the_answers(
     ]
     assert (two["runs"], two["repeats"]) == (6, sweep.counted)
     assert two["speed_up_pairs"] == (6 if sweep.speed_up else 0)
-    interval = (two["speed_up_low"], two["speed_up_high"])
-    pairs = tuple(sorted(gains(runs).filter(configuration="ddp × 2", kind="steady")["value"]))
-    assert interval == (pytest.approx(interval_of(pairs)) if sweep.has_interval else (None, None))
-    blocked = [two[name] for name in ("efficiency_with_startup", "energy_ratio")]
-    assert (blocked == [None] * 2) == (sweep.speed_up is None)
+    assert (two["speed_up_low"], two["speed_up_high"]) == (pytest.approx(sweep.interval) if sweep.interval else NO_ENDS)
+    ends = (pytest.approx(1 / sweep.interval[1]), pytest.approx(1 / sweep.interval[0])) if sweep.interval else NO_ENDS
+    assert (two["efficiency_with_startup"] is None) == (sweep.speed_up is None)
+    assert two["energy_ratio"] == (sweep.speed_up and pytest.approx(ENERGY_RATIO))
 
     try:
         found = by(runs, "strategy", "single", "ddp", across=["devices"])
         (row,) = found.rows
         assert row.time is not None
         assert (row.verdict.value, row.time.median) == (sweep.verdict, pytest.approx(ratio))
+        assert (row.time.low, row.time.high) == ends
         words["compare"] = "\n".join(found.notes)
     except ConfigError as refusal:
         assert sweep.speed_up is None
@@ -82,6 +92,7 @@ def test_every_room_gives_the_answers(
     assert judgement.verdict == sweep.shorter
     assert judge(runs, LONGER, seed="0").verdict == ("refuted" if sweep.shorter == "reproduced" else "inconclusive")
     assert [case.median for case in judgement.cases] == [pytest.approx(sweep.time_ratio)] * bool(sweep.counted)
+    assert sweep.interval is None or [(case.low, case.high) for case in judgement.cases] == [ends]
     words["claims"] = "\n".join([judgement.why, *(line for case in judgement.cases for line in case.warnings)])
     if sweep.counted:
         monkeypatch.setattr(notebook, "_WIDTH", 1000)
