@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 from analysis import load
@@ -15,6 +16,7 @@ from analysis.report import notes
 from analysis.report.claims import by_publication, shown, summed_up, table
 from analysis.report.page import matrix
 from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.made_up import IN_TWO, altered, environment
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 
 if TYPE_CHECKING:
@@ -106,3 +108,44 @@ def test_claims_are_rows_of_the_page_and_the_csv_file(usual: Runs) -> None:
         ("shorter", "reproduced", "the publication's", "", "reproduced"),
         ("other", "inconclusive", "elsewhere", "data=digits", "reproduced"),
     ]
+
+
+CONFIG, FIRST = pl.col("config_json"), IN_TWO & (pl.col("repeat") == 0)
+UNCHECKED = {"parity_passed": pl.when(IN_TWO).then(None).otherwise("parity_passed")}
+OFF = CONFIG.str.replace('"parity":true', '"parity":false', literal=True)
+SHARED = pl.when(IN_TWO).then(pl.lit(environment(allocation="shared"))).otherwise("environment_json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("table_name", "columns", "told"),
+    [
+        ("run", {"environment_json": SHARED}, ["6 runs shared nodes"]),
+        ("run", {"resumed_after": pl.when(FIRST).then(pl.lit("2"))}, ["{first} was", "resumed after epoch 2."]),
+        ("epochs", {"telemetry_flags": pl.when(IN_TWO).then(pl.lit("short sparse"))},
+         ["Energy of ddp × 2: epochs under 2 s", "Telemetry of ddp × 2: samples more than 1 s apart"]),
+        ("run", {"oversubscribed": IN_TWO}, ["No time, speed-up or efficiency for ddp × 2: there were more devices"]),
+        ("run", UNCHECKED | {"config_json": OFF}, ["(measure.parity=false): ddp × 2."]),
+        ("run", UNCHECKED, ["Not comparable with one device, so without a parity check: ddp × 2."]),
+        ("run", {"parity_model": pl.when(IN_TWO).then(pl.lit("mlp"))}, ["a smaller model only", " was: ddp × 2."]),
+    ],
+    ids=["shared", "resumed", "energies", "oversubscribed", "parity off", "parity never", "parity small"],
+)  # fmt: skip
+def test_what_limits_the_numbers_is_told(
+    table_name: str, columns: dict[str, pl.Expr], told: list[str], usual: Runs
+) -> None:
+    runs = altered(usual, table_name, **columns)
+    first = runs.run.filter(FIRST)["slug"].item()
+    new = [line for line in notes.warnings(runs) if line not in notes.warnings(usual)]
+    for words in told:
+        assert any(words.format(first=first) in line for line in new), new
+    assert not any("Excluded" in line for line in new), "named once, not run by run"
+
+
+@pytest.mark.slow
+def test_a_runs_own_warning_is_told_by_the_report_and_by_claims(usual: Runs) -> None:
+    runs = altered(usual, "run", warnings=pl.when(FIRST).then(pl.lit("its clock went back")))
+    (line,) = [line for line in notes.warnings(runs) if "its clock went back" in line]
+    assert line.startswith("ddp × 2: its clock went back (1 run: ")
+    (case,) = judge(runs, claim(), seed="0").cases
+    assert case.warnings == ("its clock went back",)
