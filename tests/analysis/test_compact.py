@@ -234,18 +234,6 @@ def test_a_damaged_copy_is_made_anew(tmp_path: Path, how: str) -> None:
     assert_same(tmp_path)
 
 
-def test_what_is_read_from_a_copy_stays_when_its_file_is_damaged(tmp_path: Path) -> None:
-    for repeat in range(2):
-        finished(tmp_path, repeat)
-    load(tmp_path)
-    runs = load(tmp_path)
-    copy = tmp_path / "demo" / NAME
-    size = copy.stat().st_size
-    with copy.open("r+b") as file:  # in place
-        file.write(b"\0" * (size // 2))
-    assert runs.ranks.equals(scan(tmp_path).ranks)
-
-
 def test_where_nothing_can_be_written_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished(tmp_path, 0)
 
