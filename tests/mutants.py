@@ -134,8 +134,8 @@ def mutants(file: Path) -> Iterator[Mutant]:
                 yield from between(left, right, operator, function)
             case ast.BoolOp(op=operator, values=[left, right, *_]):
                 yield from between(left, right, operator, function)
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                yield Mutant(name, function, place(node), place(operand), "not ", "")
+            case ast.UnaryOp(op=ast.Not()):
+                yield Mutant(name, function, place(node), place(node) + len("not"), "not", "")
             case ast.Call(func=ast.Name(id=called)) if called in CALLED:
                 yield Mutant(name, function, place(node), place(node) + len(called), called, CALLED[called])
             case ast.Constant(value=bool(value)):
