@@ -14,6 +14,7 @@ from analysis.comparison.configurations import displayed, summary
 from analysis.comparison.exclusions import format_exclusions
 from analysis.figures import draw
 from analysis.figures.chart import DISTURBED
+from analysis.metrics import undisturbed_epochs
 from analysis.metrics.columns import page_columns
 from analysis.report.page import render
 from analysis.report.tables import cells
@@ -71,3 +72,18 @@ def test_runs_that_nobody_disturbed_decide_alone(usual: Runs) -> None:
     assert f"8.43{DISTURBED_MARK}" not in terminal(runs)
     assert "Others disturbed 2 runs of ddp × 2" in format_exclusions(runs)[0]
     assert "Other runs of the same count" in format_exclusions(runs)[0]
+
+
+def test_disturbed_epochs_are_left_out_of_what_is_asked_of_epochs(usual: Runs) -> None:
+    """Where a claim is about a time of an epoch; its accuracy is not in doubt."""
+    runs, last = disturbed(usual, 3), int(usual.epochs["epoch"].max())  # type: ignore[arg-type]
+    all_epochs = set(range(1, last + 1))
+    for metric, of_two in (
+        ("slowest_epoch_time_s", all_epochs - {3}),
+        ("training_time_s", {1, 2}),  # the rest has more of it than others may take of all
+        ("test_accuracy", all_epochs),
+    ):
+        kept = undisturbed_epochs(runs, metric).with_columns(pl.col("run_id").cast(pl.String))
+        kept = kept.join(usual.run.select("run_id", "devices"), on="run_id")
+        found = {devices: set(kept.filter(pl.col("devices") == devices)["epoch"]) for devices in (1, 2)}
+        assert found == {1: all_epochs, 2: of_two}, metric
