@@ -65,7 +65,8 @@ def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monke
     console = Console(width=200, file=io.StringIO())
     assert show_plan(items, [MISSING] * 12, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count("6 jobs in arrays of 2, 1, 2, 1 (the first is shown), in turn with the other shapes, each ") == 2
+    assert text.count("6 jobs in arrays of 2, 1, 2, 1 (the first is shown) of ") == 2
+    assert text.count(", in turn with the other shapes: at most ") == 2
     sizes: list[tuple[int, int]] = []
 
     def sbatch(_: Path, submission: Submission, __: object) -> str:
