@@ -167,10 +167,12 @@ def resolved_by_omegaconf(plain: Plain) -> Plain:
     try:
         return OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except InterpolationKeyError as error:
-        what = one_line(str(error)).partition(" full_key")[0]
+        value: Any = plain
+        for part in str(error.full_key).split("."):
+            value = value.get(part, "${…}") if isinstance(value, dict) else "${…}"
         raise ConfigError(
-            f"{error.full_key}: {what}: ${{…}} names another key of the run; an environment variable is $NAME, without "
-            "braces, in results and site.data_dir"
+            f"{error.full_key}={value}: ${{…}} names another key, and there is none of this name; an environment "
+            "variable is $NAME, without braces, in results and site.data_dir"
         ) from None
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(one_line(str(error))) from None
