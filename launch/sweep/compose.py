@@ -170,9 +170,10 @@ def resolved_by_omegaconf(plain: Plain) -> Plain:
         value: Any = plain
         for part in str(error.full_key).split("."):
             value = value.get(part, "${…}") if isinstance(value, dict) else "${…}"
+        given = one_line(f"{error.full_key}={value}")
         raise ConfigError(
-            f"{error.full_key}={value}: ${{…}} names another key, and there is none of this name; an environment "
-            "variable is $NAME, without braces, in results and site.data_dir"
+            f"{given}: ${{…}} names another key, and there is none of this name; an environment variable is $NAME, "
+            "without braces, in results and site.data_dir"
         ) from None
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(one_line(str(error))) from None
