@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 
 FILES = (Path(conf.__file__).parent / "sweep").glob("*.yaml")
 TEXTS = {path.stem: path.read_text() for path in FILES}
-SMALLEST_GPU_BYTES = 4 * 2**30
+ABOVE = {"tutorial_mlp": 2.27 * 2**30}
+"""What takes more than the bound: an MLP of 38 million parameters under Adam, whole in fp64, twice."""
 SWEEPS = sorted(name for name, text in TEXTS.items() if "model: gpt" in text or "model: mpt" in text)
 
 
@@ -42,17 +43,14 @@ def test_the_check_takes_no_more_memory_than_the_training(sweep: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sweep", sorted(TEXTS.keys() - set(SWEEPS)))
-def test_the_check_of_a_vision_model_takes_no_more_than_its_training_or_the_smallest_gpu_has(sweep: str) -> None:
-    """Whole in fp64, twice, with its optimizer: 2.26 GiB of the largest, an MLP of 38 million parameters under Adam.
-
-    What L-BFGS keeps isn't counted; `test_excerpt` shows how few samples it is given.
-    """
+def test_the_check_of_a_vision_model_takes_no_more_than_its_training_or_a_small_device_has(sweep: str) -> None:
+    """Its batches are small. What L-BFGS keeps isn't counted; `test_excerpt` shows how few samples it is given."""
     runs = [planned.run for planned in expand([f"sweep={sweep}", "sweep.repeats=1"])]
     runs = [run for run in runs if checks_parity(run) and run.strategy.framework == "torch"]
     for run in (run for run in runs if not isinstance(run.optimizer, Lbfgs)):
         checked = excerpt(as_checked(run)).run
         taken = peak_bytes(checked) + peak_bytes(as_reference(checked))
-        assert taken <= max(SMALLEST_GPU_BYTES, peak_bytes(run)), (
+        assert taken <= max(ABOVE.get(sweep, SMALL_BYTES), peak_bytes(run)), (
             f"{run.strategy.name} × {run.devices}: {taken / 2**30:.2f} GiB"
         )
 
