@@ -1,13 +1,7 @@
-"""CUDA branches of loaders, strategies and launchers, driven by a scripted device; and whether some test reaches each.
-
-`REACHED_BY` are the tests that together reach all of them, chosen to be few.
-"""
+"""CUDA branches of loaders, strategies and launchers, driven by a scripted device."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,24 +28,8 @@ from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world import world
 from parallelbench.world.machine import Machine
 from parallelbench.world.world import World
-from tests.cuda_branches import ROOT, places
 from tests.helpers import TINY, configured
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
-
-REACHED_BY = (
-    "tests/test_cuda_parts.py",
-    "tests/test_scripted_cuda.py",
-    "tests/launch/test_bad_gpus.py",
-    "tests/test_gpu_choices.py::test_what_torch_and_nccl_are_told",
-    "tests/test_gpu_choices.py::test_choices_that_would_change_nothing_are_refused",
-    "tests/strategies/test_captured.py::test_sums_of_a_step_outlast_the_next_one",
-    "tests/strategies/test_compile.py::test_on_a_gpu_a_compiled_update_counts_on_the_device_and_is_not_fused",
-    "tests/strategies/test_attribution.py::test_on_a_gpu_each_phase_lasts_until_its_stream_is_idle",
-    "tests/test_devices.py::test_gpus_that_others_compute_on_are_named",
-    "tests/advisor/test_on_gpus.py",
-    "tests/tensorflow/test_bad_input.py::test_gpus_are_refused",
-    "tests/tensorflow/test_bad_input.py::test_a_build_without_gpus_is_refused_where_torch_finds_one",
-)
 
 
 @pytest.fixture
@@ -302,21 +280,6 @@ def test_streams_hide_waiting() -> None:
     assert waits_are_hidden("cuda", compiled=False)
     assert waits_are_hidden("cpu", compiled=True)
     assert not waits_are_hidden("cpu", compiled=False)
-
-
-# --- all of them
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_each_branch_on_cuda_is_reached_by_some_test(tmp_path: Path) -> None:
-    result = tmp_path / "reached.json"
-    command = [sys.executable, "-m", "tests.cuda_branches", str(result), *REACHED_BY, "-k", "not reached_by_some_test"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    reached = set(json.loads(result.read_text()))
-    assert [place for place in places() if place not in reached] == []
-    assert len(reached) > 50, "the search finds places"
 
 
 def test_a_warm_up_restores_the_generators_of_the_modules_gpus(device: ScriptedCuda) -> None:

@@ -93,8 +93,6 @@ def test_every_figure_is_drawn_and_nothing_is_cut_off(page: Any) -> None:
     specs = page.locator(DRAWN).count()
     assert specs >= 6
     assert page.locator("figure .chart .part:first-child svg").count() == specs
-    # What the benchmark of the page reads (tests/bench/browser.py): a mark for each figure, as it is drawn.
-    assert page.evaluate("performance.getEntriesByName('drawn').length") == specs
     width = page.viewport_size["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     # Whatever is wider than the window must lie in something that scrolls.

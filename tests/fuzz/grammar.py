@@ -144,16 +144,6 @@ class Grammar:
             options += ("--file", self._draw.choice(self._files))
         return Command((verb, *folders, *options), tuple(folders) if verb == "forget" else ())
 
-    def words(self) -> Command:
-        """Words in any order: the verb may lack, or be none."""
-        pool = [*CONFIGURED[:2], *ON_FOLDERS, *OPTIONS, *self._folders[:3], *VALUES, "plna", "help", "advise", "report"]
-        words = [self._draw.choice(pool) for _ in range(self._draw.randint(0, 4))]
-        return Command(tuple(words if not words or words[0] != "report" else ["status", *words[1:]]))
-
-    def explained(self) -> Command:
-        """The verb `help`."""
-        return Command(("help", self._draw.choice([*KEYS, *WRONG_KEYS, *GROUPS])))
-
     def _options(self, share: float) -> tuple[str, ...]:
         if self._draw.random() > share:
             return ()

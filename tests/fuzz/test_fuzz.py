@@ -1,11 +1,9 @@
-"""700 commands by a grammar, and others that are stopped, find no room, or meet: no traceback, exit code 0, 1 or 2,
+"""270 commands by a grammar, and others that are stopped, find no room, or meet: no traceback, exit code 0, 1 or 2,
 one clear message, nothing written elsewhere, no result lost.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import random
 import resource
 import shutil
@@ -22,7 +20,7 @@ from analysis import load
 from parallelbench import cli
 from parallelbench.errors import MOST_REFUSALS
 from parallelbench.results.folder import RunFolder
-from tests.analysis.factory import Fake, config, published
+from tests.analysis.factory import config, published
 from tests.fuzz.corrupted import corrupted
 from tests.fuzz.grammar import Command, Grammar
 from tests.test_cli import here, listing
@@ -34,8 +32,8 @@ __all__ = ["here"]
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 SEED = 14
-COUNTS = {"configured": 60, "own": 80, "on_folder": 400, "words": 200, "explained": 10}
-INTERRUPTED, ON_A_SMALL_DISK = 30, 6
+COUNTS = {"configured": 60, "own": 60, "on_folder": 150}
+INTERRUPTED, ON_A_SMALL_DISK = 12, 6
 TOGETHER = 50
 """After so many commands it is looked whether they wrote anything."""
 LIMIT_S = 20
@@ -139,14 +137,6 @@ def test_no_command_ends_in_a_traceback(grammar: Grammar, capsys: pytest.Capture
         if elsewhere := written_elsewhere(before, some):
             found[("any of these", str([command.words for command in some]))] = f"wrote {elsewhere[:3]}"
     assert not found, "\n".join(f"{text}: {words}"[:400] for words, text in found.items())
-
-
-def test_a_few_commands_as_real_programs(grammar: Grammar) -> None:
-    for make in (grammar.configured, grammar.on_folder, grammar.words, grammar.explained):
-        words = [word for word in make().words if "\0" not in word]
-        done = subprocess.run([sys.executable, "-m", "parallelbench.cli", *words], capture_output=True, timeout=HANGS_S)
-        assert done.returncode in (0, 1, 2)
-        assert b"Traceback" not in done.stderr + done.stdout, words
 
 
 # --- commands that are stopped, that find no room, and that meet
@@ -269,63 +259,3 @@ def test_two_commands_at_once_lose_no_result(sweep: Path) -> None:
         assert codes[0] == 0, (pair, codes, said)
         assert codes[1] in (0, 2), (pair, codes, said)
     assert runs_of(sweep) == whole - {Path(first).name, Path(second).name}
-
-
-# --- verdict arithmetic
-
-STRATEGIES = {"single": 1, "ddp": 2}
-EQUAL, UNSHOWN = "equal within 5 %", "no difference shown"
-FACTORS = (0.2, 0.97, 0.999, 1.0, 1.001, 1.03, 5.0, 1e-6, 1e6)
-
-
-def side(root: Path, draw: random.Random, *, factor: float, repeats: int, turn: int) -> str:
-    """A folder of results whose repeats were measured in turn with those of the other side."""
-    noise = draw.choice((0.0, 0.001, 0.05, 0.5))
-    for strategy, devices in STRATEGIES.items():
-        for repeat in range(repeats):
-            time_s = factor * draw.lognormvariate(0.0, noise)
-            at = 1.7e9 + 1e5 * (2 * repeat + turn) + 1e4 * devices
-            fake = Fake(epoch_time_s=lambda epoch, rank, time_s=time_s: time_s, started_at=at)
-            published(config(root, strategy=strategy, devices=devices, repeat=repeat, epochs=2), fake)
-    return str(root)
-
-
-def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, what --json says, and what is printed without it."""
-    code = cli.main([*words, "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert cli.main(words) == code
-    return code, told, " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 9])  # of 1, 2, 3, 6 and 3 repeats
-def test_verdicts_follow_from_their_intervals(here: Path, capsys: pytest.CaptureFixture[str], number: int) -> None:
-    draw = random.Random(SEED + number)
-    repeats, factor, margin = draw.choice((1, 2, 3, 6)), draw.choice(FACTORS), draw.choice((0, 3, 50))
-    a = side(here / "a", draw, factor=1.0, repeats=repeats, turn=0)
-    b = side(here / "b", draw, factor=factor, repeats=repeats, turn=1)
-    code, told, printed = asked(capsys, "compare", a, b, "--fail-if-slower", f"{margin}%")
-    _, back, _ = asked(capsys, "compare", b, a)
-    assert told["gate"]["exit_code"] == code
-    assert " ".join(told["gate"]["message"].split()) in printed
-    rows = [*told["configurations"], told["all"]]
-    opposite = {"faster": "slower", "slower": "faster"}
-    for row, other in zip(rows, [*back["configurations"], back["all"]], strict=True):
-        assert row["pairs"] == repeats
-        assert math.isclose(row["ratio"] * other["ratio"], 1.0, rel_tol=1e-9)
-        assert other["verdict"] == opposite.get(row["verdict"], row["verdict"])
-        assert row["verdict"] in printed
-        if row["low"] is None:
-            assert row["verdict"] not in ("faster", "slower", EQUAL, UNSHOWN)
-            continue
-        assert row["low"] <= row["ratio"] <= row["high"]
-        assert math.isclose(row["low"] * other["high"], 1.0, rel_tol=1e-9)
-        expected = "slower" if row["low"] > 1 else "faster" if row["high"] < 1 else None
-        inside = row["low"] >= 1 / 1.05 and row["high"] <= 1.05
-        expected = expected or (EQUAL if inside else UNSHOWN)
-        assert row["further_repeats"] is None or row["verdict"] == UNSHOWN
-        assert row["verdict"] == expected
-    largest = max(row["ratio"] for row in rows)
-    assert code != 1 or largest > 1 + margin / 100
-    assert code != 0 or largest <= 1 + margin / 100
-    assert code == 2 or all(row["low"] is not None for row in rows)

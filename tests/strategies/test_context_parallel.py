@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,8 +13,8 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.context import blocks
 from parallelbench.strategies.context.tokens import own_places
-from tests.bench.context import kept_bytes
-from tests.strategies.training import configure
+from tests.ranks import run_ranks
+from tests.strategies.training import configure, kept_bytes
 
 TOKENS = ("data=tokens", "data.sequence=16", "data.vocabulary=20", "data.train_samples=96", "data.test_samples=13")
 SMALL = ("model=gpt_tiny", "model.layers=2", "model.width=32", "model.sequence=20", "model.vocabulary=24")
@@ -25,10 +27,11 @@ def small(exchange: str, devices: int, *options: str) -> RunConfig:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_two_ranks_keep_half_of_one_devices_activations_each() -> None:
+def test_two_ranks_keep_half_of_one_devices_activations_each(tmp_path: Path) -> None:
     """Under `all_to_all` each keeps its tokens' results beside those of its heads."""
-    whole = kept_bytes(configure(*TOKENS, *SMALL, "strategy=single"))
-    shares = {exchange: kept_bytes(small(exchange, 2)) / whole for exchange in ("ring", "all_gather", "all_to_all")}
+    whole = kept_bytes(0, 1, configure(*TOKENS, *SMALL, "strategy=single"))
+    runs = {exchange: small(exchange, 2) for exchange in ("ring", "all_gather", "all_to_all")}
+    shares = {name: max(run_ranks(kept_bytes, 2, tmp_path / name, run)) / whole for name, run in runs.items()}
     results = 24 * 16 * 32 * 2 * 8 / whole
     assert shares == pytest.approx({"ring": 0.5, "all_gather": 0.5, "all_to_all": 0.5 + results / 2}, abs=0.005)
 

@@ -16,7 +16,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.strategies.test_gpt_parity import small
 from tests.strategies.test_parity import SYNTHETIC
-from tests.strategies.training import configure, loader_of, train
+from tests.strategies.training import configure, kept_bytes, loader_of, train
 
 FULL, SELECTIVE = "activation_recomputation=full", "activation_recomputation=selective"
 RESNET = [*SYNTHETIC, "model=resnet_tiny", "data.image_size=32"]
@@ -117,6 +117,21 @@ def test_kept_activations_are_the_values_between_layers() -> None:
 
 
 RUNS = {name: small("single", 1, f"activation_recomputation={name}") for name in ("none", "selective", "full")}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_autograd_keeps_what_the_advisor_counts(name: str) -> None:
+    """But for the logits, which the advisor counts too: the step holds them during backward, autograd does not."""
+    sequence, batch = 128, 8
+    tokens = ["data=tokens", f"data.sequence={sequence}", f"data.train_samples={2 * batch}", f"batch_size={batch}"]
+    model = ["model=gpt_tiny", f"model.sequence={sequence}", "precision=fp32", f"activation_recomputation={name}"]
+    run: Any = configure(*tokens, *model, "strategy=single")
+    memory = model_memory(run)
+    logits = 4 * batch * sequence * run.model.vocabulary
+    counted = sum(part.kept.at(batch) for part in (*memory.layers, memory.loss)) - logits
+    assert kept_bytes(0, 1, run) == pytest.approx(counted, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,24 @@ def sent_in_a_step(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return {**said, "said": sum(said.values()), "passed": passed, "unknown": counted.unknown}
 
 
+def kept_bytes(rank: int, size: int, run: RunConfig) -> int:
+    """What autograd keeps from forward to backward in the second step, without parameters."""
+    replica: Any = new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    batches = loader_of(replica, run).train(1)
+    replica.step(next(batches))
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in replica.trained()[0].parameters()}
+    storages: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()  # all that was noted is still there: backward has not begun
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        replica.step(next(batches))
+    return sum(size_bytes for place, size_bytes in storages.items() if place not in parameters)
+
+
 def loader_of(replica: Replica, run: RunConfig) -> ResidentLoader:
     """The batches that the replica's rank reads."""
     return shard_loader(run, replica.data_shard)

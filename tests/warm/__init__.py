@@ -36,7 +36,6 @@ _HEAVY = (
     "parallelbench.training.",
     "tests.advisor.rank_memory",
     "tests.fake_ranks",
-    "tests.warm.says",
     "torch.distributed.run",
 )
 """Modules that load torch, or start what does."""

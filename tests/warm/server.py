@@ -69,7 +69,6 @@ PROGRAMS = (
     "parallelbench.",
     "tests.advisor.rank_memory",
     "tests.fake_ranks",
-    "tests.warm.says",
     "torch.distributed.run",
 )
 COLD = ("parallelbench.training.warm",)
