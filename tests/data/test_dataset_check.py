@@ -72,13 +72,13 @@ def test_labels_of_any_integer_type_are_the_same_data_set(tmp_path: Path, loader
 @pytest.mark.parametrize(
     ("declared", "problem"),
     [
-        ({"test_samples": 200}, "20 test_images; test_samples declares 200: declare 20"),
-        ({"test_samples": 10}, "20 test_images; test_samples declares 10: declare 20"),
-        ({"train_samples": 100}, "60 train_images; .*train_samples, declares 100: declare 60"),
-        ({"train_samples": 30}, "60 train_images; .*train_samples, declares 30: declare 60"),
-        ({"shape": (1, 8, 9)}, "8×9: pad or crop"),
-        ({"shape": (8, 8, 3)}, r"seems to be \(height, width, channels\).*transpose\(2, 0, 1\), here \(3, 8, 8\)"),
-        ({"shape": (1, 9, 9)}, r"have shape \(60, 1, 8, 8\).* with shape=\(1, 9, 9\)"),
+        ({"test_samples": 200}, r"\(20, 1, 8, 8\), not \(200, 1, 8, 8\) by test_samples=200"),
+        ({"test_samples": 10}, r"\(20, 1, 8, 8\), not \(10, 1, 8, 8\) by test_samples=10"),
+        ({"train_samples": 100}, "by train_samples=100"),
+        ({"train_samples": 30}, "by train_samples=30"),
+        ({"shape": (1, 8, 9)}, r"shape=\(1, 8, 9\) is none of images: declare \(channels, side, side\)"),
+        ({"shape": (8, 8, 3)}, r"shape=\(8, 8, 3\) is none of images"),
+        ({"shape": (1, 9, 9)}, r"have shape \(60, 1, 8, 8\), not \(60, 1, 9, 9\)"),
         ({"num_classes": 3}, "go from 0 to 3; num_classes=3 allows 0 to 2"),
     ],
 )
@@ -89,23 +89,18 @@ def test_a_declaration_of_something_else_is_refused(declared: dict[str, Any], pr
 @pytest.mark.parametrize(
     ("name", "change", "problem"),
     [
-        ("images", lambda a: a / 255, r"float64 from 0 to 1; .*\(255 \* images\)\.round\(\)\.astype\(np\.uint8\)"),
-        ("images", lambda a: (a / 255).astype(np.uint8), "no pixel above 1.*Multiply by 255"),
+        ("images", lambda a: a / 255, "float64, but uint8 from 0 to 255 is expected"),
+        ("images", lambda a: (a / 255).astype(np.uint8), "no pixel above 1"),
         ("images", lambda a: (a > 127).astype(np.uint8), "no pixel above 1"),
-        ("images", lambda a: a.astype(np.int16) - 128, "int16 from -128 to 127; uint8 from 0 to 255"),
-        (
-            "images",
-            lambda a: a.transpose(0, 2, 3, 1),
-            r"have shape \(\d+, 8, 8, 1\).*: images\.transpose\(0, 3, 1, 2\)",
-        ),
-        ("images", lambda a: a[:0], r"are empty, with shape \(0, 1, 8, 8\): give at least one sample"),
+        ("images", lambda a: a.astype(np.int16) - 128, "int16, but uint8 from 0 to 255"),
+        ("images", lambda a: a.transpose(0, 2, 3, 1), r"have shape \(\d+, 8, 8, 1\), not \(\d+, 1, 8, 8\)"),
+        ("images", lambda a: a[:0], r"have shape \(0, 1, 8, 8\)"),
         ("images", lambda a: a.tolist(), "is a list, not a NumPy array"),
-        ("labels", lambda a: np.eye(CLASSES)[a], r"one-hot; .*argmax\(1\)"),
-        ("labels", lambda a: np.eye(CLASSES, dtype=np.int64)[a], "one-hot"),
-        ("labels", lambda a: a[:, None], r"labels\.reshape\(-1\)"),
-        ("labels", lambda a: a.astype(np.float32), r"float32; integers are expected"),
-        ("labels", lambda a: a[:-5], r"there are \d+ \w+_labels for \d+ \w+_images"),
-        ("labels", lambda a: a + 1, "go from 1 to 4; num_classes=4 allows 0 to 3: number the classes from 0"),
+        ("labels", lambda a: np.eye(CLASSES, dtype=np.int64)[a], r"have shape \(\d+, 4\), not \(\d+,\)"),
+        ("labels", lambda a: a[:, None], r"have shape \(\d+, 1\), not \(\d+,\)"),
+        ("labels", lambda a: a.astype(np.float32), "float32, but integers is expected"),
+        ("labels", lambda a: a[:-5], r"\w+_labels have shape"),
+        ("labels", lambda a: a + 1, "go from 1 to 4; num_classes=4 allows 0 to 3: number from 0"),
         ("labels", lambda a: a - 1, "go from -1 to 2"),
     ],
 )
@@ -119,9 +114,9 @@ def test_arrays_of_another_kind_are_refused(part: str, name: str, change: Callab
 
 def test_other_things_than_arrays_and_impossible_scales_are_refused() -> None:
     refused(own(("images", "labels")), "load returns tuple: return")
-    refused(own(declares={"mean": (0.5, 0.5)}), "mean has 2 values for 1 channels")
+    refused(own(declares={"mean": (0.5, 0.5)}), "mean has 2 values: declare one, or 1,")
     refused(own(declares={"mean": (127.5,)}), "mean=.* not on the scale from 0 to 1: divide")
-    refused(own(declares={"std": (0.0,)}), r"std=\(0\.0,\) is not above 0: give 1 for a channel that is the same")
+    refused(own(declares={"std": (0.0,)}), r"std=\(0\.0,\) is not above 0: give 1")
 
 
 def test_a_repeated_training_set_is_declared() -> None:
@@ -140,5 +135,5 @@ def refused(data: Data, problem: str) -> None:
 @pytest.mark.parametrize("name", ["mean", "std"])
 def test_what_is_not_declared_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Own, name)
-    with pytest.raises(ConfigError, match=f"data=mine: Mine declares no {name}: give one value, or one per channel"):
+    with pytest.raises(ConfigError, match=f"data=mine: {name} has 0 values: declare one"):
         checked(own(), arrays())
