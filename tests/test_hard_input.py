@@ -12,7 +12,6 @@ import pytest
 
 from launch.launcher import glance
 from parallelbench import cli
-from parallelbench.config.build import DEEPEST, MOST_NODES, load_yaml
 from parallelbench.errors import LONGEST_LINE, tellable
 from parallelbench.results.files import read_record
 from tests.analysis.factory import config, published
@@ -24,24 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["here"]
 
-BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
-)
 FILES = {
-    "deep": ("model", f"a: {'[' * 5000}{']' * 5000}", "line 1: more than 50 levels of nesting"),
-    "deep_map": ("model", f"a: {'{a: ' * 3000}1{'}' * 3000}", "line 1: more than 50 levels of nesting"),
-    "deep_block": ("strategy", "".join(f"{' ' * n}a:\n" for n in range(200)), "more than 50 levels of nesting"),
-    "deep_sweep": ("sweep", f"name: x\nblocks: {'[' * 3000}{']' * 3000}", "line 2: more than 50 levels"),
-    "anchor": ("model", "name: anchor\na: &x\n  b: *x\n", "line 3: *x stands within what it names"),
-    "anchor_list": ("data", "a: &x [*x]\n", "line 1: *x stands within what it names"),
-    "bomb": ("model", f"name: bomb\n{BOMB}", "more than 200,000 values once aliases"),
     "nul": ("model", "name: a\0b\n", "control characters are not allowed"),
     "no_yaml": ("model", "name: [a\nb: c: d\n", "line 2: "),
-    "second": ("model", "name: second\n---\nname: other\n", "line 2: a second document begins here"),
+    "second": ("model", "name: second\n---\nname: other\n", "line 2: "),
     "tag": ("model", "name: tag\na: !!python/name:os.system\n", "line 2: could not determine"),
     "tag_of_sweep": ("sweep", "name: [!!python/object/apply:os.system [ls]]\n", "line 1: could not determine"),
     "no_bool": ("strategy", "name: no_bool\na: !!bool x\n", "a value is not what its tag says"),
-    "latin": ("model", b"name: caf\xe9\n", "no text in UTF-8 (byte 9)"),
+    "latin": ("model", b"name: caf\xe9\n", "UTF-8"),
 }
 
 
@@ -53,7 +42,7 @@ def own(folder: Path, group: str, name: str, content: str | bytes) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_reads_without_end_is_named_with_its_line(
+def test_a_file_that_is_no_yaml_is_named_with_its_line(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     group, content, words = FILES[name]
@@ -63,8 +52,8 @@ def test_a_file_that_reads_without_end_is_named_with_its_line(
     assert listing(here) == {}
 
 
-@pytest.mark.parametrize("name", ["deep", "anchor", "bomb", "tag", "latin"])
-def test_claims_of_ones_own_that_read_without_end_are_refused(
+@pytest.mark.parametrize("name", ["tag", "latin"])
+def test_claims_of_ones_own_that_are_no_yaml_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     _, content, words = FILES[name]
@@ -77,21 +66,10 @@ def test_a_key_that_a_file_of_ones_own_has_twice_is_named_with_its_line(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = own(tmp_path / "mine", "model", "twice", "defaults: [mlp, _self_]\nname: twice\nname: other\n")
-    assert "model/twice.yaml is no YAML that can be read: line 3: found duplicate key name" in refused(
-        capsys, "plan", "--conf", mine, "model=twice"
+    assert (
+        "model/twice.yaml is no YAML that can be read: line 3: while constructing a mapping, found duplicate"
+        in refused(capsys, "plan", "--conf", mine, "model=twice")
     )
-
-
-def test_aliases_that_repeat_a_little_are_yaml_as_before() -> None:
-    assert load_yaml(b"a: &x {n: 1}\nb: [*x, *x]\n") == {"a": {"n": 1}, "b": [{"n": 1}, {"n": 1}]}
-    nested = "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1)
-    assert load_yaml(nested.encode()) is not None
-    with pytest.raises(ValueError, match="levels"):
-        load_yaml(f"[[{nested}]]".encode())
-    rows = MOST_NODES // 1000
-    load_yaml(f"a: &x [{'1,' * 900}]\nb: [{'*x,' * (rows - 2)}]".encode())
-    with pytest.raises(ValueError, match="aliases"):
-        load_yaml(f"a: &x [{'1,' * 1100}]\nb: [{'*x,' * rows}]".encode())
 
 
 @pytest.mark.cases("lists1")

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.sweep.compose import EXPERIMENT, Extension, group_choices
-from parallelbench.config.build import require_bearable, told_in_words
+from parallelbench.config.build import load_yaml, told_in_words
 from parallelbench.errors import ConfigError, did_you_mean
 from parallelbench.results.files import read_record
 
@@ -65,7 +65,7 @@ def _require_readable(folder: Path) -> None:
         for file in sorted((folder / group).glob("*.yaml")):
             try:
                 content = read_record(file)
-                require_bearable(content)
+                load_yaml(content)
                 with told_in_words(), suppress(OmegaConfBaseException):  # that error comes when it is composed
                     OmegaConf.create(content.decode())
             except OSError as error:
