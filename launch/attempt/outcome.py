@@ -54,7 +54,7 @@ def publish_if_finished(folder: RunFolder, run: RunConfig, attempt: Attempt) -> 
         return None
     reference = own_reference(run) if tables["parity"] else None
     whom = "one device" if reference is None else f"the strategy's own reference, {type(reference).__name__},"
-    reason = _unlike(whom, finished, tables, events)
+    reason = _unlike(whom, finished, tables)
     name: OutcomeName = "ok" if reason is None else "parity_failed"
     compared = "" if reference is None else f"; parity was checked against {whom} not one device"
     outcome = Outcome(outcome=name, reason=reason or _done(run, events) + compared, finished_at=finished["time"])
@@ -75,13 +75,10 @@ def _done(run: RunConfig, events: list[dict[str, Any]]) -> str:
     return f"trained {count_of(run.epochs, 'epoch')}{unchecked}"
 
 
-def _unlike(
-    whom: str, finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]], events: list[dict[str, Any]]
-) -> str | None:
+def _unlike(whom: str, finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> str | None:
     """What the parity check, which compares with `whom`, or one that followed it has found; None where all passed."""
     if finished["outcome"] == "parity_failed":
-        hints = [event["text"] for event in events if event["event"] == "parity_hint"]
-        return "; ".join([_parity_reason(tables["parity"], whom), *hints[-1:]])
+        return _parity_reason(tables["parity"], whom)
     for row in tables["checks"]:
         if row["passed"] is False:
             step = "" if row["step"] is None else f", step {row['step']}"

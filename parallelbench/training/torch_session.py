@@ -11,7 +11,6 @@ import msgspec
 import torch
 
 from parallelbench.config.build import package_of
-from parallelbench.config.run import own_reference
 from parallelbench.errors import ConfigError, EngineError
 from parallelbench.loaders.resident import Resident
 from parallelbench.measure.layers import count_facts
@@ -246,9 +245,7 @@ class Session(RankSession):
         checked, self._parity_model = part.run, part.smaller
         self._warnings += part.warnings()
         loader_of = functools.partial(self._loader, part.arrays(arrays))
-        said = functools.partial(self._journal.event, "parity_hint")
-        hint = None if own_reference(checked) else lambda text: said(text=text)
-        rows = check_parity(build_model(checked), checked, self._world, loader_of, hint=hint, traits=self._traits)
+        rows = check_parity(build_model(checked), checked, self._world, loader_of, traits=self._traits)
         self._journal.write("parity", rows or ())
         problems = [sum(not row["passed"] for row in rows or ()), rows is None]
         failed, unchecked = self._world.sum(torch.tensor(problems, dtype=torch.float64)).tolist()

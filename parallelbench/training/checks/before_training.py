@@ -22,7 +22,7 @@ from parallelbench.training.checks.compared import (
     why_in_evaluation,
 )
 from parallelbench.training.checks.judge import Judge
-from parallelbench.training.checks.parity import ComparedStep, as_arrays, gradient_hint, parity_rows
+from parallelbench.training.checks.parity import ComparedStep, as_arrays, parity_rows
 from parallelbench.training.checks.plain import PlainTraining, stay_in_evaluation
 from parallelbench.training.replica import new_reference, new_replica
 from parallelbench.world.numerics import dtype_of, matching, set_precision, wide
@@ -45,27 +45,19 @@ def check_parity(
     world: World,
     loader_of: LoaderOf,
     *,
-    hint: Callable[[str], None] | None = None,
     traits: Traits = TRAITS,
 ) -> list[dict[str, Any]] | None:
     """Compare the strategy of `run` (see `as_checked`) with its `Reference`.
 
     Returns the rows of `parity` on rank 0 and an empty list elsewhere; None where the model doesn't fit one device, so
     that there is no reference. `model` is the initial state, on the CPU and identical on every rank; it is left as it
-    is, but for its mode (`why_in_evaluation`). `hint` is called with what a wrong gradient is, where that is known.
+    is, but for its mode (`why_in_evaluation`).
     """
     set_precision(run.precision)
     if why_in_evaluation(run, traits):
         stay_in_evaluation(model)
     replica = new_replica(deepcopy(model), run, world)
     reference = Reference(model, run, world, loader_of) if world.rank == 0 else None
-
-    def wrong_gradient(batch: Batch, observed: ComparedStep, expected: ComparedStep) -> None:
-        if hint is None or reference is None:
-            return
-        own = reference.gradients_of(batch, model.state_dict())
-        if found := gradient_hint(observed.gradients, expected.gradients, own=own, batch=batch, run=run):
-            hint(found)
 
     loader = loader_of(run, replica.data_shard)
     rows = parity_rows(
@@ -75,7 +67,6 @@ def check_parity(
         world=world,
         reference=lambda before: None if reference is None else reference.step(before),
         besides=uncompared(run, traits),
-        wrong_gradient=wrong_gradient,
     )
     replica.close()
     loader.close()
@@ -142,17 +133,6 @@ class Reference:
         loss = replica.step(batch)[0].item() / batch.size
         evaluated = replica.evaluate(self._loader.test(PARITY_TEST_SAMPLES)).tolist()
         return ComparedStep(loss, as_arrays(replica.full_gradients()), as_arrays(replica.full_state_dict()), evaluated)
-
-    def gradients_of(self, batch: Batch, state: Mapping[str, Tensor]) -> Mapping[str, Any] | None:
-        """Plain code's of any part of a batch, up to a factor; None where there are none."""
-        if batch.images is None or batch.labels is None or self._prepare is not PlainTraining:
-            return None
-        try:
-            return as_arrays(self.training.gradients_at(state, batch))
-        except torch.OutOfMemoryError:
-            pass
-        release()  # not while the error is handled, since its traceback holds tensors
-        return None
 
 
 _SAMPLES_OF_ARITHMETIC = 32

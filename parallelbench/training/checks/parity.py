@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from parallelbench.config.components import Batch, Optimizer, Traits
+    from parallelbench.config.components import Optimizer, Traits
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks import RankWorld
 
@@ -122,13 +122,12 @@ def parity_rows(
     world: RankWorld,
     reference: Callable[[Mapping[str, Any] | None], ComparedStep | None],
     besides: Container[str] = (),
-    wrong_gradient: Callable[[Batch, ComparedStep, ComparedStep], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Take the steps of `run`, as it is checked: rows of `parity` on rank 0, elsewhere none. A collective.
 
     `reference` gives one device's next step, None where there is none. It may begin at the state that the strategy has
     reached, so that a difference is that step's; where it gets None, at its own. `besides`: buffers that are not
-    compared. `wrong_gradient` is told of a first step whose gradient is wrong, and of the one expected.
+    compared.
     """
     rows: list[dict[str, Any]] = []
     before = None
@@ -143,8 +142,6 @@ def parity_rows(
         observed = ComparedStep(loss, as_arrays(gradients), as_arrays(state), evaluated)
         rows.append(row := _row(step, observed, expected, run=run, besides=besides))
         before = state if math.isfinite(row["parameter_difference"]) else None  # of other shapes, or no numbers
-        if step == 1 and wrong_gradient is not None and row["gradient_difference"] > row["tolerance"]:
-            wrong_gradient(batch, observed, expected)
     return rows
 
 
@@ -254,43 +251,6 @@ def largest_difference(values: Arrays, expected: Arrays, *, floor: float) -> flo
 
 def _wide(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.result_type(values.dtype, np.float64), copy=False)
-
-
-_SAME = 1e-6
-"""Two gradients in fp64 point the same way if they differ by at most this, once they are of one length."""
-
-
-def gradient_hint(
-    observed: Arrays, expected: Arrays, *, own: Arrays | None, batch: Batch, run: RunConfig
-) -> str | None:
-    """What rank 0's gradient of the first step is instead of the mean over the global batch; None: not known.
-
-    `own`: the gradient of the samples that rank 0 was given of it.
-    """
-    times = _multiple(observed, expected)
-    if times is not None:
-        if abs(times - 1) <= _SAME:
-            return None  # something else is wrong
-        return f"the gradient is {times:.4g} times the mean over the global batch: return the mean, not a sum"
-    if own is None or batch.size == run.global_batch_size or _multiple(observed, own) is None:
-        return None
-    return (
-        f"the gradient is that of rank 0's own {batch.size} samples, not the mean over all "
-        f"{run.global_batch_size}: average it over the ranks before the step, and return the mean from full_gradients"
-    )
-
-
-def _multiple(values: Arrays, of: Arrays) -> float | None:
-    """The factor by which `values` are a multiple of other gradients; None where they are none."""
-    if values.keys() != of.keys() or any(values[name].shape != of[name].shape for name in of):
-        return None
-    along = sum(float(np.vdot(values[name], of[name])) for name in of)
-    square = sum(float(np.vdot(of[name], of[name])) for name in of)
-    factor = along / square if square else 0.0
-    if not factor:
-        return None
-    same = largest_difference(values, {name: factor * array for name, array in of.items()}, floor=0.0)
-    return factor if same <= _SAME else None
 
 
 def statistics_warnings(run: RunConfig) -> list[str]:

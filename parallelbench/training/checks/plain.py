@@ -190,13 +190,6 @@ class PlainTraining(PlainModel):
             self._optimizer.step()
         return losses[0], gradients
 
-    def gradients_at(self, state: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-        """Of a batch at another state; the training's own stays."""
-        own = {name: each.clone() for name, each in self.state().items()}
-        gradients = self.step(state, batch, precision=self._run.precision).gradients
-        self._load(self._model, own)
-        return gradients
-
 
 class PlainOptimizer:
     """The run's optimizer in fp64 on the CPU, over copies of all of a model's parameters.
