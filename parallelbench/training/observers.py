@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.errors import ConfigError, raised_at
+from parallelbench.errors import ConfigError
 from parallelbench.measure.clock import StepClock
 from parallelbench.measure.memory import MemoryProbe
 from parallelbench.measure.processor import ProcessorShare, WorkerProbe
@@ -326,12 +326,7 @@ def metric_value(run: RunConfig, sums: Sequence[float]) -> float | None:
     """The metric after these sums over all ranks; None where there is none, or they or it are no finite numbers."""
     if not sums or not all(map(math.isfinite, sums)):
         return None
-    try:
-        found = float(run.metric.value(sums))
-    except (Exception, SystemExit) as error:  # a user's metric may raise anything
-        raise ConfigError(
-            f"metric={run.metric.name}: {type(run.metric).__qualname__}.value fails: {raised_at(error)}"
-        ) from None
+    found = float(run.metric.value(sums))
     return found if math.isfinite(found) else None
 
 

@@ -26,9 +26,8 @@ from parallelbench.training.checks.closing import ClosingCheck
 from parallelbench.training.checks.compared import Finding, checks_arithmetic, why_too_large
 from parallelbench.training.checks.components import (
     check_logits,
-    check_mean,
     check_rate,
-    check_sums,
+    check_scores,
     check_traits,
     traits_of,
 )
@@ -222,8 +221,7 @@ class Session(RankSession):
 
     def _check_parts(self) -> None:
         """Refuse a loss, a metric, an optimizer, or a model, that is not what every strategy takes it for."""
-        check_mean(self._run, self._world.device)
-        check_sums(self._run, self._world.device)
+        check_scores(self._run, self._world.device)
         check_rate(self._run)
         if package_of(type(self._run.model)) != "parallelbench":
             check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory

@@ -20,7 +20,7 @@ from parallelbench.cli import main
 from parallelbench.config.build import component_class
 from parallelbench.config.check import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks.components import check_sums
+from parallelbench.training.checks.components import check_scores
 from tests.launch.programs import program
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
@@ -97,7 +97,7 @@ def test_the_pages_model_and_data_are_a_run(in_it: Path) -> None:
     check_run(own_loss, "cpu")
     assert [own_loss.rate_factor(step) for step in range(1, 8)] == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 1.0]
     near = one_run([*OWN, "metric=near", "batch_size=32"], own).run
-    check_sums(near, "cpu")
+    check_scores(near, "cpu")
     assert near.metric.value(near.metric.build()(torch.eye(4), torch.tensor([1, 3, 2, 0])).tolist()) == 0.5
     logits, labels = torch.tensor([[2.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), torch.tensor([0, 2])
     assert own_loss.loss.build()(logits, labels).item() == pytest.approx(((0 + 0) / 3 + (1 + 1.5) / 3) / 2)
@@ -157,14 +157,15 @@ def test_a_metric_of_ones_own_is_in_tables_and_report(in_it: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_metric_that_fails_is_told_of_before_training(me: Path) -> None:
-    (me / "mine" / "__init__.py").open("a").write("\n\nNear.value = lambda self, sums: float('nan')\n")
+def test_a_metric_that_fails_ends_the_run_with_its_place(me: Path) -> None:
+    (me / "mine" / "__init__.py").open("a").write("\n\nNear.value = lambda self, sums: 1 // 0\n")
     done = program(me, "run", "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "metric=near")
     assert done.returncode == 1, "it began, and ended with an error"
     assert "Traceback" not in done.stdout + done.stderr
     (outcome,) = (me / "results").rglob("outcome.json")
     assert '"outcome":"error"' in outcome.read_text()
-    assert "metric=near: Near.value gives no finite number for random predictions" in outcome.read_text()
+    assert "mine/__init__.py:" in outcome.read_text()
+    assert "ZeroDivisionError" in outcome.read_text()
     assert not list((me / "results").rglob("epochs.parquet"))
 
 
@@ -178,5 +179,7 @@ def test_a_run_on_arrays_of_another_size_ends_with_an_error_that_is_not_tried_ag
         assert main(["submit", *words]) == 1
         assert expected in " ".join(capsys.readouterr().out.split())
     (outcome,) = (in_it / "results").rglob("outcome.json")
-    assert "data=shapes: load returns 32 test_images; test_samples declares 64: declare 32" in outcome.read_text()
+    assert (
+        "data=shapes: test_images have shape (32, 1, 8, 8), not (64, 1, 8, 8) by test_samples=64" in outcome.read_text()
+    )
     assert '"outcome":"error"' in outcome.read_text()

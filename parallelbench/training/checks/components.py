@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.build import package_of
 from parallelbench.config.components import Traits
-from parallelbench.errors import ConfigError, count_of, raised_at
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.models.modules import blank, built
 from parallelbench.training.checks.plain import updated
-from parallelbench.training.observers import metric_value
 from parallelbench.world.generators import Generators
+from parallelbench.world.numerics import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,85 +33,41 @@ if TYPE_CHECKING:
 
 _SAMPLES = 8
 _ROUNDING = 1e-4
-"""Largest relative difference of two means: of a sum it would be a half."""
+"""Largest relative difference of a mean or a sum from that of its halves: of the other kind it would be a half."""
 
 
-def check_mean(run: RunConfig, device: torch.device | str) -> None:
-    """Raise `ConfigError` unless the loss of random outputs is one number, and the mean of that of their halves.
+def check_scores(run: RunConfig, device: torch.device | str) -> None:
+    """Raise `ConfigError` unless, of random outputs, the loss is the mean of that of their halves, and the metric's
+    sums are those of the halves together.
 
     Losses that such outputs have no finite loss of are taken as they are.
     """
-    mean = run.loss.build()
     draw = torch.Generator().manual_seed(0)
-    shape, classes = (_SAMPLES, *run.data.label_shape), run.data.num_classes
-    dtype = torch.float64 if run.precision == "fp64" else torch.float32
-    logits = torch.rand((*shape, classes), generator=draw, dtype=torch.float64).to(device, dtype)
-    labels = torch.randint(classes, shape, generator=draw).to(device)
-    built = f"loss={run.loss.name}: the function that loss.build returns must give the mean over a batch as one number"
-    whole = mean(logits, labels)
-    if not isinstance(whole, Tensor) or whole.shape != ():
-        found = f"a tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
-        raise ConfigError(f'{built}, but it gives {found}: average over all labels, e.g. by reduction="mean"')
-    if not whole.isfinite():
-        return
-    halves = torch.stack([mean(*half) for half in zip(logits.chunk(2), labels.chunk(2), strict=True)]).mean().item()
-    if not abs(whole.item() - halves) <= _ROUNDING * max(abs(whole.item()), abs(halves)):
-        raise ConfigError(
-            f"{built}, but of a batch it is {whole.item():.4g} and the mean of its two halves' is {halves:.4g}: divide "
-            'by the number of labels, e.g. by reduction="mean" without weights of classes'
-        )
-
-
-_ROUNDING_OF_SUMS = 1e-4
-"""Largest relative difference of two sums: of a mean it would be a half."""
-
-
-def check_sums(run: RunConfig, device: torch.device | str) -> None:
-    """Raise `ConfigError` unless the sums over random outputs are those of their halves, and give a finite number.
-
-    So must outputs that all predict one class, as a model may in its first epochs.
-    """
-    if not run.metric_size:
-        return
-    draw = torch.Generator().manual_seed(0)
-    shape, classes = (_SAMPLES, *run.data.label_shape), run.logits_per_label
-    dtype = torch.float64 if run.precision == "fp64" else torch.float32
-    logits = torch.rand((*shape, classes), generator=draw, dtype=torch.float64).to(device, dtype)
+    shape, dtype = (_SAMPLES, *run.data.label_shape), dtype_of(run.precision)
+    logits = torch.rand((*shape, run.logits_per_label), generator=draw, dtype=torch.float64).to(device, dtype)
     labels = torch.randint(run.data.num_classes, shape, generator=draw).to(device)
-    whole = _sums(run, logits, labels)
-    first, second = (_sums(run, *half) for half in zip(logits.chunk(2), labels.chunk(2), strict=True))
-    both = first + second
-    off = (whole - both).abs().nan_to_num(torch.inf)
-    if not (off <= _ROUNDING_OF_SUMS * torch.maximum(whole.abs(), both.abs())).all():
-        place = int(off.argmax())
-        raise ConfigError(
-            f"{_metric_of(run)} must give sums, but number {place + 1} of a batch is "
-            f"{whole[place].item():.4g}, and of its two halves together {both[place].item():.4g}: add up over labels, "
-            "and divide in value"
-        )
-    alike = torch.zeros_like(logits).index_fill_(-1, torch.zeros(1, dtype=torch.int64, device=device), 1.0)
-    for sums, predictions in ((whole, "random predictions"), (_sums(run, alike, labels), "equal predictions")):
-        if metric_value(run, sums.tolist()) is None:
-            raise ConfigError(
-                f"metric={run.metric.name}: {type(run.metric).__qualname__}.value gives no finite number for "
-                f"{predictions}: return a number for any sums"
-            )
+    loss, metric = (f"{key}={getattr(run, key).name}: the function that {key}.build returns" for key in _SCORES)
+    _check_halves(f"{loss} must give the mean over a batch", run.loss.build(), logits, labels, shape=(), share=0.5)
+    if size := run.metric_size:
+        _check_halves(f"{metric} must give sums", run.metric.build(), logits, labels, shape=(size,), share=1.0)
 
 
-def _sums(run: RunConfig, logits: Tensor, labels: Tensor) -> Tensor:
-    size = run.metric_size
-    try:
-        found: Any = run.metric.build()(logits, labels)
-    except (Exception, SystemExit) as error:  # a user's metric may raise anything
-        raise ConfigError(f"{_metric_of(run)} fails: {raised_at(error)}") from None
-    if not isinstance(found, Tensor) or found.shape != (size,):
-        kind = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(f"{_metric_of(run)} must give a tensor of shape ({size},), as size says, but it gives {kind}")
-    return found.double()
+_SCORES = ("loss", "metric")
 
 
-def _metric_of(run: RunConfig) -> str:
-    return f"metric={run.metric.name}: the function that metric.build returns"
+def _check_halves(
+    what: str, score: Callable[..., Any], logits: Tensor, labels: Tensor, *, shape: tuple[int, ...], share: float
+) -> None:
+    """`share`: what each half's score counts."""
+    whole = score(logits, labels)
+    if not isinstance(whole, Tensor) or whole.shape != shape:
+        found = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+        raise ConfigError(f"{what}, a tensor of shape {shape}, but it gives {found}")
+    first, second = (score(*half).double() for half in zip(logits.chunk(2), labels.chunk(2), strict=True))
+    both, whole = share * (first + second), whole.double()
+    off = (whole - both).abs() > _ROUNDING * torch.maximum(whole.abs(), both.abs())
+    if whole.isfinite().all() and off.any():
+        raise ConfigError(f"{what}, but it gives {whole.tolist()}, and by its two halves {both.tolist()}")
 
 
 def check_rate(run: RunConfig) -> None:
@@ -123,13 +79,9 @@ def check_rate(run: RunConfig) -> None:
         return
     try:
         full, half = (_updated_twice(run, factor) for factor in (1.0, 0.5))
-    except KeyError as error:
-        follows = error.args != ("lr",)
     except Exception:  # a user's optimizer may raise anything
-        follows = True
-    else:
-        follows = not torch.equal(full, half)
-    if not follows:
+        return
+    if torch.equal(full, half):
         raise ConfigError(
             f"lr_schedule={run.lr_schedule.name} with optimizer={run.optimizer.name} is refused: its updates do not "
             'depend on param_groups["lr"], which a schedule sets before each step; read the rate there in step(), or '
@@ -158,30 +110,14 @@ def check_logits(run: RunConfig) -> None:
     declares its own vocabulary has that many.
     """
     samples = min(_SAMPLES_OF_LOGITS, run.global_batch_size)
-    asked = count_of(samples, "blank sample")
-    called = f"model={run.model.name}, built for num_classes={run.data.num_classes} and called on {asked}"
-    try:
-        found = _output(run, samples)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's model may raise anything
-        raise ConfigError(f"{called}, fails: {raised_at(error)}; mend it, or choose another model") from None
-    expected = (samples, *run.data.label_shape, run.logits_per_label)
-    if not isinstance(found, Tensor):
-        raise ConfigError(f"{called}, gives {type(found).__name__}: return one tensor, of shape {expected}")
-    if found.shape != expected:
-        raise ConfigError(f"{called}, gives shape {tuple(found.shape)}, not {expected}: {_fix(run, found, expected)}")
-
-
-def _fix(run: RunConfig, found: Tensor, expected: tuple[int, ...]) -> str:
-    classes = expected[-1]
-    if found.shape[:-1] != expected[:-1]:
-        per = "for each position of each sample" if run.data.label_shape else "for each sample"
-        return f"return {classes} logits {per}, and no other dimensions"
-    if run.data.label_shape and found.shape[-1] > classes:
-        entries = found.shape[-1]
-        return f"let its last layer give {classes} logits, or declare Vocabulary(entries={entries}) in its anatomy"
-    return f"let its last layer give {classes} logits, or correct num_classes of data={run.data.name}"
+    found, expected = _output(run, samples), (samples, *run.data.label_shape, run.logits_per_label)
+    given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if given != expected:
+        raise ConfigError(
+            f"model={run.model.name}, called on {count_of(samples, 'sample')}, gives {given}, not logits of shape "
+            f"{expected}: change its last layer, num_classes of data={run.data.name}, or, of a language model, the "
+            "Vocabulary of its anatomy"
+        )
 
 
 def _output(run: RunConfig, samples: int) -> Any:
@@ -220,14 +156,8 @@ def traits_of(run: RunConfig) -> Traits:
     """
     if package_of(type(run.model)) == "parallelbench":
         return Traits()
-    called = f"model={run.model.name}, called in training on {_FEW_SAMPLES} samples,"
     with Generators().unchanged():
-        try:
-            return _asked(run)
-        except ConfigError as error:
-            raise ConfigError(f"{called} {error}") from None
-        except (Exception, SystemExit) as error:  # a user's model may raise anything
-            raise ConfigError(f"{called} fails: {raised_at(error)}; mend it, or choose another model") from None
+        return _asked(run)
 
 
 def check_traits(run: RunConfig, traits: Traits) -> None:
@@ -252,7 +182,9 @@ def _asked(run: RunConfig) -> Traits:
 
 def _of_steps(model: nn.Sequential, run: RunConfig, *, dtype: torch.dtype, has_values: bool = True) -> Traits:
     if not any(each.requires_grad for each in model.parameters()):
-        raise ConfigError("has no parameter that needs a gradient: let some keep requires_grad=True")
+        raise ConfigError(
+            f"model={run.model.name} has no parameter that needs a gradient: let some keep requires_grad=True"
+        )
     batch = _batch(run, _FEW_SAMPLES, dtype)
 
     def copied() -> nn.Sequential:
@@ -306,8 +238,8 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
             output = layer(output)
             if not isinstance(output, Tensor):
                 raise ConfigError(
-                    f"gets {type(output).__name__} from its layer {name}: return one tensor, in training as in "
-                    "evaluation; with_own_loss adds what else training minimises (docs/adding-a-model.md)"
+                    f"model={run.model.name} gets {type(output).__name__} from its layer {name} in training: return "
+                    "one tensor; with_own_loss adds what else training minimises (docs/adding-a-model.md)"
                 )
         loss(output, labels).backward()
     after = dict(model.named_buffers())
