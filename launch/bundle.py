@@ -33,7 +33,7 @@ from parallelbench.config.identity import CONFIGURATION_VERSION, run_id
 from parallelbench.config.sites import LocalLauncher, SlurmLauncher, prepare_line, shipped
 from parallelbench.errors import ConfigError, count_of, no_permission, one_line
 from parallelbench.redaction import kind_of_token, redacted
-from parallelbench.results.files import read_record, storage_errors
+from parallelbench.results.files import storage_errors
 from parallelbench.results.folder import RunFolder, file_sha256
 from parallelbench.results.tables import TABLES_VERSION
 
@@ -199,7 +199,7 @@ def _readme(name: str, title: str, runs: int) -> str:
 def require_known(root: Path, bundle: Path) -> None:
     """Raise `ConfigError` for an unpacked bundle that this release can't read."""
     try:
-        index = msgspec.json.decode(read_record(root / INDEX))
+        index = msgspec.json.decode((root / INDEX).read_bytes())
         found = index["bundle_version"]
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{bundle} is no bundle: {INDEX} is missing or unreadable") from None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -26,13 +27,11 @@ from parallelbench.environments import interpreter, require
 from parallelbench.errors import ConfigError, Refusals, count_of, raised_at, refuse_token
 from parallelbench.measure.environment_match import flatten
 from parallelbench.redaction import kind_of_token
-from parallelbench.results.files import read_record
 from parallelbench.results.folder import Manifest, RunFolder, State, find_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
-    from pathlib import Path
     from types import ModuleType
 
     from rich.console import Console
@@ -391,7 +390,7 @@ def glance(folder: RunFolder) -> State:
     # Strings and plain calls: with paths, 10,000 runs would take three times as long.
     result = os.path.join(folder.path, "result")
     try:
-        manifest = _MANIFEST.decode(read_record(f"{result}/manifest.json"))
+        manifest = _MANIFEST.decode(Path(f"{result}/manifest.json").read_bytes())
         tables = manifest.tables
         whole = all(os.stat(f"{result}/{name}.parquet").st_size == table.bytes for name, table in tables.items())
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors

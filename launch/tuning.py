@@ -28,7 +28,7 @@ from parallelbench.config.check import check_run
 from parallelbench.config.identity import by_first_name, canonical_json, run_id
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, count_of, one_line
-from parallelbench.results.files import read_record, storage_errors, write_file
+from parallelbench.results.files import storage_errors, write_file
 from parallelbench.training.tuning import Findings, Patch, TrialRequest, patched
 from parallelbench.world.machine import this_machine, threads_here
 
@@ -190,7 +190,7 @@ def read(folder: Path) -> Kept:
     """Earlier choices for a sweep; raises `ConfigError` for a damaged file."""
     path = folder / FILE
     try:
-        kept = msgspec.json.decode(read_record(path), type=Kept)
+        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
     except FileNotFoundError:
         return {}
     except (msgspec.DecodeError, OSError, UnicodeDecodeError, RecursionError) as error:

@@ -161,15 +161,8 @@ def test_every_verb_refuses_a_folder_without_runs_in_the_same_words(
 ) -> None:
     usual = "name a results folder, a sweep's folder, or a run's, or start runs first, e.g. parallelbench submit"
     assert told(capsys, READERS, here).startswith(f"holds no runs: {usual}")
-    published(config(here / "projects" / "mine" / "results"))
-    sweep = here / "projects" / "mine" / "results" / "demo"
-    assert told(capsys, READERS, here) == f"holds no runs: runs lie deeper: name {sweep}"
-    (run,) = sweep.iterdir()
-    for part in ("attempts", "attempts/1", "result"):
-        assert told(capsys, READERS, run / part) == f"is a part of a run's folder: name {run}"
-    (here / "other" / "a" / "b" / "c").mkdir(parents=True)
-    (here / "other" / "a" / "b" / "c" / "config.yaml").write_text("theme: dark\n")
-    assert told(capsys, READERS, here / "other").startswith(f"holds no runs: {usual}")
+    published(config(here))
+    assert told(capsys, READERS, next((here / "demo").iterdir()) / "attempts").startswith(f"holds no runs: {usual}")
 
 
 def test_every_verb_refuses_a_folder_without_finished_runs_in_the_same_words(
@@ -179,7 +172,6 @@ def test_every_verb_refuses_a_folder_without_finished_runs_in_the_same_words(
     (here / "foreign" / "run" / "config.yaml").write_text("theme: dark\n")
     words = told(capsys, READERS[1:], here / "foreign")
     assert words.startswith(f"holds no readable run ({here}/foreign/run: it has no result, and its configuration ")
-    assert "lie deeper" not in words
     failed(config(here), "oom", "out of memory", epochs=1)
     begin(config(here, repeat=1), Fake())
     assert told(capsys, READERS[1:], here / "demo") == (

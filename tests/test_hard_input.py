@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launch.launcher import glance
 from parallelbench import cli
 from parallelbench.errors import LONGEST_LINE, tellable
-from parallelbench.results.files import read_record
 from tests.analysis.factory import config, published
 from tests.helpers import TINY
 from tests.test_cli import here, listing, refused
@@ -89,47 +86,6 @@ def test_references_that_lead_to_themselves_are_refused(here: Path, capsys: pyte
     assert "seed" in refused(capsys, "plan", "seed=${repeat}", "repeat=${seed}")
 
 
-# --- files that are none
-
-
-@pytest.fixture
-def pipe(tmp_path: Path) -> Path:
-    os.mkfifo(tmp_path / "pipe")
-    return tmp_path / "pipe"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("result/manifest.json", "result/run.parquet", "config.yaml", "overrides.txt"),
-        *(f"attempts/1/{name}" for name in ("outcome.json", "journal-rank0.jsonl", "attempt.json", "supervisor.json")),
-    ],
-)
-@pytest.mark.parametrize("verb", ["status", "claims", "logs", "forget"])
-@pytest.mark.cases("status-*", "claims-result*")
-def test_a_device_in_place_of_a_file_is_not_read(
-    here: Path, pipe: Path, capsys: pytest.CaptureFixture[str], name: str, verb: str
-) -> None:
-    """A pipe that nobody writes to, and in place of what is read whole, what never ends."""
-    sweep = here / "demo"
-    run = published(config(here, epochs=1)).path
-    (run / name).parent.mkdir(parents=True, exist_ok=True)
-    (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to("/dev/zero" if name.endswith("json") else pipe)
-    code = cli.main([verb, str(run if verb in ("logs", "forget") else sweep)])
-    assert code in (0, 2)
-    assert len(capsys.readouterr().err.splitlines()) == (code == 2)
-
-
-def test_a_glance_reads_no_device(here: Path) -> None:
-    run = published(config(here))
-    (run.result / "manifest.json").unlink()
-    (run.result / "manifest.json").symlink_to("/dev/zero")
-    assert glance(run).label == "storage"
-    with pytest.raises(OSError, match="regular"):
-        read_record("/dev/zero")
-
-
 def test_json_that_is_nested_without_end_is_a_damaged_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = published(config(here))
     (run.result / "manifest.json").write_text("[" * 100_000)
@@ -137,11 +93,6 @@ def test_json_that_is_nested_without_end_is_a_damaged_file(here: Path, capsys: p
     assert cli.main(["status", str(here)]) == 0
     capsys.readouterr()
     assert "no readable run" in refused(capsys, "report", str(here))
-
-
-def test_the_kernels_folders_hold_no_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for folder in ("/proc", "/sys", "/proc/self", "/proc/1"):
-        assert f"{folder} is the kernel's and holds no runs" in refused(capsys, "status", folder)
 
 
 # --- what is echoed

@@ -167,11 +167,11 @@ def test_publishing_reads_each_journal_once(tmp_path: Path, monkeypatch: pytest.
     say_finished(attempt)
     read: list[str] = []
 
-    def opened(path: Path) -> Any:
+    def entries(path: Path) -> list[dict[str, Any]]:
         read.append(path.name)
-        return path.open("rb")
+        return read_entries(path)
 
-    monkeypatch.setattr("parallelbench.results.journal.open_regular", opened)
+    monkeypatch.setattr("parallelbench.results.journal.read_entries", entries)
     assert publish_if_finished(folder, run, attempt) is not None
     assert sorted(read) == ["journal-rank0.jsonl", "journal-rank1.jsonl"]
 

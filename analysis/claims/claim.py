@@ -18,7 +18,6 @@ from parallelbench.config.build import load_yaml
 from parallelbench.config.run import RunConfig
 from parallelbench.config.structure import Name, Node, structure
 from parallelbench.errors import ConfigError, choices
-from parallelbench.results.files import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,7 +244,7 @@ class Publication(Node, frozen=True, kw_only=True):
     def read(cls, path: Path) -> Self:
         """Read a file; `ConfigError` names the file and what is wrong in it."""
         try:
-            plain = load_yaml(read_record(path))
+            plain = load_yaml(path.read_bytes())
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from None
         except ValueError as error:

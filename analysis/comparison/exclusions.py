@@ -21,7 +21,7 @@ from analysis.text import listed, number_of_runs
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import differences
 from parallelbench.results.attempt import DISTURBED
-from parallelbench.results.folder import instead_of, no_runs
+from parallelbench.results.folder import WHAT_TO_NAME, no_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -280,7 +280,7 @@ def require_finished(runs: Runs) -> None:
         raise ConfigError(no_runs(root))
     first, *others = unreadable
     more = f", and {len(others)} more" if others else ""
-    raise ConfigError(f"{root} holds no readable run ({first.path}: {first.reason}{more}): {instead_of(root)}")
+    raise ConfigError(f"{root} holds no readable run ({first.path}: {first.reason}{more}): {WHAT_TO_NAME}")
 
 
 def _advice(labels: Iterable[str]) -> str:

@@ -18,7 +18,6 @@ import polars.selectors as cs
 
 from parallelbench.config.build import MOVED
 from parallelbench.redaction import MARKS, redacted
-from parallelbench.results.files import read_record
 from parallelbench.results.tables import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def verified(place: int, folder: RunFolder) -> Result:
 
 def _why_no_manifest(manifest: Path) -> str:
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
-        msgspec.json.decode(read_record(manifest))["schema_version"]
+        msgspec.json.decode(manifest.read_bytes())["schema_version"]
         return "a table is missing, or not as long as manifest.json says"
     return "manifest.json is missing or unreadable"
 

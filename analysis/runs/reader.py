@@ -28,7 +28,6 @@ from analysis.runs.published import (
 from analysis.text import listed, number_of_runs
 from parallelbench.errors import ConfigError, no_permission
 from parallelbench.results.attempt import Outcome, read_config
-from parallelbench.results.files import read_record
 from parallelbench.results.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
 from parallelbench.results.journal import read_tables
 from parallelbench.results.publish import configured_columns, run_row
@@ -347,7 +346,7 @@ def _skipped(run: Found, first: Found, sizes: Counter[Path]) -> Skipped:
 
 
 def _manifest(run: Found) -> bytes:
-    return read_record(run.folder.result / "manifest.json")
+    return (run.folder.result / "manifest.json").read_bytes()
 
 
 def format_skipped(skipped: Iterable[Skipped], *, root: Path | None = None) -> list[str]:

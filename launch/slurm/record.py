@@ -21,7 +21,7 @@ import msgspec
 from parallelbench.config.sites import Site, SlurmLauncher, with_new_options
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results import liveness
-from parallelbench.results.files import read_record, storage_errors, write_file
+from parallelbench.results.files import storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -132,7 +132,7 @@ def read(path: Path) -> Submission:
     require_own(path.parent)
     require_own(path)
     try:
-        return msgspec.convert(with_new_options(msgspec.json.decode(read_record(path), type=dict)), Submission)
+        return msgspec.convert(with_new_options(msgspec.json.decode(path.read_bytes(), type=dict)), Submission)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no submission: {error}") from None
 

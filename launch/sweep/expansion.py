@@ -35,7 +35,6 @@ from parallelbench.config.plugin import imported_sources, training_plugin
 from parallelbench.config.run import Sweep, SweepBlock
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
-from parallelbench.results.files import read_record
 from parallelbench.results.folder import find_runs
 
 if TYPE_CHECKING:
@@ -419,7 +418,7 @@ def _is_of(node: dict[str, Any], package: str) -> bool:
 def _components(path: Path) -> list[dict[str, Any]]:
     """The components that a run's configuration names; none where it can't be read."""
     try:
-        plain = load_yaml(read_record(path))
+        plain = load_yaml(path.read_bytes())
     except (OSError, ValueError):
         return []
     nodes = [plain.get(key) for key in COMPONENTS] if isinstance(plain, dict) else []
@@ -447,6 +446,6 @@ def varying(runs: Sequence[Sequence[str]], *, besides: Collection[str] = ()) -> 
 def overrides_of(folder: RunFolder) -> Sequence[str]:
     """The overrides that a run was requested with, which never change; empty where they are not recorded."""
     try:
-        return read_record(folder.path / "overrides.txt").decode("utf-8", errors="replace").splitlines()
+        return (folder.path / "overrides.txt").read_bytes().decode("utf-8", errors="replace").splitlines()
     except OSError:
         return ()

@@ -15,7 +15,6 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.sweep.compose import EXPERIMENT, Extension, group_choices
 from parallelbench.config.build import load_yaml, told_in_words
 from parallelbench.errors import ConfigError, did_you_mean
-from parallelbench.results.files import read_record
 
 _OURS = ("parallelbench", "launch", "analysis", "conf")
 """The suite's own packages."""
@@ -64,7 +63,7 @@ def _require_readable(folder: Path) -> None:
     for group in group_choices(folder):
         for file in sorted((folder / group).glob("*.yaml")):
             try:
-                content = read_record(file)
+                content = file.read_bytes()
                 load_yaml(content)
                 with told_in_words(), suppress(OmegaConfBaseException):  # that error comes when it is composed
                     OmegaConf.create(content.decode())

@@ -17,7 +17,7 @@ import msgspec
 
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
-from parallelbench.results.files import read_record, write_file
+from parallelbench.results.files import write_file
 from parallelbench.results.folder import file_sha256
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _file(path: Path) -> str:
 
 def _known(path: Path) -> dict[str, str]:
     try:
-        known: Any = json.loads(read_record(path))
+        known: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return {str(key): str(value) for key, value in known.items()} if isinstance(known, dict) else {}

@@ -16,7 +16,7 @@ from parallelbench.config.sites import prepare_line
 from parallelbench.data.content import CONTENT_DIGITS
 from parallelbench.data.tokens import Sequences
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.results.files import read_record, write_file
+from parallelbench.results.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,7 +165,7 @@ class OwnText(NamedTuple):
         folder = self.folder(data_dir)
         fix = prepare_line("text", data_dir, "data.path=PATH")
         try:
-            found = msgspec.json.decode(read_record(folder / MANIFEST), type=TextManifest)
+            found = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=TextManifest)
             size_bytes = (folder / TOKENS).stat().st_size
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"data.path={self.name} is not prepared in {data_dir} ({error}). Run `{fix}`") from None

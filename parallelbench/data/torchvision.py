@@ -18,7 +18,6 @@ from parallelbench.config.components import Arrays, Data
 from parallelbench.config.sites import prepare_line
 from parallelbench.data.content import OwnFiles
 from parallelbench.errors import ConfigError
-from parallelbench.results.files import read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -191,7 +190,7 @@ def fingerprint_of(arrays_sha256: Iterable[str]) -> str:
 def read_manifest(path: Path, *, fix: str) -> DatasetManifest:
     """Read a manifest; where it is damaged or of another version, `ConfigError` with the line `fix`."""
     try:
-        manifest = msgspec.json.decode(read_record(path), type=DatasetManifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=DatasetManifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is one
         raise ConfigError(f"{path} can't be read ({error}). Run `{fix}` again: it replaces damaged files") from None
     if manifest.version != PREPARED_VERSION:

@@ -20,7 +20,7 @@ from parallelbench.config.build import from_mapping, load_yaml, to_mapping
 from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError, no_permission, one_line
 from parallelbench.results import liveness
-from parallelbench.results.files import fill, read_record, reserve, storage_errors, write_file
+from parallelbench.results.files import fill, reserve, storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -220,7 +220,7 @@ def write_config(path: Path, run: RunConfig) -> None:
 def read_config(path: Path, plugin: str | None = None) -> RunConfig:
     """Read a run's configuration; raises `ConfigError` where it is missing, damaged or foreign."""
     try:
-        plain = load_yaml(read_record(path))
+        plain = load_yaml(path.read_bytes())
     except PermissionError as error:
         raise ConfigError(no_permission(error)) from None
     except (OSError, ValueError) as error:
@@ -239,7 +239,7 @@ def decoded(path: Path, kind: Any) -> Any:
     Raises `PermissionError`: a file without permission may be whole.
     """
     try:
-        return msgspec.json.decode(read_record(path), type=kind)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except PermissionError:
         raise
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a ValidationError is a DecodeError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parallelbench.errors import StorageError
-from parallelbench.results.files import read_record, write_file
+from parallelbench.results.files import write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,5 +42,5 @@ def read_exits(attempt: Path, processes: int) -> list[Exits]:
     found = []
     for node in range(processes):
         with suppress(OSError, UnicodeDecodeError, msgspec.DecodeError):
-            found.append(msgspec.json.decode(read_record(exits_file(attempt, node)), type=Exits))
+            found.append(msgspec.json.decode(exits_file(attempt, node).read_bytes(), type=Exits))
     return found

@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import uuid
-from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -31,7 +30,7 @@ import msgspec
 from parallelbench.config.identity import run_id, slug
 from parallelbench.errors import ConfigError, no_permission
 from parallelbench.results.attempt import PUBLISHED, RETRYABLE, Attempt, Outcome, decoded, read_config, write_config
-from parallelbench.results.files import open_regular, read_record, storage_errors, sync
+from parallelbench.results.files import storage_errors, sync
 from parallelbench.results.tables import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
@@ -274,8 +273,8 @@ def subfolders(path: Path | str) -> list[str]:
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file's content, in hex; raises `OSError` for a device or a pipe."""
-    with open_regular(path) as file:
+    """sha256 of a file's content, in hex."""
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -293,57 +292,28 @@ def new_manifest(run: RunConfig, attempt: Attempt, outcome: Outcome, tables: dic
     )
 
 
-_LOOKED_THROUGH = 1000
-"""Folders that are searched for a better message."""
-_FOLDERS = "name a results folder, a sweep's folder, or a run's"
-_DEPTH_IN_RUN = 2
-"""A run's folder holds attempts/<n>, and nothing deeper that is a folder of its own."""
-
-
-_OF_THE_KERNEL = (Path("/proc"), Path("/sys"))
-"""Folders whose files are made up as they are read: what looks like a folder without permission there is none."""
+WHAT_TO_NAME = "name a results folder, a sweep's folder, or a run's"
 
 
 def require_folder(path: Path) -> None:
-    """Raise `ConfigError` where there is no such folder, no permission to read it, or it is a part of a run's."""
-    if any(path.absolute().is_relative_to(folder) for folder in _OF_THE_KERNEL):
-        raise ConfigError(f"{path} is the kernel's and holds no runs: {_FOLDERS}")
+    """Raise `ConfigError` where there is no such folder, or no permission to read it."""
     try:
         os.scandir(path).close()
         os.stat(f"{path}/.")  # to list a folder is one permission, to enter it is another
     except PermissionError as error:
         raise ConfigError(no_permission(error)) from None
     except OSError:
-        raise ConfigError(f"{path} is no folder: {_FOLDERS}") from None
-    for parent in path.absolute().parents[:_DEPTH_IN_RUN]:
-        if (parent / "attempts").is_dir() and is_configuration_of_run(parent):
-            raise ConfigError(f"{path} is a part of a run's folder: name {parent}")
+        raise ConfigError(f"{path} is no folder: {WHAT_TO_NAME}") from None
 
 
 def is_configuration_of_run(folder: Path | str) -> bool:
     """Whether the `config.yaml` of a folder is that of a run, as far as a glance tells."""
     try:
-        return b"sweep_name:" in read_record(f"{folder}/config.yaml")
+        return b"sweep_name:" in Path(f"{folder}/config.yaml").read_bytes()
     except OSError:
         return False
 
 
 def no_runs(root: Path) -> str:
-    """That a folder holds no runs, and the remedy: the sweep's folder that lies deeper, if there is one."""
-    return f"{root} holds no runs: {instead_of(root)}"
-
-
-def instead_of(root: Path) -> str:
-    """What to name, or to run, instead of a folder without runs."""
-    waiting = deque([str(root)])
-    for _ in range(_LOOKED_THROUGH):
-        if not waiting:
-            break
-        folder = waiting.popleft()
-        with suppress(PermissionError):
-            for below in subfolders(folder):
-                if not is_configuration_of_run(below):
-                    waiting.append(below)
-                elif folder != str(root):
-                    return f"runs lie deeper: name {folder}"
-    return f"{_FOLDERS}, or start runs first, e.g. parallelbench submit sweep=demo"
+    """That a folder holds no runs, and the remedy."""
+    return f"{root} holds no runs: {WHAT_TO_NAME}, or start runs first, e.g. parallelbench submit sweep=demo"

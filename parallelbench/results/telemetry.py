@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelbench.results.files import open_regular
 from parallelbench.results.journal import Row, Tables, read_entries
 from parallelbench.results.recording import COLUMNS, FIELDS, MARK, journal_of
 from parallelbench.results.tables import GPU_AND_HOST, WARNING, schema
@@ -56,7 +55,7 @@ class Recordings:
 
 def _records(path: Path, count: int) -> Iterator[NDArray[Any]]:
     """The first `count` records, up to the first that no sampler writes."""
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         for first in range(0, count, BATCH_ROWS):
             content = file.read(min(BATCH_ROWS, count - first) * RECORD.itemsize)
             records = np.frombuffer(content, RECORD, len(content) // RECORD.itemsize)

@@ -17,7 +17,7 @@ import msgspec
 
 from parallelbench.errors import StorageError, one_line
 from parallelbench.measure.memory import release
-from parallelbench.results.files import new_file, read_record, storage_errors, sync, write_file
+from parallelbench.results.files import new_file, storage_errors, sync, write_file
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
 
@@ -164,7 +164,7 @@ class Checkpoints:
         """
         path = self._file(key)
         try:
-            manifest = msgspec.json.decode(read_record(self._manifest(key)), type=CheckpointManifest)
+            manifest = msgspec.json.decode(self._manifest(key).read_bytes(), type=CheckpointManifest)
             if len(manifest.sha256) != self.world.size or file_sha256(path) != manifest.sha256[self.world.rank]:
                 return None
             state: State = self.world.read_state(path)
