@@ -19,7 +19,7 @@ from launch.verbs.console import console, print_findings
 from parallelbench.config.sites import prepare_line
 from parallelbench.environments import engine_states, look, python_of
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.world.machine import cpu_name, driver_problem, gpu_caveats, problems, this_machine
+from parallelbench.world.machine import cpu_name, gpu_caveats, problems, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -107,8 +107,6 @@ def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
             "GPUs",
             "none visible: runs use processor cores as devices; on a GPU machine check the driver with nvidia-smi",
         )
-    elif problem := driver_problem():
-        yield "driver", problem
     for text in (*problems(machine.gpus), *gpu_caveats(machine.gpus)):
         yield "GPUs", text
     if machine.gpus and (topology := _output(["nvidia-smi", "topo", "-m"])):

@@ -31,7 +31,7 @@ class Field(NamedTuple):
 
 
 STRING_BYTES = 64
-"""A sha256, and the longest of `node_name`."""
+"""A sha256, and the longest name that Linux gives a host."""
 COLUMNS = TABLES["telemetry"]
 FIELDS = {
     "string": Field(f"{STRING_BYTES}s", f"S{STRING_BYTES}", b""),

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import os
-import re
 import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,54 +20,8 @@ if TYPE_CHECKING:
     from parallelbench.frameworks import RankWorld
 
 
-def driver_problem() -> str | None:
-    """Why torch can't use the GPUs of this machine, with the remedy; None: it can, or nothing tells.
-
-    A driver runs all programs that were built for its CUDA's major version or for an older one.
-    """
-    driver, torch = driver_cuda(), torch_cuda()
-    if driver is None or torch is None or driver[0] >= torch[0]:
-        return None
-    return (
-        f"the driver supports CUDA {driver[0]}.{driver[1]}, and torch is built for CUDA {torch[0]}.{torch[1]}, so it "
-        f"can use no GPU here: install a torch that is built for CUDA {driver[0]}, or ask for a newer driver"
-    )
-
-
-def driver_cuda() -> tuple[int, int] | None:
-    """Newest CUDA that the driver supports, (major, minor); None without a driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-    return version // 1000, version % 1000 // 10
-
-
-def torch_cuda() -> tuple[int, int] | None:
-    """CUDA that the installed torch is built for, (major, minor); None: it is built without CUDA, or not installed."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return None
-    try:
-        content = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    version = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", content, re.MULTILINE)
-    return None if version is None else (int(version[1]), int(version[2]))
-
-
 _WORD_BITS = 64
 """NVML returns sets of cores as machine words."""
-_READ = 0
-"""NVML_P2P_CAPS_INDEX_READ, which the package defines as a tuple."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +38,8 @@ class Gpu:
     """Processes that compute on it at this moment."""
     cores: frozenset[int] = frozenset()
     """Logical cores of the NUMA node that it is attached to; empty: not known."""
-    takes_processes: int | None = None
-    """How many processes may use it at once, by its compute mode: 0 or 1; None: any number."""
     is_sliced: bool = False
     """Whether MIG cuts it into slices, or this is one."""
-    unreachable: frozenset[str] = frozenset()
-    """UUIDs of the GPUs whose memory it can't read directly."""
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -105,14 +51,13 @@ def visible_gpus() -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        gpus = [_gpu(pynvml, index, count) for index in range(count)]
+        gpus = [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
     return select_visible(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _gpu(pynvml: Any, index: int, count: int) -> Gpu:
+def _gpu(pynvml: Any, index: int) -> Gpu:
     """One GPU. One that can't be read keeps its place: CUDA counts it, and it may be another job's."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -129,21 +74,8 @@ def _gpu(pynvml: Any, index: int, count: int) -> Gpu:
         cores = range(_WORD_BITS * len(words))
         known["cores"] = frozenset(core for core in cores if words[core // _WORD_BITS] >> core % _WORD_BITS & 1)
     with suppress(pynvml.NVMLError):
-        modes = {pynvml.NVML_COMPUTEMODE_PROHIBITED: 0, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: 1}
-        known["takes_processes"] = modes.get(pynvml.nvmlDeviceGetComputeMode(handle))
-    with suppress(pynvml.NVMLError):
         known["is_sliced"] = bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
-    known["unreachable"] = frozenset(_unreachable(pynvml, handle, (i for i in range(count) if i != index)))
     return Gpu(name=name, uuid=uuid, **known)
-
-
-def _unreachable(pynvml: Any, handle: Any, others: Iterator[int]) -> Iterator[str]:
-    """UUIDs of GPUs to which the driver refuses peer access."""
-    for index in others:
-        with suppress(pynvml.NVMLError):
-            other = pynvml.nvmlDeviceGetHandleByIndex(index)
-            if pynvml.nvmlDeviceGetP2PStatus(handle, other, _READ) != pynvml.NVML_P2P_STATUS_OK:
-                yield pynvml.nvmlDeviceGetUUID(other)
 
 
 def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
@@ -165,26 +97,12 @@ def select_visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...
     return tuple(chosen)
 
 
-def require_usable(gpus: Sequence[Gpu]) -> None:
-    """Refuse what ends every run on these GPUs, or makes its times mean nothing. Other jobs' GPUs don't count."""
-    if gpus and (problem := driver_problem()):
-        raise ConfigError(problem)
-    for problem in problems(gpus):
-        raise ConfigError(problem)
-
-
 def problems(gpus: Sequence[Gpu]) -> Iterator[str]:
     """Why a run can't use these GPUs, each with its remedy."""
-    elsewhere = "hide it with CUDA_VISIBLE_DEVICES, or ask for another node"
     for index, gpu in enumerate(gpus):
         if gpu.failure is not None:
-            yield f"GPU {index} can't be used ({gpu.failure}): {elsewhere}"
-        if gpu.takes_processes == 0:
-            yield f"GPU {index} ({gpu.name}) is in the compute mode Prohibited, which lets nobody use it: {elsewhere}"
-        if gpu.takes_processes == 1 and gpu.other_processes:
             yield (
-                f"GPU {index} ({gpu.name}) is in the compute mode Exclusive_Process, and another process uses it: wait "
-                f"for that, {elsewhere}"
+                f"GPU {index} can't be used ({gpu.failure}): hide it with CUDA_VISIBLE_DEVICES, or ask for another node"
             )
     if len(gpus) > 1 and (sliced := [str(index) for index, gpu in enumerate(gpus) if gpu.is_sliced]):
         yield (
@@ -200,20 +118,12 @@ def problems(gpus: Sequence[Gpu]) -> Iterator[str]:
 
 def gpu_caveats(gpus: Sequence[Gpu]) -> list[str]:
     """What may have slowed a run on these GPUs down."""
-    found = [
+    return [
         f"{count_of(gpu.other_processes, 'other process', 'other processes')} used GPU {index} ({gpu.name}) when this "
         f"run started and may have slowed it down; hide it with CUDA_VISIBLE_DEVICES, or ask for a node of your own"
         for index, gpu in enumerate(gpus)
         if gpu.other_processes
     ]
-    apart = [
-        f"{a} and {b}"
-        for (a, one), (b, other) in combinations(enumerate(gpus), 2)
-        if other.uuid in one.unreachable or one.uuid in other.unreachable
-    ]
-    if apart:
-        found.append(f"no peer access between the GPUs {', '.join(apart)}: messages between them go through the host")
-    return found
 
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -281,8 +191,8 @@ class Machine:
         """Refuse more devices than there are, and GPUs that can't be used; returns whether cores are oversubscribed
         (allowed only when asked).
         """
-        if device_type == "cuda":
-            require_usable(self.gpus[:devices])
+        for problem in problems(self.gpus[:devices]) if device_type == "cuda" else ():
+            raise ConfigError(problem)
         if self.suffices(devices=devices, device_type=device_type, cores_per_device=cores_per_device):
             return False
         if device_type == "cuda":
@@ -353,21 +263,9 @@ def others_running(samples: int = 5, interval_s: float = 0.01) -> int:
     return max(0, min(running))
 
 
-LONGEST_NAME_BYTES = 64
-"""Of a host, on Linux."""
-
-
 def node_name() -> str:
-    """Slurm's name of this node, since several nodes of a cluster may be one host; without Slurm the host's.
-
-    A longer name than Linux gives a host ends with a part of its hash: it still names this node only.
-    """
-    name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    content = name.encode()
-    if len(content) <= LONGEST_NAME_BYTES:
-        return name
-    ending = f"-{hashlib.sha256(content).hexdigest()[:16]}"
-    return content[: LONGEST_NAME_BYTES - len(ending)].decode(errors="ignore") + ending
+    """Slurm's name of this node, since several nodes of a cluster may be one host; without Slurm the host's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def cpu_name() -> str:

@@ -13,7 +13,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.results.attempt import Outcome
 from parallelbench.results.folder import RunFolder
 from parallelbench.training import session
-from parallelbench.world import cuda, machine
+from parallelbench.world import cuda
 from parallelbench.world.machine import Gpu, Machine
 from parallelbench.world.world import World
 from tests.helpers import configured
@@ -26,11 +26,6 @@ def gpu(uuid: str = "a", **changes: Any) -> Gpu:
 LOST = gpu(name="unreadable GPU", uuid="", memory_bytes=None, failure="GPU is lost")
 BAD: dict[str, tuple[list[Gpu], list[str], str]] = {
     "lost": ([gpu(), LOST], [], "GPU 1 can't be used (GPU is lost): hide it with CUDA_VISIBLE_DEVICES, or ask for"),
-    "used by another job": (
-        [gpu(), gpu("b", takes_processes=1, other_processes=1)],
-        [],
-        "GPU 1 (A100) is in the compute mode Exclusive_Process, and another process uses it: wait for that, hide it",
-    ),
     "slices": ([gpu(is_sliced=True), gpu("b")], [], "MIG slices GPU 0: NCCL connects no slices, and their sizes may"),
     "types": ([gpu(), gpu("b", name="H100")], [], "GPUs of several types (A100, H100) would train together, at the"),
     "too few": ([gpu()], [], "devices=2, but this machine has 1 CUDA device: choose devices=1 or fewer"),
@@ -40,7 +35,6 @@ BAD: dict[str, tuple[list[Gpu], list[str], str]] = {
         ["nodes=2", "devices=4", "site.network_interface=ib7"],
         "site.network_interface=ib7 is not on ",
     ),
-    "old driver": ([gpu(), gpu("b")], [], "the driver supports CUDA 12.8, and torch is built for CUDA 13.2, so it"),
 }
 """What a node may be like → GPUs, the run's choices, and how the reason begins or goes on."""
 
@@ -52,10 +46,6 @@ def test_the_attempt_has_an_outcome_and_is_not_tried_again(
     found, overrides, words = BAD[case]
     here = Machine(cores=tuple(range(8)), physical_cores=8, gpus=tuple(found), node_cores=8)
     monkeypatch.setattr(supervisor, "this_machine", lambda: here)
-    driver = machine.driver_problem if case == "old driver" else lambda: None
-    monkeypatch.setattr("parallelbench.world.machine.driver_cuda", lambda: (12, 8))
-    monkeypatch.setattr("parallelbench.world.machine.torch_cuda", lambda: (13, 2))
-    monkeypatch.setattr(machine, "driver_problem", driver)
     run = configured("strategy=ddp", "devices=2", f"results={tmp_path}", *overrides)
     folder = RunFolder.of(run)
     folder.write_intent(run, [])

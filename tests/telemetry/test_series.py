@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallelbench.results.telemetry import NOTHING, Samples, Series, Window, columns
-from parallelbench.world.machine import node_name
 from tests.telemetry.playback import recorded
 
 
@@ -88,21 +87,6 @@ def samples_of(folder: Path, rows: list[dict[str, object]]) -> Samples:
 def rank(start: float, end: float, *, uuid: str = "GPU-a", attempt: int = 1) -> dict[str, object]:
     edges = {"training_started_at": start, "training_ended_at": end}
     return {"attempt": attempt, "node": "here", "device_uuid": uuid, **edges}
-
-
-def test_nodes_whose_names_are_longer_than_linux_gives_are_sampled_and_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sampler writes names of at most 64 bytes."""
-    nodes = []
-    for last in "ab":
-        monkeypatch.setenv("SLURMD_NODENAME", "ü" * 40 + last)
-        nodes.append(node_name())
-    rows = [row(float(t), None, energy_j=t * e) | {"node": node} for t in range(6) for e, node in enumerate(nodes, 1)]
-    found = columns([rank(1, 4) | {"node": node} for node in nodes], samples_of(tmp_path, rows))
-    assert found["cpu_energy_j"] == 3 * 1 + 3 * 2
-    monkeypatch.setenv("SLURMD_NODENAME", "n" * 64)
-    assert node_name() == "n" * 64
 
 
 def test_without_a_counter_the_power_is_integrated_and_that_is_said(tmp_path: Path) -> None:
