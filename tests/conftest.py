@@ -19,7 +19,7 @@ from tests.surroundings import hide_the_machine, machine_path, program
 
 hide_the_machine()  # before a library reads the environment
 
-from parallelbench.environments import look, python_of  # noqa: E402
+from parallelbench.environments import why_not  # noqa: E402
 from tests.warm import cold, warm  # noqa: E402
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _mark_by_cases(items: list[pytest.Item]) -> None:
 def skip_without(items: list[pytest.Item], framework: str) -> None:
     """Skip the tests of a framework where its environment can't be used."""
     marked = [item for item in items if item.get_closest_marker(framework)]
-    if marked and (problem := look(python_of(framework)).problem):
+    if marked and (problem := why_not(framework)):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=problem))
 

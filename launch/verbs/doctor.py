@@ -17,7 +17,7 @@ from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
 from launch.verbs.console import console, print_findings
 from parallelbench.config.sites import prepare_line
-from parallelbench.environments import engine_states, look, python_of
+from parallelbench.environments import engine_states, python_of, why_not
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.world.machine import cpu_name, gpu_caveats, problems, this_machine
 
@@ -78,7 +78,7 @@ def findings(overrides: Sequence[str] = (), extension: Extension = NOTHING) -> I
     yield from _folders(run)
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
-    yield "TensorFlow", look(python_of("tensorflow")).text
+    yield "TensorFlow", why_not("tensorflow") or str(python_of("tensorflow"))
     yield from engine_states()
     yield from _data(run.site.data_folder, extension)
 

@@ -188,7 +188,7 @@ VELOX = ("preprocess.engine=velox", "preprocess.recipe=filter", "epochs=0")
 @pytest.mark.parametrize(
     ("versions", "message"),
     [
-        (None, "is missing: `make venv-velox` makes it, or name its interpreter in PARALLELBENCH_VELOX_PYTHON"),
+        (None, "has none: `make venv-velox` makes it, or name its interpreter in PARALLELBENCH_VELOX_PYTHON"),
         ({}, "needs pyvelox 0.2.0, but .* has none: `make venv-velox`"),
         ({"pyvelox": "0.3.0", "pyarrow": "19.0.1"}, "needs pyvelox 0.2.0, but .* has 0.3.0: `make venv-velox`"),
         ({"PyVelox": "0.2.0", "pyarrow": "26.0.1"}, "needs pyarrow 19.0.1, but .* has 26.0.1: `make venv-velox`"),

@@ -12,7 +12,7 @@ import pytest
 
 from launch.attempt.outcome import judge
 from parallelbench.config.check import check_run
-from parallelbench.environments import TENSORFLOW_PYTHON, look, require
+from parallelbench.environments import TENSORFLOW_PYTHON, require
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks import RENDEZVOUS, meeting
 from parallelbench.frameworks.meeting import PatienceError, Watchdog, host_group, join_group
@@ -24,6 +24,7 @@ from parallelbench.training.failure import classify
 from tests.analysis.factory import Fake, begin, config
 from tests.faults import fault
 from tests.helpers import TINY, configured
+from tests.preprocess.test_stage import fake_environment
 
 SECRET = "of the attempt"
 WORKERS = ("strategy=tf_multi_worker", "devices=2")
@@ -66,52 +67,31 @@ def test_gpus_are_refused(strategy: str) -> None:
         check_run(configured(*TINY, f"strategy={strategy}", f"devices={devices}"), "cuda")
 
 
-def interpreter(folder: Path, says: str) -> Path:
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{says}\n")
-    path.chmod(0o755)
-    return path
+BESIDE = dict.fromkeys(("msgspec", "PyYAML", "psutil", "nvidia-ml-py", "scikit_learn", "numpy"), "1.0")
 
 
 @pytest.mark.parametrize(
-    ("says", "text"),
+    ("versions", "text"),
     [
-        (None, "does not exist"),
-        ("exit 3", "does not work"),
-        ("""echo '{"versions": {"numpy": "2.4"}, "missing": []}'""", "has no TensorFlow"),
-        ("""echo '{"versions": {"tensorflow": "2.15.1"}, "missing": []}'""", "TensorFlow 2.15.1, and the suite needs"),
-        ("""echo '{"versions": {"tensorflow": "2.21.0"}, "missing": ["psutil"]}'""", "lacks psutil"),
+        (None, r"lacks TensorFlow 2\.21 \(found: none\)"),
+        ({"numpy": "2.4"}, r"lacks TensorFlow 2\.21 \(found: none\)"),
+        ({"tensorflow": "2.15.1"}, r"found: 2\.15\.1"),
+        ({"tensorflow": "2.21.0"} | BESIDE | {"psutil": ""}, "lacks psutil"),
+        ({"tensorflow_cpu": "2.21.0"} | BESIDE, None),
     ],
 )
 def test_an_environment_that_will_not_do_is_named_with_the_remedy(
-    says: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    versions: dict[str, str] | None, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = tmp_path / "python" if says is None else interpreter(tmp_path, says)
+    there = {name: version for name, version in (versions or {}).items() if version}
+    python = tmp_path / "python" if versions is None else fake_environment(tmp_path, **there)
     monkeypatch.setenv(TENSORFLOW_PYTHON, str(python))
-    look.cache_clear()
-    with pytest.raises(ConfigError, match=text) as refused:
-        require("tensorflow", "cpu")
-    assert "make venv-tensorflow" in str(refused.value)
-    require("torch", "cuda")
-
-
-def test_the_tested_release_is_accepted(tmp_path: Path) -> None:
-    found = look(interpreter(tmp_path, """echo '{"versions": {"tensorflow-cpu": "2.21.0"}, "missing": []}'"""))
-    assert (found.problem, found.text.startswith("TensorFlow 2.21.0 in ")) == (None, True)
-
-
-@pytest.mark.parametrize("package", ["tensorflow", "tensorflow-cpu"])
-def test_a_build_without_gpus_is_refused_where_torch_finds_one(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    says = f"""echo '{{"versions": {{"{package}": "2.21.0"}}, "missing": []}}'"""
-    monkeypatch.setenv(TENSORFLOW_PYTHON, str(interpreter(tmp_path, says)))
-    require("tensorflow", "cpu")
-    if package == "tensorflow":
-        require("tensorflow", "cuda")
-    else:
-        with pytest.raises(ConfigError, match=r"finds no GPU, though torch does.*device=cpu"):
-            require("tensorflow", "cuda")
+    if text is None:
+        require("tensorflow")
+        return
+    with pytest.raises(ConfigError, match=f"{text}.*make venv-tensorflow"):
+        require("tensorflow")
+    require("torch")
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
