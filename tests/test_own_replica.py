@@ -10,7 +10,7 @@ from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.single import Single
 from parallelbench.training.observers import Copies
-from parallelbench.training.replica import new_reference, new_replica
+from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import TINY
@@ -25,21 +25,20 @@ class Steps:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("made", "make", "message"),
+    ("made", "message"),
     [
-        (None, new_replica, r"strategy=single: prepare returns NoneType, which lacks .*data_shard.*step.*BaseReplica"),
-        (Steps(), new_replica, r"returns Steps, which lacks close, copied, .*ModuleReplica"),
-        (Steps(), new_reference, r"a reference: .* Steps, which lacks evaluate, full_gradients, full_state_dict: "),
+        (None, r"strategy=single: prepare returns NoneType, which lacks .*data_shard.*step.*BaseReplica"),
+        (Steps(), r"returns Steps, which lacks close, copied, .*ModuleReplica"),
     ],
 )
 def test_what_is_no_replica_is_refused_by_what_it_lacks(
-    monkeypatch: pytest.MonkeyPatch, made: Any, make: Any, message: str
+    monkeypatch: pytest.MonkeyPatch, made: Any, message: str
 ) -> None:
     run = one_run([*TINY, "strategy=single"]).run
-    assert make(build_model(run), run, World()) is not None
+    assert new_replica(build_model(run), run, World()) is not None
     monkeypatch.setattr(Single, "prepare", lambda *_: made)
     with pytest.raises(ConfigError, match=message):
-        make(build_model(run), run, World())
+        new_replica(build_model(run), run, World())
 
 
 def test_names_are_no_copies() -> None:

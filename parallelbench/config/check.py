@@ -64,18 +64,20 @@ class UnfitError(RefusedError):
 def refusals(run: RunConfig, device_type: str) -> Iterator[Refusal]:
     """All that refuses a run, but for what would follow from it."""
     for checks in _stages(run, device_type):
-        refused = False
-        for check in checks:
-            try:
-                check()
-            except RefusedError as error:
-                yield from error.refusals
-                refused = True
-            except ConfigError as error:  # which names its fix itself, as components of plugins do
-                yield Refusal(str(error))
-                refused = True
+        refused = [refusal for check in checks for refusal in _refusals_of(check)]
+        yield from refused
         if refused:
             return
+
+
+def _refusals_of(check: Callable[[], object]) -> tuple[Refusal, ...]:
+    try:
+        check()
+    except RefusedError as error:
+        return error.refusals
+    except ConfigError as error:  # which names its fix itself, as components of plugins do
+        return (Refusal(str(error)),)
+    return ()
 
 
 def _stages(run: RunConfig, device_type: str) -> Iterator[list[Callable[[], object]]]:

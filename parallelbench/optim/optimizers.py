@@ -33,10 +33,6 @@ def _torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
-
-
 class FirstOrder(Optimizer, frozen=True, kw_only=True):
     """Optimizers that take one gradient per step, and update each parameter by itself."""
 
@@ -67,20 +63,14 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
             "of this optimizer for sharded parameters (DTensors)",
             (f"{key}=auto", key),
         )
-        too_old = not self._fuses_on(device_type)
+        needed = self.implementation == "auto" and (run.graph or run.precision == "fp16")
+        since, installed = (".".join(map(str, each)) for each in (self.fuses_on_cuda_since, _torch_version()))
         yield (
-            fused and too_old,
-            f"{who} with optimizer={self.name} is refused: torch has a fused update of it for GPUs since version "
-            f"{_dotted(self.fuses_on_cuda_since)}, and {_dotted(_torch_version())} is installed",
-            (f"{key}=auto", key),
-        )
-        needing = "graph=true" if run.graph else f"precision={run.precision}"
-        yield (
-            too_old and self.implementation == "auto" and (run.graph or run.precision == "fp16"),
-            f"{needing} with optimizer={self.name} is refused: on GPUs it needs "
-            f"a fused update, which torch has since version {_dotted(self.fuses_on_cuda_since)}, and "
-            f"{_dotted(_torch_version())} is installed",
-            ("graph=false" if run.graph else "precision=bf16", "optimizer"),
+            not self._fuses_on(device_type) and (fused or needed),
+            f"{who} with optimizer={self.name}, graph={str(run.graph).lower()} and precision={run.precision} is "
+            f"refused: it needs a fused update for GPUs, which torch has since version {since}, and {installed} is "
+            "installed",
+            (f"{key}=auto", "graph", "precision=bf16", "optimizer"),
         )
         yield (
             run.graph and in_python,

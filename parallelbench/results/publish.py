@@ -170,32 +170,26 @@ def _check_complete(tables: Tables, run: RunConfig) -> None:
 
 
 def _write_table(folder: Path, table: str, rows: list[Row]) -> dict[str, Any]:
-    """Write one Parquet file in one row group, and read it back before it counts."""
+    """Write one Parquet file in one row group."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = folder / f"{table}.parquet"
     content = pa.Table.from_pylist(rows, schema=schema(table))
     pq.write_table(content, path, row_group_size=max(1, len(rows)))
-    with pq.ParquetFile(path) as written:  # takes half of `read_table`'s time, which looks for a data set first
-        assert written.read(use_threads=False).equals(content), f"{path}: what was read back differs"
     return _entry(path, rows=len(rows))
 
 
 def _write_telemetry(folder: Path, recordings: Recordings) -> dict[str, Any]:
     """Write telemetry batch by batch, each a row group: the samples of a run of hours would fill the memory."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = folder / "telemetry.parquet"
+    path, rows = folder / "telemetry.parquet", 0
     with pq.ParquetWriter(path, schema("telemetry")) as writer:
         for batch in recordings.batches():
             writer.write_batch(batch)
-    with pq.ParquetFile(path) as written:
-        for number, batch in enumerate(recordings.batches()):
-            same = written.read_row_group(number).equals(pa.Table.from_batches([batch]))
-            assert same, f"{path}: what was read back differs"
-        return _entry(path, rows=written.metadata.num_rows)
+            rows += len(batch)
+    return _entry(path, rows=rows)
 
 
 def _entry(path: Path, *, rows: int) -> dict[str, Any]:

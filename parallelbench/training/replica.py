@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parallelbench.config.replica import Replica
 from parallelbench.errors import ConfigError
@@ -10,8 +10,6 @@ from parallelbench.models.norms import report_norms
 from parallelbench.models.recomputation import recomputing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import nn
 
     from parallelbench.config.run import RunConfig
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 _SOMETIMES = {"compile_warmup", "take_norms", "take_expert_tokens"}
 """Methods that only some configurations call."""
-_REFERENCE = ("evaluate", "full_gradients", "full_state_dict", "step")
 
 
 def new_replica(model: nn.Sequential, run: RunConfig, world: World) -> Replica:
@@ -28,7 +25,7 @@ def new_replica(model: nn.Sequential, run: RunConfig, world: World) -> Replica:
     layers = list(model)  # which the strategy may take apart
     replica = run.strategy.prepare(recomputing(model, run), run, world)
     names = {*Replica.__annotations__, *(name for name in vars(Replica) if not name.startswith("_"))}
-    if lacking := _lacking(replica, names - _SOMETIMES):
+    if lacking := ", ".join(name for name in sorted(names - _SOMETIMES) if not hasattr(replica, name)):
         raise ConfigError(
             f"strategy={run.strategy.name}: prepare returns {type(replica).__name__}, which lacks {lacking}: return a "
             "replica; in parallelbench.strategies.replica, BaseReplica has most of it, ModuleReplica all "
@@ -37,18 +34,3 @@ def new_replica(model: nn.Sequential, run: RunConfig, world: World) -> Replica:
     for layer in layers:
         report_norms(layer, replica.traffic)
     return replica
-
-
-def new_reference(model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-    """The replica of a reference, which needs less; `model` is consumed."""
-    replica = run.strategy.prepare(model, run, world)
-    if lacking := _lacking(replica, _REFERENCE):
-        raise ConfigError(
-            f"strategy={run.strategy.name}, a reference: prepare returns {type(replica).__name__}, which lacks "
-            f"{lacking}: parity compares {', '.join(_REFERENCE)} (docs/adding-a-strategy.md)"
-        )
-    return replica
-
-
-def _lacking(replica: Any, names: Iterable[str]) -> str:
-    return ", ".join(name for name in sorted(names) if not hasattr(replica, name))

@@ -6,7 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -20,17 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-
-class NcclChoices(Protocol):
-    """What is chosen of `parallelbench.config.run.Nccl` when processes join."""
-
-    @property
-    def backend(self) -> str:
-        """default, lazy or legacy."""
-
-    @property
-    def per_edge(self) -> bool:
-        """Whether neighbouring stages of a pipeline have communicators of their own."""
+    from parallelbench.config.run import Nccl
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ class World:
             dist.destroy_process_group()
 
 
-def join(device_type: str, *, devices: int, timeout_s: float, nccl: NcclChoices | None = None) -> World:
+def join(device_type: str, *, devices: int, timeout_s: float, nccl: Nccl | None = None) -> World:
     """Join the process group, at the rank that torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) gives.
 
     `devices`: how many the whole run has. `timeout_s`: how long a collective may wait. The process group carries CPU
@@ -158,7 +148,7 @@ def join(device_type: str, *, devices: int, timeout_s: float, nccl: NcclChoices 
     return World(rank=rank, size=size, local_rank=local_rank, device_type=device_type, devices=own)
 
 
-def backends(device_type: str, nccl: NcclChoices | None = None) -> str:
+def backends(device_type: str, nccl: Nccl | None = None) -> str:
     """torch's name of the process group for these devices; raises `ConfigError` where this torch lacks a choice."""
     if device_type == "cpu":
         return "gloo"

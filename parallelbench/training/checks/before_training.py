@@ -24,7 +24,7 @@ from parallelbench.training.checks.compared import (
 from parallelbench.training.checks.judge import Judge
 from parallelbench.training.checks.parity import ComparedStep, as_arrays, parity_rows
 from parallelbench.training.checks.plain import PlainTraining, stay_in_evaluation
-from parallelbench.training.replica import new_reference, new_replica
+from parallelbench.training.replica import new_replica
 from parallelbench.world.numerics import dtype_of, matching, set_precision, wide
 from parallelbench.world.world import World
 
@@ -83,12 +83,13 @@ class Reference:
 
     def __init__(self, model: nn.Sequential, run: RunConfig, world: World, loader_of: LoaderOf) -> None:
         self._run, self.out_of_memory = as_reference(run), False
-        self._prepare = PlainTraining if own_reference(run) is None else new_reference
+        self._is_plain = own_reference(run) is None
         self._fitting(lambda: self._begin(model, world, loader_of))
 
     def _begin(self, model: nn.Sequential, world: World, loader_of: LoaderOf) -> None:
         alone = World(device_type=world.device_type, devices=world.devices[:1])
-        self.training: Any = self._prepare(deepcopy(model), self._run, alone)
+        prepare = PlainTraining if self._is_plain else self._run.strategy.prepare
+        self.training: Any = prepare(deepcopy(model), self._run, alone)
         self._loader = loader_of(self._run, Shard())
         self._batches = endless(self._loader)
 
@@ -117,7 +118,7 @@ class Reference:
 
     def step(self, before: Mapping[str, Tensor] | None = None) -> ComparedStep | None:
         """Train on the next batch and evaluate: from the state `before`, where there is one and plain code trains."""
-        take = self._plain if self._prepare is PlainTraining else self._own
+        take = self._plain if self._is_plain else self._own
         step: ComparedStep | None = self._fitting(lambda: take(next(self._batches), before))
         return step
 

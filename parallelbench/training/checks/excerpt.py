@@ -46,20 +46,15 @@ class Excerpt(NamedTuple):
 
     def arrays(self, whole: Arrays) -> Arrays:
         """What it trains on: of the arrays of the whole run the first samples' first tokens."""
-        data = self.run.data
-        if self.fewer_samples:
-            train, test = data.train_samples, data.test_samples
-            return Arrays(
-                train_images=whole.train_images[:train],
-                train_labels=whole.train_labels[:train],
-                test_images=whole.test_images[:test],
-                test_labels=whole.test_labels[:test],
-            )
-        if self.smaller is None:
+        if self.smaller is None and not self.fewer_samples:
             return whole
         import numpy as np
 
-        def cut(values: NDArray[Any], samples: int) -> NDArray[np.int64]:
+        data = self.run.data
+
+        def cut(values: NDArray[Any], samples: int) -> NDArray[Any]:
+            if self.fewer_samples:
+                return values[:samples]
             taken = values[np.arange(samples) % len(values), : data.shape[0]]
             return taken.astype(np.int64) % data.vocabulary
 
