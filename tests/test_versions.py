@@ -13,7 +13,7 @@ from analysis.runs import published
 from launch.launcher import glance
 from parallelbench.config import identity
 from parallelbench.config.identity import run_id
-from parallelbench.results import folder, tables
+from parallelbench.results import publish, tables
 from tests.analysis import factory
 from tests.helpers import TINY, configured
 
@@ -53,7 +53,7 @@ def test_a_new_version_of_the_tables_reruns_nothing(tmp_path: Path, monkeypatch:
     run = factory.config(tmp_path)
     before = factory.published(run)
     known, state, version = run_id(run), glance(before), tables.TABLES_VERSION
-    for module in (tables, folder, published):
+    for module in (tables, publish, published):
         monkeypatch.setattr(module, "TABLES_VERSION", version + 1)
     assert (run_id(run), glance(before)) == (known, state)
     after = factory.published(factory.config(tmp_path, repeat=1))

@@ -11,7 +11,7 @@ import socket
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import msgspec
 import yaml
@@ -144,8 +144,7 @@ class Attempt:
 
     def info(self) -> AttemptInfo | None:
         """What `describe` recorded; None where the attempt died before it could."""
-        info: AttemptInfo | None = decoded(self.path / "attempt.json", AttemptInfo)
-        return info
+        return decoded(self.path / "attempt.json", AttemptInfo)
 
     def ask_to_stop(self) -> None:
         """Request that the ranks save their state after the current epoch and end; any process may."""
@@ -172,13 +171,11 @@ class Attempt:
 
     def outcome(self) -> Outcome | None:
         """The terminal record, if there is one."""
-        outcome: Outcome | None = decoded(self.path / "outcome.json", Outcome)
-        return outcome
+        return decoded(self.path / "outcome.json", Outcome)
 
     def supervisor(self) -> Supervisor | None:
         """The process that claimed this attempt."""
-        supervisor: Supervisor | None = decoded(self.path / "supervisor.json", Supervisor)
-        return supervisor
+        return decoded(self.path / "supervisor.json", Supervisor)
 
     def occupy(self, job: str) -> liveness.Lock:
         """Make the calling process the supervisor of a folder that nobody else sees yet; returns the lock."""
@@ -233,7 +230,10 @@ def read_config(path: Path, plugin: str | None = None) -> RunConfig:
         raise ConfigError(one_line(str(error))) from None
 
 
-def decoded(path: Path, kind: Any) -> Any:
+Record = TypeVar("Record")
+
+
+def decoded(path: Path, kind: type[Record]) -> Record | None:
     """The struct that a JSON file holds; None where there is none, or a damaged one.
 
     Raises `PermissionError`: a file without permission may be whole.

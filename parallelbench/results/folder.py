@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from parallelbench.config.identity import run_id, slug
+from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, no_permission
 from parallelbench.results.attempt import PUBLISHED, RETRYABLE, Attempt, Outcome, decoded, read_config, write_config
 from parallelbench.results.files import storage_errors, sync
-from parallelbench.results.tables import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -182,7 +181,7 @@ class RunFolder:
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest, if every table it lists has its size; None otherwise."""
-        manifest: Manifest | None = decoded(self.result / "manifest.json", Manifest)
+        manifest = decoded(self.result / "manifest.json", Manifest)
         if manifest is None or "run" not in manifest.tables:
             return None
         try:
@@ -276,20 +275,6 @@ def file_sha256(path: Path) -> str:
     """sha256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def new_manifest(run: RunConfig, attempt: Attempt, outcome: Outcome, tables: dict[str, dict[str, Any]]) -> bytes:
-    """The manifest of a result: which tables, how many rows, how large, which content."""
-    assert tables.keys() == TABLES.keys()
-    return msgspec.json.encode(
-        {
-            "schema_version": TABLES_VERSION,
-            "run_id": run_id(run),
-            "attempt": attempt.number,
-            "outcome": msgspec.to_builtins(outcome),
-            "tables": tables,
-        }
-    )
 
 
 WHAT_TO_NAME = "name a results folder, a sweep's folder, or a run's"

@@ -130,7 +130,7 @@ def read_tables(attempt_dir: Path) -> tuple[Tables, list[Row]]:
 
     tables: Tables = {table: [] for table in TABLES if table != "telemetry"}
     events: list[Row] = []
-    info: AttemptInfo | None = decoded(attempt_dir / "attempt.json", AttemptInfo)
+    info = decoded(attempt_dir / "attempt.json", AttemptInfo)
     ranks = range(0 if info is None else info.processes)
     for rank in ranks:
         for entry in read_entries(attempt_dir / f"journal-rank{rank}.jsonl"):

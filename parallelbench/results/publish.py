@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json, run_id, slug
 from parallelbench.errors import SupersededError
 from parallelbench.results.files import storage_errors, sync, write_file
-from parallelbench.results.folder import RunFolder, file_sha256, new_manifest
-from parallelbench.results.tables import CLOSING, TABLES, WARNING, check_row, schema
+from parallelbench.results.folder import Manifest, RunFolder, TableEntry, file_sha256
+from parallelbench.results.tables import CLOSING, TABLES, TABLES_VERSION, WARNING, check_row, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +121,14 @@ def publish(
             temporary.mkdir()
             written = {table: _write_table(temporary, table, rows) for table, rows in tables.items()}
             written["telemetry"] = _write_telemetry(temporary, recordings)
-            write_file(temporary / "manifest.json", new_manifest(run, attempt, outcome, written))
+            manifest = Manifest(
+                schema_version=TABLES_VERSION,
+                run_id=run_id(run),
+                attempt=attempt.number,
+                outcome=outcome,
+                tables=written,
+            )
+            write_file(temporary / "manifest.json", msgspec.json.encode(manifest))
             _fence(folder, attempt)
             _rename_once(temporary, folder.result)
             shutil.rmtree(attempt.checkpoints, ignore_errors=True)
@@ -169,7 +178,7 @@ def _check_complete(tables: Tables, run: RunConfig) -> None:
             check_row(table, row)
 
 
-def _write_table(folder: Path, table: str, rows: list[Row]) -> dict[str, Any]:
+def _write_table(folder: Path, table: str, rows: list[Row]) -> TableEntry:
     """Write one Parquet file in one row group."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -180,7 +189,7 @@ def _write_table(folder: Path, table: str, rows: list[Row]) -> dict[str, Any]:
     return _entry(path, rows=len(rows))
 
 
-def _write_telemetry(folder: Path, recordings: Recordings) -> dict[str, Any]:
+def _write_telemetry(folder: Path, recordings: Recordings) -> TableEntry:
     """Write telemetry batch by batch, each a row group: the samples of a run of hours would fill the memory."""
     import pyarrow.parquet as pq
 
@@ -192,10 +201,10 @@ def _write_telemetry(folder: Path, recordings: Recordings) -> dict[str, Any]:
     return _entry(path, rows=rows)
 
 
-def _entry(path: Path, *, rows: int) -> dict[str, Any]:
+def _entry(path: Path, *, rows: int) -> TableEntry:
     """The manifest's entry for a file, once it is on disk."""
     sync(path)
-    return {"rows": rows, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return TableEntry(rows=rows, bytes=path.stat().st_size, sha256=file_sha256(path))
 
 
 def _fence(folder: RunFolder, attempt: Attempt) -> None:
