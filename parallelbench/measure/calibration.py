@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,11 +18,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from parallelbench.config.build import from_mapping
+from parallelbench.measure.bandwidth import OPERATIONS, SIZES_BYTES, collectives
+from parallelbench.measure.environment import capture
 from parallelbench.measure.machine_probe import fastest_s
 from parallelbench.measure.memory import release
 from parallelbench.processes import die_with_parent
+from parallelbench.results.calibration import write_calibration
 from parallelbench.world import cuda
-from parallelbench.world.machine import others_running, pin
+from parallelbench.world.machine import device_name, others_running, pin
+from parallelbench.world.settings import configure_torch
+from parallelbench.world.world import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,19 +122,11 @@ LAYERS, SAMPLES = 4, 16
 ROUNDS, WARM_UP = 10, 3
 
 
-class ShardedLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """What sharding adds to a layer of one size."""
-
-    size_bytes: int
-    """Of its whole parameters."""
-    time_s: float
-    """What a sharded layer's forward and backward take longer than a whole one's, on the slowest rank: the median."""
-
-
-def sharded_layers(device: torch.device, group: dist.ProcessGroup) -> Iterator[ShardedLayer]:
+def sharded_layers(device: torch.device, group: dist.ProcessGroup) -> Iterator[tuple[int, float]]:
     """Measure stacks of growing layers, sharded over a group; a collective, equal on every rank of the group.
 
-    Sizes at which sharding is too cheap to be told from nothing are left out.
+    Yields the bytes of a layer's whole parameters, and what its forward and backward take longer than a whole one's on
+    the slowest rank, s: the median. Sizes at which sharding is too cheap to be told from nothing are left out.
     """
     mesh = DeviceMesh.from_group(group, device.type)
     for width in WIDTHS[device.type]:
@@ -142,7 +140,7 @@ def sharded_layers(device: torch.device, group: dist.ProcessGroup) -> Iterator[S
         whole_s, sharded_s = (statistics.median(column) for column in times.T.tolist())
         time_s = (sharded_s - whole_s) / LAYERS
         if time_s > 0:
-            yield ShardedLayer(size_bytes=4 * width**2, time_s=time_s)
+            yield 4 * width**2, time_s
         if time_s > LONG_S:
             return
 
@@ -168,12 +166,6 @@ def main(arguments: Sequence[str]) -> int:
     path, device_type, run = Path(arguments[0]), arguments[1], from_mapping(msgspec.json.decode(arguments[2]))
     die_with_parent()
     pin(run, device_type)
-    from parallelbench.measure.environment import capture
-    from parallelbench.results.calibration import write_calibration
-    from parallelbench.world.machine import device_name
-    from parallelbench.world.settings import configure_torch
-    from parallelbench.world.world import join
-
     configure_torch(run, device_type)
     world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s, nccl=run.nccl)
     world.wake()
@@ -203,22 +195,17 @@ def main(arguments: Sequence[str]) -> int:
 def _memory_bytes(world: World, ranks_here: int) -> int:
     """Of one device: a GPU's, or an equal part of the host's."""
     if world.device_type == "cuda":
-        import torch
-
         return int(torch.cuda.get_device_properties(world.device).total_memory)
-    import psutil
-
     return int(psutil.virtual_memory().total // ranks_here)
 
 
 def _device_rows(world: World, ranks_here: int) -> list[Row]:
     """Work of single devices: of the first rank while all others wait, and of all ranks at once."""
-
     alone = list(device_work(world)) if world.rank == 0 else []
     world.barrier()
-    rows = [_whole(row, world, busy=1) for row in alone]
+    rows = [_whole(row, busy=1) for row in alone]
     if ranks_here > 1:
-        rows += [_whole(row, world, busy=ranks_here) for row in _slowest(list(device_work(world)), world)]
+        rows += [_whole(row, busy=ranks_here) for row in _slowest(list(device_work(world)), world)]
     return rows
 
 
@@ -233,15 +220,13 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("operation", "precision", "size_bytes", "flop"))
 
 
-def _whole(row: Row, world: World, *, busy: int) -> Row:
+def _whole(row: Row, *, busy: int) -> Row:
     empty = {"precision": None, "tier": None, "ranks": 1, "nodes": 1, "size_bytes": None, "flop": None}
     return empty | row | {"busy": busy}
 
 
 def _message_rows(world: World, ranks_here: int) -> list[Row]:
     """Messages inside the first node, and between all devices of all nodes."""
-    import torch.distributed as dist
-
     if world.size == 1:
         return []
     nodes = world.size // ranks_here
@@ -260,22 +245,19 @@ def _message_rows(world: World, ranks_here: int) -> list[Row]:
 
 def _of_group(world: World, tier: str, nodes: int, group: dist.ProcessGroup) -> Iterator[Row]:
     """Between nodes each device of the first sends to one of the second: together they show a node's bandwidth."""
-    from parallelbench.measure.bandwidth import OPERATIONS, SIZES_BYTES, collectives
-
     here = group.size() // nodes
     apart = 1 if nodes == 1 else here
     for operation in OPERATIONS:
         for each in collectives(operation, world.device, sizes_bytes=SIZES_BYTES, group=group, apart=apart):
             row = {"operation": operation, "tier": tier, "ranks": each.ranks, "nodes": nodes}
-            yield _whole(row | {"size_bytes": each.size_bytes, "time_s": each.time_s}, world, busy=here)
+            yield _whole(row | {"size_bytes": each.size_bytes, "time_s": each.time_s}, busy=here)
 
 
 def _of_shards(world: World, group: dist.ProcessGroup) -> Iterator[Row]:
     """Layers that the devices of a node share."""
-
-    for each in sharded_layers(world.device, group):
-        row = {"operation": "shard", "tier": "link", "ranks": group.size(), "precision": "fp32"}
-        yield _whole(row | {"size_bytes": each.size_bytes, "time_s": each.time_s}, world, busy=group.size())
+    row = {"operation": "shard", "tier": "link", "ranks": group.size(), "precision": "fp32"}
+    for size_bytes, time_s in sharded_layers(world.device, group):
+        yield _whole(row | {"size_bytes": size_bytes, "time_s": time_s}, busy=group.size())
 
 
 if __name__ == "__main__":
