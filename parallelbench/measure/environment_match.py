@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 VERSION = "entries_version"
 """The entry that says which list of entries an environment was recorded by."""
 ENTRIES_VERSION = 3
-"""Version of that list. 2 added `ADDED` and the variables of `_ADDED_VARIABLES`, 3 those of `_ADDED_LATER`."""
-ADDED = ("cpu_capability", "cpu_boost", "cpu_quota_cores", "nice", "scheduling_policy", "transparent_hugepages")
-"""Entries that results of earlier releases lack."""
+"""Version of that list."""
 PACKED = "packed"
 """Whether a warm process was forked. It is the run's own column, which comparisons put beside its environment."""
 MUST_MATCH = (
     *(PACKED, "platform", "python", "packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy"),
-    *("cpu", "logical_cores", "threads", "cpu_governor", *ADDED),
+    *("cpu", "logical_cores", "threads", "cpu_governor", "cpu_capability", "cpu_boost", "cpu_quota_cores"),
+    *("nice", "scheduling_policy", "transparent_hugepages"),
     *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w"),
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
 )
@@ -70,18 +69,17 @@ def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-_VARIABLES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_")
-"""Prefixes of environment variables that must match, too."""
-_ADDED_VARIABLES = (
+_VARIABLES = (
+    *("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_"),
+    *("OPENBLAS_", "BLIS_", "TCMALLOC_"),
     *("ATEN_", "ONEDNN_", "DNNL_", "KMP_", "GOMP_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "TORCHINDUCTOR_"),
     *("TORCHDYNAMO_", "TRITON_", "GLIBC_TUNABLES", "LD_PRELOAD", "NVIDIA_TF32_OVERRIDE"),
     *("PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONTRACEMALLOC"),
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUDA_FORCE_PTX_JIT"),
     *("CUDA_AUTO_BOOST", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_SCALE_LAUNCH_QUEUES"),
 )
-"""The same, from version 2 on. Of CUDA's variables most say where something is, or which GPUs a job has."""
-_ADDED_LATER = ("OPENBLAS_", "BLIS_", "TCMALLOC_")
-"""The same, from version 3 on."""
+"""Prefixes of environment variables that must match, too. Of CUDA's variables most say where something is, or which
+GPUs a job has."""
 _ELSEWHERE = re.compile(r"_(DIR|PATH|HOME|ROOT|ID|HOST|PORT|ADDR|(DUMP|DEBUG|LOG|TEMP)_FILE)$")
 """The ends of names of variables that hold a place: it differs between users and jobs, not between speeds. Files that
 are read, such as NCCL's topology and graph, choose algorithms."""
@@ -128,14 +126,10 @@ _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
 
 def must_match(key: str) -> bool:
     """Whether an entry must be equal in two environments for their times to be compared."""
-    return key in MUST_MATCH or _is_variable(key, (*_VARIABLES, *_ADDED_VARIABLES, *_ADDED_LATER))
-
-
-def _is_variable(key: str, prefixes: tuple[str, ...]) -> bool:
-    """Whether an entry is a variable of these, one that may change a speed."""
     root, _, name = key.partition(".")
-    is_one = root == "variables" and name.startswith(prefixes) and _RECORDED.fullmatch(name)
-    return bool(is_one) and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
+    is_variable = root == "variables" and name.startswith(_VARIABLES) and _RECORDED.fullmatch(name)
+    changes_speed = bool(is_variable) and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
+    return key in MUST_MATCH or changes_speed
 
 
 def is_reported(key: str) -> bool:
@@ -154,11 +148,8 @@ def is_volatile(key: str) -> bool:
 
 
 def unrecorded(environment: Mapping[str, Any]) -> tuple[str, ...]:
-    """What must match, but an older release did not record: that two environments lack it does not make them equal."""
-    version = int(environment.get(VERSION, 1))
-    entries_of_2, variables_of_2 = (ADDED, _ADDED_VARIABLES) if version < 2 else ((), ())
-    variables = (*variables_of_2, *(_ADDED_LATER if version < 3 else ()))
-    return (*entries_of_2, *(f"{name}*" if name.endswith("_") else name for name in variables))
+    """What may lack of what must match: that two environments lack it does not make them equal."""
+    return () if environment.get(VERSION) == ENTRIES_VERSION else ("all that is recorded of an environment today",)
 
 
 def is_set_by_launcher(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
