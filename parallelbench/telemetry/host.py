@@ -1,22 +1,22 @@
-"""A host's energy, memory, network traffic and clock, as Linux reports them. What can't be read is null."""
+"""A host's energy, memory, network traffic and clock, by psutil but for the energy. What can't be read is null."""
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 Reading = dict[str, Any]
 
 
 class Host:
-    """The machine whose /proc and /sys are below `root`.
+    """This machine; `root`: where its /sys is.
 
     Reading the clocks may interrupt the cores, so they are read only at every `clock_every`-th reading and on request.
     """
 
     def __init__(self, root: Path = Path("/"), *, clock_every: int = 10) -> None:
-        self._proc, self._cpus = root / "proc", root / "sys/devices/system/cpu"
         self._interfaces = root / "sys/class/net"
         packages = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
         self._packages = [Package(path) for path in packages if _is_package(path)]
@@ -24,13 +24,14 @@ class Host:
 
     def read(self, *, clock: bool = False) -> Reading:
         """Columns of `telemetry`."""
-        clock_hz = self._clock_hz() if clock or self._readings % self._clock_every == 0 else None
+        frequency = psutil.cpu_freq() if clock or self._readings % self._clock_every == 0 else None
         self._readings += 1
+        memory = psutil.virtual_memory()
         sent, received = self._network()
         return {
             "energy_j": self._energy_j(),
-            "memory_used_bytes": self._memory_used_bytes(),
-            "clock_hz": clock_hz,
+            "memory_used_bytes": memory.total - memory.available,
+            "clock_hz": frequency.current * 1e6 if frequency is not None else None,
             "network_sent_bytes": sent,
             "network_received_bytes": received,
         }
@@ -40,40 +41,23 @@ class Host:
         known = [energy_j for energy_j in energies if energy_j is not None]
         return sum(known) if known and len(known) == len(energies) else None
 
-    def _memory_used_bytes(self) -> int | None:
-        lines = _lines(self._proc / "meminfo")
-        sizes = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
-        if not {"MemTotal", "MemAvailable"} <= sizes.keys():
-            return None
-        return sizes["MemTotal"] - sizes["MemAvailable"]
-
     def _network(self) -> tuple[int | None, int | None]:
-        """Bytes sent and received through all hardware (proc(5): /proc/net/dev).
+        """Bytes sent and received through all hardware.
 
         Interfaces without a device (a bond, a bridge, a container's pair) forward the traffic of others, which would
         count twice. Where no interface has a device, as in a container, all but the loopback interface count.
         """
-        lines = [line.partition(":") for line in _lines(self._proc / "net/dev")[2:]]
-        counters = {name.strip(): values.split() for name, _, values in lines if name.strip() != "lo"}
-        hardware = {name: values for name, values in counters.items() if self._is_hardware(name)}
-        counted = (hardware or counters).values()
+        counters = psutil.net_io_counters(pernic=True, nowrap=False)
+        counters.pop("lo", None)
+        counted = [each for name, each in counters.items() if self._is_hardware(name)] or [*counters.values()]
         if not counted:
             return None, None
-        return sum(int(fields[8]) for fields in counted), sum(int(fields[0]) for fields in counted)
+        return sum(each.bytes_sent for each in counted), sum(each.bytes_recv for each in counted)
 
     def _is_hardware(self, name: str) -> bool:
         """Exclude parts of another device, which counts for both (a virtual function below its synthetic one)."""
         interface = self._interfaces / name
         return (interface / "device").exists() and not (interface / "master/device").exists()
-
-    def _clock_hz(self) -> float | None:
-        """The mean over all cores."""
-        clocks_khz = [_number(path) for path in self._cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
-        khz = [value for value in clocks_khz if value is not None]
-        if khz:
-            return statistics.fmean(khz) * 1e3
-        lines = [line for line in _lines(self._proc / "cpuinfo") if line.startswith("cpu MHz")]
-        return statistics.fmean(float(line.partition(":")[2]) for line in lines) * 1e6 if lines else None
 
 
 class Package:
@@ -104,14 +88,10 @@ class Package:
 
 def _is_package(path: Path) -> bool:
     """The cores and the memory controller of a package are domains of their own, which must not count twice."""
-    return any(line.startswith("package") for line in _lines(path / "name"))
-
-
-def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return (path / "name").read_text().startswith("package")
     except OSError:
-        return []
+        return False
 
 
 def _number(path: Path) -> int | None:
