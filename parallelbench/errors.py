@@ -201,33 +201,18 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-LONGEST_WORD, LONGEST_LINE = 400, 3000
-"""Characters that are told of a word or a line that somebody gave; paths are shorter than that."""
-
-
 def tellable(text: str) -> str:
     """A message of one or more lines as a terminal may get it.
 
-    Characters that would steer the terminal, or can't be written, are escaped; what is very long loses its middle; what
-    looks like a token is redacted.
+    Characters that would steer the terminal, or can't be written, are escaped; what looks like a token is redacted.
     """
-    lines = [
-        " ".join(_shortened(word, LONGEST_WORD) for word in line.split(" ")) for line in redacted(text).split("\n")
-    ]
-    return "\n".join(_shortened(line, LONGEST_LINE) for line in lines)
+    shown = (letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in redacted(text))
+    return "".join(shown)
 
 
 def refusal(text: str) -> str:
     """A message as the program prints it: each line says who refuses."""
     return "\n".join(f"parallelbench: {line}" for line in tellable(text).split("\n"))
-
-
-def _shortened(text: str, limit: int) -> str:
-    if len(text) > limit:
-        text = f"{text[: limit // 2]}…({len(text) - limit} characters)…{text[-limit // 2 :]}"
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def one_line(text: str, limit: int = 600) -> str:
