@@ -110,7 +110,7 @@ def _of_kind(name: str, array: Any, expected: str) -> Iterator[str]:
 
 
 def _of_shape(name: str, array: Any, declared: dict[str, int], of_one: dict[str, tuple[int, ...]]) -> Iterator[str]:
-    ((key, count), (shape_key, shape)) = (*declared.items(), *of_one.items())
+    ((key, count),), ((shape_key, shape),) = declared.items(), of_one.items()
     if array.shape != (count, *shape):
         yield f"{name} have shape {array.shape}, not {(count, *shape)} by {key}={count} and {shape_key}={shape}"
 

@@ -29,6 +29,7 @@ def package(root: Path, number: int, energy_uj: int, *, name: str = "package-0")
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What psutil takes for /proc."""
     put(tmp_path, "proc/meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 400 kB\n" + MEMORY)
+    monkeypatch.setattr(psutil, "cpu_freq", lambda: None)
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     return tmp_path / "proc"
 
