@@ -9,7 +9,6 @@ import pytest
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.single import Single
-from parallelbench.training.observers import Copies
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
@@ -39,10 +38,3 @@ def test_what_is_no_replica_is_refused_by_what_it_lacks(
     monkeypatch.setattr(Single, "prepare", lambda *_: made)
     with pytest.raises(ConfigError, match=message):
         new_replica(build_model(run), run, World())
-
-
-def test_names_are_no_copies() -> None:
-    replica: Any = Steps()
-    replica.copied = lambda: ["0.weight"]
-    with pytest.raises(ConfigError, match=r"Steps.copied returns str, not tensors: return the parameters themselves"):
-        Copies(replica, one_run([*TINY, "strategy=single"]).run, World()).epoch_trained(None)

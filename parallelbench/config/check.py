@@ -10,7 +10,7 @@ import msgspec
 from parallelbench.config.build import package_of
 from parallelbench.config.fixes import accepted, fixes, in_words
 from parallelbench.config.rules import Refusal, RefusedError, enforce
-from parallelbench.config.run import Preprocess, own_reference
+from parallelbench.config.run import Preprocess
 from parallelbench.config.task import RECIPES, SELECTING
 from parallelbench.errors import ConfigError, count_of, raised_at
 
@@ -91,7 +91,6 @@ def _stages(run: RunConfig, device_type: str) -> Iterator[list[Callable[[], obje
         partial(enforce, _recomputation(run)),
         partial(_check_metric, run),
         partial(run.strategy.check, run, device_type),
-        partial(own_reference, run),
         partial(run.optimizer.check, run, device_type),
         partial(enforce, _batch(run)),
         partial(enforce, _updates(run)),

@@ -75,13 +75,6 @@ def test_what_can_not_work_is_refused(own: Extension, options: list[str], messag
         check_run(one_run([*TINY, *SMALL, *options], own).run, "cpu")
 
 
-def test_what_is_no_strategy_is_no_reference(own: Extension, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = one_run([*TINY, *SMALL], own).run
-    monkeypatch.setattr(type(run.strategy), "reference", lambda self, run: "single")
-    with pytest.raises(ConfigError, match="reference returns str: return a Strategy, or None"):
-        check_run(run, "cpu")
-
-
 # --- the gate on two ranks: the page's code passes, and each mistake in it is found
 
 
