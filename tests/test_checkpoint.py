@@ -343,6 +343,7 @@ def test_what_cannot_be_reached_when_a_run_goes_on_is_a_storage_error(tmp_path: 
         faults.enter_context(mock.patch("parallelbench.training.checkpoint.kept_entries", read_and_taken))
         for each in ("stat", "listdir", "scandir"):
             faults.enter_context(mock.patch.object(os, each, stale_there(getattr(os, each))))
+        faults.enter_context(mock.patch.object(io, "open", stale_there(open)))
         with pytest.raises(StorageError, match=f"can't read .*/{name}: Stale file handle") as caught:
             boundary.resume()
     assert (classify(caught.value)[0], warned) == ("storage", [])

@@ -101,9 +101,9 @@ def test_the_pages_model_and_data_are_a_run(in_it: Path) -> None:
     assert near.metric.value(near.metric.build()(torch.eye(4), torch.tensor([1, 3, 2, 0])).tolist()) == 0.5
     logits, labels = torch.tensor([[2.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), torch.tensor([0, 2])
     assert own_loss.loss.build()(logits, labels).item() == pytest.approx(((0 + 0) / 3 + (1 + 1.5) / 3) / 2)
-    for key, found in (("train_samples", "96 train_images"), ("test_samples", "32 test_images")):
+    for key, found in (("train_samples", 96), ("test_samples", 32)):
         other = one_run([*OWN, f"data.{key}=192"], own).run
-        with pytest.raises(ConfigError, match=rf"returns {found}; .*{key}.* declares 192: declare"):
+        with pytest.raises(ConfigError, match=rf"images have shape \({found}, 1, 8, 8\), not .* by {key}=192"):
             other.loader.arrays(other.data, Path("data"))
 
 
