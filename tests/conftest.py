@@ -63,6 +63,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # at its end, Python frees all
+    _one_thread()
+
+
+def _one_thread() -> None:
+    """Torch's threads of two workers would wait for each other on two cores, which takes several times as long."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 def _mark_by_cases(items: list[pytest.Item]) -> None:
@@ -112,8 +119,9 @@ def by_exec() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def keep_cores() -> Iterator[None]:
-    """Give the tests' own process its cores back after a test that pinned it, as an inline run does."""
+    """Give the tests' own process its cores and its thread back after a test that set them, as an inline run does."""
     cores = os.sched_getaffinity(0)
+    _one_thread()
     yield
     os.sched_setaffinity(0, cores)
 

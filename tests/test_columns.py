@@ -50,7 +50,6 @@ from tests.helpers import TINY, Clock, configured
 from tests.strategies.training import shard_loader
 from tests.telemetry.playback import play
 from tests.telemetry.test_nvml import FOUR
-from tests.warm import cold
 
 # --- a real run of two ranks, whose every number follows from its configuration
 
@@ -82,8 +81,7 @@ class Ran:
 def weak(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     results = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "parallelbench.cli", "run", *WEAK, f"results={results}"]
-    with cold():
-        done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return Ran(Path(done.stdout.splitlines()[-1]))
 
@@ -276,7 +274,7 @@ PARITY_ROW = {"step": 1, "loss": 1.0, "loss_reference": 1.0, "tolerance": 1e-9, 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, SessionClock]:
     run = configured(*SESSION, f"results={tmp_path_factory.mktemp('results')}")
-    folder, clock, threads = RunFolder.of(run), SessionClock(), torch.get_num_threads()
+    folder, clock = RunFolder.of(run), SessionClock()
     folder.write_intent(run, [])
     first = folder.claim()
     assert first is not None
@@ -294,7 +292,6 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, SessionClock
         whole = Session(run, attempt, device_type="cpu", journal=journal, startup=startup)
         whole.train()
         whole.leave()
-    torch.set_num_threads(threads)
     publish(folder, run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path))
     return Ran(folder.path), clock
 

@@ -44,7 +44,7 @@ KNOWN = {
 def trained(folder: Path, *overrides: str) -> RunFolder:
     """A run in this process, published."""
     run = configured(*TINY, "epochs=2", f"results={folder}", "measure.telemetry_hz=0", *overrides)
-    home, threads = RunFolder.of(run), torch.get_num_threads()
+    home = RunFolder.of(run)
     home.write_intent(run, [])
     attempt = home.claim()
     assert attempt is not None
@@ -54,7 +54,6 @@ def trained(folder: Path, *overrides: str) -> RunFolder:
     whole = Session(run, attempt, device_type="cpu", journal=journal, startup=StartUp(time.time(), time.time()))
     whole.train()
     whole.leave()
-    torch.set_num_threads(threads)
     publish(home, run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path))
     return home
 
@@ -123,9 +122,7 @@ def test_a_pass_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(attribution.AttributionPass, "attribute", fails)
     run = ["run", *TINY, f"results={tmp_path}", "launcher=inline", "measure.attribution_steps=3"]
-    threads = torch.get_num_threads()
     assert main(run) == 0
-    torch.set_num_threads(threads)
     (row,) = load(tmp_path).run.to_dicts()
     assert (row["state"], row["outcome"]) == ("done", "ok")
     assert "what steps are spent on was not measured on every rank" in row["warnings"]
@@ -137,9 +134,7 @@ def test_a_trace_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mon
         Path(f"{path}.tmp").write_text("half a tr")  # and not a word
 
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", fails)
-    threads = torch.get_num_threads()
     assert main(["run", *TINY, f"results={tmp_path}", "launcher=inline", "measure.trace=true"]) == 0
-    torch.set_num_threads(threads)
     (row,) = load(tmp_path).run.to_dicts()
     assert (row["state"], row["outcome"]) == ("done", "ok")
     assert "there is no trace of every rank" in row["warnings"]

@@ -18,7 +18,6 @@ from tests.launch.programs import completed, the_run
 from tests.strategies.training import configure, shard_loader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 FEWER = {"OMP_THREAD_LIMIT": "1", "OMP_MAX_ACTIVE_LEVELS": "0", "OMP_DYNAMIC": "true"}
@@ -71,11 +70,8 @@ class Kernel(nn.Module):
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
+def two_threads() -> None:
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.cases("fp32")

@@ -164,7 +164,6 @@ def test_a_key_that_differs_nowhere_makes_no_speed_up_believed(
 
 def losses(run: RunConfig, *, pieces: int = 1, fault: str = "") -> Losses:
     """Train; gradients are summed over `pieces` of a batch."""
-    torch.set_num_threads(1)
     numerics, loader = Numerics(run.precision, "cpu"), shard_loader(run, Shard())
     model = build_model(run).to(numerics.dtype)
     optimizer = run.optimizer.build(model.parameters(), run, "cpu")

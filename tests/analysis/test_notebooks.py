@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import nbformat
 import pytest
-import torch
 from msgspec import structs
 from nbclient import NotebookClient
 
@@ -82,10 +81,8 @@ def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypat
 @pytest.mark.slow
 def test_losses_come_out_again_in_plain_pytorch(tmp_path: Path) -> None:
     """From the documentation alone: nothing is taken of the suite but the run's configuration."""
-    threads = torch.get_num_threads()
     run = ("run", "data=digits", "model=cnn_small", "epochs=2", "seed=3", "measure.telemetry_hz=0", "launcher=inline")
     assert main([*run, f"results={tmp_path / 'results'}"]) == 0
-    torch.set_num_threads(threads)
     assert largest_difference(tmp_path / "results") < 1e-4
     assert "parallelbench." not in Path(plain_pytorch.__file__).read_text()
 

@@ -248,9 +248,7 @@ def test_models_for_clusters_are_planned_without_torch() -> None:
 
 
 def evaluated_losses(run: RunConfig) -> list[float]:
-    """Test losses after each epoch, on one device and thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Test losses after each epoch, on one device."""
     replica = run.strategy.prepare(build_model(run), run, World())
     loader, losses = loader_of(replica, run), []
     for epoch in range(1, run.epochs + 1):
@@ -259,7 +257,6 @@ def evaluated_losses(run: RunConfig) -> list[float]:
         evaluated = replica.evaluate(loader.test())
         assert evaluated is not None
         losses.append(evaluated[0].item() / run.data.test_samples)
-    torch.set_num_threads(threads)
     return losses
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM
 from parallelbench.preprocess import recipes, tables
@@ -22,9 +21,8 @@ ROWS = 211
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
     """Engines set the threads of their whole process, which here goes on."""
-    threads, arrow = torch.get_num_threads(), pa.cpu_count()
+    arrow = pa.cpu_count()
     yield
-    torch.set_num_threads(threads)
     pa.set_cpu_count(arrow)
 
 
