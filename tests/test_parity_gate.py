@@ -20,7 +20,7 @@ from parallelbench.strategies.pipeline import ModelParallel
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.checks.compared import WIDEST_TOLERANCE, as_reference, rounding
-from parallelbench.training.checks.parity import as_checked, tolerance_warnings
+from parallelbench.training.checks.parity import as_checked, statistics_warnings, tolerance_warnings
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -295,6 +295,14 @@ def test_what_a_strategy_asks_for_is_said() -> None:
     assert f"{WIDEST_TOLERANCE:g} was granted" in said
     (said,) = tolerance_warnings(configure(*DATA, "strategy=ddp", "devices=2", "strategy.compression=bf16"))
     assert "granted" not in said
+
+
+def test_statistics_of_micro_batches_are_warned_of_as_under_pipelines() -> None:
+    resnet = [*DATA, "model=resnet_tiny", "data.image_size=32"]
+    in_two = ("strategy=ddp", "devices=2", "strategy.micro_batches=2")
+    (said,) = statistics_warnings(configure(*resnet, *in_two, "model.norm=batch"))
+    assert "normalises each micro-batch by its own statistics" in said
+    assert statistics_warnings(configure(*resnet, *in_two, "model.norm=group")) == []
 
 
 def test_the_rounding_of_a_run_is_that_of_its_coarsest_format() -> None:

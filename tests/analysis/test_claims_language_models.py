@@ -11,8 +11,7 @@ from tests.analysis.factory import Fake, config, published, steady
 from tests.analysis.test_claims import REPEATS, WOBBLE
 from tests.analysis.test_claims_shipped import shipped
 from tests.ranks import run_ranks
-from tests.strategies.test_gpt_parity import small
-from tests.strategies.training import sent_in_a_step
+from tests.strategies.training import sent_in_a_step, small
 
 pytestmark = pytest.mark.slow
 

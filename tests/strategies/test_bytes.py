@@ -237,6 +237,7 @@ def test_micro_batches_send_no_more(strategy: str, tmp_path: Path) -> None:
     assert all(rank["said"] == pytest.approx(rank["passed"], rel=1e-9) for rank in one)
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_published_with_parity_passed_and_its_traffic(tmp_path: Path) -> None:
     options = ("strategy=fsdp", "devices=2", "launcher.oversubscribe=true", "epochs=1")
     code, text = completed("run", *TINY, *options, results=tmp_path)

@@ -52,7 +52,6 @@ def loop_by_hand(run: RunConfig) -> tuple[list[float], dict[str, torch.Tensor], 
 
 def of_ranks(rank: int, size: int, run: RunConfig) -> list[dict[str, float]]:
     """What a rank says after `STEPS` steps, and once more."""
-    torch.set_num_threads(1)
     replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     batches = itertools.chain.from_iterable(map(loader_of(replica, run).train, itertools.count(1)))
     for batch in itertools.islice(batches, STEPS):

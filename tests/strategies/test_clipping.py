@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from parallelbench.config.check import check_run
-from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.spans import Spans, divided_by
@@ -20,7 +19,6 @@ from parallelbench.strategies.clipping import Clipping
 from parallelbench.strategies.pipeline.split import LayerSplitReplica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
-from tests.helpers import configured
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC
 from tests.strategies.training import configure, loader_of, one_device, sent_in_a_step
@@ -155,33 +153,10 @@ def test_gradients_in_several_types_are_scaled_each_in_its_own() -> None:
 # --- refusals and identity
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["optimizer=lbfgs", "batch_size=96"], "a line search needs the gradient of the loss itself"),
-        (["strategy=parameter_server", "strategy.mode=async", "devices=3"], "no server has a whole gradient"),
-        (
-            ["strategy=downpour", "devices=3", "optimizer.momentum=0.0"],
-            "choose clip_norm=null, or strategy=parameter_server",
-        ),
-        (["strategy=tf_single"], "strategy=tf_single has updates of its own, which clip nothing"),
-        (["clip_norm=0"], "clip_norm=0 is not valid"),
-    ],
-)
-def test_what_can_not_clip_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        configure(*SYNTHETIC, *MODELS["mlp"], CLIPPED, *overrides)
-
-
 def test_a_captured_step_does_not_clip() -> None:
     run = configure(*SYNTHETIC, *MODELS["mlp"], CLIPPED)
     with pytest.raises(ConfigError, match="is refused: graph=true captures no clipping"):
         check_run(msgspec.structs.replace(run, graph=True), "cuda")
-
-
-def test_runs_that_clip_nothing_keep_their_id() -> None:
-    assert run_id(configured("clip_norm=null")) == run_id(configured())
-    assert len({run_id(configured(*more)) for more in ([], ["clip_norm=1.0"], ["clip_norm=0.5"])}) == 3
 
 
 # --- the checks

@@ -48,7 +48,7 @@ DEVICES = {
 }
 
 
-GENERATED = {"single", "ddp", "fsdp", "dp_pp_tp"}
+GENERATED = {"single", "ddp"}
 """Strategies whose graphs become C++, which takes most of the time; those of others are traced, and run as they are."""
 
 

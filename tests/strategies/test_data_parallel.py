@@ -25,12 +25,6 @@ def on_gpus(*overrides: str) -> RunConfig:
     return one_run([*DATA, "strategy=data_parallel", "devices=2", "batch_size=24", "precision=fp64", *overrides]).run
 
 
-def test_two_gpus_and_a_batch_for_both_are_accepted() -> None:
-    run = on_gpus()
-    check_run(run, "cuda")
-    assert (run.strategy.processes(run, "cuda"), run.strategy.data_parallel_degree(run)) == (1, 1)
-
-
 @pytest.mark.parametrize(
     ("overrides", "device_type", "message"),
     [

@@ -257,7 +257,7 @@ def test_the_run_says_what_was_checked(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(environment, "capture", lambda *_, **__: {})
     few = ("data.sequence=64", "data.train_samples=16", "data.test_samples=8", "batch_size=8", "epochs=1")
     run = configure(*DATA, *LARGE, *few, "measure.telemetry_hz=0", "measure.probe=false", f"results={tmp_path}")
-    folder, threads = RunFolder.of(run), torch.get_num_threads()
+    folder = RunFolder.of(run)
     folder.write_intent(run, [])
     attempt = folder.claim()
     assert attempt is not None
@@ -266,7 +266,6 @@ def test_the_run_says_what_was_checked(tmp_path: Path, monkeypatch: pytest.Monke
     session = Session(run, attempt, device_type="cpu", journal=journal, startup=StartUp(0.0, 0.0))
     session.train()
     session.leave()
-    torch.set_num_threads(threads)
     row = run_row(run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path)[1])
     assert row["parity_model"]
     assert row["parity_model"] == part_of(run).smaller

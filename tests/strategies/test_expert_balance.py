@@ -14,9 +14,8 @@ from parallelbench.models.moe_layers import ExpertTokens, MixtureOfExperts, take
 from parallelbench.training.observers import ExpertBalance
 from parallelbench.training.torch_session import build_model
 from tests.ranks import run_ranks
-from tests.strategies.test_gpt_parity import TOKENS
 from tests.strategies.test_moe_parity import EXPERTS, SMALL, routed
-from tests.strategies.training import configure, shard_loader, trained
+from tests.strategies.training import TOKENS, configure, shard_loader, trained
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -93,23 +93,6 @@ def test_sums_begin_within_backward_and_waiting_for_them_is_communication(tmp_pa
         assert seen == ["backward"] * sums + ["communication"]
 
 
-@pytest.mark.parametrize(
-    ("devices", "ranks", "words"),
-    [
-        (4, 1, "divides no experts"),
-        (4, 8, "is more than devices=4"),
-        (4, 4, "is all of devices=4, which strategy.expert_ranks=null says"),
-        (4, 3, "does not divide devices=4"),
-        (8, 3, "does not divide devices=8"),
-        (12, 6, "does not divide model.experts=4"),
-        (3, 2, "does not divide devices=3"),
-    ],
-)
-def test_groups_that_do_not_fit_are_refused_with_the_nearest_that_do(devices: int, ranks: int, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^strategy\.expert_ranks={ranks} {words}"):
-        grouped(devices=devices, expert_ranks=ranks)
-
-
 def test_where_devices_do_not_divide_the_experts_groups_are_proposed() -> None:
     with pytest.raises(ConfigError, match=r"can't divide model\.experts=4 among devices=8: choose devices=4"):
         small(devices=8)

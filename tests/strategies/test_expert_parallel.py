@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from parallelbench.config.run import RunConfig
-from parallelbench.errors import ConfigError
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.models.moe_layers import MixtureOfExperts
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.test_gpt_parity import TOKENS
 from tests.strategies.test_moe_parity import EXPERTS, LLAMA, SMALL
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import TOKENS, configure, loader_of
 
 pytestmark = pytest.mark.slow
 
@@ -100,22 +98,3 @@ def test_each_rank_holds_its_experts_only(options: list[str], most: float, tmp_p
 def held(rank: int, size: int, run: RunConfig) -> int:
     replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
     return sum(each.numel() for each in replica.local_state()["tensors"].values())
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["devices=3", "batch_size=24"], ["model.experts=4", "devices=3", "choose devices=2 or 4"]),
-        (["devices=1"], ["two devices"]),
-        (["precision=fp16"], ["precision=fp16"]),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_the_fix(options: list[str], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as error:
-        small(*options)
-    assert all(word in str(error.value) for word in words), str(error.value)
-
-
-def test_a_model_without_experts_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"finds no experts in model=gpt_tiny"):
-        configure("data=tokens", "model=gpt_tiny", "strategy=expert_parallel", "devices=2")

@@ -90,13 +90,6 @@ def test_an_adagrad_of_torch_2_11_is_not_fused_on_gpus(monkeypatch: pytest.Monke
         configured("optimizer=adam", changed).optimizer.check(configured("optimizer=adam", changed), "cuda")
 
 
-@pytest.mark.slow
-def test_every_strategy_that_shards_tensors_says_so() -> None:
-    names = ("single", "ddp", "zero1", "dp_pp", "pipeline", "parameter_server", *(name for name, _ in SHARDED))
-    sharding = [name for name in names if configured(f"strategy={name}", "devices=8").strategy.shards_tensors]
-    assert sharding == [name for name, _ in SHARDED]
-
-
 @pytest.mark.parametrize("name", ["ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"])
 def test_every_installed_process_group_takes_a_timeout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of meshes get the run's own; torch's backends for NCCL differ in their private methods.

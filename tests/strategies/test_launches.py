@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallelbench.config.components import Batch
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
 from parallelbench.world.world import World
@@ -78,103 +74,6 @@ def test_a_step_of_a_small_model_is_few_launches_and_none_that_waits() -> None:
     few = launches.total() + more.total()
     assert few <= STEPS * MOST_LAUNCHES + MOST_TO_ADD_UP, (launches, more)
     assert not READS & (launches.keys() | more.keys())
-
-
-GPT = (
-    *("model=gpt_tiny", "data=tokens", "batch_size=8", "optimizer=adamw", "optimizer.implementation=fused"),
-    *(f"data.train_samples={8 * 8}", "data.test_samples=8"),
-)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("layers", [("learned", "gelu"), ("rope", "swiglu")], ids=["gpt2", "llama"])
-def test_a_step_of_a_language_model_is_few_launches_beside_one_written_by_hand(
-    layers: tuple[str, str], precision: str
-) -> None:
-    run = configured(*GPT, f"model.positions={layers[0]}", f"model.mlp={layers[1]}", f"precision={precision}")
-    replica = run.strategy.prepare(build_model(run), run, World())
-    batches = loader_of(replica, run).train(epoch=1)
-    first = next(batches)
-    hand = written_by_hand(build_model(run), first, half=precision == "bf16")
-    result = replica.step(first)
-    assert result is not None
-    assert result[0].item() / 8 == pytest.approx(hand(), rel=1e-2 if precision == "bf16" else 1e-5), "the same step"
-    with Operations() as suites:
-        replica.step(next(batches))
-    with Operations() as by_hand:
-        hand()
-    found, expected = (
-        sum(count for name, count in seen.items() if name not in {*NO_LAUNCH, *READS})
-        for seen in (suites.seen, by_hand.seen)
-    )
-    assert found <= 1.1 * expected, (found, expected, suites.seen - by_hand.seen, by_hand.seen - suites.seen)
-    assert not READS & suites.seen.keys()
-
-
-def written_by_hand(model: nn.Module, batch: Batch, *, half: bool) -> Callable[[], float]:
-    """A step in the style of nanoGPT's and of Llama's published code, of these weights; returns the mean loss."""
-    weights = dict(model.named_parameters())
-    optimizer = torch.optim.AdamW(weights.values(), fused=True)
-    tokens, labels = batch.images, batch.labels
-    assert tokens is not None
-    assert labels is not None
-    length, heads = tokens.shape[1], 4
-    width = weights["embed.tokens.weight"].shape[1] // heads
-    angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(0, width, 2) / width)
-    cosine, sine = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
-
-    def linear(name: str, x: Tensor) -> Tensor:
-        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
-
-    def norm(name: str, x: Tensor) -> Tensor:
-        weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
-        if bias is None:
-            return F.rms_norm(x, weight.shape, weight, 1e-5)
-        return F.layer_norm(x, weight.shape, weight, bias, 1e-5)
-
-    def rotated(x: Tensor) -> Tensor:
-        if "embed.positions" in weights:
-            return x
-        wide = x.float()
-        one, two = wide.chunk(2, -1)
-        return (wide * cosine + torch.cat([-two, one], -1) * sine).type_as(x)
-
-    def forward() -> Tensor:
-        x = F.embedding(tokens, weights["embed.tokens.weight"])
-        if "embed.positions" in weights:
-            x = x + weights["embed.positions"][:length]
-        for block in ("block1", "block2", "block3", "block4"):
-            y = norm(f"{block}.norm1", x)
-            q, k, v = (
-                linear(f"{block}.attention.{part}", y).unflatten(-1, (heads, width)).transpose(1, 2)
-                for part in ("query", "key", "value")
-            )
-            y = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
-            x = x + linear(f"{block}.attention.out", y.transpose(1, 2).flatten(2))
-            y = norm(f"{block}.norm2", x)
-            gated = f"{block}.gate.weight" in weights
-            y = (
-                F.silu(linear(f"{block}.gate", y)) * linear(f"{block}.fc1", y)
-                if gated
-                else F.gelu(linear(f"{block}.fc1", y))
-            )
-            x = x + linear(f"{block}.fc2", y)
-        return linear("head.linear", norm("head.norm", x))
-
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logits = forward()
-        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-        correct = (logits.argmax(-1) == labels).sum()
-        loss.backward()
-        optimizer.step()
-        assert correct.item() >= 0
-        return loss.item()
-
-    return step
 
 
 def part(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

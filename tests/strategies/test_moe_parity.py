@@ -7,9 +7,8 @@ import torch
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from tests.strategies.test_gpt_parity import PARTED, TOKENS
 from tests.strategies.test_parity import OVERRIDES
-from tests.strategies.training import configure
+from tests.strategies.training import TOKENS, configure
 
 pytestmark = pytest.mark.slow
 
@@ -27,20 +26,6 @@ def routed(strategy: str, *options: str) -> RunConfig:
         except ConfigError as error:
             refused = error
     raise refused
-
-
-@pytest.mark.parametrize("strategy", [*PARTED, "downpour", "sandblaster_lbfgs"])
-def test_who_cannot_add_it_refuses_in_a_line(strategy: str) -> None:
-    if strategy == "downpour":
-        assert routed(strategy).strategy.takes_own_loss, "a parameter server whose workers have the whole model"
-        return
-    with pytest.raises(ConfigError, match=r"model\.balance=0\.7 with .*: choose model\.balance=0"):
-        routed(strategy, *(["batch_size=96"] if strategy == "sandblaster_lbfgs" else []))
-
-
-def test_a_loss_from_parts_of_logits_takes_no_other() -> None:
-    with pytest.raises(ConfigError, match=r"model\.balance=0\.7 adds to a loss computed from parts"):
-        routed("tensor_parallel", "strategy.vocabulary_parallel=true")
 
 
 def test_the_balance_loss_spreads_tokens() -> None:

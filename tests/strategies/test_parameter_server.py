@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from parallelbench.config.run import RunConfig
-from parallelbench.errors import ConfigError
 from parallelbench.strategies.servers.servers import Schedule, shard_bounds
 from parallelbench.strategies.servers.workers import HostedParameters
 from parallelbench.strategies.state import FlatParameters
@@ -106,39 +105,6 @@ def test_the_optimizers_state_is_on_the_servers_only(mode: str, tmp_path: Path) 
 
 
 # --- refusals
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["devices=2", "strategy.servers=2"], ["leaves no worker", "choose strategy.servers=1, or devices=3"]),
-        (["devices=1"], ["leaves no worker", "choose devices=2"]),
-        (["devices=4", "batch_size=25"], ["batch_size=25", "3 equal parts", "batch_size=24 or 27"]),
-        (["devices=4", "batch_size=2"], ["choose batch_size=3"]),
-        (["devices=3", "scaling=weak", "batch_size=9"], ["choose batch_size=8 or 10"]),
-        (
-            ["devices=3", "strategy.n_push=2"],
-            ["strategy.n_push=2", "strategy.n_push=1 strategy.n_fetch=1", "strategy.mode=async"],
-        ),
-        (["devices=3", "strategy.n_fetch=5"], ["strategy.n_fetch=5"]),
-        (["devices=3", "precision=fp16"], ["precision=bf16"]),
-        (
-            ["devices=3", "strategy.mode=async", "model=resnet_tiny", "model.norm=sync", "data.image_size=32"],
-            ["choose model.norm=batch or group"],
-        ),
-        (["devices=3", "strategy=downpour", "optimizer=adam"], ["optimizer=adagrad, or", "mode=async"]),
-        (["devices=3", "strategy=downpour", "optimizer=sgd"], ["sgd with momentum", "optimizer.momentum=0.0"]),
-        (["devices=3", "strategy=downpour", "optimizer=adagrad", "strategy.mode=sync"], ["strategy=parameter_server"]),
-        (["devices=3", "strategy.mode=both"], ["strategy.mode=both is no choice", "async, sync"]),
-        (["devices=3", "strategy.slow_worker_factor=0.5"], ["strategy.slow_worker_factor=0.5", ">= 1"]),
-        (["devices=3", "strategy.servers=0"], ["strategy.servers=0", ">= 1"]),
-    ],
-)
-def test_what_servers_cannot_do_is_refused_with_the_fix(overrides: list[str], said: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        small("strategy=parameter_server", *overrides)
-    for words in said:
-        assert words in str(caught.value)
 
 
 def test_three_steps_are_not_a_whole_epoch() -> None:

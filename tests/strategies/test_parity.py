@@ -51,6 +51,7 @@ _GPT = "data.sequence=12 data.vocabulary=20 data.train_samples=96 data.test_samp
 _MOE = f"data=tokens model=gpt_moe_tiny {_GPT} model.sequence=12 model.vocabulary=24 model.experts=4 model.mlp_width=24"
 _IMAGES = " ".join(SYNTHETIC)
 MODELS_OF_ROWS = {
+    "bare": "",
     **{name: " ".join((_IMAGES, *model)) for name, model in MODELS.items()},
     "cnn_8": f"{_IMAGES} data.image_size=8 model=cnn_small",
     "vit_8": f"{_IMAGES} data.image_size=8 model=vit_tiny",

@@ -257,35 +257,6 @@ def test_the_advised_number_of_micro_batches_is_accepted(schedule: str, devices:
         configure(*DEEP, *options, f"strategy.micro_batches={number}")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["strategy.micro_batches=7"], ["micro_batches=7 doesn't divide the batch of 24", "micro_batches=6 or 8"]),
-        (["strategy.micro_batches=1"], ["too few", "needs 2", "choose strategy.micro_batches=2 or 3"]),
-        (["strategy.stages_per_rank=2"], ["schedule=1f1b puts 1 stage on", "choose strategy.stages_per_rank=1"]),
-        (["strategy.schedule=zbv"], ["schedule=zbv puts 2 stages", "choose strategy.stages_per_rank=2"]),
-        (["devices=1"], ["two stages or more", "devices=2"]),
-        (["model.hidden=[8]", "devices=4"], ["can't cut", "into 4 stages", "fc1, fc2"]),
-        (["strategy.schedule=dualpipev", "strategy.stages_per_rank=2", "strategy.micro_batches=3"], ["=4 or 6"]),
-        (
-            ["strategy.schedule=interleaved_1f1b", "devices=4", "batch_size=18", "strategy.micro_batches=9"],
-            ["=6, or"],
-        ),
-        (["precision=fp16"], ["choose precision=bf16"]),
-        (["compile=true", "strategy.schedule=zbv", "strategy.stages_per_rank=2"], ["compile=false"]),
-        (["strategy.stage_map={fc1: 0}"], ["leaves out fc2"]),
-        (["model.hidden=[8,8]", "strategy.stage_map={fc1: 0, fc2: 1, fc3: 0}"], ["goes back", "model_parallel"]),
-        (["model.hidden=[8,8]", "strategy.stage_map={fc1: 0, fc2: 0, fc3: 0}"], ["uses the stages [0]", "0 … 1"]),
-        (["model.hidden=[8]", "strategy.stage_map={fc1: 0, fc9: 1}"], ["fc9", "fc2"]),
-    ],
-)
-def test_what_cannot_work_is_refused_with_the_fix(overrides: list[str], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configure(*DEEP, "devices=2", *overrides)
-    for word in words:
-        assert word in str(refused.value)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_whole_run_ends_well(tmp_path: Path) -> None:

@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelbench.errors import ConfigError
 from parallelbench.measure.layer_memory import model_memory
 from parallelbench.models.recomputation import recomputing, repeats_forward
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
-from tests.strategies.test_gpt_parity import small
 from tests.strategies.test_parity import SYNTHETIC
-from tests.strategies.training import configure, kept_bytes, loader_of, train
+from tests.strategies.training import configure, kept_bytes, loader_of, small, train
 
 FULL, SELECTIVE = "activation_recomputation=full", "activation_recomputation=selective"
 RESNET = [*SYNTHETIC, "model=resnet_tiny", "data.image_size=32"]
@@ -132,20 +130,3 @@ def test_autograd_keeps_what_the_advisor_counts(name: str) -> None:
     logits = 4 * batch * sequence * run.model.vocabulary
     counted = sum(part.kept.at(batch) for part in (*memory.layers, memory.loss)) - logits
     assert kept_bytes(0, 1, run) == pytest.approx(counted, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["model=mlp", SELECTIVE, *SYNTHETIC], ["model=mlp names no attention", "=none or full"]),
-        (["model=logistic_regression", FULL, *SYNTHETIC], ["one layer"]),
-        (["strategy=tf_single", FULL, *SYNTHETIC], ["tensorflow trains", "backward pass of its own"]),
-        (["strategy=pipeline", "devices=2", "strategy.schedule=zbv", "strategy.stages_per_rank=2", FULL, *VIT],
-         ["strategy.schedule=zbv cuts backward in two", "activation_recomputation=none"]),
-        (["compile=true", FULL, *VIT], ["the compiler chooses", "compile=false"]),
-    ],
-)  # fmt: skip
-def test_what_can_not_recompute_is_refused_with_the_reason(overrides: list[str], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as error:
-        configure(*overrides)
-    assert all(word in str(error.value) for word in words), str(error.value)

@@ -1,4 +1,4 @@
-"""Sharded L-BFGS: torch's on one device and over parts of vectors are the same, bytes, refusals."""
+"""Sharded L-BFGS: torch's on one device and over parts of vectors are the same, and its bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from parallelbench.config.run import RunConfig
-from parallelbench.errors import ConfigError
 from parallelbench.strategies.lbfgs.sandblaster import ShardedVector
 from parallelbench.training.checks.compared import as_reference
 from parallelbench.training.torch_session import build_model
@@ -109,37 +108,3 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
         moves = parameter / (padded * 2 / 3)
         assert moves == int(moves)
         assert rank["evaluations"] - STEPS <= moves <= rank["evaluations"], "each trial gathers, or so does the end"
-
-
-# --- refusals
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["strategy=sandblaster_lbfgs", "devices=2"], ["optimizer=sgd", "optimizer=lbfgs", "batch_size=96"]),
-        (["strategy=sandblaster_lbfgs", "devices=5"], ["batch_size=95"]),
-        (
-            ["strategy=sandblaster_lbfgs", "devices=2", *FULL, "batch_size=24"],
-            ["batch_size=24", "choose batch_size=96"],
-        ),
-        (
-            ["strategy=sandblaster_lbfgs", "devices=2", *FULL, "batch_size=24", "scaling=weak"],
-            ["choose batch_size=48"],
-        ),
-        (["strategy=sandblaster_lbfgs", "devices=1", *FULL], ["devices=2", "strategy=single devices=1"]),
-        (["strategy=ddp", "devices=2", *FULL], ["strategy=ddp", "sandblaster_lbfgs and single", "choose optimizer="]),
-        (
-            ["strategy=parameter_server", "devices=2", *FULL],
-            ["=parameter_server", "choose optimizer="],
-        ),
-        (["strategy=single", *FULL, "batch_size=95"], ["choose batch_size=96"]),
-        (["strategy=single", *FULL, "precision=bf16"], ["precision=fp32 or fp64"]),
-        (["strategy=single", *FULL, "channels_last=true"], ["channels_last=false"]),
-    ],
-)
-def test_what_lbfgs_cannot_do_is_refused_with_the_fix(overrides: list[str], said: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        small(*overrides)
-    for words in said:
-        assert words in str(caught.value)

@@ -110,28 +110,6 @@ def test_training_goes_on_after_evaluation(strategy: str, ranks: int, options: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("strategy=fsdp devices=1", "needs two devices or more"),
-        ("strategy=zero1 devices=1", "needs two devices or more"),
-        ("strategy=hsdp devices=3", "shard=2 does not divide devices=3"),
-        ("strategy=hsdp devices=2", "leaves one copy of the model"),
-        (
-            "strategy=hsdp devices=4 strategy.shard=1",
-            "shards nothing",
-        ),
-        ("strategy=hsdp devices=4 strategy.shard=0", "strategy.shard=0"),
-        ("strategy=fsdp devices=2 precision=fp16", "precision=fp16 with strategy=fsdp"),
-        ("strategy=hsdp devices=4 precision=fp16", "precision=fp16 with strategy=hsdp"),
-    ],
-)
-def test_what_can_not_work_is_refused_with_the_fix(overrides: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        configure(*MLP, *overrides.split())
-
-
-@pytest.mark.slow
 def test_zero1_refuses_what_would_wait_for_the_gpu() -> None:
     run = configure(*MLP, "strategy=zero1", "devices=2", "precision=fp16")
     with pytest.raises(ConfigError, match=r"makes the host wait"):

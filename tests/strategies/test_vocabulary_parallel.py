@@ -1,4 +1,4 @@
-"""Embedding, head and loss divided by vocabulary: the loss of parts, what ranks hold, or refused in words."""
+"""Embedding, head and loss divided by vocabulary: the loss of parts, what ranks hold."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 from torch.nn import functional as F
 
 from analysis.advisor.strategies import suite_phases
-from parallelbench.config.build import from_mapping, to_mapping
-from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.mesh import device_mesh
@@ -21,8 +19,7 @@ from parallelbench.strategies.tensor.vocabulary import DividedCrossEntropy
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.test_gpt_parity import small
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import loader_of, small
 
 DIVIDED = "strategy.vocabulary_parallel=true"
 DEVICES = {"tensor_parallel": 2, "dp_tp": 4, "dp_pp_tp": 4}
@@ -105,37 +102,6 @@ def test_stages_count_the_loss_where_it_is(tmp_path: Path) -> None:
     ranks = run_ranks(seen, 4, tmp_path, run)
     assert [rank["sent"] for rank in ranks] == [8 * (values + each) for each in (first, first, second, second)]
     assert [rank["rows"] for rank in ranks] == [{12}] * 4
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["model.vocabulary=25"], ["model.vocabulary=25", "among 2 tensor ranks"]),
-        (["loss=mse"], ["loss=mse"]),
-        (["compile=true"], ["never tried"]),
-    ],
-)
-@pytest.mark.parametrize("strategy", DEVICES)
-def test_what_cannot_be_divided_is_refused_with_the_fix(strategy: str, overrides: list[str], words: list[str]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"vocabulary_parallel=true is refused.*: choose strategy\.vocab.*=false, or"
-    ) as error:
-        on_least(strategy, DIVIDED, *overrides)
-    assert all(word in str(error.value) for word in words), str(error.value)
-
-
-def test_a_model_without_vocabulary_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model=mlp has no vocabulary to divide"):
-        configure("data=synthetic", "model=mlp", "strategy=tensor_parallel", "devices=2", DIVIDED)
-
-
-@pytest.mark.parametrize("strategy", DEVICES)
-def test_runs_without_it_keep_their_ids(strategy: str) -> None:
-    plain, divided = on_least(strategy), on_least(strategy, DIVIDED)
-    assert "vocabulary_parallel" not in to_mapping(plain)["strategy"]
-    assert to_mapping(divided)["strategy"]["vocabulary_parallel"] is True
-    assert run_id(plain) != run_id(divided)
-    assert [from_mapping(to_mapping(run)) for run in (plain, divided)] == [plain, divided]
 
 
 def test_the_advisor_says_that_it_has_no_formula() -> None:

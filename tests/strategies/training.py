@@ -25,6 +25,7 @@ from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 
 STEPS = 3
+TOKENS = ("data=tokens", "data.sequence=12", "data.vocabulary=20", "data.train_samples=96", "data.test_samples=13")
 
 
 @functools.cache
@@ -33,6 +34,12 @@ def configure(*overrides: str) -> RunConfig:
     run = one_run(["precision=fp64", "batch_size=24", "optimizer=sgd", "optimizer.lr=0.05", *overrides]).run
     check_run(run, "cpu")
     return run
+
+
+def small(strategy: str, devices: int, *options: str) -> RunConfig:
+    """The same of a small language model."""
+    gpt = ("model=gpt_tiny", "model.layers=2", "model.width=16", "model.sequence=12", "model.vocabulary=24")
+    return configure(*TOKENS, *gpt, f"strategy={strategy}", f"devices={devices}", *options)
 
 
 def train(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
@@ -112,12 +119,7 @@ def shard_loader(run: RunConfig, shard: Shard) -> ResidentLoader:
 
 def one_device(run: RunConfig) -> dict[str, Any]:
     """The same training on one device, in this process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return train(0, 1, as_reference(run))
-    finally:
-        torch.set_num_threads(threads)
+    return train(0, 1, as_reference(run))
 
 
 class Rows:
@@ -136,7 +138,6 @@ class Rows:
 
 def trained(rank: int, size: int, run: RunConfig) -> tuple[dict[str, list[dict[str, Any]]], dict[str, torch.Tensor]]:
     """The rows of a whole training that this rank writes, and the model; steps before it leave no trace."""
-    torch.set_num_threads(1)
     world, journal = World(rank=rank, size=size, local_rank=rank), Rows()
     replica = run.strategy.prepare(build_model(run), run, world)
     loader = loader_of(replica, run)
