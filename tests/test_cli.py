@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from launch.slurm.queue import Tracker
 from launch.verbs.arguments import VERBS, command_line_parser
 from parallelbench import cli
-from parallelbench.errors import no_permission
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.faults import fault
@@ -179,10 +178,6 @@ def test_every_verb_refuses_a_folder_without_finished_runs_in_the_same_words(
         f"`parallelbench status {here}/demo` says why; report once some are done"
     )
     assert cli.main(["status", str(here / "demo")]) == 0
-
-
-def test_what_may_not_be_done_to_a_process_is_not_told_of_a_file() -> None:
-    assert no_permission(PermissionError(1, "Operation not permitted")) == "[Errno 1] Operation not permitted"
 
 
 def test_what_is_too_much_leaves_no_folder(

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from launch.sweep import expand
-from launch.sweep.compose import NOTHING, Extension, compose_plain
+from launch.sweep.compose import Extension, compose_plain
 from launch.sweep.extension import extension
-from launch.verbs.help import keys
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.test_cli import here, refused
@@ -42,24 +41,6 @@ def test_help_takes_a_choice_of_ones_own(here: Path, capsys: pytest.CaptureFixtu
     assert {line.partition(".")[0] for line in capsys.readouterr().out.splitlines()} == {"optimizer"}
     assert "did you mean sgd?" in refused(capsys, "help", "optimizer.lr", "optimizer=slow_sgd")
     assert "epochs is no group" in refused(capsys, "help", "epochs=3")
-
-
-def test_every_key_of_a_run_is_documented(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = keys(NOTHING)
-    missing = [name for name, key in known.items() if "not documented" in key.meanings]
-    assert missing == []
-
-    def leaves(node: object, above: str = "") -> list[str]:
-        if not isinstance(node, dict):
-            return [above.removesuffix(".")]
-        return [leaf for key, value in node.items() for leaf in leaves(value, f"{above}{key}.")]
-
-    composed = [leaf for leaf in leaves(compose_plain([])) if not leaf.endswith(("_target_", "tune", "launcher.name"))]
-    assert [leaf for leaf in composed if leaf not in known and not leaf.startswith("sweep.blocks")] == []
-    assert cli.main(["show", "--help-keys"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(known)
-    assert any(line.startswith("epochs ") and "Passes over the training set" in line for line in lines)
 
 
 @pytest.fixture

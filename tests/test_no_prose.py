@@ -8,8 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -144,49 +142,3 @@ def test_no_code_computes_with_sentences() -> None:
     wrong = {place for place in found.keys() | EXCEPTIONS if len(found.get(place, ())) != EXCEPTIONS.get(place, 0)}
     told = [f"{file}, {function}: lines {found.get((file, function), [])}" for file, function in sorted(wrong)]
     assert not wrong, "\n".join(["use an enum:", *told])
-
-
-@pytest.mark.parametrize(
-    "snippet",
-    [
-        '[name for name, (_, doc) in SUMMARY.items() if doc.startswith("median over repeats")]',
-        'pl.col("left_out").str.contains("^(oversubscribed|packed)")',
-        'facts(runs).filter(pl.col("left_out").str.starts_with("oversubscribed"))',
-        'gone["left_out"].drop_nulls().str.split(":").list.first()',
-        'Counter(reason.partition(":")[0] for reason in rows["reason"].drop_nulls())',
-        're.search(r"Expected `(.*)`", str(error))',
-        "_PATH.fullmatch(str(error))",
-        'str(error).partition(" - at ")',
-        'error.args[0].endswith("required field")',
-        'if row["verdict"] == "too few repeats": pass',
-        'verdict in ("above 1", "still running")',
-        '"out of memory" in text',
-        '"memory" in outcome.reason',
-        "match word:\n    case 'not compared': pass",
-        'def lost(error):\n    text = str(error)\n    return "peer" in text',
-        "def lost(error):\n    text = one_line(str(error))\n    return any(sign in text.lower() for sign in SIGNS)",
-        'def lost(error):\n    return len(text := str(error)) and "peer" in text',
-        'def judged(row):\n    why = row["reason"]\n    return why.startswith("packed")',
-        'def again(facts, text):\n    before = facts.get("warnings") or ""\n    return text not in before',
-        're.compile(rb"Watchdog caught (?:collective operation) timeout")',
-    ],
-)
-def test_what_the_review_found_is_found_again(snippet: str) -> None:
-    assert list(findings(snippet))
-
-
-@pytest.mark.parametrize(
-    "snippet",
-    [
-        'row["exclusion"] == Exclusion.PACKED.value',
-        'f"{name}: {outcome.reason}"',
-        'key.partition(".")[0] == "optimizer"',
-        'raise ConfigError(f"no such file: {error}") from None',
-        'outcome == "parity_failed"',
-        '"; ".join(filter(None, [row["warnings"], more]))',
-        'def lost(path):\n    text = path.read_text()\n    return "peer" in text',
-        'def f(error):\n    text = str(error)\n\ndef g(text):\n    return "peer" in text',
-    ],
-)
-def test_identifiers_and_plain_messages_are_no_findings(snippet: str) -> None:
-    assert not list(findings(snippet))

@@ -15,6 +15,7 @@ from parallelbench.config import identity
 from parallelbench.config.identity import run_id
 from parallelbench.results import publish, tables
 from tests.analysis import factory
+from tests.faults import fault
 from tests.helpers import TINY, configured
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ def test_another_meaning_of_configurations_is_another_run(monkeypatch: pytest.Mo
     assert run_id(configured(*TINY)) != OF_A_RELEASE[TINY]
 
 
+@fault(
+    "storage and input",
+    "Results of another version of the tables",
+    injection="the tables of the program that reads and plans have the next version",
+    outcome="nothing runs again; the result is read, and told of which version it is",
+)
 def test_a_new_version_of_the_tables_reruns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = factory.config(tmp_path)
     before = factory.published(run)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ONE, TWO = {"strategy": "single", "devices": 1}, {"strategy": "ddp", "devices": 2}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_sweep_has_one_speed_up_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

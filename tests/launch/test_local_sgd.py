@@ -171,6 +171,7 @@ def test_two_ranks_equal_all_copies_on_one_device_and_every_mistake_is_found(
     assert passed["earlier"][:2] == [True, False], "a mean after step 1 shows in step 2"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_pages_commands_train_it_and_say_what_it_was_held_against(me: Path) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]

@@ -98,11 +98,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str
 
 def here(*arguments: str, results: Path) -> int:
     """The exit code of the program, which trains in this process."""
-    threads = torch.get_num_threads()
-    try:
-        return main([*arguments, f"results={results}"])
-    finally:
-        torch.set_num_threads(threads)
+    return main([*arguments, f"results={results}"])
 
 
 def finished(*arguments: str, results: Path) -> None:
@@ -177,6 +173,7 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     assert not (folder.path / "checkpoints").exists(), "a result needs none"
 
 
+@pytest.mark.exhaustive
 @fault(
     "lifecycle",
     "An attempt is asked to stop",

@@ -7,9 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
-from analysis import load
 from parallelbench.config.identity import CONFIGURATION_VERSION
 from parallelbench.results.folder import file_sha256, find_runs
 from parallelbench.results.tables import TABLES_VERSION
@@ -38,25 +36,6 @@ def ours(tmp_path: Path) -> RunFolder:
 @pytest.mark.slow
 @fault(
     "storage and input",
-    "Results of another version of the tables",
-    injection="a copy of the program with the next version of the tables works in the same results folder",
-    outcome="nothing runs again; it reads the result, and says of which version it is",
-)
-def test_a_new_version_of_the_tables_reruns_nothing(
-    ours: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results, before = tmp_path / "results", _content(ours.path)
-    for name, value in other_version(tmp_path / "other", TABLES_VERSION=TABLES_VERSION + 1).items():
-        monkeypatch.setenv(name, value)
-    assert "1 run is done" in completed(*ARGUMENTS, results=results)[1]
-    note = f"1 run of tables version {TABLES_VERSION} (this program: {TABLES_VERSION + 1}): the same columns"
-    assert _read(results) == (note, 1)
-    assert _content(ours.path) == before
-
-
-@pytest.mark.slow
-@fault(
-    "storage and input",
     "Runs of another version of configurations",
     injection="a copy of the program, for which configurations mean something else, works in the same results folder",
     outcome="each runs its own run and leaves the other's alone to the byte; status knows both; each reads both",
@@ -80,28 +59,6 @@ def test_runs_of_two_versions_lie_side_by_side(
     assert "1 run is done" in completed(*ARGUMENTS, results=results)[1]
     assert [run.state().label for run in (ours, theirs)] == ["ok", "ok"]
     assert [len(run.attempts()) for run in (ours, theirs)] == [1, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_a_run_whose_site_lacks_a_new_option_is_planned_and_finished(tmp_path: Path) -> None:
-    """It ended early under a release whose sites had no `constraint` and whose launchers had no `oversubscribe`."""
-    results = tmp_path / "results"
-    code, text = completed(*ARGUMENTS, "launcher.timeout_s=0.01", results=results)
-    assert code == 1, text
-    (folder,) = find_runs(results)
-    assert folder.state().label == "timeout"
-    for path in results.rglob("config.yaml"):
-        plain = yaml.safe_load(path.read_text())
-        del plain["site"]["constraint"], plain["launcher"]["oversubscribe"]
-        path.write_text(yaml.safe_dump(plain))
-    assert load(results).skipped == ()
-    code, text = completed("plan", *ARGUMENTS[1:], results=results)
-    assert code == 0, text
-    assert "timeout" in text
-    code, text = completed(*ARGUMENTS, results=results)
-    assert code == 0, text
-    assert (folder.state().label, len(folder.attempts())) == ("ok", 2)
 
 
 def _content(folder: Path) -> dict[str, str]:

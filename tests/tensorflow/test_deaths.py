@@ -40,7 +40,7 @@ class Mortal(TfParameterServer, frozen=True, kw_only=True):
         return replica
 '''
 YAML = "_target_: mortals.Mortal\nname: mortal\nmode: sync\nservers: 1\n"
-EPOCHS = 7
+EPOCHS = 5
 RUN = ("run", *TINY, "model=mlp", "model.hidden=[16]", "device=cpu", f"epochs={EPOCHS}", "measure.parity=false")
 SAVING = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=0.001", "launcher.oversubscribe=true")
 FATES: tuple[tuple[str, OutcomeName, str, int], ...] = (
@@ -48,8 +48,6 @@ FATES: tuple[tuple[str, OutcomeName, str, int], ...] = (
     ("2 local_state 2 SIGSTOP", "timeout", "rank 2 hangs: ", 2),  # while the checkpoint after epoch 2 is written
     ("1 step 3 SIGKILL", "killed", "rank 1 was killed by SIGKILL", 2),  # after epoch 1, which was saved, and epoch 2
     ("0 evaluate 2 SIGKILL", "killed", "rank 0 was killed by SIGKILL", 3),
-    ("1 evaluate 2 SIGKILL", "killed", "rank 1 was killed by SIGKILL", 4),
-    ("2 evaluate 2 SIGKILL", "killed", "rank 2 was killed by SIGKILL", 5),
 )
 
 
@@ -58,7 +56,7 @@ FATES: tuple[tuple[str, OutcomeName, str, int], ...] = (
     "workers",
     "A process of TensorFlow's is killed or stops",
     injection="a parameter server stops while a checkpoint is written; then, one start after the other, SIGKILL to a "
-    "worker in training, and to coordinator, worker and server in evaluation",
+    "worker in training, and to the coordinator in evaluation",
     outcome="the outcome names the rank, in bounded time; no process is left; finished epochs are kept, and the next "
     "start goes on after the last one that was saved",
 )
@@ -87,4 +85,4 @@ def test_no_finished_epoch_is_lost(tmp_path: Path) -> None:
     assert code == 0, text
     # Epoch 2 was finished, but could not be saved: it was trained once more.
     of_attempts = [(row["epoch"], row["attempt"]) for row in rows(the_run(results))["epochs"]]
-    assert of_attempts == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 6)]
+    assert of_attempts == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 4)]
