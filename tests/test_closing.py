@@ -400,7 +400,14 @@ UNEVEN = {"downpour", "sandblaster_lbfgs"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "model", "precision"), PAIRS)
-@pytest.mark.cases("*-mlp-fp32", "ddp-resnet_batch-bf16", "zero1-resnet_batch-fp32")
+@pytest.mark.cases(
+    "ddp-mlp-fp32",
+    "dp_*-mlp-fp32",
+    "fsdp-mlp-fp32",
+    "pipeline-mlp-fp32",
+    "parameter_server-mlp-fp32",
+    "ddp-resnet*bf16",
+)
 def test_every_shipped_strategy_passes(strategy: str, model: str, precision: str, tmp_path: Path) -> None:
     models = {
         "mlp": ["model=mlp"],
