@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pwd
+import re
 import shlex
 import shutil
 import tarfile
@@ -25,10 +26,11 @@ import polars as pl
 import yaml
 from msgspec import structs
 
-from analysis.comparison.remedy import as_overrides
 from analysis.runs.published import without_tokens
 from launch.launcher import SubmitOptions, launcher_of, prepare_all
 from launch.sweep import PlannedRun, one_run
+from launch.sweep.expansion import as_hydra
+from parallelbench.config.build import COMPONENTS, completed
 from parallelbench.config.identity import CONFIGURATION_VERSION, run_id
 from parallelbench.config.sites import LocalLauncher, SlurmLauncher, prepare_line, shipped
 from parallelbench.errors import ConfigError, count_of, no_permission, one_line
@@ -232,7 +234,7 @@ _ONLY_RERUN = "not all of its settings are of shipped files, so only `parallelbe
 
 def _command(config: dict[str, Any], known: str, sweep: str) -> tuple[RunConfig, tuple[str, ...]] | None:
     """The run as the command would train it, and the words of the command; None where it would train another one."""
-    chosen = as_overrides(config)
+    chosen = _as_overrides(config)
     if chosen is None:
         return None
     words = [f"{key}={value}" for key, value in chosen.items()]
@@ -242,6 +244,32 @@ def _command(config: dict[str, Any], known: str, sweep: str) -> tuple[RunConfig,
     except ConfigError:
         return None
     return (planned, ("parallelbench", "run", *words)) if run_id(planned) == known else None
+
+
+_PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[A-Za-z_]\w*", re.IGNORECASE | re.ASCII)
+"""Text that Hydra takes as it is."""
+_NOT_SET = ("repeat", "results", "sweep_name", "launcher", "site")
+"""Keys that a command which trains a run again leaves out, or sets otherwise."""
+
+
+def _as_overrides(config: dict[str, Any]) -> dict[str, str] | None:
+    """Key → value in Hydra's grammar, of all that differs from the defaults; None where a component isn't shipped."""
+    config = completed(config)
+    usual, measured = shipped("", "config") or {}, shipped("measure", "default") or {}
+    chosen = {key: _written(value) for key, value in config.items() if key in usual and value != usual[key]}
+    for group in COMPONENTS:
+        node = config[group]
+        default = shipped(group, node["name"])
+        if default is None or default["_target_"] != node["_target_"]:
+            return None
+        chosen[group] = node["name"]
+        chosen |= {f"{group}.{key}": _written(value) for key, value in node.items() if default.get(key) != value}
+    chosen |= {f"measure.{key}": _written(value) for key, value in config["measure"].items() if measured[key] != value}
+    return {key: value for key, value in chosen.items() if key not in _NOT_SET}
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else as_hydra(value)
 
 
 def _of_identity(launcher: dict[str, Any]) -> Iterator[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from analysis import text
 from analysis.comparison.exclusions import excluded
-from analysis.comparison.issues import Blocker, Caveat, Issue, format_differences, said_once
+from analysis.comparison.issues import Blocker, Caveat, Issue, said_once
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
 from analysis.comparison.run import ComparedRun, compared_runs
@@ -19,7 +18,7 @@ from analysis.runs.reader import once
 from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
     from pathlib import Path
 
     from analysis.comparison.ratio import Ratio
@@ -49,56 +48,23 @@ def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
     return {key: paired(baseline, runs_of) for key, (baseline, runs_of) in pairs.items() if baseline}
 
 
-@dataclass(frozen=True)
-class Refused:
-    """Configurations of a group that are not compared with one device, for the same differences."""
-
-    group: str
-    configurations: tuple[str, ...]
-    baseline: str
-    """The configuration on one device."""
-    issue: Issue
-    """Its commands are those of the first configuration."""
-
-
-def refusals(runs: Runs) -> list[Refused]:
-    """What is not compared with one device."""
-    pairings = against_one_device(runs)
-    blocked = {key: pairing.blockers() for key, pairing in pairings.items()}
-    # A configuration is compared in all groups at once, so all that differs in any must be allowed to.
-    keys: dict[str, set[str]] = defaultdict(set)
-    for (_, configuration), issues in blocked.items():
-        blocking = (issue for issue in issues if issue.kind is Blocker.ENVIRONMENT)
-        keys[configuration].update(key for issue in blocking for key in issue.differences)
-    members: dict[tuple[str, str, str], list[tuple[str, Issue]]] = defaultdict(list)
-    for (group, configuration), issues in blocked.items():
-        for issue in issues:
-            strategy = pairings[group, configuration].pairs[0].runs[0].definition["strategy.name"]
-            whole = replace(issue, elsewhere=tuple(sorted(keys[configuration] - issue.differences.keys())))
-            members[group, f"{strategy} × 1", format_differences(issue.differences)].append((configuration, whole))
-    return [
-        Refused(group, tuple(name for name, _ in found), of, found[0][1]) for (group, of, _), found in members.items()
-    ]
-
-
 def refused(runs: Runs) -> list[str]:
     """What is not compared with one device, with what differs and the remedies, in sentences."""
-    several = len({group for group, _ in against_one_device(runs)}) > 1
-    alike: dict[tuple[object, ...], list[Refused]] = defaultdict(list)
-    for each in refusals(runs):  # one line for all works of which the same is true
-        what = (each.issue.kind, format_differences(each.issue.differences))
-        alike[each.configurations, each.baseline, *what].append(each)
-    return [_refusal(found, named=several) for found in alike.values()]
-
-
-def _refusal(found: Sequence[Refused], *, named: bool) -> str:
-    first, groups = found[0], [each.group for each in found]
-    works = f" ({text.listed(groups, sep='; ')})" if named else ""
-    shown = f"{text.listed(first.configurations)}{works} can't be compared with {first.baseline}: {first.issue}"
-    if len(found) * len(first.configurations) == 1:
-        return f"{shown}."
-    of = f" of {first.group}" if len(found) > 1 else ""
-    return f"{shown} (for {first.configurations[0]}{of}; likewise for the others)."
+    pairings = against_one_device(runs)
+    several = len({group for group, _ in pairings}) > 1
+    of_groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (group, configuration), pairing in pairings.items():
+        for issue in pairing.blockers():
+            strategy = pairing.pairs[0].runs[0].definition["strategy.name"]
+            of_groups[group, f"{strategy} × 1", str(issue)].append(configuration)
+    alike: dict[tuple[tuple[str, ...], str, str], list[str]] = defaultdict(list)
+    for (group, baseline, words), configurations in of_groups.items():  # one line for all works of which this is true
+        alike[tuple(configurations), baseline, words].append(group)
+    lines = []
+    for (configurations, baseline, words), groups in alike.items():
+        works = f" ({text.listed(groups, sep='; ')})" if several else ""
+        lines.append(f"{text.listed(configurations)}{works} can't be compared with {baseline}: {words}.")
+    return lines
 
 
 LIMITS = (Caveat.APART, Caveat.ORDER, Caveat.ABOVE_IDEAL)
@@ -153,7 +119,7 @@ def _unlike(configurations: list[list[ComparedRun]]) -> Issue | None:
     every = [run for of_one in (first, *others) for run in of_one]
     alike = Pairing(tuple(RepeatPair(run.repeat, (every[0], run)) for run in every[1:]))
     if alike.unlike_environments:
-        return Issue(Blocker.ENVIRONMENT, alike.unlike_environments, find_remedies=alike.remedies)
+        return Issue(Blocker.ENVIRONMENT, alike.unlike_environments)
     # Two that pair with one device in sweeps of their own were not measured in turn with each other.
     of_sweeps = {frozenset(run.sweep for run in of_one): of_one for of_one in others}
     couples = [*((first, other) for other in others), *combinations(of_sweeps.values(), 2)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from analysis import text
 from analysis.comparison.ratio import FEWEST_REPEATS
@@ -18,7 +17,7 @@ from parallelbench.errors import ConfigError, count_of
 from parallelbench.measure import environment_match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from analysis.comparison.run import ComparedRun
 
@@ -28,36 +27,14 @@ PROBE_TOLERANCE = 0.25
 is to tell, not derived from runs of equal devices.
 """
 
-Command = tuple[str, ...]
-"""The words of a command line after `parallelbench`; empty where there is none."""
-
-
-class Remedies(NamedTuple):
-    """What makes a refused comparison possible."""
-
-    compare: Command = ()
-    """Compares the sides in spite of what differs."""
-    submit: Command = ()
-    """Measures both sides in one environment, elsewhere."""
-
-    def across(self, keys: Iterable[str]) -> Remedies:
-        """The same, where `compare` lets these keys differ."""
-        return self._replace(compare=(*self.compare, "--across", ",".join(keys))) if self.compare else self
-
-
-_SAME_SUBMIT = "the same `parallelbench submit` with another results=DIR"
-
 
 class UnlikeWork(ConfigError):  # noqa: N818
     """Runs that must not be compared; the message names what differs, and the remedy."""
 
-    def __init__(
-        self, differences: Differences, *, remedies: Remedies, across: Iterable[str] = (), is_whole: bool = False
-    ) -> None:
-        """`across` are the keys that the caller already allows to differ; `is_whole`: the commands name all keys."""
-        self.remedies = remedies if is_whole else remedies.across((*across, *differences))
-        """The commands that the message names."""
-        super().__init__(refusal(differences, self.remedies))
+    def __init__(self, differences: Differences, *, across: Sequence[str]) -> None:
+        """`across`: the keys with which the comparison is made, in `--across`; empty where no keys are enough."""
+        self.across = tuple(across)
+        super().__init__(refusal(differences, self.across))
 
 
 class Blocker(Enum):
@@ -107,15 +84,6 @@ class Issue:
     kind: Blocker | Caveat
     differences: Differences
     """What differs; for `UNREACHED` and `SAMPLES` one entry with both numbers."""
-    elsewhere: tuple[str, ...] = ()
-    """Keys that differ in other groups, which `compare` takes together with this one."""
-    find_remedies: Callable[[], Remedies] = field(default=Remedies, repr=False, compare=False)
-    """How the commands for these sides are found, without what may differ."""
-
-    @property
-    def remedies(self) -> Remedies:
-        """The commands that the words of a blocker name."""
-        return self.find_remedies().across({**self.differences, **dict.fromkeys(self.elsewhere)})
 
     def __str__(self) -> str:
         return _words(self)
@@ -137,7 +105,7 @@ def _words_of_blocker(issue: Issue) -> str:
     numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
-            return refusal(issue.differences, issue.remedies)
+            return refusal(issue.differences, tuple(issue.differences))
         case Blocker.SAMPLES:
             return f"{_of_unequal_epochs(issue)}: compare samples per second"
         case Blocker.DATA if "data_sha256" in issue.differences:
@@ -181,17 +149,15 @@ def _words_of_caveat(issue: Issue) -> str:
         case Caveat.SAMPLES:
             return f"{_of_unequal_epochs(issue)}: ratios of times and energies are per sample"
         case Caveat.APART:
-            command = issue.remedies.submit
-            anew = f"`{command_line(command)}`" if command else "the same sweep"
             return (
                 "the two sides were measured apart, so the ratios include any change of the machine in between and "
-                f"have neither interval nor verdict: measure both in turn ({anew}), or submit each side "
+                "have neither interval nor verdict: measure both in turn, by one submit, or submit each side "
                 f"{FEWEST_REPEATS} times or more, in alternation"
             )
         case Caveat.ORDER:
             return (
                 "the compared runs were measured one after the other: the ratios include any change of the "
-                f"machine in between; {_in_turn(issue.remedies)}"
+                "machine in between; one submit of both sides interleaves them"
             )
         case Caveat.UNRECORDED:
             names = ", ".join(issue.differences)
@@ -232,32 +198,19 @@ def _scaling(issue: Issue) -> tuple[float, float, str, str]:
     return (*issue.differences["speed-up"], devices[0], devices[1])
 
 
-def _in_turn(remedies: Remedies) -> str:
-    """How the sides of a comparison are measured in turn."""
-    if remedies.submit:
-        return f"`{command_line(remedies.submit)}` interleaves them"
-    return "start one repeat of each side in turn: `parallelbench run … repeat=0`, then `repeat=1`"
-
-
-def refusal(differences: Differences, remedies: Remedies) -> str:
+def refusal(differences: Differences, across: Sequence[str]) -> str:
     """Why two sides are not compared, and the remedies: to measure anew, or to let these keys differ."""
     ways = []
     if any(key in PROBED or environment_match.must_match(key) for key in differences):
-        command = f"`{command_line(remedies.submit)}`" if remedies.submit else _SAME_SUBMIT
-        ways.append(f"measure both in one environment ({command})")
-    if remedies.compare:
-        ways.append(f"compare across exactly that: `{command_line(remedies.compare)}`")
+        ways.append("measure both in one environment, by one submit")
+    if across:
+        ways.append(f"compare across exactly that: `--across {','.join(across)}`")
     if not ways:
         ways.append("choose folders, or --by, so that each side has one of these")
     told = "the sides differ in"
     if all(key in PROBED for key in differences):
         told = "the sides' machines were not equally fast (unlike, or busy with something else):"
     return f"{told} {format_differences(differences)}; {', or '.join(ways)}"
-
-
-def command_line(command: Command) -> str:
-    """A command as it is typed in a shell."""
-    return shlex.join(("parallelbench", *command))
 
 
 def format_differences(differences: Differences) -> str:
@@ -286,15 +239,11 @@ def said_once(issues: Iterable[tuple[str, Issue]], *, of: int | None = None) -> 
     Each begins with the names that it is true of, unless it is true of all. `of`: how many comparisons there are; None:
     always with names.
     """
-    named: dict[tuple[object, str], dict[str, Issue]] = {}
+    named: dict[str, dict[str, None]] = {}
     for name, issue in issues:
-        # Commands differ between comparisons: one is enough.
-        named.setdefault((issue.kind, format_differences(issue.differences)), {})[name] = issue
-    sentences = []
-    for found in named.values():
-        words = text.sentence(str(next(iter(found.values()))))
-        sentences.append(words if len(found) == of else f"{text.listed(list(found))}: {words}")
-    return sentences
+        named.setdefault(str(issue), {})[name] = None
+    sentences = ((text.sentence(words), list(names)) for words, names in named.items())
+    return [words if len(names) == of else f"{text.listed(names)}: {words}" for words, names in sentences]
 
 
 _DEVICE = ("device_type", "device_name", "cores_per_device")

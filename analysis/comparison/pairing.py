@@ -18,7 +18,6 @@ from analysis.comparison.issues import (
     Blocker,
     Caveat,
     Issue,
-    Remedies,
     beyond_cores,
     beyond_peak,
     disturbances,
@@ -28,7 +27,6 @@ from analysis.comparison.issues import (
     unrecorded,
 )
 from analysis.comparison.ratio import is_apart, ratio_of_pairs
-from analysis.comparison.remedy import OneRun, remedies
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import COMPARED, highest_repeats, is_below, without
 from analysis.runs.reader import once
@@ -128,7 +126,7 @@ class Pairing:
         if per_epoch and shortened:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
-            issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments, find_remedies=self.remedies))
+            issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments))
         elif of_times and (beyond := self._beyond("most", lambda ratio: ratio.low or ratio.median)):
             issues.append(Issue(Blocker.SUPERLINEAR, beyond))
         if of_times and (beyond := beyond_cores(self._runs)):
@@ -175,17 +173,6 @@ class Pairing:
         runs = (*self._runs, *self.alone)
         return max((highest_repeats(run.runs)[run.run_id] for run in runs), default=-1)
 
-    def remedies(self) -> Remedies:
-        """The commands that compare the sides in spite of what differs, or measure both alike."""
-        return self._remedies
-
-    @cached_property
-    def _remedies(self) -> Remedies:
-        if not self.pairs or len(self.pairs[0].runs) != 2:
-            return Remedies()
-        one, other = (OneRun(run.runs, run.run_id) for run in self.pairs[0].runs)
-        return remedies(one, other, highest_repeat=self.highest_repeat)
-
     def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
         key = "caveats", of_times, per_sample
@@ -197,9 +184,9 @@ class Pairing:
         differences = self.reported if of_times else self.reported | self.unlike_environments
         issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
         if of_times and self.is_apart:
-            issues.append(Issue(Caveat.APART, {}, find_remedies=self.remedies))
+            issues.append(Issue(Caveat.APART, {}))
         elif of_times and self.is_one_after_the_other:
-            issues.append(Issue(Caveat.ORDER, {}, find_remedies=self.remedies))
+            issues.append(Issue(Caveat.ORDER, {}))
         if of_times:
             issues += disturbances(self._runs)
             # What is beyond belief blocks.

@@ -21,9 +21,7 @@ from analysis.comparison.issues import (
     Blocker,
     Caveat,
     Issue,
-    Remedies,
     UnlikeWork,
-    command_line,
     format_differences,
     said_once,
 )
@@ -41,7 +39,6 @@ from analysis.comparison.work import (
     plain,
     unlike_works,
     without,
-    work_differences,
     works,
 )
 from analysis.text import listed
@@ -52,7 +49,6 @@ from parallelbench.measure.environment_match import VERSION, flatten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from analysis.comparison.issues import Command
     from analysis.comparison.pairing import RepeatPair
     from analysis.comparison.work import Differences, Work
     from analysis.runs.reader import Runs
@@ -168,22 +164,21 @@ def shown_verdict(verdict: SpeedVerdict, time: Ratio | None) -> str:
     return f"{verdict}: n={time.n}" if time and verdict is SpeedVerdict.TOO_FEW else verdict.value
 
 
-def compare(a: Runs, b: Runs, *, across: Sequence[str] = (), command: Command = ()) -> Comparison:
+def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
     """Compare the runs of `b` with those of `a`, configuration by configuration, repeat by repeat.
 
     Only runs count that the report counts. Raises `UnlikeWork` where work or environment of the sides differ in what
     must match, unless `across` names the keys (a component such as "strategy" with all its options); `ConfigError`
-    where there is nothing to compare. `command` is what asked for this, if it wasn't `compare` of the two folders.
+    where there is nothing to compare.
     """
     across = tuple(across)
-    command = command or ("compare", str(a.root), str(b.root))
     for runs in (a, b):
         require_counted(runs)
     _require_known(across, a, b)
     one, other = Side(a, across), Side(b, across)
     matched = match(one, other)
     if not isinstance(matched, Matched):
-        raise _refusal(a, b, across, matched, command=command)
+        raise _refusal(a, b, across, matched)
     _require_two_measurements(matched.rows)
     _require_believable(matched.rows)
     rows, overall = together(tuple(map(_compared, matched.rows)))
@@ -245,54 +240,16 @@ def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
             raise ConfigError(f"--across {name} is no key of these runs; {choices(name, known)}")
 
 
-def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences, *, command: Command) -> UnlikeWork:
+def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences) -> UnlikeWork:
     """Name everything that differs at once, so that naming it in --across is enough."""
     matched: Differences | Matched = unlike
     while not isinstance(matched, Matched):
         unlike = unlike | matched
         try:
             matched = match(Side(a, (*across, *unlike)), Side(b, (*across, *unlike)))
-        except ConfigError:
-            break
-    rows = matched.rows if isinstance(matched, Matched) else ()
-    remedies = rows[0].pairing.remedies() if len(rows) == 1 else Remedies()
-    keys = (*across, *unlike)
-    if not {*keys} <= {*across} and _is_compared(a, b, keys):
-        return UnlikeWork(unlike, remedies=remedies._replace(compare=command), across=across)
-    # Naming the keys is not enough: a side has several values of them.
-    found = _by_configuration(a, b, keys)
-    return UnlikeWork(unlike, remedies=found._replace(submit=remedies.submit or found.submit), is_whole=True)
-
-
-def _by_configuration(a: Runs, b: Runs, across: tuple[str, ...]) -> Remedies:
-    """The command that compares the two configurations of a folder's sides that are most alike, if there is one."""
-    whole = a.whole
-    if whole is not b.whole or whole is a or {*WAYS} <= {*across}:
-        return Remedies()
-    first, second = (Side(runs, ()) for runs in (a, b))
-    couples = ((key, other) for key in first.members for other in second.members)
-    key, other = min(couples, key=lambda couple: len(work_differences(first.work(couple[0]), second.work(couple[1]))))
-    names = dict(labels(whole).select("run_id", "configuration").rows())
-    sides = [names[side.members[of][0].run_id] for side, of in ((first, key), (second, other))]
-    rest = tuple(name for name in across if not is_below(name, WAYS))
-    runs_of = [whole.only([run_id for run_id, name in names.items() if name == side]) for side in sides]
-    found = Remedies(("compare", str(whole.root), "--by", f"{CONFIGURATION}={','.join(sides)}"))
-    try:
-        compare(*runs_of, across=(*rest, *WAYS), command=found.compare)
-    except UnlikeWork as refused:
-        return refused.remedies
-    except ConfigError:
-        return Remedies()
-    return found.across(rest) if rest else found
-
-
-def _is_compared(a: Runs, b: Runs, across: tuple[str, ...]) -> bool:
-    """Whether a comparison across these keys is not refused."""
-    try:
-        compare(a, b, across=across)
-    except ConfigError:
-        return False
-    return True
+        except ConfigError:  # a side has several values of these keys
+            return UnlikeWork(unlike, across=())
+    return UnlikeWork(unlike, across=(*across, *unlike))
 
 
 def _require_two_measurements(rows: Iterable[ComparedRow]) -> None:
@@ -366,10 +323,9 @@ class Matched:
 
     def notes_on_all(self, name: str, ratio: Ratio | None) -> list[str]:
         """What limits all rows together, and none by itself: rows may tie each other's pairs into fewer pools."""
-        pairings = [row.pairing for row in self.rows]
-        if ratio is None or not ratio.is_apart or any(pairing.is_apart for pairing in pairings):
+        if ratio is None or not ratio.is_apart or any(row.pairing.is_apart for row in self.rows):
             return []
-        return said_once([(name, Issue(Caveat.APART, {}, find_remedies=pairings[0].remedies))])
+        return said_once([(name, Issue(Caveat.APART, {}))])
 
 
 @dataclass(frozen=True)
@@ -478,11 +434,10 @@ def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()
             )
     # Folders that can't be read belong to neither side: they are reported once.
     readable = replace(runs, skipped=())
-    command = ("compare", str(runs.root), "--by", f"{key}={one},{other}")
     between = WAYS if key == CONFIGURATION else (key,)
     sides = (readable.only(run_ids[one]), readable.only(run_ids[other]))
     try:
-        compared = compare(*sides, across=(*across, *between), command=command)
+        compared = compare(*sides, across=(*across, *between))
     except UnlikeWork:
         # More runs with these values, which another sweep measured, may be what the other side belongs to.
         if skipped := _skipped_having(runs, key, one) or _skipped_having(runs, key, other):
@@ -524,10 +479,9 @@ def _skipped_having(runs: Runs, key: str, value: str) -> str:
         if value in {plain(_value(there, run_id, key, config)) for run_id, config in _configs_of(there)}:
             twins = (each.twin for each in runs.skipped if each.path.parent == sweep and each.twin)
             if read_in := next(twins, None):
-                command = command_line(("compare", str(read_in.parent), str(sweep), "--across", key))
                 return (
                     f", but runs in {sweep}, which were skipped for those in {read_in.parent}: compare the two "
-                    f"folders, `{command}`"
+                    f"folders, `--across {key}`"
                 )
     return ""
 

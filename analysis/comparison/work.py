@@ -350,20 +350,3 @@ def differences_within(definitions: Sequence[Work]) -> Differences:
     """How the first definition that is unlike the first of all differs from it; empty where all are equal."""
     first, *others = definitions
     return next(filter(None, (work_differences(first, other) for other in others)), {})
-
-
-def are_comparable(one: Iterable[Work], other: Iterable[Work], *, across: tuple[str, ...]) -> bool:
-    """Whether these definitions make two sides that `compare` takes, as far as definitions go."""
-    sides: list[dict[str, list[Work]]] = []
-    for definitions in (one, other):
-        members: dict[str, list[Work]] = defaultdict(list)
-        for definition in definitions:
-            members[canonical(without(definition, across))].append(definition)
-        sides.append(members)
-    if any(differences_within(members) for side in sides for members in side.values()):
-        return False
-    rests = [
-        [without(members[0], across) for key, members in side.items() if key not in rest]
-        for side, rest in (sides, sides[::-1])
-    ]
-    return bool(sides[0].keys() & sides[1].keys()) and not unlike_works(rests[0], rests[1])

@@ -24,7 +24,7 @@ import polars.selectors as cs
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.configurations import summary
-from analysis.comparison.issues import Caveat, format_differences
+from analysis.comparison.issues import Caveat
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
 
@@ -414,9 +414,9 @@ class Sentence:
         rows = self.rows(runs)
         rows = rows if self.by is None else rows.drop_nulls(self.by)
         why = _not_ranked(unlike_groups(runs), rows, by=self.group) if self.ranks else {}
-        alike: dict[object, list[str]] = defaultdict(list)
+        alike: dict[str, list[str]] = defaultdict(list)
         for group, reason in why.items():
-            alike[_alike(reason)].append(group)
+            alike[reason].append(group)
         often = [groups for groups in alike.values() if len(groups) > 1]
         once = {group: why[group] for groups in alike.values() if len(groups) == 1 for group in groups}
         sentence = partial(self._ranked, once) if self.ranks else self._of
@@ -433,7 +433,7 @@ class Sentence:
         whole = self.whole if isinstance(self.whole, str) else self.whole(rows)
         return whole.format(text.listed([self.each(row) for row in rows.iter_rows(named=True)], sep=self.sep))
 
-    def _ranked(self, why: Mapping[str, Issue | str], rows: pl.DataFrame) -> str:
+    def _ranked(self, why: Mapping[str, str], rows: pl.DataFrame) -> str:
         """Configurations of which others disturbed runs are told of behind the others, so that they are neither first
         nor last; and why nothing is ranked.
         """
@@ -444,22 +444,17 @@ class Sentence:
         return told + (f"; this does not rank them, since {reason}" if told and reason else "")
 
 
-def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> dict[str, Issue | str]:
+def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> dict[str, str]:
     """Why the configurations of a group are not ranked, of the groups that have a sentence of their own."""
-    found: dict[str, Issue | str] = {}
+    found: dict[str, str] = {}
     for (group,), members in islice(rows.group_by(by, maintain_order=True) if rows.height else (), MOST_SENTENCES):
         disturbed = members.filter(pl.col("disturbed").fill_null(False))["configuration"].to_list()
         issue = next((unlike[each] for each in members["group"] if each in unlike), None)
-        if issue is not None and issue.kind is Caveat.APART:  # the warnings say it with the commands that mend it
+        if issue is not None and issue.kind is Caveat.APART:  # the warnings say what mends it
             found[str(group)] = "the two sides were measured apart (see the warnings)"
-        elif why := issue or (disturbed and f"others disturbed runs of {text.listed(disturbed)}"):
-            found[str(group)] = why
+        elif issue is not None or disturbed:
+            found[str(group)] = str(issue or f"others disturbed runs of {text.listed(disturbed)}")
     return found
-
-
-def _alike(reason: Issue | str) -> object:
-    """Equal for reasons that differ in the commands that they name only."""
-    return reason if isinstance(reason, str) else (reason.kind, format_differences(reason.differences))
 
 
 MOST_SENTENCES = 4

@@ -168,11 +168,6 @@ class Runs:
         kept = {table: frame.filter(pl.col("run_id").is_in(list(run_ids))) for table, frame in self.tables.items()}
         return replace(self, tables=kept, taken_from=self.whole)
 
-    def at_home(self, run_id: str) -> tuple[Runs, str]:
-        """The runs of its machine, and the run's id among them; of runs that were not merged, these."""
-        machine = self.machines.get(run_id)
-        return (self, run_id) if machine is None else (self.of_machines[machine], run_id.removesuffix(f"@{machine}"))
-
     @property
     def phases(self) -> pl.DataFrame:
         """One row per run, rank and step of the pass that `measure.attribution_steps` asks for."""

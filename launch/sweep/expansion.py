@@ -210,15 +210,15 @@ def single() -> Strategy:
 
 
 def _as_overrides(point: Point, repeat: int) -> list[str]:
-    return [*(f"{key}={_as_hydra(value)}" for key, value in point.items()), f"repeat={repeat}"]
+    return [*(f"{key}={as_hydra(value)}" for key, value in point.items()), f"repeat={repeat}"]
 
 
-def _as_hydra(value: Any) -> str:
+def as_hydra(value: Any) -> str:
     """JSON, except that Hydra's grammar has no quotes around the keys of a map."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_as_hydra(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{as_hydra(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_as_hydra, value)) + "]"
+        return "[" + ",".join(map(as_hydra, value)) + "]"
     return msgspec.json.encode(value).decode()
 
 

@@ -196,3 +196,13 @@ def test_packed_runs_of_an_older_release_do_not_count(tmp_path: Path) -> None:
     assert excluded(runs)["exclusion"].to_list() == ["packed"]
     assert not any("a new one for each repeat" in warning for warning in warnings(runs))
     assert any("submit again" in warning for warning in warnings(runs))
+
+
+@pytest.mark.exhaustive
+def test_further_repeats_come_after_those_that_do_not_count(tmp_path: Path) -> None:
+    for repeat in range(5):
+        published(config(tmp_path, repeat=repeat), steady(10.0 + repeat))
+        fake = steady(6.0 + repeat / 2, parity_passed=repeat < 2)
+        published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), fake)
+    warning = next(line for line in warnings(load(tmp_path)) if "sweep.repeats" in line)
+    assert "add 4 repeats per side, in turn (sweep.repeats=9)." in warning

@@ -58,9 +58,8 @@ def test_two_folders_of_two_versions_are_compared_only_where_that_is_named(tmp_p
     sides = load(tmp_path / "a"), load(tmp_path / "b")
     with pytest.raises(UnlikeWork, match=rf"strategy\.plugin_sources: {ONE} and {TWO}") as refusal:
         compare(*sides)
-    (*_, across, names) = refusal.value.remedies.compare
-    assert (across, names) == ("--across", "strategy.plugin_sources")
-    found = compare(*sides, across=[names])
+    assert refusal.value.across == ("strategy.plugin_sources",)
+    found = compare(*sides, across=refusal.value.across)
     assert [row.verdict for row in found.rows] == ["faster"]
     assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."
 

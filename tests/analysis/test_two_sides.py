@@ -98,16 +98,16 @@ def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path)
     )
     with pytest.raises(UnlikeWork) as refusal:
         compare(a, b)
-    differences, (*command, names) = str(refusal.value), refusal.value.remedies.compare
-    assert command == ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--across"]
-    assert sorted(names.split(",")) == [
+    differences, names = str(refusal.value), refusal.value.across
+    assert f"`--across {','.join(names)}`" in differences
+    assert sorted(names) == [
         "cuda.driver", "device_name", "packages.torch", "precision", "variables.NCCL_ALGO",
     ]  # fmt: skip
     for difference in ("device_name: Imaginary CPU and H200", "packages.torch: 2.15.0 and 2.16.0", "null and Tree"):
         assert difference in differences
-    assert {row.verdict for row in compare(a, b, across=names.split(",")).rows} == {"faster"}
+    assert {row.verdict for row in compare(a, b, across=names).rows} == {"faster"}
     with pytest.raises(UnlikeWork, match=r"^the sides differ in precision: fp32 and bf16; compare across"):
-        compare(a, b, across=[name for name in names.split(",") if name != "precision"])
+        compare(a, b, across=[name for name in names if name != "precision"])
     with pytest.raises(ConfigError, match="--across prcision is no key of these runs; did you mean precision"):
         compare(a, b, across=["prcision"])
 
@@ -207,7 +207,7 @@ def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -
     found = by(runs, "strategy", "ddp", "fsdp")
     assert [(row.configuration, row.verdict) for row in found.rows] == [("ddp × 2 → fsdp × 2", "slower")]
     assert found.notes == (), "interleaved, by one commit"
-    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2; compare across .* --across strategy,devices`$"):
+    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2; compare across .*`--across strategy,devices`$"):
         by(runs, "strategy", "single", "ddp")
     found = by(runs, "strategy", "single", "ddp", across=["devices"])
     assert [row.time and row.time.median for row in found.rows] == pytest.approx([0.6])
@@ -215,6 +215,9 @@ def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -
         by(runs, "strategy", "dpd", "fsdp")
     with pytest.raises(ConfigError, match="no run has this key; did you mean strategy"):
         by(runs, "strategyy", "ddp", "fsdp")
+    published(config(tmp_path, strategy="ddp", devices=4), steady(3.0))
+    with pytest.raises(UnlikeWork, match="choose folders, or --by, so that each side has one of these$"):
+        by(load(tmp_path), "strategy", "single", "ddp")
 
 
 @pytest.mark.exhaustive
