@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from analysis.comparison.issues import UnlikeWork
     from analysis.comparison.sides import Comparison, by, compare
     from analysis.comparison.work import labels
-    from analysis.folders import load
     from analysis.metrics import per_epoch, per_run
     from analysis.report.tables import summary_table
-    from analysis.runs.reader import Runs, Skipped
+    from analysis.runs.reader import Runs, Skipped, load
 
 __all__ = [
     "Comparison",
@@ -57,8 +56,7 @@ _HOMES = {
     "UnlikeWork": "comparison.issues",
     **dict.fromkeys(("facts", "summary"), "comparison.configurations"),
     **dict.fromkeys(("per_epoch", "per_run"), "metrics"),
-    "load": "folders",
-    **dict.fromkeys(("Runs", "Skipped"), "runs.reader"),
+    **dict.fromkeys(("load", "Runs", "Skipped"), "runs.reader"),
     "summary_table": "report.tables",
 }
 """Name → the module that has it. Each is loaded when it is first asked for: the advisor needs no tables."""

@@ -63,7 +63,7 @@ _JOURNALS = "journal-rank*.jsonl"
 
 def contents(runs: Runs, report: Path, *, name: str, title: str, authors: Sequence[str]) -> Files:
     """The files of a bundle with this name, but for their sums. `report`: a report on these runs, as it was written."""
-    rows = _measured(runs).filter(_HAS_ENDED).sort("launched_at", nulls_last=True)
+    rows = runs.run.filter(_HAS_ENDED).sort("launched_at", nulls_last=True)
     files: Files = {}
     index: list[dict[str, Any]] = []
     for row in rows.iter_rows(named=True):
@@ -88,18 +88,10 @@ def contents(runs: Runs, report: Path, *, name: str, title: str, authors: Sequen
 _HAS_ENDED = pl.col("state").is_in(["done", "failed"])
 
 
-def _measured(runs: Runs) -> pl.DataFrame:
-    """The rows of the run table, also of runs that a second sweep has measured: its others are compared with them."""
-    every = [runs.run, *(there.run for there in runs.sweeps.values())]
-    return pl.concat(every).unique("folder", keep="first", maintain_order=True)
-
-
 def left_out(runs: Runs) -> list[str]:
     """What of a folder is in no bundle, and why, in lines: what has not ended, damaged results, and copies."""
-    measured = _measured(runs)
-    unended = measured.filter(~_HAS_ENDED).select("folder", "state").rows()
-    skipped = [each for each in runs.skipped if str(each.path) not in set(measured["folder"])]
-    lines = (*(f"{folder}: {state}" for folder, state in unended), *(f"{each.path}: {each.reason}" for each in skipped))
+    unended = [f"{folder}: {state}" for folder, state in runs.run.filter(~_HAS_ENDED).select("folder", "state").rows()]
+    lines = (*unended, *(f"{each.path}: {each.reason}" for each in runs.skipped))
     return [f"left out: {line}" for line in lines]
 
 
@@ -460,7 +452,7 @@ _OURS = ("launcher", "site")
 
 def require_readable(bundled: Runs, bundle: Path) -> None:
     """Raise `ConfigError` for a bundle with results that can't be read, or without any."""
-    for skipped in (each for each in bundled.skipped if each.twin is None):
+    for skipped in bundled.skipped:
         raise ConfigError(f"{bundle} holds results that can't be read: {skipped.path.name}: {skipped.reason}")
     if bundled.run.filter(state="done").is_empty():
         raise ConfigError(f"{bundle} holds no finished run: there is nothing to train again")

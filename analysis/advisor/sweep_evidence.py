@@ -17,8 +17,8 @@ from analysis.comparison.issues import format_differences, unlike_probes
 from analysis.comparison.pairing import Pairing, RepeatPair
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import PROBED, component_labels
-from analysis.folders import load
 from analysis.metrics import phase_times
+from analysis.runs.reader import load
 from parallelbench.config.build import PLUGIN_SOURCES, from_mapping
 from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError, count_of

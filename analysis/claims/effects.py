@@ -28,8 +28,6 @@ from analysis.claims.claim import (
     written,
 )
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
-from analysis.comparison.pairing import in_one_sweep
-from analysis.comparison.run import compared_runs
 from analysis.comparison.work import BASELINES, WAYS, canonical, definitions, is_below, varying_keys, work_label
 from analysis.metrics import (
     disturbed_to_accuracy,
@@ -338,7 +336,7 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
     if not any(each.height for each in found):
         return []
     pairs = pl.concat(found).with_row_index("level")
-    measured = _effect(pairs, _as_paired(runs, claim, _by_repeat(pairs, values)), claim.compare, known)
+    measured = _effect(pairs, _by_repeat(pairs, values), claim.compare, known)
     if claim.more is not None:
         pairs = _pairs(measured, claim.more).with_row_index("level")
         how = "difference" if claim.compare == "difference" else "ratio"
@@ -432,28 +430,6 @@ def _by_repeat(pairs: pl.DataFrame, values: pl.DataFrame) -> pl.DataFrame:
     rows = pairs.select(of_pairs).join(values, left_on="below", right_on="level")
     rows = rows.join(values, left_on=("above", "repeat"), right_on=("level", "repeat"), suffix="_above")
     return rows.with_columns(missed=pl.col("value").is_null() | pl.col("value_above").is_null())
-
-
-def _as_paired(runs: Runs, claim: Claim, rows: pl.DataFrame) -> pl.DataFrame:
-    """Both values as the sweep has measured them that `pairing_of` names; null where it has not."""
-    if not runs.sweeps:
-        return rows  # each run was measured once
-    known = compared_runs(runs)
-    paired = []
-    for row in rows.iter_rows(named=True):
-        couple = in_one_sweep([known[run_id] for run_id in (*row["runs"], *row["runs_above"])])
-        for run, epoch, side in zip(couple, ("epoch_below", "epoch"), ("", "_above"), strict=True):
-            if not row["missed"]:
-                read = _by_run(run.runs, claim.metric, claim.target, _read(row[epoch])).get(run.run_id, (None,) * 3)
-                row |= zip((f"value{side}", f"least{side}", f"most{side}"), read, strict=True)
-        paired.append(row)
-    return pl.DataFrame(paired, rows.schema, orient="row")
-
-
-@once
-def _by_run(runs: Runs, metric: str, target: float | None, epoch: int | str) -> dict[str, tuple[float, float, float]]:
-    rows = readings(runs, metric, target, epoch).iter_rows()
-    return {run_id: (value, least, most) for run_id, value, least, most in rows}
 
 
 def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str, known: Known) -> Measured:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from analysis import text
@@ -19,7 +18,6 @@ from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
     from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
@@ -89,19 +87,6 @@ def told_of_pairs(runs: Runs) -> set[str]:
     return {key for pairing in pairings for key in (*pairing.reported, *pairing.unlike_environments)}
 
 
-def beside_others(runs: Runs) -> list[str]:
-    """The configurations whose speed-up is over another sweep's measurement of one device than is shown."""
-    found: dict[Path, list[str]] = defaultdict(list)
-    for (_, configuration), pairing in against_one_device(runs).items():
-        for sweep in dict.fromkeys(pair.runs[0].sweep for pair in pairing.pairs if pair.runs[0].runs is not runs):
-            found[sweep].append(configuration)
-    return [
-        f"{text.listed(names)}: the speed-up is over one device as measured in {sweep}; the time of one device that is "
-        "shown is another sweep's."
-        for sweep, names in found.items()
-    ]
-
-
 @once
 def unlike_groups(runs: Runs) -> dict[str, Issue]:
     """Group → why its configurations can't be ranked: what blocks a comparison of any two, or withholds its verdict."""
@@ -120,10 +105,7 @@ def _unlike(configurations: list[list[ComparedRun]]) -> Issue | None:
     alike = Pairing(tuple(RepeatPair(run.repeat, (every[0], run)) for run in every[1:]))
     if alike.unlike_environments:
         return Issue(Blocker.ENVIRONMENT, alike.unlike_environments)
-    # Two that pair with one device in sweeps of their own were not measured in turn with each other.
-    of_sweeps = {frozenset(run.sweep for run in of_one): of_one for of_one in others}
-    couples = [*((first, other) for other in others), *combinations(of_sweeps.values(), 2)]
-    pairings = [paired(one, other) for one, other in couples]
+    pairings = [paired(first, other) for other in others]
     blockers = (issue for pairing in pairings for issue in pairing.blockers())
     withheld = (issue for pairing in pairings for issue in pairing.caveats() if issue.kind is Caveat.APART)
     return next(blockers, None) or next(withheld, None)

@@ -1,7 +1,6 @@
 """The pairing of runs: repeat by repeat, with what blocks the comparison, what limits it, and its ratios.
 
-Pairs whose ratios have something in common are a pool, whose mean counts once. A run that several sweeps have measured
-counts in every one, beside the runs that it was measured with.
+Pairs whose ratios have something in common are a pool, whose mean counts once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from functools import cached_property
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from analysis.comparison.exclusions import excluded
 from analysis.comparison.issues import (
     Blocker,
     Caveat,
@@ -35,7 +33,6 @@ from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.run import Span
@@ -271,12 +268,9 @@ class Pairing:
 
 
 def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: tuple[str, ...] = ()) -> Pairing:
-    """Pair the runs of two sides by their repeat. A repeat that one side lacks makes no pair.
-
-    A run that two sweeps have measured counts in each: a pair is of one sweep where there is one that has both.
-    """
+    """Pair the runs of two sides by their repeat. A repeat that one side lacks makes no pair."""
     sides = [{run.repeat: run for run in side} for side in (one, other)]
-    pairs = tuple(RepeatPair(repeat, in_one_sweep(couple)) for repeat, *couple in in_both(*sides))
+    pairs = tuple(RepeatPair(repeat, (a, b)) for repeat, a, b in in_both(*sides))
     alone = tuple(run for side, rest in (sides, sides[::-1]) for run in side.values() if run.repeat not in rest)
     return Pairing(pairs, across, alone)
 
@@ -457,47 +451,15 @@ def _is_one_sided(one: Sequence[float], other: Sequence[float]) -> bool:
     return max(share, 1 - share) > ONE_SIDED
 
 
-def measured_in(run: ComparedRun, sweep: Path) -> ComparedRun | None:
-    """The same run as this sweep has measured it; None where it has not, or where its measurement doesn't count."""
-    there = run.runs.sweeps.get(sweep)
-    if there is None:
-        return run if sweep == run.sweep else None
-    # A run that was read from this sweep is taken from it, too: sessions are told among all runs of a sweep.
-    if run.run_id in _gone(there):
-        return None
-    return compared_runs(there).get(run.run_id)
-
-
-@once
-def _gone(runs: Runs) -> frozenset[str]:
-    """The ids of the runs that don't count."""
-    return frozenset(excluded(runs)["run_id"].to_list())
-
-
-def in_one_sweep(runs: Sequence[ComparedRun]) -> tuple[ComparedRun, ...]:
-    """These runs as one sweep has measured them, in turn; as they are where no sweep has measured all of them."""
-    if not any(run.runs.sweeps for run in runs):
-        return tuple(runs)  # each was measured once
-    for sweep in dict.fromkeys(run.sweep for run in runs):
-        there = [measured_in(run, sweep) for run in runs]
-        if len(found := tuple(run for run in there if run)) == len(runs):
-            return found
-    return tuple(runs)
-
-
 def pairing_of(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:
-    """The runs of every repeat, two and two of one sweep, as an effect compares them."""
+    """The runs of every repeat, as an effect compares them."""
     return _pairing_of(runs, *ids_of_repeats.items())
 
 
 @once  # many claims compare the same runs
 def _pairing_of(runs: Runs, *ids_of_repeats: tuple[int, tuple[str, ...]]) -> Pairing:
     known = compared_runs(runs)
-    pairs = []
-    for repeat, ids in ids_of_repeats:
-        couples = ([known[run_id] for run_id in ids[at : at + 2]] for at in range(0, len(ids), 2))
-        pairs.append(RepeatPair(repeat, tuple(run for couple in couples for run in in_one_sweep(couple))))
-    return Pairing(tuple(pairs))
+    return Pairing(tuple(RepeatPair(repeat, tuple(known[run_id] for run_id in ids)) for repeat, ids in ids_of_repeats))
 
 
 def choice_of(runs: Runs, ids_of_repeats: Mapping[int, tuple[str, ...]]) -> Pairing:

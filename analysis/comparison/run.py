@@ -66,11 +66,6 @@ class ComparedRun:
         return sessions_of(self.runs)[self.run_id]
 
     @property
-    def sweep(self) -> Path:
-        """The folder of the sweep that it was measured in."""
-        return _sweeps(self.runs)[self.run_id]
-
-    @property
     def is_baseline(self) -> bool:
         """Whether others are compared with it."""
         return is_baseline(self.definition["strategy.name"], self.definition["devices"])
@@ -100,11 +95,6 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
         )
         for run_id, repeat, samples, dropped, content in runs.run.select(columns).rows()
     }
-
-
-@once
-def _sweeps(runs: Runs) -> dict[str, Path]:
-    return {run_id: Path(folder).parent for run_id, folder in runs.run.select("run_id", "folder").rows()}
 
 
 @once

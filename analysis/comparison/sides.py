@@ -428,21 +428,12 @@ def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()
         raise ConfigError(f"--by {key}: both sides are {key}={one}; {choices(one, set(run_ids) - {one})}")
     for value in (one, other):
         if value not in run_ids:
-            skipped = _skipped_having(runs, key, value)
-            raise ConfigError(
-                f"--by {key}: no run in {runs.root} has {key}={value}{skipped}; {choices(value, run_ids)}"
-            )
+            raise ConfigError(f"--by {key}: no run in {runs.root} has {key}={value}; {choices(value, run_ids)}")
     # Folders that can't be read belong to neither side: they are reported once.
     readable = replace(runs, skipped=())
     between = WAYS if key == CONFIGURATION else (key,)
     sides = (readable.only(run_ids[one]), readable.only(run_ids[other]))
-    try:
-        compared = compare(*sides, across=(*across, *between))
-    except UnlikeWork:
-        # More runs with these values, which another sweep measured, may be what the other side belongs to.
-        if skipped := _skipped_having(runs, key, one) or _skipped_having(runs, key, other):
-            raise ConfigError(f"--by {key}: the runs in {runs.root} can't be compared{skipped}") from None
-        raise
+    compared = compare(*sides, across=(*across, *between))
     unread = format_exclusions(replace(runs.only([]), skipped=runs.skipped))
     return replace(compared, notes=(*compared.notes, *unread))
 
@@ -453,7 +444,11 @@ def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
     if key == CONFIGURATION:
         values = dict(labels(runs).select("run_id", "configuration").rows())
     else:
-        values = {run_id: _value(runs, run_id, key, config) for run_id, config in _configs(runs, key)}
+        names = Side(runs, ()).names | {CONFIGURATION}
+        if key not in names:
+            raise ConfigError(f"--by {key}: no run has this key; {choices(key, names)}")
+        configs = runs.run.select("run_id", "config_json").rows()
+        values = {run_id: _value(runs, run_id, key, config) for run_id, config in configs}
     run_ids: dict[str, list[str]] = {}
     for run_id, value in values.items():
         run_ids.setdefault(plain(value), []).append(run_id)
@@ -471,30 +466,6 @@ def _read(value: str) -> float | str:
         return float(value)
     except ValueError:
         return value.lower() if value.lower() in ("true", "false", "null") else value
-
-
-def _skipped_having(runs: Runs, key: str, value: str) -> str:
-    """Where a sweep whose measurements were skipped has runs with this value: the folders, and the command."""
-    for sweep, there in sorted(runs.sweeps.items()):
-        if value in {plain(_value(there, run_id, key, config)) for run_id, config in _configs_of(there)}:
-            twins = (each.twin for each in runs.skipped if each.path.parent == sweep and each.twin)
-            if read_in := next(twins, None):
-                return (
-                    f", but runs in {sweep}, which were skipped for those in {read_in.parent}: compare the two "
-                    f"folders, `--across {key}`"
-                )
-    return ""
-
-
-def _configs_of(runs: Runs) -> list[tuple[str, str]]:
-    return runs.run.select("run_id", "config_json").rows()
-
-
-def _configs(runs: Runs, key: str) -> list[tuple[str, str]]:
-    names = Side(runs, ()).names | {CONFIGURATION}
-    if key not in names:
-        raise ConfigError(f"--by {key}: no run has this key; {choices(key, names)}")
-    return _configs_of(runs)
 
 
 def _value(runs: Runs, run_id: str, key: str, config_json: str) -> Any:

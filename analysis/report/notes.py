@@ -10,7 +10,6 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import (
-    beside_others,
     error_of_intervals,
     limited,
     refused,
@@ -324,7 +323,7 @@ def _recorded(runs: Runs) -> list[str]:
 
 def environment_warnings(runs: Runs) -> list[str]:
     """Warnings about other jobs, runs that were not interleaved, and different environments, one line each."""
-    return [*_shared(runs), *limited(runs, tuple(Caveat)), *beside_others(runs), *_environments(runs)]
+    return [*_shared(runs), *limited(runs, tuple(Caveat)), *_environments(runs)]
 
 
 def _shared(runs: Runs) -> list[str]:

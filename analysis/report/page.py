@@ -29,12 +29,12 @@ from analysis.comparison.exclusions import require_finished
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures import draw, specification, svg
-from analysis.folders import load
 from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.report import claims, latex, notes, publication
 from analysis.report.notes import environment
 from analysis.report.tables import Cell, Shown, Table, cells
+from analysis.runs.reader import load
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
 from parallelbench.results.files import storage_errors

@@ -77,8 +77,6 @@ class Runs:
     """Which columns are null or ignored in results of other versions of the tables."""
     taken_from: Runs | None = None
     """None where these are all."""
-    sweeps: Mapping[Path, Runs] = field(default_factory=dict)
-    """Sweeps with a measurement of their own of a run that was read from another one: each by its folder, whole."""
     folders: tuple[Path, ...] = ()
     """The folders that were loaded, where they are several."""
     machines: Mapping[str, str] = field(default_factory=dict)
@@ -181,13 +179,15 @@ class Runs:
             raise ConfigError("pandas is not installed: pip install pandas, or use the polars frames") from None
 
 
-def read_runs(path: Path | str, *others: Path | str, plugin: str | None = None) -> Runs:
-    """Read all runs at or below these folders, as `analysis.load` does, but for measurements that do not count.
+def load(path: Path | str, *others: Path | str, plugin: str | None = None) -> Runs:
+    """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps; and below `others`, of the
+    same machine (of several machines: `analysis.folders.load_all`).
 
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
     compacted copy (`analysis.runs.copy`) as long as they stay what they are; other runs from the journals of their
-    last attempt. `plugin` is an importable package whose classes the unfinished ones may name. What can't be read is
-    named in `skipped`; raises `ConfigError` where there is no such folder, or none that may be read.
+    last attempt. `plugin` is an importable package whose classes the unfinished ones may name. Of a run that lies in
+    several folders one measurement is read. What is not read is named in `skipped`. Raises `ConfigError` where there
+    is no such folder, or none that may be read.
     """
     roots = tuple(Path(each).expanduser() for each in (path, *others))
     for root in roots:
@@ -197,15 +197,13 @@ def read_runs(path: Path | str, *others: Path | str, plugin: str | None = None) 
     skipped = [each for root, of_root in below.items() for each in _foreign(root, of_root)]
     collection = Collection(folders, lambda folder: _read_journals(folder, plugin))
     skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
-    kept, twins, homes = without_twins(collection.found)
-    sweeps = {home: {run.folder.path for run in collection.found if run.folder.path.parent == home} for home in homes}
+    kept, twins = without_twins(collection.found)
     return Runs(
         root=roots[0] if not others else Path(os.path.commonpath([root.absolute() for root in roots])),
         folders=roots if others else (),
         tables=collection.tables(kept),
         skipped=tuple(sorted([*skipped, *twins], key=lambda s: s.path)),
         notes=_notes(run for run in collection.found if run.folder.path in kept),
-        sweeps={home: Runs(root=home, tables=collection.tables(of), skipped=()) for home, of in sweeps.items()},
         plugin=plugin,
     )
 
@@ -294,54 +292,25 @@ class Skipped:
     reason: str
     is_run: bool = True
     """Whether it was made for a run, as far as its files tell."""
-    twin: Path | None = None
-    """The folder that was read instead: it holds the same run, or another measurement of it."""
 
 
-def without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped], set[Path]]:
-    """The folders to read, those to skip, whose run lies in another folder, too, and the sweeps that measured it anew.
+def without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
+    """The folders to read, and those to skip, whose run lies in another folder, too.
 
     The finished run is read; of several, the one in the largest sweep, which was measured in turn with most others.
     """
-    if len({run.run_id for run in found}) == len(found):
-        return {run.folder.path for run in found}, [], set()
     sizes = Counter(run.folder.path.parent for run in found)
-    twins: dict[str, list[Found]] = defaultdict(list)
+    read: dict[str, Found] = {}
+    skipped = []
     for run in sorted(found, key=lambda run: (run.state != "done", -sizes[run.folder.path.parent])):
-        twins[run.run_id].append(run)
-    pairs = [
-        (run, first)
-        for first, *others in twins.values()
-        for run in others
-        if run.state == "done" or first.state != "done"  # a finished run has all that its unfinished twin has
-    ]
-    skipped = [_skipped(run, first, sizes) for run, first in pairs]
-    homes = {run.folder.path.parent for run, first in pairs if _is_measured_anew(run, first)}
-    return {first.folder.path for first, *_ in twins.values()}, skipped, homes
-
-
-def _is_measured_anew(run: Found, first: Found) -> bool:
-    """Whether a finished run is no copy of another one."""
-    return run.state == "done" and _manifest(run) != _manifest(first)
-
-
-def _skipped(run: Found, first: Found, sizes: Counter[Path]) -> Skipped:
-    what, where = "the same run as", "name one folder to read this one"
-    if _is_measured_anew(run, first):
-        what = "another measurement of the same configuration and repeat as"
-        where = "runs of its own sweep are compared with it, unless something excludes it"
-    size, others = (sizes[each.folder.path.parent] for each in (first, run))
-    if (first.state == "done") != (run.state == "done"):
-        why = "it is finished"
-    else:
-        why = "its sweep has more runs" if size > others else "its folder comes first"
-    path, twin = run.folder.path, first.folder.path
-    of = f"in {twin.parent}" if twin.name == path.name else twin
-    return Skipped(path, f"{what} {of} (equal run id), which is read instead, as {why}; {where}", twin=twin)
-
-
-def _manifest(run: Found) -> bytes:
-    return (run.folder.result / "manifest.json").read_bytes()
+        first = read.setdefault(run.run_id, run)
+        # A finished run has all that its unfinished twin has.
+        if first is not run and (run.state == "done" or first.state != "done"):
+            twin = first.folder.path
+            of = f"in {twin.parent}" if twin.name == run.folder.path.name else str(twin)
+            why = f"the same run as {of} (equal run id), which is read instead; name one folder to read this one"
+            skipped.append(Skipped(run.folder.path, why))
+    return {run.folder.path for run in read.values()}, skipped
 
 
 def format_skipped(skipped: Iterable[Skipped], *, root: Path | None = None) -> list[str]:

@@ -143,7 +143,7 @@ def test_equal_names_of_unlike_machines_and_unrecorded_hosts_are_told_apart_by_t
 
 @pytest.mark.exhaustive
 def test_what_each_machine_measured_is_as_in_its_own_report(tmp_path: Path) -> None:
-    """Also where two sweeps have measured the same runs, of which each is paired with its own sweep's."""
+    """Also where two sweeps have measured the same runs, of which the larger one's are read."""
     a = measured(tmp_path / "a", "alpha", 10.0, 6.0)
     measured(tmp_path / "a", "alpha", 20.0, 11.0, sweep_name="again")
     for repeat in range(3):
