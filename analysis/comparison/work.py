@@ -77,8 +77,8 @@ CIRCUMSTANCES = (
 """Keys that change neither work nor times. The columns `DEVICE` say which device `device` came to."""
 DEVICE = ("device_type", "device_name")
 """Columns of the run table that belong to a run's work."""
-MACHINE = "machine"
-"""Key of a work of merged folders: runs of two machines are never compared within one report."""
+FOLDER = "folder"
+"""Key of a work where several folders were loaded: runs of two folders are never compared within one report."""
 PROBED = {
     "probed_matmul_flop_per_s": ("probed_start_matmul_flop_per_s", "probed_end_matmul_flop_per_s"),
     "probed_memory_bytes_per_s": ("probed_start_memory_bytes_per_s", "probed_end_memory_bytes_per_s"),
@@ -107,7 +107,7 @@ _BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
 def works(runs: Runs) -> dict[str, Work]:
     """Per run id, the definition of its work: its flat configuration without the compared keys.
 
-    Runs of equal work share one object. Of merged folders the machine is a part of the work.
+    Runs of equal work share one object. Where several folders were loaded, the folder is a part of the work.
     """
     configured: dict[str, tuple[str, str]] = {}
     parsed: dict[tuple[tuple[str, bytes], ...], str] = {}
@@ -124,7 +124,7 @@ def works(runs: Runs) -> dict[str, Work]:
             work = flatten(node)
             parsed[same] = canonical(work)
             nodes[parsed[same]] = work
-        configured[run_id] = parsed[same], runs.machines.get(run_id, "")
+        configured[run_id] = parsed[same], runs.own_folder.get(run_id, "")
         if None not in device:
             seen[configured[run_id]][tuple(device)] += 1
     of_runs: dict[str, Work] = {}
@@ -135,8 +135,8 @@ def works(runs: Runs) -> dict[str, Work]:
         # A run that died before it recorded its device belongs with the others of its configuration.
         where = usual[0][0] if None in device and usual else tuple(device)
         if (configuration, where) not in whole:
-            of_machine = {MACHINE: configuration[1]} if configuration[1] else {}
-            there = dict(zip(DEVICE, where, strict=True)) | of_machine
+            of_folder = {FOLDER: configuration[1]} if configuration[1] else {}
+            there = dict(zip(DEVICE, where, strict=True)) | of_folder
             whole[configuration, where] = nodes[configuration[0]] | there
         of_runs[run_id] = whole[configuration, where]
     return of_runs

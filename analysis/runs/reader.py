@@ -78,11 +78,9 @@ class Runs:
     taken_from: Runs | None = None
     """None where these are all."""
     folders: tuple[Path, ...] = ()
-    """The folders that were loaded, where they are several."""
-    machines: Mapping[str, str] = field(default_factory=dict)
-    """Run id → machine, of folders of several machines that were merged (`analysis.folders`)."""
-    of_machines: Mapping[str, Runs] = field(default_factory=dict)
-    """Machine → its runs as they are without the others, with their own ids."""
+    """The folders that were loaded, where they are several (`analysis.folders`)."""
+    own_folder: Mapping[str, str] = field(default_factory=dict)
+    """Run id → the name of its folder, where several were loaded (`analysis.folders`)."""
     target: float | None = None
     """The test accuracy that times and energies to an accuracy are told for; None: each group's own
     (`analysis.metrics.accuracy_target`)."""
@@ -179,9 +177,8 @@ class Runs:
             raise ConfigError("pandas is not installed: pip install pandas, or use the polars frames") from None
 
 
-def load(path: Path | str, *others: Path | str, plugin: str | None = None) -> Runs:
-    """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps; and below `others`, of the
-    same machine (of several machines: `analysis.folders.load_all`).
+def load(path: Path | str, *, plugin: str | None = None) -> Runs:
+    """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps.
 
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
     compacted copy (`analysis.runs.copy`) as long as they stay what they are; other runs from the journals of their
@@ -189,20 +186,16 @@ def load(path: Path | str, *others: Path | str, plugin: str | None = None) -> Ru
     several folders one measurement is read. What is not read is named in `skipped`. Raises `ConfigError` where there
     is no such folder, or none that may be read.
     """
-    roots = tuple(Path(each).expanduser() for each in (path, *others))
-    for root in roots:
-        require_folder(root)
-    below = {root: find_runs(root) for root in roots}
-    folders = [folder for of_root in below.values() for folder in of_root]
-    skipped = [each for root, of_root in below.items() for each in _foreign(root, of_root)]
+    root = Path(path).expanduser()
+    require_folder(root)
+    folders = find_runs(root)
     collection = Collection(folders, lambda folder: _read_journals(folder, plugin))
-    skipped += [Skipped(path, _one_line(error)) for path, error in collection.errors]
+    unread = [Skipped(folder, _one_line(error)) for folder, error in collection.errors]
     kept, twins = without_twins(collection.found)
     return Runs(
-        root=roots[0] if not others else Path(os.path.commonpath([root.absolute() for root in roots])),
-        folders=roots if others else (),
+        root=root,
         tables=collection.tables(kept),
-        skipped=tuple(sorted([*skipped, *twins], key=lambda s: s.path)),
+        skipped=tuple(sorted([*_foreign(root, folders), *unread, *twins], key=lambda s: s.path)),
         notes=_notes(run for run in collection.found if run.folder.path in kept),
         plugin=plugin,
     )
