@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis import load
-from analysis.claims import judge
-from launch.verbs.console import VERSION, print_claims
+from launch.verbs.console import VERSION
 from parallelbench import cli
 from tests.analysis.factory import Fake, begin, config, failed, published
-from tests.analysis.test_claims import claim
-from tests.analysis.test_claims_scope import ON_GPUS, plant
 from tests.helpers import TINY
 from tests.test_cli import here, listing, refused
 
@@ -106,19 +102,6 @@ def test_claims_have_the_printed_verdicts(here: Path, capsys: pytest.CaptureFixt
     found, printed = told(capsys, "claims", str(here), *names)
     assert [claim["claim"] for claim in found["claims"]] == names
     assert all(f"{claim['claim']}: {claim['verdict']}" in printed for claim in found["claims"])
-
-
-@pytest.mark.exhaustive
-def test_claims_say_what_runs_show_that_the_publication_does_not_speak_of(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plant(here, 0.6, gpu=False)
-    print_claims([judge(load(here), claim(**ON_GPUS), seed="0")], [])
-    (found,) = json.loads(capsys.readouterr().out)["claims"]
-    assert (found["verdict"], found["cases"]) == ("inconclusive", [])
-    (other,) = found["elsewhere"]
-    assert (other["finding"], other["outside"], other["sweeps"]) == ("reproduced", ["device_type=cpu"], ["demo"])
-    assert other["cases"][0]["effect"] == pytest.approx(0.6, rel=0.01)
 
 
 def test_doctor_says_the_same(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.claims.claim import Claim, Publication, publications
-from analysis.claims.verdict import Case, Elsewhere, Judgement, judge, judge_together
+from analysis.claims.verdict import Case, Judgement, judge, judge_together
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Case",
     "Claim",
-    "Elsewhere",
     "Judgement",
     "Publication",
     "judge",

@@ -188,8 +188,8 @@ class Claim(Node, frozen=True, kw_only=True):
     where: Level = field(default_factory=dict)
     """Keys and values of all runs, on both sides."""
     scope: Level = field(default_factory=dict)
-    """Keys and values of the runs that the publication speaks of, as far as the claim depends on them. Runs that
-    `where` admits beyond it are shown as measured elsewhere, and decide nothing. {}: it depends on none."""
+    """Keys and values of the runs that the publication speaks of, as far as the claim depends on them: only
+    these decide it. {}: it depends on none."""
     epoch: Annotated[int, Meta(ge=1)] | None = None
     """The epoch of a metric of epochs; null: the last epoch, or that of the contrast."""
     target: Annotated[float, Meta(gt=0, lt=1)] | None = None

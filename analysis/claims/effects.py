@@ -25,7 +25,6 @@ from analysis.claims.claim import (
     Claim,
     Contrast,
     Level,
-    written,
 )
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
 from analysis.comparison.work import BASELINES, WAYS, canonical, definitions, is_below, varying_keys, work_label
@@ -129,8 +128,7 @@ class Measured(NamedTuple):
 
     levels: pl.DataFrame
     """A row for each `level`, its number. Besides it the facts of `_FACTS` and every key of the configuration, all as
-    JSON, empty where there is none; `outside`, in what its runs are not those of the claim's scope ("data=digits"); and
-    `step`, what was compared, in words: null before anything was.
+    JSON, empty where there is none; and `step`, what was compared, in words: null before anything was.
     """
     values: pl.DataFrame
     """A row for each `level` and `repeat` with its `value`, `least` and `most`, null where a run never reached the
@@ -142,7 +140,7 @@ class Measured(NamedTuple):
 
 
 _FACTS = ("train_samples", "parameters", "framework", "epoch", "steps")
-_OWN = ("level", "outside", "step", *_FACTS)
+_OWN = ("level", "step", *_FACTS)
 _NONE = pl.lit([], pl.List(pl.String))
 
 
@@ -212,7 +210,7 @@ def _measured(
         rows.group_by("level", maintain_order=True)
         .agg(pl.col(same).first(), steps=pl.coalesce(steps.filter(steps > 0).first(), steps.last()))
         .with_columns(pl.col("train_samples", "parameters", "steps").cast(pl.String).fill_null(""))
-        .with_columns(framework=pl.format('"{}"', "framework"), outside=_NONE, step=pl.lit(None, pl.String))
+        .with_columns(framework=pl.format('"{}"', "framework"), step=pl.lit(None, pl.String))
         .join(keys, on="of", maintain_order="left")
         .drop("of")
     )
@@ -265,8 +263,6 @@ class Effect:
     """The flat configuration of both sides, without the compared keys."""
     step: str
     """The levels that were compared, in words."""
-    outside: tuple[str, ...]
-    """In what its runs are not those of the claim's scope: "data=digits"; empty where they are."""
     values: dict[int, tuple[float, float, float]]
     """Repeat → value, and the least and the most that it may be: accuracy is known at the end of each epoch, and may
     have been reached during it.
@@ -308,7 +304,6 @@ def _effects(measured: Measured) -> list[Effect]:
             Effect(
                 keys={key: measured.known[key][each[key]] for key in keys if each[key]},
                 step=each["step"],
-                outside=tuple(each["outside"]),
                 values={repeat: (value, least, most) for repeat, value, least, most, *_ in known},
                 runs={repeat: tuple(runs) for repeat, *_, runs, _ in known},
                 candidates={repeat: tuple(chosen_from) for repeat, *_, chosen_from in known if chosen_from},
@@ -326,10 +321,10 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
     if not any(_may_have_sides(_known(runs), claim, each) for each in claim.contrasts):
         return []
     levels, values, known = _measured(runs, claim.metric, claim.target, epochs, devices=devices, best_of=claim.best_of)
-    levels = _with(levels, known, claim.where)
+    levels = _with(_with(levels, known, claim.where), known, claim.scope)
     looked_at = [_with(levels, known, {"epoch": [*claim.epochs(each)]}) for each in claim.contrasts]
     found = [
-        _pairs(Measured(some.with_columns(outside=_outside(known, claim.scope)), values, known), each)
+        _pairs(Measured(some, values, known), each)
         for some, each in zip(looked_at, claim.contrasts, strict=True)
         if _has_sides(some, known, each)
     ]
@@ -348,7 +343,9 @@ def _may_have_sides(known: Known, claim: Claim, contrast: Contrast) -> bool:
     """Whether configurations have every value that is asked for, in whatever runs: most claims find none."""
     if contrast.rising is not None and contrast.rising in known:
         return len(known[contrast.rising].keys() - {""}) > 1
-    asked = [each for side in (claim.where, contrast.from_ or {}, contrast.to or {}) for each in side.items()]
+    asked = [
+        each for side in (claim.where, claim.scope, contrast.from_ or {}, contrast.to or {}) for each in side.items()
+    ]
     if claim.best_of:
         asked = [(key, some) for key, some in asked if not is_below(key, (claim.best_of,))]
     return all(key in _FACTS or _texts(known, key, some) for key, some in asked)
@@ -383,7 +380,6 @@ def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:
         *("train_samples", "parameters", "framework", "steps", "epoch"),
         *(pl.lit("").alias(key) if key in compared else key for key in _keys(measured.levels)),
         step=pl.concat_str("step", step, separator=", by ", ignore_nulls=True),
-        outside=pl.concat_list("outside_below", "outside").list.unique(maintain_order=True),
         below="level_below",
         above="level",
         epoch_below="epoch_below",
@@ -404,23 +400,15 @@ def _sides(levels: pl.DataFrame, known: Known, contrast: Contrast) -> pl.DataFra
         ]
         return _crossed(*sides, on=("group",))
     levels = levels.with_columns(words=_each(known, contrast.rising, _shown, pl.String))
-    # Each level and the next higher one: of the claim's scope alone, then those that others lie between or beside.
-    lies_outside = pl.col("outside").list.len() + pl.col("outside_below").list.len() > 0
-    inside = levels.filter(pl.col("outside").list.len() == 0)
-    return pl.concat(
-        [_risen(inside, known, contrast.rising), _risen(levels, known, contrast.rising).filter(lies_outside)]
-    )
-
-
-def _risen(levels: pl.DataFrame, known: Known, rising: str) -> pl.DataFrame:
-    level = _each(known, rising, lambda value: value, pl.Float64)
+    # Each level and the next higher one.
+    level = _each(known, contrast.rising, lambda value: value, pl.Float64)
     levels = levels.with_columns(rank=level.rank("dense").over("group").cast(pl.Int64))
     pairs = _crossed(levels, levels.with_columns(pl.col("rank") - 1), on=("group", "rank"))
     return pairs.sort("group", "rank", maintain_order=True)
 
 
 def _crossed(below: pl.DataFrame, above: pl.DataFrame, *, on: tuple[str, ...]) -> pl.DataFrame:
-    own = ("level", "epoch", "devices", "outside", "measurement", "words")
+    own = ("level", "epoch", "devices", "measurement", "words")
     return below.select(*on, pl.col(own).name.suffix("_below")).join(above, on=on, maintain_order="left_right")
 
 
@@ -491,16 +479,6 @@ def _with(levels: pl.DataFrame, known: Known, wanted: Level) -> pl.DataFrame:
 
 def _is_among(value: Any, allowed: Any) -> bool:
     return value in allowed if isinstance(allowed, list) else value == allowed
-
-
-def _outside(known: Known, scope: Level) -> pl.Expr:
-    """The keys of the scope in which levels lie beyond it, with their own values."""
-
-    def told(value: Any, key: str) -> str | None:
-        return None if _is_among(value, scope[key]) else written({key: value})
-
-    each = [_each(known, key, partial(told, key=key), pl.String) for key in scope]
-    return pl.concat_list(each).list.drop_nulls() if each else _NONE
 
 
 def _words(known: Known, roots: Sequence[str], side: Level) -> pl.Expr:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -14,16 +13,15 @@ from rich.text import Text
 
 from analysis import text
 from analysis.claims.verdict import VERDICTS
-from analysis.comparison.ratio import ENOUGH_REPEATS
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
     from analysis.claims.claim import Claim
-    from analysis.claims.verdict import Case, Elsewhere, Judgement
+    from analysis.claims.verdict import Case, Judgement
 
 _COLOURS = {"reproduced": "green", "refuted": "red", "inconclusive": "yellow"}
 _MOST_CASES = 4
@@ -36,22 +34,12 @@ _EFFECT = "effect, and in brackets its 95 % interval"
 def judgements_table(judgements: Sequence[Judgement]) -> RenderableType:
     """One row per claim with its effects in these runs, then the commands whose runs would decide the others.
 
-    Claims that only other runs than the publication's speak of have a table of their own, without verdicts. One line
-    where nothing is decided.
+    One line where nothing is decided.
     """
     decided = [judgement for judgement in judgements if judgement.cases]
-    elsewhere = [judgement for judgement in judgements if not judgement.cases and told(judgement)]
-    if not (decided or elsewhere):
+    if not decided:
         return Text(nothing(judgements))
-    shown: list[RenderableType] = []
-    if decided:
-        shown.append(_Claims("verdict", decided, _verdict))
-    if elsewhere:
-        head = (
-            "Measured elsewhere: these runs are not the publications', so they decide nothing. This is what they say."
-        )
-        shown += [Text(f"\n{head}\n"), _Claims("elsewhere", elsewhere, _findings)]
-    return Group(*shown, Text("\n".join([*_undecided(judgements), "", *tally(judgements)])))
+    return Group(_Claims(decided), Text("\n".join([*_undecided(judgements), "", *tally(judgements)])))
 
 
 _NARROW = 140
@@ -61,29 +49,30 @@ _NARROW = 140
 class _Claims:
     """A table of claims; in a narrow terminal a few lines for each, the first one of which has its whole name."""
 
-    def __init__(self, column: str, judgements: Sequence[Judgement], says: Callable[[Judgement], str]) -> None:
-        self._column, self._judgements, self._says = column, judgements, says
+    def __init__(self, judgements: Sequence[Judgement]) -> None:
+        self._judgements = judgements
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         if options.max_width >= _NARROW:
-            yield _table(self._column, self._judgements, self._says)
+            yield _table(self._judgements)
             return
         for judgement in self._judgements:
-            claim, said = judgement.claim, self._says(judgement).replace("\n", ", ")
+            claim = judgement.claim
             yield Text.from_markup(f"[bold]{claim.name}[/]", overflow="ignore")
-            body = Text.from_markup(f"{said} · {judgement.seed}, {escape(claim.section)}: “{escape(claim.quote)}”\n")
+            quoted = f"{judgement.seed}, {escape(claim.section)}: “{escape(claim.quote)}”\n"
+            body = Text.from_markup(f"{_verdict(judgement)} · {quoted}")
             yield Padding(body + Text("\n".join(lines(judgement, most=_MOST_CASES))), (0, 0, 1, 4))
 
 
-def _table(column: str, judgements: Sequence[Judgement], says: Callable[[Judgement], str]) -> Table:
+def _table(judgements: Sequence[Judgement]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 1, 0), expand=True)
     table.add_column("claim", ratio=5)
-    table.add_column(column, no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     table.add_column(_EFFECT, ratio=8)
     for judgement in judgements:
         claim = judgement.claim
         quoted = f"[bold]{claim.name}[/] ({judgement.seed}, {escape(claim.section)})\n“{escape(claim.quote)}”"
-        table.add_row(quoted, says(judgement), escape("\n".join(lines(judgement, most=_MOST_CASES))))
+        table.add_row(quoted, _verdict(judgement), escape("\n".join(lines(judgement, most=_MOST_CASES))))
     return table
 
 
@@ -91,33 +80,11 @@ def _verdict(judgement: Judgement) -> str:
     return f"[{_COLOURS[judgement.verdict]}]{judgement.verdict}[/]"
 
 
-def _findings(judgement: Judgement) -> str:
-    return "\n".join(f"[{_COLOURS[each.finding]}]{each.finding}[/]" for each in told(judgement))
-
-
-def told(judgement: Judgement) -> list[Elsewhere]:
-    """What is measured elsewhere with enough repeats to be worth telling."""
-    return [each for each in judgement.elsewhere if any(case.enough for case in each.cases)]
-
-
 def nothing(judgements: Sequence[Judgement]) -> str:
     """The whole answer where nothing can be said."""
-    others = [case for judgement in judgements for each in judgement.elsewhere for case in each.cases]
-    most = max((len(case.effects) for case in others), default=0)
-    few = f", and those that are like one have {most} of {ENOUGH_REPEATS} repeats" if others else ""
-    twins = dict.fromkeys(twin for judgement in judgements for twin in _twins(judgement.claim))
     claims = count_of(len(judgements), "claim")
-    of = f"{claims}: none is decided, as no comparison of these runs is a publication's own{few}. "
-    tries = [f"parallelbench submit sweep={name}" for name in twins]
-    where = f"On any two cores `{tries[0]}` tries some of them" if tries else "`parallelbench claims DIR NAME` says why"
-    return f"{of}{where}{f', as do {text.listed(list(twins)[1:], most=9)}' if len(tries) > 1 else ''}."
-
-
-def _twins(claim: Claim) -> list[str]:
-    """The sweeps on two cores that stand for those of a claim."""
-    shipped = resources.files("conf") / "sweep"
-    names = [f"{sweep}_small" for sweep in claim.sweeps]
-    return [name for name in names if (shipped / f"{name}.yaml").is_file()]
+    of = "none is decided, as no comparison of these runs is a publication's own."
+    return f"{claims}: {of} `parallelbench claims DIR NAME` says which runs one needs."
 
 
 def _undecided(judgements: Sequence[Judgement]) -> list[str]:
@@ -131,15 +98,9 @@ def _undecided(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def _needed(judgement: Judgement) -> str:
-    """The commands for a claim; for one that processors can show, but not decide, its twin beside them."""
     claim = judgement.claim
     commands = " and ".join(f"parallelbench submit sweep={name}" for name in claim.sweeps)
-    if claim.gpus_only:
-        return f"{commands} on GPUs"
-    if claim.scope.get("device_type") != "cuda":
-        return commands
-    twins = "" if told(judgement) else " and ".join(f"sweep={twin}" for twin in _twins(claim))
-    return f"{commands} on GPUs" + (f" ({twins} shows them elsewhere, on two cores)" if twins else "")
+    return f"{commands} on GPUs" if claim.gpus_only or claim.scope.get("device_type") == "cuda" else commands
 
 
 def details(judgement: Judgement) -> RenderableType:
@@ -152,9 +113,6 @@ def details(judgement: Judgement) -> RenderableType:
         f"expected: {expected(claim)}",
     ]
     rows = [line for case in judgement.cases for line in ("", *_case(case, claim))]
-    for each in judgement.elsewhere:
-        rows += ["", f"{_place(each)}: {each.finding}" + (f" ({each.why})" if each.why else "")]
-        rows += [line for case in each.cases for line in _case(case, claim)]
     return Text("\n".join([*head, *rows, ""]))
 
 
@@ -171,24 +129,11 @@ def expected(claim: Claim) -> str:
 
 
 def lines(judgement: Judgement, *, most: int) -> list[str]:
-    """What is expected, why it is not decided, and the effects: of the publication's runs, then of others."""
+    """What is expected, why it is not decided, and the effects."""
     claim = judgement.claim
+    cases = sorted(judgement.cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
     shown = [expected(claim), *([judgement.why] if judgement.why and judgement.cases else [])]
-    shown += _effects(judgement.cases, claim, most=most)
-    for each in told(judgement):
-        finding = f"{_place(each)}: {each.finding}" if judgement.cases else f"{_place(each)}:"
-        shown += [finding, *_effects(each.cases, claim, most=most), *([each.why] if each.why else [])]
-    return shown
-
-
-def _place(each: Elsewhere) -> str:
-    """In what its runs are not the publication's: "elsewhere, with data=digits (mnist_two_devices_small)"."""
-    return f"elsewhere, with {' '.join(each.outside)} ({text.listed(list(each.sweeps))})"
-
-
-def _effects(cases: Sequence[Case], claim: Claim, *, most: int) -> list[str]:
-    cases = sorted(cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
-    shown = [effect_of(case, claim) for case in cases[:most]]
+    shown += [effect_of(case, claim) for case in cases[:most]]
     return shown + ([f"and {len(cases) - most} more cases"] if len(cases) > most else [])
 
 
@@ -229,25 +174,19 @@ def _value(value: float | None, claim: Claim) -> str:
 
 
 def tally(judgements: Sequence[Judgement]) -> list[str]:
-    """How many claims have which verdict, and what is said of those that have none; then the runs' warnings."""
+    """How many claims have which verdict, and how many have no runs; then the runs' warnings."""
     shown = [case for judgement in judgements for case in judgement.cases]
-    findings = [each for judgement in judgements if not judgement.cases for each in told(judgement)]
-    untold = sum(not (judgement.cases or told(judgement)) for judgement in judgements)
+    unmeasured = sum(not judgement.cases for judgement in judgements)
     devices = list(dict.fromkeys(case.device for case in shown))
     where = f"Measured on {text.listed(devices)}: verdicts on GPUs hold for these. " if devices else ""
-    other = f"; elsewhere {_counts(each.finding for each in findings)}" if findings else ""
-    rest = f"; {untold} of the inconclusive ones are not measured" if untold and shown else ""
+    given = [judgement.verdict for judgement in judgements]
+    counts = ", ".join(f"{given.count(verdict)} {verdict}" for verdict in VERDICTS)
+    rest = f"; {unmeasured} of the inconclusive ones are not measured" if unmeasured and shown else ""
     line = (
-        f"{count_of(len(judgements), 'claim')}: {_counts(judgement.verdict for judgement in judgements)}{rest}{other}. "
-        f"{where}"
+        f"{count_of(len(judgements), 'claim')}: {counts}{rest}. {where}"
         "`parallelbench claims DIR NAME` shows one with its runs."
     )
-    return [line, *_warnings([*shown, *(case for each in findings for case in each.cases)])]
-
-
-def _counts(verdicts: Iterable[str]) -> str:
-    given = list(verdicts)
-    return ", ".join(f"{given.count(verdict)} {verdict}" for verdict in VERDICTS)
+    return [line, *_warnings(shown)]
 
 
 def _warnings(cases: Sequence[Case]) -> list[str]:

@@ -23,7 +23,7 @@ from analysis.metrics import resting_on_disturbed
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from analysis.claims.claim import Expect
     from analysis.claims.effects import Effect
@@ -149,8 +149,6 @@ class Case:
     """The warnings of these runs, and the caveats of comparing them."""
     missed: int = 0
     """Further repeats of both sides that have no effect, because a run never reached the target."""
-    outside: tuple[str, ...] = ()
-    """In what its runs are not those that the publication speaks of, "data=digits": it decides nothing."""
     sweeps: tuple[str, ...] = ()
     """The sweeps of these runs."""
     also: float | None = None
@@ -163,31 +161,16 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """What runs say that the publication does not speak of: those of one sweep, or of several together."""
-
-    sweeps: tuple[str, ...]
-    outside: tuple[str, ...]
-    """In what they are not those of the publication, in any of the cases."""
-    cases: tuple[Case, ...]
-    finding: Verdict
-    """The verdict that the claim would have if it were about these runs."""
-    why: str
-
-
-@dataclass(frozen=True)
 class Judgement:
     """A claim and its verdict in these runs."""
 
     seed: str
     claim: Claim
     cases: tuple[Case, ...]
-    """Of the runs that the publication speaks of."""
+    """Of the runs that the publication speaks of; others decide nothing."""
     verdict: Verdict
     why: str
     """In how many cases it holds, or what is missing for a verdict."""
-    elsewhere: tuple[Elsewhere, ...] = ()
-    """What other runs say of it, which decides nothing."""
 
 
 def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
@@ -197,56 +180,24 @@ def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
 
 
 def judge_together(runs: Runs, claims: Sequence[tuple[str, Claim]]) -> list[Judgement]:
-    """Evaluate claims with the numbers of their publications; the intervals allow for all of their verdicts.
-
-    What is measured elsewhere widens no interval of a verdict, and the other way round.
-    """
+    """Evaluate claims with the numbers of their publications; the intervals allow for all of their verdicts."""
     of_claims = [ClaimedEffect.all_of(runs, claim) for _, claim in claims]
-    every = [effect for compared in of_claims for effect in compared]
-    errors = {inside: _error(e for e in every if _is_inside(e) == inside) for inside in (True, False)}
+    every = (effect for compared in of_claims for effect in compared)
+    able = [each for each in every if not each.forbidden and each.interval(ERROR) is not None]
+    error = error_of_each([each.is_decided for each in able])
     return [
-        _judge(runs, claim, compared, seed=seed, errors=errors)
+        _judge(runs, claim, compared, seed=seed, error=error)
         for (seed, claim), compared in zip(claims, of_claims, strict=True)
     ]
 
 
-def _is_inside(compared: ClaimedEffect) -> bool:
-    """Whether the publication speaks of the runs."""
-    return not compared.effect.outside
-
-
-def _error(compared: Iterable[ClaimedEffect]) -> float:
-    able = [each for each in compared if not each.forbidden and each.interval(ERROR) is not None]
-    return error_of_each([each.is_decided for each in able])
-
-
-def _judge(
-    runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, errors: dict[bool, float]
-) -> Judgement:
+def _judge(runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, error: float) -> Judgement:
     others = {effect.compared: effect for effect in _also(runs, claim)} if compared else {}
-    cases = [
-        _case(each, error=errors[_is_inside(each)], where=where, also=others.get(each.effect.compared))
+    cases = tuple(
+        _case(each, error=error, where=where, also=others.get(each.effect.compared))
         for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
-    ]
-    inside = tuple(case for case in cases if not case.outside)
-    verdict, why = _overall(inside, claim) if inside else ("inconclusive", missing(runs, claim))
-    return Judgement(seed, claim, inside, verdict, why, _elsewhere(cases, claim))
-
-
-def _elsewhere(cases: Sequence[Case], claim: Claim) -> tuple[Elsewhere, ...]:
-    by_sweeps: dict[tuple[str, ...], list[Case]] = defaultdict(list)
-    for case in cases:
-        if case.outside:
-            by_sweeps[case.sweeps].append(case)
-    return tuple(
-        Elsewhere(
-            sweeps,
-            tuple(dict.fromkeys(word for case in members for word in case.outside)),
-            tuple(members),
-            *_overall(members, claim),
-        )
-        for sweeps, members in by_sweeps.items()
     )
+    return Judgement(seed, claim, cases, *(_overall(cases, claim) if cases else ("inconclusive", missing(runs, claim))))
 
 
 def _also(runs: Runs, claim: Claim) -> list[Effect]:
@@ -271,7 +222,6 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | N
         high=high,
         verdict=verdict,
         lacks=lacks,
-        outside=effect.outside,
         sweeps=tuple(sorted({sweep for *_, sweep in runs})),
         runs=tuple(slug for slug, *_ in runs),
         warnings=tuple(dict.fromkeys((*(warned for _, warned, _ in runs if warned), *caveats))),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from analysis.claims import judge_all
-from analysis.claims.table import effect_of, lines, nothing, told
+from analysis.claims.table import effect_of, lines, nothing
 from analysis.claims.verdict import VERDICTS
 from analysis.report import latex
 from analysis.report.tables import Table
@@ -17,8 +17,7 @@ from parallelbench.errors import count_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from analysis.claims.claim import Claim
-    from analysis.claims.verdict import Case, Judgement
+    from analysis.claims.verdict import Judgement
     from analysis.runs.reader import Runs
 
 
@@ -28,7 +27,7 @@ MOST_ROWS = 18
 """Of a table in LaTeX: of three lines each, in footnotesize, they fit on a page."""
 _SHAPE = (latex.broken(0.28), "l", latex.broken(0.5))
 _COLUMNS = {
-    **dict.fromkeys(("publication", "claim", "section", "verdict", "why", "runs", "outside", "sweeps"), pl.String),
+    **dict.fromkeys(("publication", "claim", "section", "verdict", "why", "sweeps"), pl.String),
     **dict.fromkeys(("work", "step", "device", "metric", "compare"), pl.String),
     "repeats": pl.Int64,
     **dict.fromkeys(("median", "low", "high"), pl.Float64),
@@ -50,64 +49,39 @@ class ShownClaim(NamedTuple):
     section: str
     quote: str
     verdict: str
-    """Of the publication's runs; empty where there are none."""
-    elsewhere: str
-    """What other runs say of it, which decides nothing; empty where they say nothing."""
     lines: tuple[str, ...]
     """What is expected, and the effects."""
 
 
 def shown(judgements: Sequence[Judgement]) -> list[ShownClaim]:
-    """The claims that these runs say something of: those with a verdict first, then those measured elsewhere."""
-    rows = [
+    """The claims that these runs say something of."""
+    return [
         ShownClaim(
             judgement.seed,
             judgement.claim.name,
             judgement.claim.section,
             judgement.claim.quote,
-            judgement.verdict if judgement.cases else "",
-            ", ".join(dict.fromkeys(each.finding for each in told(judgement))),
+            judgement.verdict,
             tuple(lines(judgement, most=MOST_CASES)),
         )
         for judgement in judgements
-        if judgement.cases or told(judgement)
+        if judgement.cases
     ]
-    return sorted(rows, key=lambda row: not row.verdict)
-
-
-class ShownClaims(NamedTuple):
-    """The rows in two groups."""
-
-    own: list[ShownClaim]
-    """Of the publications of which these runs decide any claim."""
-    others: list[ShownClaim]
-
-
-def by_publication(rows: Sequence[ShownClaim]) -> ShownClaims:
-    """Claims that these runs are about, and those of other publications."""
-    own = {row.publication for row in rows if row.verdict}
-    parts = ([row for row in rows if (row.publication in own) is decides] for decides in (True, False))
-    return ShownClaims(*parts)
 
 
 def summed_up(judgements: Sequence[Judgement]) -> str:
     """All claims in one sentence."""
-    rows = shown(judgements)
-    if not rows:
+    verdicts = [judgement.verdict for judgement in judgements if judgement.cases]
+    if not verdicts:
         return nothing(judgements)
-    verdicts = [row.verdict for row in rows if row.verdict]
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS) if verdicts else "none decided"
-    elsewhere = len(rows) - len(verdicts)
-    rest = len(judgements) - len(rows)
-    words = [f"Of {count_of(len(judgements), 'claim')}: {counts}"]
-    words += [f"{elsewhere} measured elsewhere only, on runs that are not the publications'"] if elsewhere else []
-    words += [f"{rest} not measured"] if rest else []
-    return "; ".join(words) + "."
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
+    rest = f"; {len(judgements) - len(verdicts)} not measured" if len(verdicts) < len(judgements) else ""
+    return f"Of {count_of(len(judgements), 'claim')}: {counts}{rest}."
 
 
 def table(judgements: Sequence[Judgement]) -> Table:
-    """One row per effect, and one per claim without any. In LaTeX the effects of the publications' own runs: claim,
-    verdict, effect with its interval, work.
+    """One row per effect, and one per claim without any. In LaTeX the effects: claim, verdict, effect with its
+    interval, work.
     """
     body = [
         [f"{judgement.seed} {judgement.claim.name.replace('_', ' ')}", case.verdict, effect_of(case, judgement.claim)]
@@ -124,14 +98,8 @@ def _rows(judgements: Sequence[Judgement]) -> Iterator[tuple[object, ...]]:
     for judgement in judgements:
         claim = judgement.claim
         head = (judgement.seed, claim.name, claim.section, judgement.verdict, judgement.why)
-        every = [*judgement.cases, *(case for each in judgement.elsewhere for case in each.cases)]
-        for case in every:
-            yield (*head, *_case(case, claim))
-        if not every:
-            yield (*head, "none", "", "", "", "", "", claim.metric, claim.compare, 0, None, None, None, "", "")
-
-
-def _case(case: Case, claim: Claim) -> tuple[object, ...]:
-    where = ("elsewhere" if case.outside else "the publication's", " ".join(case.outside), " ".join(case.sweeps))
-    numbers = (len(case.effects), case.median, case.low, case.high)
-    return (*where, case.where, case.step, case.device, claim.metric, claim.compare, *numbers, case.verdict, case.lacks)
+        for case in judgement.cases:
+            place = (" ".join(case.sweeps), case.where, case.step, case.device, claim.metric, claim.compare)
+            yield (*head, *place, len(case.effects), case.median, case.low, case.high, case.verdict, case.lacks)
+        if not judgement.cases:
+            yield (*head, "", "", "", "", claim.metric, claim.compare, 0, None, None, None, "", "")

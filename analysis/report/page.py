@@ -211,7 +211,7 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         accuracies=publication.accuracies_side_by_side(publication.accuracies(runs)),
         accuracies_caption=publication.ACCURACIES_CAPTION,
         experiment=publication.experiment(runs),
-        claims=claims.by_publication(claims.shown(judgements := claims.judged(runs))),
+        claims=claims.shown(judgements := claims.judged(runs)),
         claims_summed_up=claims.summed_up(judgements),
         hyperparameters=publication.hyperparameters(runs),
         environment=environment(runs),

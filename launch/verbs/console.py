@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType
 
-    from analysis.claims.verdict import Case, Elsewhere, Judgement
+    from analysis.claims.verdict import Case, Judgement
     from analysis.comparison.gate import Gate
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.sides import Compared, Comparison
@@ -230,18 +230,6 @@ def _judgement(judgement: Judgement) -> dict[str, Any]:
         "verdict": judgement.verdict,
         "why": judgement.why or None,
         "cases": [_case(case) for case in judgement.cases],
-        "elsewhere": [_elsewhere(each) for each in judgement.elsewhere],
-    }
-
-
-def _elsewhere(found: Elsewhere) -> dict[str, Any]:
-    """What runs say that the publication does not speak of."""
-    return {
-        "sweeps": list(found.sweeps),
-        "outside": list(found.outside),
-        "finding": found.finding,
-        "why": found.why or None,
-        "cases": [_case(case) for case in found.cases],
     }
 
 

@@ -13,7 +13,7 @@ from analysis.claims import judge
 from analysis.comparison.configurations import facts
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import notes
-from analysis.report.claims import by_publication, shown, summed_up, table
+from analysis.report.claims import shown, summed_up, table
 from analysis.report.page import matrix
 from tests.analysis.factory import Fake, config, published, steady
 from tests.analysis.made_up import IN_TWO, altered, environment
@@ -87,27 +87,11 @@ def test_a_claim_about_computation_and_communication_is_decided(tmp_path: Path) 
 @pytest.mark.exhaustive
 def test_claims_are_rows_of_the_page_and_the_csv_file(usual: Runs) -> None:
     inside = judge(usual, claim(), seed="007")
-    elsewhere = judge(usual, claim(name="other", scope={"data": "mnist"}), seed="007")
-    rows = shown([elsewhere, inside])
-    assert [(row.name, row.verdict, row.elsewhere) for row in rows] == [
-        ("shorter", "reproduced", ""),
-        ("other", "", "reproduced"),
-    ]
-    foreign = judge(usual, claim(name="other", scope={"data": "mnist"}), seed="008")
-    parts = by_publication(shown([elsewhere, inside, foreign]))
-    assert [[(row.publication, row.name) for row in part] for part in parts] == [
-        [("007", "shorter"), ("007", "other")],
-        [("008", "other")],
-    ]
-    assert summed_up([elsewhere, inside]) == (
-        "Of 2 claims: 1 reproduced, 0 refuted, 0 inconclusive; 1 measured elsewhere only, on runs that are not the "
-        "publications'."
-    )
-    cells = table([inside, elsewhere]).rows.select("claim", "verdict", "runs", "outside", "finding").rows()
-    assert cells == [
-        ("shorter", "reproduced", "the publication's", "", "reproduced"),
-        ("other", "inconclusive", "elsewhere", "data=digits", "reproduced"),
-    ]
+    other = judge(usual, claim(name="other", scope={"data": "mnist"}), seed="007")
+    assert [(row.name, row.verdict) for row in shown([other, inside])] == [("shorter", "reproduced")]
+    assert summed_up([other, inside]) == "Of 2 claims: 1 reproduced, 0 refuted, 0 inconclusive; 1 not measured."
+    cells = table([inside, other]).rows.select("claim", "verdict", "sweeps", "repeats", "finding").rows()
+    assert cells == [("shorter", "reproduced", "demo", 6, "reproduced"), ("other", "inconclusive", "", 0, "")]
 
 
 CONFIG, FIRST = pl.col("config_json"), IN_TWO & (pl.col("repeat") == 0)
