@@ -235,10 +235,12 @@ MOST_VALUES = 12
 """Values of a setting that a cell names."""
 EVERY = "all"
 """In the CSV file, the strategy of a setting that all share."""
-_LATER = frozenset(key.partition(".")[0] for key in LATER_OPTIONS) | LATER_COMPONENTS.keys()
+_BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
+"""What all runs did before there was a choice: it is told where some run does otherwise."""
+_LATER = frozenset(key.partition(".")[0] for key in _BEFORE)
 
-Values = frozenset[str]
-"""The values of a setting, each as JSON."""
+Column = dict[str, set[str]]
+"""Dotted key of a setting → its values in the runs of one strategy, each as JSON."""
 
 
 @dataclass(frozen=True)
@@ -259,81 +261,62 @@ class Hyperparameters:
         return f"{self.data} · {self.model}"
 
 
-class _Settings:
-    """The settings of all runs of a strategy within a kind of work."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, set[bytes]] = defaultdict(set)
-        """Top-level key → its distinct values, as JSON; empty text where a run has none."""
-        self.derived: dict[str, set[Any]] = defaultdict(set)
-
-    def flats(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each distinct value of a top-level key as dotted keys, with what came later as it was before."""
-        for key, raws in self.parts.items():
-            for raw in raws:
-                whole = completed({key: msgspec.json.decode(raw)} if raw else {})
-                yield key, flatten({key: whole.get(key, {})})
-
-    def values(self, later: Iterable[str]) -> dict[str, Values]:
-        """Dotted key → values. `later`: keys that came later which some run of this work does not have as before."""
-        found: dict[str, set[Any]] = defaultdict(set)
-        for root, flat in self.flats():
-            for key, value in flat.items():
-                if not _came_later(key) or key in later or root in later:
-                    found[key].add(msgspec.json.encode(value).decode())
-            for key in later:
-                if key in LATER_OPTIONS and key not in flat and key.partition(".")[0] == root:
-                    found[key].add(msgspec.json.encode(LATER_OPTIONS[key]).decode())
-        for key, several in self.derived.items():
-            found[key] |= {msgspec.json.encode(value).decode() for value in several if value is not None}
-        kept = {key: frozenset(several) for key, several in found.items() if several}
-        return {key: several for key, several in kept.items() if not _is_apart(key)}
-
-
 @once
 def hyperparameters(runs: Runs) -> list[Hyperparameters]:
     """One table per data set and model, in the order of their names."""
-    works: dict[tuple[str, str], dict[str, _Settings]] = defaultdict(dict)
+    works: dict[tuple[str, str], dict[str, Column]] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
+    raws: dict[tuple[str, str, str, str], set[bytes]] = defaultdict(set)  # of thousands of runs few parts differ
     names = ("data", "model", "strategy", "config_json", *_OF_RUN)
     for data, model, strategy, config_json, *derived in runs.run.select(names).rows():
-        settings = works[data, model].setdefault(strategy, _Settings())
         parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
-        for key in _LATER | parts.keys():
-            settings.parts[key].add(bytes(parts[key]) if key in parts else b"")
+        for root in _LATER | parts.keys():
+            raws[data, model, strategy, root].add(bytes(parts.get(root, b"")))
         for name, value in zip(_OF_RUN, derived, strict=True):
-            settings.derived[name].add(value)
+            if value is not None:
+                works[data, model][strategy][name].add(_json(value))
+    for (data, model, strategy, root), several in raws.items():
+        for raw in several:
+            whole = completed({root: msgspec.json.decode(raw)} if raw else {})
+            for key, value in flatten({root: whole.get(root, {})}).items():
+                works[data, model][strategy][key].add(_json(value))
     return [_of_work(*work, works[work]) for work in sorted(works)]
 
 
-def _of_work(data: str, model: str, settings: dict[str, _Settings]) -> Hyperparameters:
-    strategies = tuple(sorted(settings, key=lambda name: (name != "single", name)))
-    later = {name: _later(settings[name]) for name in strategies}
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _of_work(data: str, model: str, columns: dict[str, Column]) -> Hyperparameters:
+    strategies = tuple(sorted(columns, key=lambda name: (name != "single", name)))
+    changed = {name: _changed(columns[name]) for name in strategies}
     # An option of a strategy is that strategy's alone; what another component or the run sets, others leave as it was.
-    of_all = {key for keys in later.values() for key in keys if not key.startswith("strategy.")}
-    columns = [settings[name].values(of_all | later[name]) for name in strategies]
-    keys = sorted({key for column in columns for key in column}, key=_place)
-    alike = {key: all(column.get(key) == columns[0].get(key) for column in columns) for key in keys}
-    shared = tuple((_named(key), _shown(key, columns[0][key])) for key in keys if alike[key])
+    of_all = {key for keys in changed.values() for key in keys if not key.startswith("strategy.")}
+    told = [
+        {key: v for key, v in columns[name].items() if not _is_apart(key) and _is_told(key, of_all | changed[name])}
+        for name in strategies
+    ]
+    keys = sorted({key for column in told for key in column}, key=_place)
+    alike = {key: all(column.get(key) == told[0].get(key) for column in told) for key in keys}
+    shared = tuple((_named(key), _shown(key, told[0][key])) for key in keys if alike[key])
     differing = tuple(
-        (_named(key), tuple(_shown(key, column.get(key, frozenset())) for column in columns))
-        for key in keys
-        if not alike[key]
+        (_named(key), tuple(_shown(key, column.get(key, set())) for column in told)) for key in keys if not alike[key]
     )
     return Hyperparameters(data, model, strategies, shared, differing)
 
 
-def _later(settings: _Settings) -> set[str]:
-    """What came later and is not as before in some run: options, and of components the roots."""
-    found = set()
-    for root, flat in settings.flats():
-        if root in LATER_COMPONENTS and flat != flatten({root: LATER_COMPONENTS[root]}):
-            found.add(root)
-        found |= {key for key, value in flat.items() if key in LATER_OPTIONS and value != LATER_OPTIONS[key]}
-    return found
-
-
 def _came_later(key: str) -> bool:
     return key in LATER_OPTIONS or key.partition(".")[0] in LATER_COMPONENTS
+
+
+def _changed(column: Column) -> set[str]:
+    """What came later and is not as before in some run: options, and of components the roots."""
+    found = {key for key, values in column.items() if _came_later(key) and values != {_json(_BEFORE.get(key))}}
+    roots = {key.partition(".")[0] for key in found}
+    return (found & LATER_OPTIONS.keys()) | (roots & LATER_COMPONENTS.keys())
+
+
+def _is_told(key: str, changed: set[str]) -> bool:
+    return not _came_later(key) or key in changed or key.partition(".")[0] in changed
 
 
 def _is_apart(key: str) -> bool:
@@ -350,7 +333,7 @@ def _named(key: str) -> str:
     return "repeats" if key == "repeat" else key
 
 
-def _shown(key: str, values: Values) -> str:
+def _shown(key: str, values: set[str]) -> str:
     """ "1, 2, 4", in the order of numbers; repeats that follow each other as "0 to 5"."""
     ordered = sorted((msgspec.json.decode(value) for value in values), key=_sorting)
     if key == "repeat" and len(ordered) > 2 and ordered == [*range(ordered[0], ordered[-1] + 1)]:

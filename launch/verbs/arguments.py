@@ -159,8 +159,7 @@ VERBS = {
         _value(
             "folders",
             "DIR",
-            "a results folder, a sweep's folder, or a run's; of several, each one's runs are compared by "
-            "themselves",
+            "a results folder, a sweep's folder, or a run's; of several, each one's runs are compared by themselves",
             nargs="+",
         ),
         _UNFINISHED,
