@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from analysis.comparison.issues import UnlikeWork
     from analysis.comparison.sides import Comparison, by, compare
     from analysis.comparison.work import labels
-    from analysis.metrics import per_epoch, per_run
+    from analysis.metrics.epochs import per_epoch
+    from analysis.metrics.runs import per_run
     from analysis.report.tables import summary_table
     from analysis.runs.reader import Runs, Skipped, load
 
@@ -55,7 +56,8 @@ _HOMES = {
     "labels": "comparison.work",
     "UnlikeWork": "comparison.issues",
     **dict.fromkeys(("facts", "summary"), "comparison.configurations"),
-    **dict.fromkeys(("per_epoch", "per_run"), "metrics"),
+    "per_epoch": "metrics.epochs",
+    "per_run": "metrics.runs",
     **dict.fromkeys(("load", "Runs", "Skipped"), "runs.reader"),
     "summary_table": "report.tables",
 }

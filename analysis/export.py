@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis.comparison.configurations import facts
-from analysis.metrics import per_epoch
 from analysis.metrics.columns import facts_columns, tables_columns
+from analysis.metrics.epochs import per_epoch
 from parallelbench.config.build import completed
 from parallelbench.redaction import redacted
 

@@ -17,7 +17,7 @@ from analysis.comparison.issues import format_differences, unlike_probes
 from analysis.comparison.pairing import Pairing, RepeatPair
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import PROBED, component_labels
-from analysis.metrics import phase_times
+from analysis.metrics.runs import phase_times
 from analysis.runs.reader import load
 from parallelbench.config.build import PLUGIN_SOURCES, from_mapping
 from parallelbench.config.sites import with_new_options

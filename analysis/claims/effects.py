@@ -28,16 +28,15 @@ from analysis.claims.claim import (
 )
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
 from analysis.comparison.work import BASELINES, WAYS, canonical, definitions, is_below, varying_keys, work_label
-from analysis.metrics import (
-    disturbed_to_accuracy,
-    resting_on_disturbed,
+from analysis.metrics.epochs import AS_TEXT, gathered, numbered
+from analysis.metrics.runs import (
+    computation_per_communication,
+    phase_times,
     step_to_accuracy,
     steps_to_accuracy,
     time_to_accuracy,
-    undisturbed_epochs,
 )
-from analysis.metrics.epochs import AS_TEXT, gathered, numbered
-from analysis.metrics.runs import computation_per_communication, phase_times
+from analysis.metrics.validity import disturbed_to_accuracy, resting_on_disturbed, undisturbed_epochs
 from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
 

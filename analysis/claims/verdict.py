@@ -19,7 +19,7 @@ from analysis.comparison.configurations import facts
 from analysis.comparison.issues import Blocker, Issue
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
-from analysis.metrics import resting_on_disturbed
+from analysis.metrics.validity import resting_on_disturbed
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import is_baseline, labels
-from analysis.metrics import efficiency
+from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once
 from parallelbench.measure.environment_match import FRAMEWORK
 

@@ -11,8 +11,8 @@ from analysis import text
 from analysis.comparison.baseline import against_one_device, gain
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels, natural
-from analysis.metrics import accuracy_target, energy_to_accuracy, per_run, summary_columns, time_to_accuracy
-from analysis.metrics.columns import aggregate, repeated_columns
+from analysis.metrics.columns import aggregate, repeated_columns, summary_columns
+from analysis.metrics.runs import accuracy_target, energy_to_accuracy, per_run, time_to_accuracy
 from analysis.runs.published import TYPES
 from analysis.runs.reader import once
 from parallelbench.results.columns import Over

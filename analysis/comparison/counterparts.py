@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis.comparison.work import IS_REFERENCE, labels
-from analysis.metrics import per_run
 from analysis.metrics.epochs import AS_TEXT, numbered
+from analysis.metrics.runs import per_run
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from analysis.comparison.counterparts import held_against_one_device, unlike_one
 from analysis.comparison.issues import format_differences, rests_on_disturbed, unlike_contents
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
-from analysis.metrics import miscounted, per_run, resting_on_disturbed
-from analysis.metrics.epochs import AS_TEXT, numbered_epochs
+from analysis.metrics.epochs import AS_TEXT, miscounted, numbered_epochs
+from analysis.metrics.runs import per_run
+from analysis.metrics.validity import resting_on_disturbed
 from analysis.runs.reader import format_skipped, once
 from analysis.text import listed, number_of_runs
 from parallelbench.errors import ConfigError

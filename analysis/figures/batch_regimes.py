@@ -13,7 +13,7 @@ import polars as pl
 from analysis.comparison.configurations import facts
 from analysis.comparison.work import groups_across
 from analysis.figures.chart import DOUBLING, INK, LEGEND, PANEL_WIDTH, doubling, panels, per_group, records, scale, tips
-from analysis.metrics import ACCURACY_LADDER, steps_to_accuracy
+from analysis.metrics.runs import ACCURACY_LADDER, steps_to_accuracy
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs

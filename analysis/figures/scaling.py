@@ -27,7 +27,7 @@ from analysis.figures.chart import (
     variants,
     written,
 )
-from analysis.metrics import efficiency
+from analysis.metrics.runs import efficiency
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from analysis.figures.chart import (
     tips,
     written,
 )
-from analysis.metrics import KINDS_SENT, PHASES, phase_times
+from analysis.metrics.runs import KINDS_SENT, PHASES, phase_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

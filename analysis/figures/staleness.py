@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis.comparison.configurations import displayed
 from analysis.figures.chart import PANEL_WIDTH, Sentence, bar_colour, panel, panels, records, tips
-from analysis.metrics import staleness_histogram
+from analysis.metrics.runs import staleness_histogram
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs

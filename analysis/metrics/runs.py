@@ -326,3 +326,12 @@ def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     known = pl.col("gpu_energy_j").is_not_null().all()
     sums = needed.group_by("run_id").agg(energy_to_accuracy_j=pl.when(known).then(pl.col("gpu_energy_j").sum()))
     return sums.with_columns(AS_TEXT)
+
+
+def efficiency(speed_up: float | None, *, devices: int) -> float | None:
+    """Scaling efficiency, 1 = ideal: the speed-up over one device ÷ the devices, t_1 ÷ (n·t_n) under strong
+    scaling.
+
+    Under weak scaling the speed-up is the ratio of throughputs, so this is throughput_n ÷ (n·throughput_1).
+    """
+    return None if speed_up is None else speed_up / devices

@@ -29,8 +29,9 @@ from analysis.comparison.exclusions import require_finished
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures import draw, specification, svg
-from analysis.metrics import per_epoch, require_accuracy
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
+from analysis.metrics.epochs import per_epoch
+from analysis.metrics.runs import require_accuracy
 from analysis.report import claims, latex, notes, publication
 from analysis.report.notes import environment
 from analysis.report.tables import Cell, Shown, Table, cells

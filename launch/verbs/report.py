@@ -34,7 +34,7 @@ def report(
     from analysis.comparison.baseline import refused
     from analysis.comparison.configurations import unreached
     from analysis.folders import load_all, replications
-    from analysis.metrics import require_accuracy
+    from analysis.metrics.runs import require_accuracy
     from analysis.report.notes import answers
     from analysis.report.page import write_report_of
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from analysis import UnlikeWork, by, compare, excluded, labels, load, summary, summary_table
 from analysis.comparison import ratio
 from analysis.comparison.configurations import gains
-from analysis.metrics import summary_columns
+from analysis.metrics.columns import summary_columns
 from analysis.runs.published import TYPES
 from parallelbench.config.build import from_mapping, to_mapping
 from tests.analysis.factory import Fake, component, config, failed, published, steady

@@ -8,7 +8,7 @@ import pytest
 
 from analysis import load
 from analysis.figures import draw
-from analysis.metrics import per_run
+from analysis.metrics.runs import per_run
 from analysis.report import notes
 from tests.analysis.factory import config, published
 from tests.analysis.test_metrics import powered

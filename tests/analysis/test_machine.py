@@ -16,7 +16,8 @@ from analysis.comparison.configurations import summary
 from analysis.comparison.exclusions import format_exclusions
 from analysis.comparison.pairing import one_after_the_other
 from analysis.figures.bars import time_to_accuracy
-from analysis.metrics import per_epoch, per_run
+from analysis.metrics.epochs import per_epoch
+from analysis.metrics.runs import per_run
 from analysis.report.notes import warnings
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import differences, entries

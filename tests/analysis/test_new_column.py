@@ -10,8 +10,7 @@ import pytest
 
 from analysis import load, per_epoch, per_run, summary
 from analysis.metrics import columns as columns_module
-from analysis.metrics import per_epoch_columns, per_run_columns, summary_columns
-from analysis.metrics.columns import PER_FACT, Metric
+from analysis.metrics.columns import PER_FACT, Metric, per_epoch_columns, per_run_columns, summary_columns
 from analysis.report import page as page_module
 from analysis.runs import published
 from parallelbench.results import folder

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import load
 from analysis.figures import draw
-from analysis.metrics import PHASES, measured_bubbles, phase_times, ring_times
+from analysis.metrics.runs import PHASES, measured_bubbles, phase_times, ring_times
 from parallelbench.measure import spans
 from tests.analysis.factory import Fake, config, published
 

@@ -24,7 +24,7 @@ from analysis import load, summary, write_report
 from analysis.comparison import configurations
 from analysis.comparison.configurations import learning
 from analysis.figures import chart, draw
-from analysis.metrics import per_epoch
+from analysis.metrics.epochs import per_epoch
 from analysis.report import page as page_module
 from analysis.report.page import _columns, _table
 from parallelbench.errors import ConfigError, StorageError

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import excluded, load, summary
-from analysis.metrics import per_epoch
+from analysis.metrics.epochs import per_epoch
 from analysis.report.notes import warnings
 from parallelbench.cli import main
 from parallelbench.results.folder import find_runs
