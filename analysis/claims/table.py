@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from analysis import text
@@ -16,9 +14,9 @@ from analysis.claims.verdict import VERDICTS
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import RenderableType
 
     from analysis.claims.claim import Claim
     from analysis.claims.verdict import Case, Judgement
@@ -28,56 +26,26 @@ _MOST_CASES = 4
 """Cases that the table of all claims shows of one; by its name, all are shown."""
 
 _MOST_WARNINGS = 3
-_EFFECT = "effect, and in brackets its 95 % interval"
 
 
 def judgements_table(judgements: Sequence[Judgement]) -> RenderableType:
-    """One row per claim with its effects in these runs, then the commands whose runs would decide the others.
+    """Of each claim its verdict and its effects in these runs, then the commands whose runs would decide the others.
 
     One line where nothing is decided.
     """
     decided = [judgement for judgement in judgements if judgement.cases]
     if not decided:
         return Text(nothing(judgements))
-    return Group(_Claims(decided), Text("\n".join([*_undecided(judgements), "", *tally(judgements)])))
+    claims = (part for judgement in decided for part in _shown(judgement))
+    return Group(*claims, Text("\n".join([*_undecided(judgements), "", *tally(judgements)])))
 
 
-_NARROW = 140
-"""Columns of a terminal below which a claim's name would be cut in a table."""
-
-
-class _Claims:
-    """A table of claims; in a narrow terminal a few lines for each, the first one of which has its whole name."""
-
-    def __init__(self, judgements: Sequence[Judgement]) -> None:
-        self._judgements = judgements
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        if options.max_width >= _NARROW:
-            yield _table(self._judgements)
-            return
-        for judgement in self._judgements:
-            claim = judgement.claim
-            yield Text.from_markup(f"[bold]{claim.name}[/]", overflow="ignore")
-            quoted = f"{judgement.seed}, {escape(claim.section)}: “{escape(claim.quote)}”\n"
-            body = Text.from_markup(f"{_verdict(judgement)} · {quoted}")
-            yield Padding(body + Text("\n".join(lines(judgement, most=_MOST_CASES))), (0, 0, 1, 4))
-
-
-def _table(judgements: Sequence[Judgement]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 1, 0), expand=True)
-    table.add_column("claim", ratio=5)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column(_EFFECT, ratio=8)
-    for judgement in judgements:
-        claim = judgement.claim
-        quoted = f"[bold]{claim.name}[/] ({judgement.seed}, {escape(claim.section)})\n“{escape(claim.quote)}”"
-        table.add_row(quoted, _verdict(judgement), escape("\n".join(lines(judgement, most=_MOST_CASES))))
-    return table
-
-
-def _verdict(judgement: Judgement) -> str:
-    return f"[{_COLOURS[judgement.verdict]}]{judgement.verdict}[/]"
+def _shown(judgement: Judgement) -> tuple[RenderableType, RenderableType]:
+    """A claim's whole name, which no narrow terminal cuts, and a few lines below it."""
+    claim, colour = judgement.claim, _COLOURS[judgement.verdict]
+    head = f"[{colour}]{judgement.verdict}[/] · {judgement.seed}, {escape(claim.section)}: “{escape(claim.quote)}”\n"
+    body = Text.from_markup(head) + Text("\n".join(lines(judgement, most=_MOST_CASES)))
+    return Text.from_markup(f"[bold]{claim.name}[/]", overflow="ignore"), Padding(body, (0, 0, 1, 4))
 
 
 def nothing(judgements: Sequence[Judgement]) -> str:

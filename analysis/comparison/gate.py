@@ -149,7 +149,7 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
             f"{name} by {_percent(time.median - 1)} (at least {_percent((time.low or 0) - 1)})" for name, time in slower
         ]
         return Gate(SLOWER, f"FAIL: slower by more than {_percent(margin)}: {', '.join(worst)}")
-    undecided |= _lacking_on_side_b(comparison)
+    undecided |= {f"{name}: no counted run on side B": _MISSING for name in comparison.only_a}
     undecided |= {f"side B lacks {lost}": _MISSING for lost in comparison.lost}
     if undecided:
         remedies = text.sentence(f"{text.listed(list(dict.fromkeys(undecided.values())), sep='; ')}, then compare")
@@ -158,13 +158,6 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
 
 
 _MISSING = "measure the missing runs"
-_MISSING_GROUP = "measure these groups on side B, or name folders without them"
-
-
-def _lacking_on_side_b(comparison: Comparison) -> dict[str, str]:
-    """What side A has counted runs of and side B has not, with the remedies: whole groups by their names."""
-    lacking = {f"side B has no counted run of the group {group}": _MISSING_GROUP for group in comparison.groups_only_a}
-    return lacking | {f"{name}: no counted run on side B": _MISSING for name in comparison.single_only_a}
 
 
 def _remedy(verdict: SpeedVerdict, time: Ratio | None) -> str:

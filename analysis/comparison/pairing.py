@@ -414,16 +414,19 @@ def overlapping(stretches: Sequence[Span]) -> tuple[int, ...]:
 
 def joined(groups: Sequence[Collection[Hashable]]) -> tuple[int, ...]:
     """Number groups so that those with a common member, directly or through others, have one number."""
-    number_of: dict[Hashable, int] = {}
-    numbers: list[int] = []
+    first: dict[Hashable, int] = {}
+    below = list(range(len(groups)))
+
+    def root(number: int) -> int:
+        while below[number] != number:
+            below[number] = below[below[number]]
+            number = below[number]
+        return number
+
     for number, group in enumerate(groups):
-        joined = {number_of[member] for member in group if member in number_of}
-        if joined:
-            numbers = [number if old in joined else old for old in numbers]
-            number_of = {member: number if old in joined else old for member, old in number_of.items()}
-        numbers.append(number)
-        number_of |= dict.fromkeys(group, number)
-    return tuple(numbers)
+        for member in group:
+            below[root(first.setdefault(member, number))] = root(number)
+    return tuple(map(root, below))
 
 
 ONE_SIDED = 0.75

@@ -120,10 +120,6 @@ class Comparison:
     """Configurations of which A lacks repeats that B counts, likewise."""
     notes: tuple[str, ...]
     """What a reader must know about the ratios, and which runs don't count."""
-    groups_only_a: tuple[str, ...] = ()
-    """The groups of which B has nothing that A has."""
-    single_only_a: tuple[str, ...] = ()
-    """The configurations of `only_a` in other groups."""
 
     @property
     def verdict(self) -> SpeedVerdict:
@@ -193,8 +189,6 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
         lost=lost,
         gained=gained,
         notes=(*matched.notes, *matched.notes_on_all(OVERALL, overall), *excluded_lines),
-        groups_only_a=matched.groups_only_a,
-        single_only_a=matched.single_only_a,
     )
 
 
@@ -305,10 +299,6 @@ class Matched:
     rows: tuple[ComparedRow, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
-    groups_only_a: tuple[str, ...]
-    """The groups of which side B has nothing that side A has."""
-    single_only_a: tuple[str, ...]
-    """The configurations of `only_a` in other groups."""
 
     @property
     def notes(self) -> list[str]:
@@ -392,10 +382,7 @@ def match(a: Side, b: Side) -> Matched | Differences:
         unlike = min((nearest(work, others) for work in works), key=len)
     for row in rows:
         unlike = row.pairing.unlike_environments | unlike
-    groups = {a.label(key)[0] for key in shared}
-    lacking = dict.fromkeys(a.label(key)[0] for key in only_a if a.label(key)[0] not in groups)
-    single = tuple(a.name(key) for key in only_a if a.label(key)[0] in groups)
-    return unlike or Matched(rows, tuple(map(a.name, only_a)), tuple(map(b.name, only_b)), tuple(lacking), single)
+    return unlike or Matched(rows, tuple(map(a.name, only_a)), tuple(map(b.name, only_b)))
 
 
 def _row(a: Side, b: Side, key: str) -> ComparedRow:
