@@ -21,45 +21,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.comparison.configurations import facts, summary
-    from analysis.comparison.exclusions import excluded, format_exclusions
-    from analysis.comparison.issues import UnlikeWork
-    from analysis.comparison.sides import Comparison, by, compare
-    from analysis.comparison.work import labels
-    from analysis.metrics.epochs import per_epoch
-    from analysis.metrics.runs import per_run
-    from analysis.report.tables import summary_table
-    from analysis.runs.reader import Runs, Skipped, load
-
-__all__ = [
-    "Comparison",
-    "Runs",
-    "Skipped",
-    "UnlikeWork",
-    "by",
-    "compare",
-    "excluded",
-    "facts",
-    "format_exclusions",
-    "labels",
-    "load",
-    "per_epoch",
-    "per_run",
-    "summary",
-    "summary_table",
-    "write_report",
-]
+    from analysis.comparison.configurations import facts as facts
+    from analysis.comparison.configurations import summary as summary
+    from analysis.comparison.exclusions import excluded as excluded
+    from analysis.comparison.exclusions import format_exclusions as format_exclusions
+    from analysis.comparison.issues import UnlikeWork as UnlikeWork
+    from analysis.comparison.sides import Comparison as Comparison
+    from analysis.comparison.sides import by as by
+    from analysis.comparison.sides import compare as compare
+    from analysis.comparison.work import labels as labels
+    from analysis.metrics.epochs import per_epoch as per_epoch
+    from analysis.metrics.runs import per_run as per_run
+    from analysis.report.tables import summary_table as summary_table
+    from analysis.runs.reader import Runs as Runs
+    from analysis.runs.reader import Skipped as Skipped
+    from analysis.runs.reader import load as load
 
 _HOMES = {
-    **dict.fromkeys(("by", "Comparison", "compare"), "comparison.sides"),
-    **dict.fromkeys(("excluded", "format_exclusions"), "comparison.exclusions"),
-    "labels": "comparison.work",
-    "UnlikeWork": "comparison.issues",
     **dict.fromkeys(("facts", "summary"), "comparison.configurations"),
+    **dict.fromkeys(("excluded", "format_exclusions"), "comparison.exclusions"),
+    "UnlikeWork": "comparison.issues",
+    **dict.fromkeys(("by", "Comparison", "compare"), "comparison.sides"),
+    "labels": "comparison.work",
     "per_epoch": "metrics.epochs",
     "per_run": "metrics.runs",
-    **dict.fromkeys(("load", "Runs", "Skipped"), "runs.reader"),
     "summary_table": "report.tables",
+    **dict.fromkeys(("load", "Runs", "Skipped"), "runs.reader"),
 }
 """Name → the module that has it. Each is loaded when it is first asked for: the advisor needs no tables."""
 

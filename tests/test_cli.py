@@ -174,8 +174,7 @@ def test_every_verb_refuses_a_folder_without_finished_runs_in_the_same_words(
     failed(config(here), "oom", "out of memory", epochs=1)
     begin(config(here, repeat=1), Fake())
     assert told(capsys, READERS[1:], here / "demo") == (
-        "holds no finished run (1 oom and 1 running): "
-        f"`parallelbench status {here}/demo` says why; report once some are done"
+        f"holds no finished run (1 oom and 1 running): `parallelbench status {here}/demo` says why, and what to do"
     )
     assert cli.main(["status", str(here / "demo")]) == 0
 

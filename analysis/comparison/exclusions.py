@@ -25,7 +25,7 @@ from parallelbench.results.attempt import DISTURBED
 from parallelbench.results.folder import WHAT_TO_NAME, no_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from analysis.comparison.run import ComparedRun
     from analysis.runs.reader import Runs
@@ -273,8 +273,8 @@ def require_finished(runs: Runs) -> None:
         labels = Counter(runs.run.select(pl.coalesce("outcome", "state")).to_series())
         counts = text.listed([f"{count} {label}" for label, count in sorted(labels.items())], most=len(labels))
         raise ConfigError(
-            f"{root} holds no finished run ({counts}): `parallelbench status {shlex.quote(str(root))}` says why; "
-            f"{_advice(labels.keys())}"
+            f"{root} holds no finished run ({counts}): `parallelbench status {shlex.quote(str(root))}` says why, and "
+            "what to do"
         )
     unreadable = [skipped for skipped in runs.skipped if skipped.is_run]
     if not unreadable:
@@ -284,29 +284,15 @@ def require_finished(runs: Runs) -> None:
     raise ConfigError(f"{root} holds no readable run ({first.path}: {first.reason}{more}): {WHAT_TO_NAME}")
 
 
-def _advice(labels: Iterable[str]) -> str:
-    """What to do where no run has finished: wait, begin, or try again."""
-    found = set(labels)
-    if "running" in found:
-        return "report once some are done"
-    return "none has begun: submit them, or wait for their jobs" if found == {"missing"} else "submit what failed again"
-
-
-def _most_common(known: Sequence[tuple[str, str | None]]) -> str:
-    """The exclusion of most runs, in the words of its first run; empty without any."""
-    if not known:
-        return ""
-    counts = Counter(exclusion for exclusion, _ in known)
-    most = max(sorted(counts), key=counts.__getitem__)
-    return describe(most, next(detail for exclusion, detail in known if exclusion == most))
-
-
 def require_counted(runs: Runs) -> None:
     """Raise `ConfigError` where no run counts; the message has the most common reason."""
     require_finished(runs.whole)
     gone = excluded(runs)
     if runs.run.height > gone.height:
         return
-    why = f" ({reason})" if (reason := _most_common(gone.select("exclusion", "exclusion_detail").rows())) else ""
+    known, why = gone.select("exclusion", "exclusion_detail").rows(), ""
+    if known:
+        ((most, _),) = Counter(exclusion for exclusion, _ in known).most_common(1)
+        why = f" ({describe(most, next(detail for exclusion, detail in known if exclusion == most))})"
     where = f"one side of {runs.root}" if runs.taken_from else runs.root
     raise ConfigError(f"{where} holds no run that counts{why}: there is nothing to compare")
