@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -41,32 +41,9 @@ def judged(runs: Runs) -> tuple[Judgement, ...]:
     return tuple(judge_all(runs))
 
 
-class ShownClaim(NamedTuple):
-    """A claim as a row of the page."""
-
-    publication: str
-    name: str
-    section: str
-    quote: str
-    verdict: str
-    lines: tuple[str, ...]
-    """What is expected, and the effects."""
-
-
-def shown(judgements: Sequence[Judgement]) -> list[ShownClaim]:
-    """The claims that these runs say something of."""
-    return [
-        ShownClaim(
-            judgement.seed,
-            judgement.claim.name,
-            judgement.claim.section,
-            judgement.claim.quote,
-            judgement.verdict,
-            tuple(lines(judgement, most=MOST_CASES)),
-        )
-        for judgement in judgements
-        if judgement.cases
-    ]
+def shown(judgements: Sequence[Judgement]) -> list[tuple[Judgement, list[str]]]:
+    """The claims that these runs say something of, each with what is expected, and the effects, in lines."""
+    return [(judgement, lines(judgement, most=MOST_CASES)) for judgement in judgements if judgement.cases]
 
 
 def summed_up(judgements: Sequence[Judgement]) -> str:
