@@ -238,7 +238,7 @@ def _command(config: dict[str, Any], known: str, sweep: str) -> tuple[RunConfig,
     return (planned, ("parallelbench", "run", *words)) if run_id(planned) == known else None
 
 
-_PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[A-Za-z_]\w*", re.IGNORECASE | re.ASCII)
+_BARE = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[A-Za-z_]\w*", re.IGNORECASE | re.ASCII)
 """Text that Hydra takes as it is."""
 _NOT_SET = ("repeat", "results", "sweep_name", "launcher", "site")
 """Keys that a command which trains a run again leaves out, or sets otherwise."""
@@ -261,7 +261,7 @@ def _as_overrides(config: dict[str, Any]) -> dict[str, str] | None:
 
 
 def _written(value: Any) -> str:
-    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else as_hydra(value)
+    return value if isinstance(value, str) and _BARE.fullmatch(value) else as_hydra(value)
 
 
 def _of_identity(launcher: dict[str, Any]) -> Iterator[str]:
