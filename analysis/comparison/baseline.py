@@ -56,8 +56,8 @@ def refused(runs: Runs) -> list[str]:
             strategy = pairing.pairs[0].runs[0].definition["strategy.name"]
             of_groups[group, f"{strategy} × 1", str(issue)].append(configuration)
     alike: dict[tuple[tuple[str, ...], str, str], list[str]] = defaultdict(list)
-    for (group, baseline, words), configurations in of_groups.items():  # one line for all works of which this is true
-        alike[tuple(configurations), baseline, words].append(group)
+    for (group, baseline, words), members in of_groups.items():  # one line for all works of which this is true
+        alike[tuple(members), baseline, words].append(group)
     lines = []
     for (configurations, baseline, words), groups in alike.items():
         works = f" ({text.listed(groups, sep='; ')})" if several else ""

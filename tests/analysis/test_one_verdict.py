@@ -95,6 +95,8 @@ def test_every_room_gives_the_answers(
     assert sweep.interval is None or [(case.low, case.high) for case in judgement.cases] == [ends]
     words["claims"] = "\n".join([judgement.why, *(line for case in judgement.cases for line in case.warnings)])
     if sweep.counted:
+        own = Publication(seed="002", title="its own", claims=[SHORTER])
+        monkeypatch.setattr("analysis.claims.publications", lambda: (own,))
         monkeypatch.setattr(notebook, "_WIDTH", 1000)
         notebook.claims(runs, "002")
         words["notebook"] = capsys.readouterr().out
