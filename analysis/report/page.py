@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import polars as pl
 
 from analysis import text
@@ -152,7 +153,7 @@ def _write_figure(figure: Figure, folder: Path) -> Drawn:
     (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
     (folder / f"{figure.name}.pdf").write_bytes(vl_convert.svg_to_pdf(image))
     spec.pop("title", None)  # the page has it as a heading
-    return Drawn(figure, json.dumps(spec))
+    return Drawn(figure, msgspec.json.encode(spec).decode())
 
 
 def script_json(value: Any) -> str:
