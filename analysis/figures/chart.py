@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -413,17 +412,12 @@ class Sentence:
         """The finding about these runs."""
         rows = self.rows(runs)
         rows = rows if self.by is None else rows.drop_nulls(self.by)
-        why = _not_ranked(unlike_groups(runs), rows, by=self.group) if self.ranks else {}
-        alike: dict[str, list[str]] = defaultdict(list)
-        for group, reason in why.items():
-            alike[reason].append(group)
-        often = [groups for groups in alike.values() if len(groups) > 1]
-        once = {group: why[group] for groups in alike.values() if len(groups) == 1 for group in groups}
-        sentence = partial(self._ranked, once) if self.ranks else self._of
-        told = per_group(rows, sentence, by=self.group, every=True)
-        for groups in often if told else ():
-            of = "each kind of work" if len(groups) == rows[self.group].n_unique() else text.listed(groups, sep="; ")
-            told += f"\nOf {of}, this does not rank them, since {why[groups[0]]}."
+        told = per_group(rows, self._ranked if self.ranks else self._of, by=self.group, every=True)
+        works = rows[self.group].n_unique()
+        why = _not_ranked(unlike_groups(runs), rows, by=self.group) if told and self.ranks else {}
+        for reason, groups in why.items():
+            of = "each kind of work" if len(groups) == works else text.listed(groups, sep="; ")
+            told += f"\n{f'Of {of}, ' if works > 1 else 'But '}this does not rank them, since {reason}."
         lines = [told, self.footnote if told else "", *self.more(runs)]
         return "\n".join(filter(None, lines)) or self.nothing
 
@@ -433,27 +427,25 @@ class Sentence:
         whole = self.whole if isinstance(self.whole, str) else self.whole(rows)
         return whole.format(text.listed([self.each(row) for row in rows.iter_rows(named=True)], sep=self.sep))
 
-    def _ranked(self, why: Mapping[str, str], rows: pl.DataFrame) -> str:
+    def _ranked(self, rows: pl.DataFrame) -> str:
         """Configurations of which others disturbed runs are told of behind the others, so that they are neither first
-        nor last; and why nothing is ranked.
+        nor last.
         """
         marked = pl.col("disturbed").fill_null(False)
         parts = [part for part in (rows.filter(~marked), rows.filter(marked)) if part.height]
-        told = "; apart from these, ".join(filter(None, map(self._of, parts)))
-        reason = why.get(rows[self.group][0])
-        return told + (f"; this does not rank them, since {reason}" if told and reason else "")
+        return "; apart from these, ".join(filter(None, map(self._of, parts)))
 
 
-def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> dict[str, str]:
-    """Why the configurations of a group are not ranked, of the groups that have a sentence of their own."""
-    found: dict[str, str] = {}
+def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> dict[str, list[str]]:
+    """Why configurations are not ranked → the groups of which that is true, among those that have a sentence."""
+    found: dict[str, list[str]] = defaultdict(list)
     for (group,), members in islice(rows.group_by(by, maintain_order=True) if rows.height else (), MOST_SENTENCES):
         disturbed = members.filter(pl.col("disturbed").fill_null(False))["configuration"].to_list()
         issue = next((unlike[each] for each in members["group"] if each in unlike), None)
         if issue is not None and issue.kind is Caveat.APART:  # the warnings say what mends it
-            found[str(group)] = "the two sides were measured apart (see the warnings)"
+            found["the two sides were measured apart (see the warnings)"].append(str(group))
         elif issue is not None or disturbed:
-            found[str(group)] = str(issue or f"others disturbed runs of {text.listed(disturbed)}")
+            found[str(issue or f"others disturbed runs of {text.listed(disturbed)}")].append(str(group))
     return found
 
 
