@@ -29,7 +29,7 @@ install: $(STAMP)  ## only install into .venv, e.g. on a login node
 .venv-%/.installed: environments/%.txt
 	$(INSTALL) --takes-gb $$(sed -n '1s/^# \([0-9.]*\) GB.*/\1/p' $<) --sees . --requirement $<
 
-venv-%: .venv-%/.installed  ## an environment beside it: venv-tensorflow, venv-velox, venv-export, venv-site
+venv-%: .venv-%/.installed  ## an environment beside it: venv-tensorflow, venv-tensorflow-gpu, venv-velox, venv-export, venv-site
 	@:
 
 demo: $(STAMP)  ## a small comparison on real images, and its report (under 3 minutes)

@@ -261,7 +261,7 @@ def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
     _refuse_secrets(run)
     check_run(run, run.device)
     check_data(run)
-    require(run.strategy.framework)
+    require(run.strategy.framework, run.device)
     check_engine(run)
     return Prepared(planned, RunFolder.of(run), run.device, oversubscribed)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 TENSORFLOW_PYTHON = "PARALLELBENCH_TENSORFLOW"
-"""Environment variable: the interpreter of TensorFlow's environment, where `make venv-tensorflow` did not make it."""
+"""Environment variable: the interpreter of TensorFlow's environment, where none of `make`'s is in the checkout."""
 TENSORFLOW = "2.21"
 """The release of TensorFlow that the suite is tested with."""
 _BESIDE_TENSORFLOW = ("msgspec", "pyyaml", "psutil", "nvidia-ml-py", "scikit-learn", "numpy")
@@ -31,10 +31,11 @@ def python_of(framework: str) -> Path:
     if chosen := os.environ.get(TENSORFLOW_PYTHON):
         return Path(chosen)
     checkout = Path(__file__).resolve().parents[1]
-    return checkout / f".venv-{framework}" / "bin" / "python"
+    on_gpus, plain = (checkout / f".venv-{framework}{kind}" / "bin" / "python" for kind in ("-gpu", ""))
+    return on_gpus if on_gpus.exists() else plain
 
 
-def why_not(framework: str) -> str:
+def why_not(framework: str, device_type: str) -> str:
     """Why runs can't use a framework's environment, with the remedy; empty: they can."""
     if framework == "torch":
         return ""
@@ -45,6 +46,11 @@ def why_not(framework: str) -> str:
         lacks = f"TensorFlow {TENSORFLOW} (found: {version})"
     elif lacking := [name for name in _BESIDE_TENSORFLOW if name not in found]:
         lacks = ", ".join(lacking)
+    elif device_type == "cuda" and "tensorflow" not in found:
+        return (
+            f"TensorFlow {version} in {python.parents[1]} is built for processors, so it finds no GPU: run "
+            "`make venv-tensorflow-gpu`, or choose device=cpu"
+        )
     else:
         return ""
     return (
@@ -53,9 +59,9 @@ def why_not(framework: str) -> str:
     )
 
 
-def require(framework: str) -> None:
-    """Raise `ConfigError` with the remedy where a framework's environment is missing, or of another version."""
-    if problem := why_not(framework):
+def require(framework: str, device_type: str) -> None:
+    """Raise `ConfigError` with the remedy where a framework's environment is missing, or of another version or kind."""
+    if problem := why_not(framework, device_type):
         raise ConfigError(problem)
 
 

@@ -204,8 +204,8 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
         Published(
             "Figure 5d",
             "first and second epoch's rate, large model",
-            "Thin and thick lines. TensorFlow runs on processors only here, so it stands beside `ddp` there.",
-            (Picture(_UW, "epoch_rates", "cpu cnn_large batch size 512 copies 1", COLUMN_MM),),
+            "Thin and thick lines.",
+            (Picture(_UW, "epoch_rates", "cuda cnn_large batch size 512 copies 1", COLUMN_MM),),
         ),
         Published(
             "Figure 5e",

@@ -23,6 +23,7 @@ from parallelbench.training.checks import before_training
 from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.checks.parity import as_checked
 from parallelbench.training.loop import Trainer, device_uuid
+from parallelbench.training.observers import StepTimes
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.helpers import TINY, Clock, configured
@@ -82,6 +83,14 @@ def test_each_gpu_of_a_process_has_a_peak_of_its_own(device: ScriptedCuda) -> No
     device.allocate(2000, second)  # the peaks are not of one moment: their sum is no device's
     found = probe.stop()
     assert (found["peak_allocated_bytes"], found["peak_allocated_bytes_by_device"]) == (3200, "200,3000")
+
+
+def test_steps_on_a_gpu_that_give_no_events_are_not_timed(device: ScriptedCuda) -> None:
+    """The host's clock would tell how long they take to launch."""
+    times = StepTimes(WORLD, configured(*TINY, "strategy=tf_single"))
+    times.epoch_starts(1)
+    assert len(list(times.timed(Batch(None, None, 0) for _ in range(4)))) == 4
+    assert list(times.rows()) == []
 
 
 def test_a_rank_is_known_by_its_gpu(device: ScriptedCuda) -> None:

@@ -78,7 +78,7 @@ def findings(overrides: Sequence[str] = (), extension: Extension = NOTHING) -> I
     yield from _folders(run)
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
-    yield "TensorFlow", why_not("tensorflow") or str(python_of("tensorflow"))
+    yield "TensorFlow", why_not("tensorflow", "cpu") or str(python_of("tensorflow"))
     yield from engine_states()
     yield from _data(run.site.data_folder, extension)
 

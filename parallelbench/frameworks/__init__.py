@@ -76,9 +76,14 @@ class RankWorld(Protocol):
     def device_type(self) -> str:
         """cpu or cuda."""
 
-    @property
-    def devices(self) -> tuple[Any, ...]:
-        """torch's devices that this rank drives; empty for other frameworks."""
+    def gpus(self) -> list[tuple[str, str]]:
+        """Name, and UUID as NVML writes it, of each GPU that this rank drives; none on processors."""
+
+    def reset_peaks(self) -> None:
+        """Forget earlier peaks of these GPUs' memory."""
+
+    def peaks(self) -> list[tuple[int, int | None, int | None]]:
+        """Of each GPU: most bytes that tensors have held, most that the framework has, and bytes that all use now."""
 
     def synchronize(self) -> None:
         """Wait until this rank's devices are idle."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.world import cuda
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parallelbench.frameworks import RankWorld
 
 
@@ -23,22 +25,22 @@ class MemoryProbe:
     """Peaks of one rank in a window, bytes; null where they can't be read."""
 
     def __init__(self, world: RankWorld) -> None:
-        self._devices = world.devices if world.device_type == "cuda" else ()
+        self._world = world
 
     def start(self) -> None:
         """Forget earlier peaks."""
-        for device in self._devices:
-            cuda.reset_peaks(device)
+        self._world.reset_peaks()
         self._host_resettable = reset_host_peak()
 
     def stop(self) -> dict[str, Any]:
         """Peaks since `start`, summed over this rank's devices, and what tensors held on each of them."""
-        held = list(map(cuda.peak_allocated_bytes, self._devices))
+        peaks = self._world.peaks()
+        held, reserved, used = ([of_gpu[which] for of_gpu in peaks] for which in range(3))
         return {
-            "peak_allocated_bytes": sum(held) if held else None,
+            "peak_allocated_bytes": _sum(held),
             "peak_allocated_bytes_by_device": ",".join(map(str, held)) or None,
-            "peak_reserved_bytes": self._sum(cuda.peak_reserved_bytes),
-            "device_used_bytes": self._sum(cuda.used_bytes),
+            "peak_reserved_bytes": _sum(reserved),
+            "device_used_bytes": _sum(used),
             "host_peak_rss_bytes": host_peak_bytes() if self._host_resettable else None,
         }
 
@@ -52,12 +54,13 @@ class MemoryProbe:
         On a GPU nothing is done: a peak of what tensors hold begins anew with each window, whatever the allocator has
         cached. Emptying its cache would let the next window ask for all of its memory again.
         """
-        if not self._devices and self.held_bytes() > held_bytes + NOTICEABLE_BYTES:
+        if self._world.device_type == "cpu" and self.held_bytes() > held_bytes + NOTICEABLE_BYTES:
             release_host()
 
-    def _sum(self, read: object) -> int | None:
-        values = [read(device) for device in self._devices]  # type: ignore[operator]
-        return sum(values) if values and None not in values else None
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def release() -> None:

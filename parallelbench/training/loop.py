@@ -228,6 +228,6 @@ def without_waits(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 def device_uuid(world: RankWorld) -> str:
     """UUIDs of this rank's GPUs, or the cores it is pinned to."""
-    if world.device_type == "cuda":
-        return ",".join(map(cuda.device_uuid, world.devices))
+    if gpus := world.gpus():
+        return ",".join(uuid for _, uuid in gpus)
     return "cores " + ",".join(map(str, sorted(os.sched_getaffinity(0))))

@@ -156,7 +156,10 @@ class StepTimes(Observer):
 
     def __init__(self, world: RankWorld, run: RunConfig) -> None:
         self._rank = world.rank
-        self._clock = StepClock(world, steps=run.steps_per_epoch, sampled=run.measure.steps_sampled)
+        # On a GPU by torch's events: other frameworks launch steps there without saying when they end.
+        is_timed = world.device_type == "cpu" or run.strategy.framework == "torch"
+        sampled = run.measure.steps_sampled if is_timed else 0
+        self._clock = StepClock(world, steps=run.steps_per_epoch, sampled=sampled)
 
     def epoch_starts(self, epoch: int) -> None:
         self._epoch = epoch

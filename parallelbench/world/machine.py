@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError, choices, count_of
-from parallelbench.world import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -348,4 +347,5 @@ def pin(run: RunConfig, device_type: str) -> list[int]:
 
 def device_name(world: RankWorld) -> str:
     """Name of the rank's GPU or processor."""
-    return cuda.device_name(world.devices[0]) if world.device_type == "cuda" and world.devices else cpu_name()
+    gpus = world.gpus()
+    return gpus[0][0] if gpus else cpu_name()

@@ -50,11 +50,30 @@ class World:
             (features @ features).sum().backward()
         self.synchronize()
 
+    @property
+    def _gpus(self) -> tuple[torch.device, ...]:
+        return self.devices if self.device_type == "cuda" else ()
+
+    def gpus(self) -> list[tuple[str, str]]:
+        """Name and UUID of each GPU."""
+        return [(cuda.device_name(device), cuda.device_uuid(device)) for device in self._gpus]
+
+    def reset_peaks(self) -> None:
+        """Forget earlier peaks of the allocator's memory."""
+        for device in self._gpus:
+            cuda.reset_peaks(device)
+
+    def peaks(self) -> list[tuple[int, int | None, int | None]]:
+        """Of each GPU: most bytes that tensors, and that torch's allocator, have held, and bytes that all use now."""
+        return [
+            (cuda.peak_allocated_bytes(device), cuda.peak_reserved_bytes(device), cuda.used_bytes(device))
+            for device in self._gpus
+        ]
+
     def synchronize(self) -> None:
         """Wait until this rank's devices are idle."""
-        if self.device_type == "cuda":
-            for device in self.devices:
-                cuda.synchronize(device)
+        for device in self._gpus:
+            cuda.synchronize(device)
 
     def barrier(self) -> None:
         """Wait for all ranks, on the host."""
@@ -97,7 +116,7 @@ class World:
     def draw_from(self, stream: str) -> None:
         """Begin the stream of random numbers of this name; each of this rank's GPUs has one of its own."""
         self._generators.seed(_seed_of(stream))
-        for index, device in enumerate(self.devices if self.device_type == "cuda" else ()):
+        for index, device in enumerate(self._gpus):
             cuda.seed(_seed_of(f"{stream} {index}"), device)
 
     def random_state(self) -> dict[str, Any]:
@@ -110,7 +129,7 @@ class World:
 
     @property
     def _generators(self) -> Generators:
-        return Generators(self.devices if self.device_type == "cuda" else ())
+        return Generators(self._gpus)
 
     def write_state(self, state: dict[str, Any], file: BinaryIO) -> None:
         """Write a training state; raises `OSError` where the disk is full."""

@@ -13,7 +13,6 @@ from parallelbench.errors import ConfigError
 from parallelbench.results.attempt import Outcome
 from parallelbench.results.folder import RunFolder
 from parallelbench.training import session
-from parallelbench.world import cuda
 from parallelbench.world.machine import Gpu, Machine
 from parallelbench.world.world import World
 from tests.helpers import configured
@@ -68,7 +67,7 @@ OTHERS = {"A100": None, "H100": "A100 on rank 0; H100 on rank 1"}
 def test_types_that_differ_between_nodes_are_refused_by_all_ranks(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["A100", other]
     for rank in range(2):
-        monkeypatch.setattr(cuda, "device_name", lambda _, name=names[rank]: name)
+        monkeypatch.setattr(World, "gpus", lambda _, name=names[rank]: [(name, "GPU-of-its-own")])
 
         def gathered(_: World, name: str, rank: int = rank) -> list[str]:
             assert name == names[rank]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,22 @@ def test_what_it_can_not_do_is_refused(text: str) -> None:
         check_run(configured(*TINY, *REFUSED[text]), "cpu")
 
 
-@pytest.mark.parametrize("strategy", ["tf_single", "tf_mirrored", "tf_multi_worker", "tf_parameter_server"])
-def test_gpus_are_refused(strategy: str) -> None:
-    """No part of the suite can time a step of TensorFlow's on a GPU."""
-    devices = 1 if strategy == "tf_single" else 2
-    with pytest.raises(ConfigError, match=f"device=cuda with strategy={strategy} is refused.*processors only"):
-        check_run(configured(*TINY, f"strategy={strategy}", f"devices={devices}"), "cuda")
+@pytest.mark.parametrize(
+    ("strategy", "refused"),
+    [
+        (["tf_single"], ""),
+        (["tf_mirrored", "devices=4", "strategy.all_reduce=nccl", "batch_size=32"], ""),
+        (["tf_multi_worker", "devices=4", "nodes=2", "batch_size=32"], ""),
+        (["tf_single", "measure.waits=error", "epochs=2"], "only torch says that the host waits"),
+        (["tf_single", "cudnn_benchmark=true"], "always lets cuDNN choose"),
+        (["tf_mirrored", "devices=2", "nccl.backend=lazy"], "nccl.backend=lazy with strategy=tf_mirrored"),
+        (["tf_parameter_server", "devices=2"], "would hold a GPU idle"),
+    ],
+)
+def test_gpus_are_taken_where_all_of_them_train(strategy: list[str], refused: str) -> None:
+    run = configured(*TINY, *(f"strategy={strategy[0]}", *strategy[1:]))
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        check_run(run, "cuda")
 
 
 BESIDE = dict.fromkeys(("msgspec", "PyYAML", "psutil", "nvidia-ml-py", "scikit_learn", "numpy"), "1.0")
@@ -87,11 +98,24 @@ def test_an_environment_that_will_not_do_is_named_with_the_remedy(
     python = tmp_path / "python" if versions is None else fake_environment(tmp_path, **there)
     monkeypatch.setenv(TENSORFLOW_PYTHON, str(python))
     if text is None:
-        require("tensorflow")
+        require("tensorflow", "cpu")
         return
     with pytest.raises(ConfigError, match=f"{text}.*make venv-tensorflow"):
-        require("tensorflow")
-    require("torch")
+        require("tensorflow", "cpu")
+    require("torch", "cuda")
+
+
+@pytest.mark.parametrize("package", ["tensorflow", "tensorflow-cpu"])
+def test_a_build_without_gpus_is_refused_where_torch_finds_one(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TENSORFLOW_PYTHON, str(fake_environment(tmp_path, **{package: "2.21.0"}, **BESIDE)))
+    require("tensorflow", "cpu")
+    if package == "tensorflow":
+        require("tensorflow", "cuda")
+    else:
+        with pytest.raises(ConfigError, match=r"finds no GPU: run `make venv-tensorflow-gpu`, or choose device=cpu"):
+            require("tensorflow", "cuda")
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,12 +79,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     said = json.loads(done.stdout.splitlines()[-1])
     cases = {name: said[str(attempt.path)] | {"attempt": attempt} for name, attempt in attempts.items()}
     cases["servers"] = said[str(served.path)]
-    return cases | {name: said[name] for name in ("no gpu", "environment")}
+    return cases | {name: said[name] for name in ("no gpu", "gpus", "environment")}
 
 
 @pytest.mark.exhaustive
 def test_a_rank_says_that_tensorflow_finds_no_gpu(found: dict[str, Any]) -> None:
-    assert found["no gpu"].startswith("TensorFlow finds 0 GPUs where the run has 1: install tensorflow[and-cuda]")
+    assert found["no gpu"].startswith("TensorFlow finds 0 GPUs where the run has 1: run `make venv-tensorflow-gpu`")
+
+
+def test_a_rank_takes_its_own_gpus_and_tells_their_peaks(found: dict[str, Any]) -> None:
+    """By scripted answers: no GPU has run this."""
+    on_gpus = found["gpus"]
+    grown, forgotten = (["grow", "GPU 2", True], ["grow", "GPU 3", True]), (["forget", "/gpu:0"], ["forget", "/gpu:1"])
+    assert on_gpus["calls"] == [["show", ["GPU 2", "GPU 3"], "GPU"], *grown, *forgotten]
+    assert on_gpus["gpus"] == [["A100 of GPU 2", "GPU-2"], ["A100 of GPU 3", "GPU-3"]]
+    assert on_gpus["uuids"] == "GPU-2,GPU-3", "energy is attributed by these"
+    known = {"peak_allocated_bytes": 300, "peak_allocated_bytes_by_device": "100,200"}
+    assert {**known, "peak_reserved_bytes": None, "device_used_bytes": None}.items() <= on_gpus["memory"].items()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -107,7 +118,8 @@ def test_an_epoch_in_fp32_equals_torchs_within_rounding(case: str, found: dict[s
         for batch in build_loader(arrays, run, World(), Shard()).train(1)
     ]
     assert len(losses) == 3
-    assert found[case]["losses"] == pytest.approx(losses, rel=2e-4)
+    assert found[case]["losses"][0] == pytest.approx(losses, rel=2e-4)
+    assert found[case]["losses"][1] == found[case]["losses"][0], "images as they lie on a GPU are the same bytes"
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])

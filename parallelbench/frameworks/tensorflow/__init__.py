@@ -38,13 +38,8 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
     """Whether its processes may be on several nodes."""
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """GPUs, models without a twin, and options that mean something to torch only."""
+        """Models without a twin, and options that mean something to torch only."""
         who = f"with strategy={self.name} is refused"
-        yield (
-            device_type == "cuda",
-            f"device=cuda {who}: TensorFlow's part can't measure on GPUs yet and runs on processors only",
-            ("device=cpu", "strategy"),
-        )
         yield (
             not isinstance(run.model, TWINS),
             f"model={run.model.name} has no twin in TensorFlow, so strategy={self.name} can't train it",
@@ -100,6 +95,18 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
                 "measure.attribution_steps=0",
             ),
             f"measure.trace=true {who}: the trace is torch's": (run.measure.trace, "measure.trace=false"),
+            f"measure.waits={run.measure.waits} {who}: only torch says that the host waits": (
+                run.measure.waits != "allowed",
+                "measure.waits=allowed",
+            ),
+            f"cudnn_benchmark=true {who}: TensorFlow always lets cuDNN choose": (
+                run.cudnn_benchmark,
+                "cudnn_benchmark=false",
+            ),
+            f"nccl.backend={run.nccl.backend} {who}: it is torch's": (
+                run.nccl.backend != "default",
+                "nccl.backend=default",
+            ),
             f"measure.detect_anomaly=true {who}: it is torch's": (
                 run.measure.detect_anomaly,
                 "measure.detect_anomaly=false",
@@ -168,17 +175,15 @@ class MirroredCopies(TensorFlowStrategy, frozen=True, kw_only=True):
         """The data set in this rank's memory."""
         from parallelbench.frameworks.tensorflow.feed import ResidentFeed
 
-        return ResidentFeed(
-            arrays, run, exchange, shard=Shard(world.rank, world.size), replicas=len(world.device_names)
-        )
+        return ResidentFeed(arrays, run, exchange, shard=Shard(world.rank, world.size), devices=world.device_names)
 
 
-def no_nccl(chosen: str) -> Rules:
-    """Refuses NCCL, for there are no GPUs; `chosen`: the option `all_reduce`."""
+def no_nccl(chosen: str, device_type: str) -> Rules:
+    """Refuses NCCL where there are no GPUs; `chosen`: the option `all_reduce`."""
     yield (
-        chosen == "nccl",
-        "strategy.all_reduce=nccl needs GPUs, and TensorFlow's part runs on processors only",
-        ("strategy.all_reduce",),
+        chosen == "nccl" and device_type == "cpu",
+        "strategy.all_reduce=nccl needs GPUs",
+        ("strategy.all_reduce", "device"),
     )
 
 
@@ -232,7 +237,7 @@ class TfMirrored(MirroredCopies, frozen=True, kw_only=True):
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         """NCCL."""
         yield from super().rules(run, device_type)
-        yield from no_nccl(self.all_reduce)
+        yield from no_nccl(self.all_reduce, device_type)
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
         """The strategy over this process's devices."""
@@ -267,7 +272,7 @@ class TfMultiWorker(MirroredCopies, frozen=True, kw_only=True):
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         """One device, and NCCL."""
         yield from super().rules(run, device_type)
-        yield from no_nccl(self.all_reduce)
+        yield from no_nccl(self.all_reduce, device_type)
         yield run.devices < 2, f"strategy={self.name} needs devices=2 or more", ("devices=2", "strategy", "devices")
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
@@ -319,8 +324,13 @@ class TfParameterServer(TensorFlowStrategy, frozen=True, kw_only=True):
         return self.mode == "sync"
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Counts that don't fit, and what has no place on a server."""
+        """GPUs, counts that don't fit, and what has no place on a server."""
         yield from super().rules(run, device_type)
+        yield (
+            device_type == "cuda",
+            f"device=cuda with strategy={self.name} is refused: each server of parameters would hold a GPU idle",
+            ("device=cpu", "strategy"),
+        )
         yield (
             run.devices <= self.servers,
             f"strategy.servers={self.servers} of devices={run.devices} leaves no worker",

@@ -11,7 +11,7 @@ from parallelbench.config.components import Batch
 from parallelbench.loaders.order import evaluation_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parallelbench.training.exchange import Exchange, Order
 
 _LEAST_TEST_BATCH, _MOST_TEST_BATCH = 32, 1024
+_HOST = "/cpu:0"
 
 
 class Preparation(NamedTuple):
@@ -59,7 +60,7 @@ class Preparation(NamedTuple):
 
 
 class ResidentFeed:
-    """The data set lies in memory as uint8, channels last; a replica gathers and normalises its slice of a batch.
+    """The data set lies in each device's memory, channels last; a replica gathers and normalises its slice of a batch.
 
     The order of samples is torch's (`Exchange.order`). With the interface of `BatchLoader`; the images of its batches
     are this feed, which the step asks for its samples.
@@ -67,21 +68,30 @@ class ResidentFeed:
 
     workers = 0
 
-    def __init__(self, arrays: Arrays, run: RunConfig, exchange: Exchange, *, shard: Shard, replicas: int) -> None:
-        """`shard`: this rank's, which its `replicas` devices share evenly."""
-        self._run, self._exchange, self._shard, self.replicas = run, exchange, shard, replicas
+    def __init__(
+        self, arrays: Arrays, run: RunConfig, exchange: Exchange, *, shard: Shard, devices: Sequence[str]
+    ) -> None:
+        """`shard`: this rank's, which its `devices` share evenly; each of them holds the whole data set."""
+        self._run, self._exchange, self._shard, self.replicas = run, exchange, shard, len(devices)
         self.steps_per_epoch, self.local_batch_size = run.steps_per_epoch, run.global_batch_size // shard.count
         self._preparation = Preparation.of(run)
         self._stored = len(arrays.train_labels)
-        self._images = tf.constant(padded(channels_last(arrays.train_images), self._preparation.padding))
-        self._test_images = tf.constant(channels_last(arrays.test_images))
-        self._labels, self._test_labels = (
-            tf.constant(np.asarray(each, dtype=np.int32)) for each in (arrays.train_labels, arrays.test_labels)
-        )
-        self._position = tf.Variable(0, dtype=tf.int32, trainable=False)
-        shape = (self.steps_per_epoch, replicas, self.local_batch_size // replicas)
+        # TensorFlow gathers neither bytes nor int32 on a GPU: all of them would go to the host in each step. fp16 holds
+        # every byte, and labels are int64.
+        stored = np.uint8 if devices[0].startswith("/cpu") else np.float16
+        images = padded(channels_last(arrays.train_images), self._preparation.padding).astype(stored, copy=False)
+        test_images = channels_last(arrays.test_images).astype(stored, copy=False)
+        labels, test_labels = (np.asarray(each, dtype=np.int64) for each in (arrays.train_labels, arrays.test_labels))
+        with tf.device(_HOST):
+            held, tested = (tuple(map(tf.constant, each)) for each in ((images, labels), (test_images, test_labels)))
+        self.held = [_copied(held, device) for device in devices]
+        """Training images and labels on each device, as no step should take them from another one."""
+        self._test_images, self._test_labels = _copied(tested, devices[0])
+        shape = (self.steps_per_epoch, self.replicas, self.local_batch_size // self.replicas)
         fields = (3 + run.data.flip) if self._preparation.padding else 1
-        self._order = [tf.Variable(np.zeros(shape, np.int32), trainable=False) for _ in range(fields)]
+        with tf.device(_HOST):
+            self._position = tf.Variable(0, dtype=tf.int32, trainable=False)
+            self._order = [tf.Variable(np.zeros(shape, np.int32), trainable=False) for _ in range(fields)]
 
     def train(self, epoch: int) -> Iterator[Batch]:
         """One epoch's batches."""
@@ -97,11 +107,13 @@ class ResidentFeed:
         for start, stop in evaluation_batches(self._run, self._shard, self.local_batch_size, samples):
             yield Batch((self, start, stop), None, stop - start)  # type: ignore[arg-type]
 
-    def next(self, replica: Any) -> tuple[Any, Any]:
-        """In a step's graph: the images and labels of one of this rank's replicas; its number may be a tensor."""
-        samples, *moved = (tf.gather(tf.gather(variable, self._position), replica) for variable in self._order)
-        rows = samples % self._stored
-        return self._preparation.images(self._images, rows, *moved), tf.gather(self._labels, rows)
+    def next(self, replica: int) -> tuple[Any, Any]:
+        """In a step's graph: the images and labels of one of this rank's replicas."""
+        images, labels = self.held[replica]
+        with tf.device(_HOST):
+            samples, *moved = (tf.gather(variable, self._position)[replica] for variable in self._order)
+            rows = samples % self._stored
+        return self._preparation.images(images, rows, *moved), tf.gather(labels, rows)
 
     def advance(self) -> None:
         """In a step's graph, after all replicas have their samples: go on to the next batch."""
@@ -117,6 +129,12 @@ class ResidentFeed:
 
     def close(self) -> None:
         """Nothing."""
+
+
+def _copied(tensors: Sequence[Any], device: str) -> tuple[Any, ...]:
+    """On this device; a processor's devices share them."""
+    with tf.device(device):
+        return tuple(map(tf.identity, tensors))
 
 
 def orders_of_shard(order: Order, shard: Shard, slices: int, run: RunConfig) -> list[NDArray[np.int32]]:

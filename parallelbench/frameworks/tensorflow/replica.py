@@ -115,7 +115,7 @@ class SyncReplica:
 
             def on_replica() -> Any:
                 context = tf.distribute.get_replica_context()
-                index = context.replica_id_in_sync_group - first if self._run.devices > 1 else 0
+                index = int(tf.get_static_value(context.replica_id_in_sync_group)) - first
                 return self._on_replica(*feed.next(index))
 
             def step() -> Any:

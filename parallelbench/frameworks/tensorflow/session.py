@@ -16,7 +16,7 @@ from parallelbench.training.checks.compared import CLOSING_STEPS
 from parallelbench.training.checks.parity import ComparedStep, as_checked, checks_parity, gathered, parity_rows
 from parallelbench.training.exchange import Exchange
 from parallelbench.training.failure import give_up
-from parallelbench.training.session import RankSession
+from parallelbench.training.session import RankSession, require_one_type
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Arrays
@@ -48,6 +48,7 @@ class TensorFlowSession(RankSession):
         if world.size > 1:
             world.patience = Watchdog(timeout_s, lambda: give_up(attempt, world.rank, late))
         world.distribution = run.strategy.connect(run, world)  # type: ignore[attr-defined]
+        require_one_type(world)
         self._startup.done("process_group")
         self._join(world)
 

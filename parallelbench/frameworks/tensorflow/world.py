@@ -15,6 +15,7 @@ import tensorflow as tf
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET
 from parallelbench.frameworks.meeting import ControlGroup, host_group, join_group
+from parallelbench.world.machine import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 class TensorFlowWorld:
     """One rank's place; `parallelbench.frameworks.RankWorld`."""
 
-    devices: tuple[Any, ...] = ()
-    """No devices of torch."""
-
     def __init__(self, run: RunConfig, device_type: str) -> None:
         """Configure TensorFlow's devices, and meet the other ranks."""
         self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -43,6 +41,26 @@ class TensorFlowWorld:
         self.patience: AbstractContextManager[None] = nullcontext()
         """Around what waits for other ranks inside TensorFlow."""
         self._group = _meet(self.rank, self.size, timeout_s=run.launcher.collective_timeout_s)
+
+    @property
+    def _gpu_names(self) -> list[str]:
+        return self.device_names if self.device_type == "cuda" else []
+
+    def gpus(self) -> list[tuple[str, str]]:
+        """Name, as CUDA has it, and UUID of each GPU. NVML and TensorFlow count this process's GPUs alike."""
+        own = tf.config.get_visible_devices("GPU")
+        first = self.local_rank * len(own)
+        names = (tf.config.experimental.get_device_details(gpu)["device_name"] for gpu in own)
+        return [(name, gpu.uuid) for name, gpu in zip(names, visible_gpus()[first:], strict=False)]
+
+    def reset_peaks(self) -> None:
+        """Forget earlier peaks of what tensors have held."""
+        for name in self._gpu_names:
+            tf.config.experimental.reset_memory_stats(name)
+
+    def peaks(self) -> list[tuple[int, int | None, int | None]]:
+        """Of each GPU what tensors have held; TensorFlow tells no more."""
+        return [(tf.config.experimental.get_memory_info(name)["peak"], None, None) for name in self._gpu_names]
 
     def synchronize(self) -> None:
         """Wait until this rank's devices are idle; on CPUs a call returns when its work is done."""
@@ -111,8 +129,8 @@ def _devices(run: RunConfig, device_type: str, *, local_rank: int, count: int) -
         here = run.devices // run.nodes
         if len(found) < here:
             raise ConfigError(
-                f"TensorFlow finds {count_of(len(found), 'GPU')} where the run has {here}: install "
-                "tensorflow[and-cuda] in its environment, or choose device=cpu"
+                f"TensorFlow finds {count_of(len(found), 'GPU')} where the run has {here}: run `make "
+                "venv-tensorflow-gpu`, or choose device=cpu"
             )
         own = found[local_rank * count : (local_rank + 1) * count]
         tf.config.set_visible_devices(own, "GPU")

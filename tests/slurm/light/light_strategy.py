@@ -75,7 +75,15 @@ class LightWorld:
     """One rank among no others; `parallelbench.frameworks.RankWorld`."""
 
     rank, size, local_rank, device_type = 0, 1, 0, "cpu"
-    devices: tuple[Any, ...] = ()
+
+    def gpus(self) -> list[tuple[str, str]]:
+        return []
+
+    def reset_peaks(self) -> None:
+        """There is no GPU."""
+
+    def peaks(self) -> list[tuple[int, int | None, int | None]]:
+        return []
 
     def synchronize(self) -> None:
         """A call returns when its work is done."""
