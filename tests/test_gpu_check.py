@@ -227,17 +227,6 @@ def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_known_tensor_is_in_the_hosts_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device.host_memory().startswith("growth of the peak")
-    monkeypatch.setattr(device, "host_peak_bytes", lambda: 1)
-    with pytest.raises(FailedError, match="growth of the peak"):
-        device.host_memory()
-    with pytest.raises(SkippedError):
-        device.device_memory(CPU)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
 def test_arithmetic_that_is_too_rough_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error of a convolution in fp32" in device.arithmetic(CPU)
     product = torch.Tensor.__matmul__
@@ -248,25 +237,6 @@ def test_arithmetic_that_is_too_rough_is_noticed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.Tensor, "__matmul__", rough)
     with pytest.raises(FailedError, match="matrix product in fp32"):
         device.arithmetic(CPU)
-
-
-@pytest.mark.slow
-def test_batches_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert training.batches(CPU).endswith("CPU's 0 (limit 1e-05)")
-    monkeypatch.setattr(training, "loader_of", _Shifting(training.loader_of))
-    with pytest.raises(FailedError, match="other labels"):
-        training.batches(CPU)
-
-
-class _Shifting:
-    """Loaders of which every second one has another seed."""
-
-    def __init__(self, loader_of: Any) -> None:
-        self._loader_of, self._calls = loader_of, 0
-
-    def __call__(self, run: Any, world: World) -> Any:
-        self._calls += 1
-        return self._loader_of(run_of(seed=self._calls % 2), world)
 
 
 @pytest.mark.slow
@@ -640,8 +610,13 @@ def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
         (lambda _: whole_runs.resumes("cpu"), "stopped after epoch 1, went on with epoch 2"),
         (lambda _: whole_runs.debugged("cpu"), "5 deterministic steps"),
         (lambda _: whole_runs.hangs("cpu", 2), "the outcome is timeout: rank 1 hangs: rank 0 waited"),
+        pytest.param(
+            lambda _: whole_runs.tensorflow("cpu", "tf_mirrored", 2),
+            "peaks of a rank None",
+            marks=pytest.mark.tensorflow,
+        ),
     ],
-    ids=["two", "resumed", "debugged", "hangs"],
+    ids=["two", "resumed", "debugged", "hangs", "tensorflow"],
 )
 @pytest.mark.cases("two")
 def test_whole_runs_are_judged(check: Any, words: str, tmp_path: Path) -> None:
@@ -685,12 +660,6 @@ def test_a_rank_on_anothers_gpu_is_noticed(before: dict[str, int], failed: bool,
 def test_one_gpu_is_too_few_for_a_rank_that_hangs() -> None:
     with pytest.raises(SkippedError, match="needs two devices; here: 1"):
         whole_runs.hangs("cuda", 1)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_another_loader_is_held_against_the_resident_one() -> None:
-    assert "from the resident loader's" in training.loaded(CPU, "arrow")
 
 
 def test_only_some_checks_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -233,31 +233,20 @@ def _of_a_device(world: World) -> Iterator[tuple[str, Check]]:
 
     yield "step times against a stopwatch", on(device.clocks, world)
     yield "device memory", on(device.device_memory, world)
-    yield "host memory", device.host_memory
     yield "arithmetic of fp32 and tf32", on(device.arithmetic, world)
     for precision in attention.DTYPES if world.device_type == "cuda" else ("bf16",):
         yield f"attention of blocks, {precision}", on(attention.exact, world, precision)
-    if world.device_type == "cuda":
-        for batch in (1, 8):
-            yield f"attention of blocks, ms at batch {batch}", on(attention.speed, world, batch)
 
 
 def _of_training(world: World) -> Iterator[tuple[str, Check]]:
-    from parallelbench.gpu_check import launches, training
+    from parallelbench.gpu_check import training
 
-    yield "batches", on(training.batches, world)
-    for name in ("tensor_dataset", "dataloader", "arrow"):
-        yield f"batches of loader={name}", on(training.loaded, world, name)
     for model in training.MODELS:
         yield f"fp64 like a CPU: {model}", on(training.like_a_cpu, world, model)
-    yield "channels_last", on(training.channels_last, world)
     yield "one rank, sharded", on(training.sharded, world)
     if world.device_type != "cuda":
         return
     yield "norm=sync on one rank", on(training.synchronized_norms, world)
-    yield "captured steps (graph=true)", on(launches.captured, world)
-    yield "captured steps of gpt", on(launches.captured_gpt, world)
-    yield "launches per step", on(launches.per_step, world)
     yield "waits are noticed", on(training.waits_are_seen, world)
 
 
@@ -274,6 +263,10 @@ def _of_runs(workers: Workers) -> Iterator[tuple[str, Check]]:
     yield "no waits: cnn_small tf32", on(strategies.alone, training.small_run("cnn_small", precision="tf32"), workers)
     llama = training.llama_run(precision="bf16")
     yield "no waits: gpt_tiny with rotary positions", on(strategies.alone, llama, workers)
+    captured = {model: training.small_run(model, precision="fp64", graph=True) for model in ("cnn_small", "gpt_tiny")}
+    captured["Llama's layers"] = training.llama_run(precision="fp64", graph=True)
+    for model, run in captured.items():
+        yield f"captured steps: {model}", on(strategies.alone, run, workers)
     for name in ("sgd", "adamw", "adagrad"):
         yield f"no waits: {name}", on(strategies.alone, training.small_run("cnn_small", optimizer=name), workers)
     for name in ("sgd", "adam", "adagrad"):
@@ -286,11 +279,11 @@ def _of_whole_runs(workers: Workers) -> Iterator[tuple[str, Check]]:
 
     device_type = workers.device_type
     yield "whole run", on(whole_runs.ends_well, workers)
-    for loader in ("arrow", "dataloader"):
+    for loader in ("arrow", "dataloader", "tensor_dataset"):
         yield f"whole run on all devices, loader={loader}", on(whole_runs.ends_well, workers, True, loader=loader)
-    if device_type == "cuda":
-        yield "whole run, graph=true", on(whole_runs.ends_well, workers, graph=True)
     yield "whole run, compile=true", on(whole_runs.ends_well, workers, compile=True)
+    for strategy, devices in (("tf_single", 1), ("tf_mirrored", workers.devices), ("tf_multi_worker", workers.devices)):
+        yield f"TensorFlow: {strategy}", on(whole_runs.tensorflow, device_type, strategy, devices)
     yield "checkpoint and resume", on(whole_runs.resumes, device_type)
     yield "debugging", on(whole_runs.debugged, device_type)
     yield "out of memory", on(whole_runs.runs_out_of_memory, device_type)

@@ -6,7 +6,6 @@ A ring's ranks are threads of this process, on one device; what they send each o
 from __future__ import annotations
 
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -14,7 +13,6 @@ from queue import Queue
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from parallelbench.errors import one_line
@@ -42,7 +40,6 @@ _BACKENDS = (None, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 _TOKENS = (1024, 1000)
 """Of the sequence; parts of the second one fill no kernel's rows."""
 _WAIT_S = 60.0
-_REPEATS = 20
 
 
 class Sizes(NamedTuple):
@@ -74,28 +71,6 @@ def exact(world: World, precision: str) -> str:
     if bad:
         raise FailedError(f"{text}: {'; '.join(bad)}; no fault: {', '.join(good) or 'none'}")
     return f"{text}: {', '.join(good)}"
-
-
-def speed(world: World, batch: int = 1) -> str:
-    """Milliseconds of a rank's blocks, and of its share of torch's attention to the whole sequence, in bf16."""
-    sizes = Sizes(batch, 8192, 12) if world.device_type == "cuda" else Sizes(batch, 256, 2)
-    texts = []
-    for name, kernel in _kernels(world, torch.bfloat16):
-        with kernel:
-            of_a_rank, of_all = (_text_ms(_times_s(passes, world)) for passes in _passes(sizes, world))
-        texts.append(f"{name} {of_a_rank} ({of_all})")
-    if world.device_type == "cuda":
-        with sdpa_kernel(SDPBackend.MATH):
-            texts.append(f"{blocks.PLAIN.name} {_text_ms(_times_s(next(_passes(sizes, world)), world))}")
-    what = f"{batch} × {sizes.tokens:,} tokens, {sizes.heads} heads of {sizes.head_width}, bf16"
-    return (
-        f"{what}: ms forward + backward of a rank of a ring of {RANKS} (in brackets: torch's attention to all): "
-        f"{', '.join(texts)}"
-    )
-
-
-def _text_ms(times_s: list[float]) -> str:
-    return " + ".join(f"{1000 * time_s:.3f}" for time_s in times_s)
 
 
 def _kernels(world: World, dtype: torch.dtype) -> Iterator[tuple[str, AbstractContextManager[object]]]:
@@ -229,47 +204,3 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     places = torch.cat([own_places(tokens, rank=rank, ranks=RANKS, zig_zag=True) for rank in range(RANKS)])
     order = places.argsort().to(parts[0][0].device)
     return tuple(torch.cat(each, dim=2).index_select(2, order) for each in zip(*parts, strict=True))
-
-
-class _Echo(Ring):
-    """A rank that hears itself: as much to compute as in a ring, and nothing to wait for."""
-
-    def __init__(self) -> None:
-        super().__init__(ContextGroup(0, RANKS), Traffic())
-
-    def pass_on(self, values: Tensor) -> Callable[[], Tensor]:
-        return lambda: values
-
-
-Passes = tuple["Callable[[], object]", "Callable[[], object]"]
-
-
-def _passes(sizes: Sizes, world: World) -> Iterator[Passes]:
-    """Forward, and backward after it: of a ring's rank, then of torch's attention to the whole sequence."""
-    part = _drawn(sizes._replace(tokens=sizes.tokens // RANKS), 4, world, torch.bfloat16)
-    gradient, q, k, v = part
-    own, context, echo = torch.stack([k, v]), Passing(), _Echo()
-    yield partial(RingAttention.forward, context, q, own, echo), partial(RingAttention.backward, context, gradient)
-
-    of_all, *inputs = _drawn(sizes, 4, world, torch.bfloat16)
-    q, k, v = (each.requires_grad_() for each in inputs)
-    kept: list[Tensor] = []
-
-    def forward() -> None:
-        kept[:] = [F.scaled_dot_product_attention(q, k, v, is_causal=True)]
-
-    yield forward, lambda: torch.autograd.grad(kept[0], inputs, of_all, retain_graph=True)
-
-
-def _times_s(passes: Passes, world: World) -> list[float]:
-    times_s = []
-    for work in passes:
-        for _ in range(3):
-            work()
-        world.synchronize()
-        start = time.perf_counter()
-        for _ in range(_REPEATS):
-            work()
-        world.synchronize()
-        times_s.append((time.perf_counter() - start) / _REPEATS)
-    return times_s

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from parallelbench.config.components import Batch
 from parallelbench.gpu_check.results import FailedError, SkippedError, at_most, between
 from parallelbench.measure.clock import StepClock, TimedWindow
-from parallelbench.measure.memory import MemoryProbe, host_peak_bytes, release, reset_host_peak
+from parallelbench.measure.memory import MemoryProbe, release
 from parallelbench.world.numerics import set_precision
 
 if TYPE_CHECKING:
@@ -76,20 +76,6 @@ def device_memory(world: World) -> str:
             f"a tensor of {BLOCK_BYTES} bytes took {free_before - free_with} bytes of the device's memory"
         )
     return f"a tensor of {BLOCK_BYTES} bytes raised the peak by as much; {used / 2**30:.2f} GiB of the device in use"
-
-
-def host_memory() -> str:
-    """A tensor of known size on the host raises this process's peak by its size."""
-    release()
-    if not reset_host_peak():
-        raise SkippedError("/proc/self/clear_refs can't be written here, so peaks of host memory are null")
-    before = host_peak_bytes()
-    block = torch.ones(BLOCK_BYTES, dtype=torch.uint8)
-    after = host_peak_bytes()
-    del block
-    assert before is not None
-    assert after is not None
-    return between("growth of the peak ÷ a tensor's bytes", (after - before) / BLOCK_BYTES, 0.95, 1.25)
 
 
 def arithmetic(world: World) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,12 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from parallelbench.config.components import Shard
-from parallelbench.gpu_check.results import FailedError, SkippedError, at_most
+from parallelbench.gpu_check.results import FailedError, at_most
 from parallelbench.gpu_check.variants import loader_of, replica_of, run_of
 from parallelbench.models.norms import SyncBatchNorm, has_kernels, synchronize_norms
 from parallelbench.strategies.fsdp.shards import shard_layers
 from parallelbench.training.checks.parity import as_checked
-from parallelbench.training.torch_session import build_loader, build_model
+from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World, backends, group_kinds
 
 if TYPE_CHECKING:
@@ -50,74 +48,11 @@ def llama_run(**changes: Any) -> RunConfig:
     return run_of(model=("gpt_tiny", {"positions": "rope", "mlp": "swiglu"}), data=_DATA["gpt_tiny"], **changes)
 
 
-def batches(world: World) -> str:
-    """Batches made on the device equal batches made on a CPU."""
-    worst = 0.0
-    for augment in (False, True):
-        for channels_last in (False, True):
-            run = run_of(data=("synthetic", {"augment": augment}), channels_last=channels_last)
-            here, there = (loader_of(run, where).train(epoch=2) for where in (world, World()))
-            for batch, expected in zip(here, there, strict=True):
-                assert batch.images is not None
-                assert expected.images is not None
-                assert batch.labels is not None
-                assert expected.labels is not None
-                if not torch.equal(batch.labels.cpu(), expected.labels):
-                    raise FailedError(f"other labels than on a CPU (augment={augment}, channels_last={channels_last})")
-                if channels_last and not batch.images.is_contiguous(memory_format=torch.channels_last):
-                    raise FailedError("channels_last=true, but the images are not stored so")
-                worst = max(worst, (batch.images.cpu() - expected.images).abs().max().item())
-    return at_most("largest difference of a pixel from a CPU's", worst, 1e-5)
-
-
 def like_a_cpu(world: World, model: str) -> str:
-    """In fp64, training on the device equals training on a CPU."""
-    run = as_checked(small_run(model))
+    """In fp64, training on the device equals training on a CPU, augmented images included."""
+    augmented = {} if model in _DATA else {"data": ("synthetic", {"augment": True})}
+    run = as_checked(small_run(model, **augmented))
     return at_most("largest relative difference", training_difference(run, world, run, World()), _TOLERANCE)
-
-
-def channels_last(world: World) -> str:
-    """Images and weights stored channels last are the same computation."""
-    run = as_checked(small_run("cnn"))
-    last = msgspec.structs.replace(run, channels_last=True)
-    weights = replica_of(last, world).local_state()["tensors"]
-    four = [tensor for tensor in weights.values() if tensor.dim() == 4]
-    if not four or not all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in four):
-        raise FailedError("channels_last=true, but the convolutions' weights are not stored so")
-    return at_most("largest relative difference", training_difference(last, world, run, world), _TOLERANCE)
-
-
-def loaded(world: World, name: str) -> str:
-    """Another loader makes the batches that the resident one makes."""
-    if name == "arrow":
-        _require("pyarrow")
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_of(loader=name)
-        run = msgspec.structs.replace(run, site=msgspec.structs.replace(run.site, data_dir=folder))
-        if run.loader.writes_files:
-            run.loader.prepare(run.data, run.site.data_folder)
-        loader = build_loader(run.loader.arrays(run.data, run.site.data_folder), run, world, Shard())
-        with closing(loader):
-            worst = _difference_of_batches(loader, loader_of(run_of(), world))
-    return at_most("largest difference of a pixel from the resident loader's", worst, 1e-5)
-
-
-def _require(module: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise SkippedError(f"needs {module}, which is not installed")
-
-
-def _difference_of_batches(loader: BatchLoader, expected: BatchLoader) -> float:
-    worst = 0.0
-    for batch, right in zip(loader.train(epoch=1), expected.train(epoch=1), strict=True):
-        assert batch.images is not None
-        assert right.images is not None
-        assert batch.labels is not None
-        assert right.labels is not None
-        if batch.images.device != right.images.device or not torch.equal(batch.labels, right.labels):
-            raise FailedError("other labels than the resident loader's, or on another device")
-        worst = max(worst, (batch.images - right.images).abs().max().item())
-    return worst
 
 
 def waits_are_seen(world: World) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from parallelbench.environments import look, python_of
 from parallelbench.errors import count_of
 from parallelbench.gpu_check.attempts import answer_of
 from parallelbench.gpu_check.results import FailedError, SkippedError
@@ -98,6 +99,27 @@ def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool, bef
     name = next((e["device_name"] for e in events if e["event"] == "facts" and "device_name" in e), "")
     passed = sum(row["passed"] is True for row in tables["checks"])
     return f"{devices} × {name}: 2 epochs, {passed} checks passed, {len(sampled)} samples of telemetry, phases, a trace"
+
+
+def tensorflow(device_type: str, strategy: str, devices: int) -> str:
+    """TensorFlow's ranks train like torch's one device, and tell their GPUs' names, energies' owners and peaks."""
+    environment = look(python_of("tensorflow"))
+    if environment.problem or not (environment.on_gpus or device_type == "cpu"):
+        raise SkippedError(f"needs make venv-tensorflow-gpu: {environment.text}")
+    if devices < 2 and strategy != "tf_single":
+        raise SkippedError(f"needs two devices; here: {devices}")
+    with _results() as results:
+        devices = max(count for count in range(1, devices + 1) if BATCH_SIZE % count == 0)
+        _submit(results, device_type, *_SMALL, "model=cnn_small", f"strategy={strategy}", f"devices={devices}")
+        tables, events = read_tables(_done(results).path)
+    if wrong := [row["check"] for name in ("parity", "checks") for row in tables[name] if row["passed"] is False]:
+        raise FailedError(f"not like one device of torch's: {wrong}")
+    uuids = {uuid for row in tables["ranks"] for uuid in row["device_uuid"].split(",")}
+    peaks = [row["peak_allocated_bytes"] for row in tables["ranks"]]
+    if device_type == "cuda" and (uuids != {gpu.uuid for gpu in visible_gpus()[:devices]} or not all(peaks)):
+        raise FailedError(f"its GPUs are {uuids}, their peaks {peaks} bytes")
+    name = next((event["device_name"] for event in events if event.get("device_name")), "")
+    return f"{devices} × {name}, peaks of a rank {peaks[-1]} bytes, {len(tables['checks'])} checks"
 
 
 def resumes(device_type: str) -> str:

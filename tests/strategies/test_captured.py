@@ -18,8 +18,6 @@ import torch.distributed as dist
 from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.gpu_check import launches
-from parallelbench.gpu_check.results import FailedError
 from parallelbench.measure import clock
 from parallelbench.optim.optimizers import Adam
 from parallelbench.strategies.graph import WARM_STEPS, CapturedReplica
@@ -71,18 +69,6 @@ def test_a_captured_step_trains_as_if_it_were_not(optimizer: str, device: Script
     for what in ("gradients", "state"):
         torch.testing.assert_close(found[what], expected[what], rtol=0, atol=0)
     assert (device.captured, device.replayed) == (1, 3)
-
-
-@pytest.mark.slow
-def test_gpu_check_holds_captured_steps_of_language_models_against_others(
-    device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = launches.captured_gpt(WORLD)
-    assert found.count("largest relative difference 0 ") == 2
-    assert device.captured == 2
-    monkeypatch.setattr(CapturedReplica, "_apply_gradients", lambda _: None)
-    with pytest.raises(FailedError):
-        launches.captured_gpt(WORLD)
 
 
 @pytest.mark.exhaustive
