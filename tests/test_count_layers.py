@@ -15,7 +15,7 @@ from torch import nn
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.run import RunConfig
-from parallelbench.measure.counting import decode_counts, encode_counts
+from parallelbench.measure.counting import Kernels, decode_counts, encode_counts
 from parallelbench.measure.layers import (
     LARGE,
     WINOGRAD,
@@ -37,6 +37,7 @@ def test_a_perceptron_against_counts_by_hand() -> None:
     # The product of fc1 with its bias, and ReLU; fc2 has no ReLU.
     assert (first.product_flop, first.output_bytes, first.operations) == (2 * 784 * 64, 4 * 2 * 64, 2)
     assert (second.product_flop, second.output_bytes, second.operations) == (2 * 64 * 10, 4 * 10, 1)
+    assert (first.kernels, second.kernels) == ({"elementwise": Kernels(operations=1, work=4.0 * 64)}, {})
     assert (first.parameters, first.tensors, first.boundary_bytes) == (784 * 64 + 64, 2, 4 * 64)
     # The plan cuts fc1 by outputs and fc2 by inputs: fc2's outputs are summed, and the gradient of fc1's inputs.
     assert (first.shardable_flop, second.shardable_flop) == (first.product_flop, second.product_flop)
@@ -65,7 +66,13 @@ def test_grouped_convolutions_are_counted_apart() -> None:
     counts = {each.name: each for each in layer_counts(configure(*IMAGES, "model=cnn_large"))}
     assert (counts["conv1"].grouped_flop, counts["conv2"].convolution_flop) == (0.0, 0.0)
     # conv2: 256 channels of 14×14, each from one of 128 groups of one channel, 3×3.
-    assert counts["conv2"].grouped_flop == 2 * 256 * 14 * 14 * 9
+    flop = 2.0 * 256 * 14 * 14 * 9
+    assert counts["conv2"].grouped_flop == flop
+    assert counts["conv2"].kernels == {
+        "grouped": Kernels(operations=1, work=flop, extent=2 * 9.0),
+        "elementwise": Kernels(operations=1, work=4.0 * 256 * 14 * 14),
+        "max_pool": Kernels(operations=1, work=4.0 * 256 * 7 * 7),
+    }
 
 
 @pytest.mark.exhaustive

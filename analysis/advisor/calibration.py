@@ -20,6 +20,7 @@ from analysis.advisor.machine import (
     LATENCY_S,
     LAUNCH_S,
     LINK,
+    KernelRates,
     Known,
     MachineFigures,
     RateCurve,
@@ -27,7 +28,7 @@ from analysis.advisor.machine import (
     TierFigures,
 )
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.results.calibration import read_calibration
+from parallelbench.results.calibration import BACKWARD, read_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,9 +56,8 @@ def read_figures(path: Path) -> MachineFigures:
 
 
 def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, source: str) -> MachineFigures:
-    """Figures from a calibration's rows: those of busy nodes, where several devices of a node were measured."""
-    most = max(row["busy"] for row in rows if row["tier"] is None)
-    busy = [row for row in rows if row["tier"] is None and row["busy"] == most]
+    """Figures from a calibration's rows."""
+    busy = [row for row in rows if row["tier"] is None]
 
     def known(value: float) -> Known:
         return Known(value, "measured", source)
@@ -67,9 +67,9 @@ def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, sou
     moved = [2 * row["size_bytes"] / row["time_s"] for row in copies if row["size_bytes"] >= OUT_OF_CACHE * largest]
     launches = [row["time_s"] for row in busy if row["operation"] == "launch"]
     link = _tier("link", rows, facts, link=None, source=source)
-    one_each = facts["version"] < 2 and facts["devices_per_node"] > 1
-    network = None if one_each else _tier("network", rows, facts, link=link, source=source)
+    network = _tier("network", rows, facts, link=link, source=source)
     used, kind = facts["devices_per_node"], facts["device_type"]
+    products = _products(busy, source)
     shared = used if kind == "cpu" else 1
     return MachineFigures(
         accelerator=facts["device_name"],
@@ -77,26 +77,23 @@ def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, sou
         devices_per_node=max(used, _devices_of_node(facts)),
         busy_devices=used,
         peak_flops_per_s={},
-        matmul_flops_per_s=_products(busy, source),
+        matmul_flops_per_s=products,
         memory_bytes_per_s=known(min(moved)),
         memory_bytes=known(float(shared * facts["memory_bytes"])),
         launch_s=known(min(launches)),
         link=link or _unmeasured_link(kind, source),
         network=network,
+        kernels=_kernels(busy, products, source),
         sharding=_sharding(rows, source),
-        notes=tuple(_notes(facts, rows)),
+        notes=tuple(_notes(facts)),
     )
 
 
-def _notes(facts: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
+def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["devices_per_node"] == 1:
         yield "one device was calibrated: links are assumed"
     if (whole := _devices_of_node(facts)) > facts["devices_per_node"]:
         yield f"{facts['devices_per_node']} of a node's {whole} devices were calibrated: more may slow each other down"
-    if facts["version"] < 2 and facts["devices_per_node"] > 1 and facts["nodes"] > 1:
-        yield "the network was measured by one device of each node, which tells nothing of whole nodes: calibrate again"
-    if facts["devices_per_node"] > 1 and not any(row["operation"] == "shard" for row in rows):
-        yield "what sharding a layer costs was not measured: fsdp may take longer than is said; calibrate again"
     if others := facts["others_running"]:
         yield (
             f"{count_of(others, 'other process', 'other processes')} kept the machine busy when the calibration began: "
@@ -128,6 +125,25 @@ def _products(busy: Sequence[Row], source: str) -> dict[Precision, RateCurve]:
         sizes, rates = zip(*points, strict=True)
         found[cast("Precision", precision)] = RateCurve(sizes, rates, "measured", source)
     return found
+
+
+def _kernels(busy: Sequence[Row], products: Mapping[Precision, RateCurve], source: str) -> dict[str, KernelRates]:
+    """Of each kind that was measured forward and backward, by what its rate depends on; as if in fp32."""
+
+    def rate(row: Row) -> float:
+        reached = float((row["flop"] or row["size_bytes"]) / row["time_s"])
+        if row["precision"] in (None, "fp32"):
+            return reached
+        return reached * max(products["fp32"].rates) / max(products[row["precision"]].rates)
+
+    def curve(operation: str) -> RateCurve:
+        points = {row["size_bytes"] or row["flop"]: rate(row) for row in busy if row["operation"] == operation}
+        sizes, rates = zip(*sorted(points.items()), strict=True)
+        return RateCurve(sizes, rates, "measured", source)
+
+    ways = [row["operation"] for row in busy if row["operation"].endswith(BACKWARD)]
+    kinds = dict.fromkeys(each.removesuffix(BACKWARD) for each in ways)
+    return {kind: KernelRates(curve(kind), curve(kind + BACKWARD)) for kind in kinds}
 
 
 def _sharding(rows: Sequence[Row], source: str) -> Sharding | None:

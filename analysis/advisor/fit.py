@@ -55,11 +55,9 @@ class Prior(NamedTuple):
 PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     # time of matrix products ÷ what they take at the machine's rate for their size
     "product_scale": (Prior(1 / 0.87, 0.15, least=1.0), Prior(1.0, 0.3)),
-    # the same for convolutions, by their FLOPs by definition
-    "convolution_scale": (None, Prior(1.5, 0.7)),
-    # the same for convolutions in groups
-    "grouped_scale": (None, Prior(5.0, 1.0)),
-    # the same for attention's own products
+    # time of all other operations ÷ what they take by the calibration's shapes
+    "kernel_scale": (None, Prior(1.0, 0.3)),
+    # time of attention's own products ÷ what they take at the rate for their size
     "attention_scale": (Prior(2.5, 0.4, least=1 / 0.8), None),
     # the same for logits of a vocabulary that is no multiple of 8
     "odd_scale": (Prior(2.5, 0.4, least=1 / 0.9), None),
@@ -71,7 +69,7 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     # speed of products in 8 bits ÷ in 16; 2 by data sheets
     "fp8_speed": (Prior(1.4, 0.2), None),
     # time of elementwise work ÷ what its bytes take
-    "traffic_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), Prior(1.0, 0.5)),
+    "traffic_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), None),
     # time of torch's own kernels ÷ of Megatron-LM's, which fuse what torch does not
     "eager_slower": (Prior(1.1, 0.15), None),
     # traffic of the loss per logit, forward and backward

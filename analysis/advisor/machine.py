@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from parallelbench.errors import ConfigError, count_of
+from parallelbench.measure.counting import IMAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +64,17 @@ class RateCurve:
         logs = np.interp(np.log(np.maximum(sizes, 1e-30)), np.log(self.sizes), np.log(self.rates))
         result: NDArray[np.float64] = np.exp(logs)
         return result
+
+
+@dataclass(frozen=True)
+class KernelRates:
+    """Of one kind of operations: work per second, by weights of a convolution's group, FLOPs of attention, or bytes
+    that one operation writes.
+    """
+
+    forward: RateCurve
+    backward: RateCurve
+    """Forward's work, for the gradients of all that it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +128,8 @@ class MachineFigures:
     link: TierFigures
     network: TierFigures | None
     """None: there is one node."""
+    kernels: Mapping[str, KernelRates] = field(default_factory=dict)
+    """Kind of operations (`parallelbench.measure.counting`) → what was measured, in fp32; of others see `kernel`."""
     sharding: Sharding | None = None
     """None: never measured; copies and messages are then all that sharding is taken to cost."""
     busy_devices: int | None = None
@@ -136,12 +150,28 @@ class MachineFigures:
                 return self.matmul_flops_per_s[each]
         return None
 
+    def kernel(self, kind: str) -> KernelRates:
+        """What a kind of operations reaches, in fp32."""
+        if kind in self.kernels:
+            return self.kernels[kind]
+        products = self.matmul("fp32")
+        if kind in SLOWER and products is not None:
+            rate, backward = max(products.rates) / SLOWER[kind], 1.0 if kind == IMAGES else 2.0
+        else:
+            rate, backward = self.memory_bytes_per_s.value / READ_AND_WRITTEN, 1.5
+        forward, back = (RateCurve((1.0,), (each,), "assumed", "not measured") for each in (rate, rate / backward))
+        return KernelRates(forward, back)
+
     @property
     def tiers(self) -> tuple[TierFigures, ...]:
         """Those that there are."""
         return (self.link,) if self.network is None else (self.link, self.network)
 
 
+READ_AND_WRITTEN = 3.0
+"""Bytes that elementwise work moves ÷ the bytes that it writes, an assumption: it reads about two values for each."""
+SLOWER = {IMAGES: 1.5, "convolution": 1.5, "grouped": 5.0, "attention": 1.5}
+"""Time of operations ÷ of matrix products of as many FLOPs, an assumption."""
 _WIDER: Mapping[Precision, tuple[Precision, ...]] = {
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
     "bf16": ("bf16", "fp16", "fp32"),

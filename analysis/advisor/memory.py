@@ -1,8 +1,9 @@
 """What a device holds while it trains, and the most at once: of the suite's own models by a walk through one step.
 
-Of transformers it is a formula: activations after Korthikanti et al. 2022 (arXiv 2205.05198), without dropout;
-parameters, gradients and Adam's states are in fp32, products and what is kept in 16 bits. State and shards after
-Rajbhandari et al. 2020 (arXiv 1910.02054). What libraries take comes on top and is not in here.
+Of transformers it is a formula of what an allocator reserves: it keeps what is freed, so the parts add up. Activations
+after Korthikanti et al. 2022 (arXiv 2205.05198), without dropout; parameters, gradients and Adam's states are in fp32,
+products and what is kept in 16 bits. State and shards after Rajbhandari et al. 2020 (arXiv 1910.02054). What libraries
+take comes on top and is not in here.
 """
 
 from __future__ import annotations

@@ -102,9 +102,10 @@ class Work:
     """The same ÷ columns of a device's part of each matrix: narrow ones are slow."""
     flop_by_output: Values
     """The same ÷ elements of a product's result: few tiles leave multiprocessors idle."""
-    convolution_flop: Values
-    grouped_flop: Values
-    """Of grouped convolutions, which reach a small part of the others' speed."""
+    kernels_s: Values
+    """Time of what a calibration measures by its shape: all but products, of the suite's own models."""
+    kernels_backward_s: Values
+    """The same of backward."""
     attention_flop: Values
     """Of attention's own products, where a kernel of their own does them."""
     odd_flop: Values
@@ -159,7 +160,7 @@ class Work:
 
 Fitted = dict[str, float]
 NEUTRAL: Fitted = {
-    **dict.fromkeys(("convolution_scale", "grouped_scale", "attention_scale", "odd_scale", "gradient_scale"), 1.0),
+    **dict.fromkeys(("kernel_scale", "attention_scale", "odd_scale", "traffic_scale", "gradient_scale"), 1.0),
     **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap"), 1.0),
     **dict.fromkeys(("narrow_width", "few_outputs", "loss_bytes", "tensor_launch_s", "softmax_launch_s"), 0.0),
     **dict.fromkeys(("message_s", "shard_copies", "sharding_scale", "server_copies"), 0.0),
@@ -205,8 +206,6 @@ def _kernels_s(work: Work, machines: Machines, fitted: Mapping[str, Values | flo
     products = deep["product_scale"] * (work.product_flop + narrow + few)
     time = products / machines.rates(work.product_flop) / faster
     others = {
-        "convolution_scale": work.convolution_flop,
-        "grouped_scale": work.grouped_flop,
         "attention_scale": work.attention_flop,
         "odd_scale": work.odd_flop,
     }
@@ -215,6 +214,7 @@ def _kernels_s(work: Work, machines: Machines, fitted: Mapping[str, Values | flo
             time = time + deep[name] * flop / machines.rates(flop)
     moved = work.traffic_bytes + deep["loss_bytes"] / (1.0 + BACKWARD) * work.logits
     time = time + deep["traffic_scale"] * moved / _deep(machines.memory_bytes_per_s)
+    time = time + deep["kernel_scale"] * work.kernels_s
     result: Values = np.where(_deep(work.eager) > 0, deep["eager_slower"], 1.0) * time
     return result
 
@@ -226,14 +226,20 @@ def forward_s(work: Work, machines: Machines, fitted: Mapping[str, Values | floa
     launches = launches + _deep(fitted["tensor_launch_s"]) * work.tensor_operations
     launches = launches + _deep(fitted["softmax_launch_s"]) * work.softmax_operations
     both = kernels + launches if machines.host_computes else overlapped(kernels, launches, LAUNCH_OVERLAP)
-    crowding = fitted["alone"] + (1.0 - fitted["alone"]) * machines.crowded
-    result: Values = _deep(crowding) * both
+    result: Values = _crowding(machines, fitted) * both
     return result
+
+
+def _crowding(machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """Time beside busy neighbours as in the calibration is 1."""
+    return _deep(fitted["alone"] + (1.0 - fitted["alone"]) * machines.crowded)
 
 
 def backward_s(work: Work, forward: Values, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
     """One backward pass of each layer, with what it computes again."""
-    result: Values = (work.backward + work.repeats) * forward
+    unlike = work.kernels_backward_s - work.backward * work.kernels_s
+    result = (work.backward + work.repeats) * forward
+    result = result + _crowding(machines, fitted) * _deep(fitted["kernel_scale"]) * unlike
     return result if work.again is None else result + _kernels_s(work.again, machines, fitted)
 
 

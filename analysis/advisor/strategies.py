@@ -6,6 +6,7 @@ cannot be predicted is refused with the reason.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -16,7 +17,7 @@ import numpy as np
 
 from analysis.advisor.layouts import Plan
 from analysis.advisor.links import chain_crossing, send_s
-from analysis.advisor.machine import machine_of_job
+from analysis.advisor.machine import SLOWER, machine_of_job
 from analysis.advisor.step import (
     BACKWARD,
     EVENLY,
@@ -30,6 +31,7 @@ from analysis.advisor.step import (
     updated_s,
 )
 from parallelbench.errors import ConfigError
+from parallelbench.measure.counting import ELEMENTWISE, IMAGES, Kernels
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.context import FsdpCp
 from parallelbench.strategies.data_parallel import AccumulatingDdp, DataParallel, Zero1
@@ -49,8 +51,11 @@ if TYPE_CHECKING:
     from parallelbench.measure.counting import LayerCount
 
 
-READ_AND_WRITTEN = 3.0
-"""Bytes that elementwise work moves ÷ the bytes that it writes: it reads about two values for each."""
+NOTHING = Kernels(operations=0, work=0.0)
+FP32 = 4.0
+"""Bytes of a number."""
+INSIDE = ("attention", "gelu")
+"""Kinds of operations between a column layer and a row layer: a tensor group shares them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +76,16 @@ class SuiteJob:
         """Bytes of an activation ÷ of one in fp32."""
         return {"fp64": 2.0, "bf16": 0.5, "fp16": 0.5}.get(self.run.precision, 1.0)
 
+    @property
+    def speed(self) -> float:
+        """Rate of products ÷ of those in fp32, which kernels were measured in."""
+        own, usual = self.figures.matmul(self.run.precision), self.figures.matmul("fp32")
+        return 1.0 if own is None or usual is None else max(own.rates) / max(usual.rates)
+
     @cached_property
     def columns(self) -> Mapping[str, Values]:
         """The layers' counts as arrays."""
-        names = [name for name in self.layers[0].__struct_fields__ if name != "name"]
+        names = [name for name in self.layers[0].__struct_fields__ if name not in ("name", "kernels")]
         return {name: np.array([getattr(each, name) for each in self.layers], dtype=np.float64) for name in names}
 
     @property
@@ -182,11 +193,12 @@ def _work(job: SuiteJob) -> Work:
     # A batch is taken from memory: one byte read and one number written and read per value.
     values = float(np.prod(run.data.shape)) * run.global_batch_size
     batch = values if isinstance(run.strategy, DataParallel) else values / plan.data[0]
+    kernels = np.array([_kernels_s(job, layer, samples, 1.0 / tensor) for layer in job.layers])
+    attention = np.array([each.kernels.get("attention", NOTHING).work for each in job.layers])
     columns = {
-        "product_flop": samples * (counts["product_flop"] - gone * counts["shardable_flop"]),
-        "convolution_flop": samples * counts["convolution_flop"],
-        "grouped_flop": samples * counts["grouped_flop"],
-        "traffic_bytes": READ_AND_WRITTEN * job.activation_share * samples * counts["output_bytes"],
+        "product_flop": samples * (counts["product_flop"] - attention - gone * counts["shardable_flop"]),
+        "kernels_s": kernels[:, 0],
+        "kernels_backward_s": kernels[:, 1],
         "parameters": counts["parameters"] - gone * counts["shardable_parameters"],
         # Outputs of row layers forward, inputs of column layers backward: half of what is exchanged each way.
         "exchanged_bytes": 0.5 * exchanged,
@@ -211,7 +223,8 @@ def _work(job: SuiteJob) -> Work:
     }
     rest: dict[str, Any] = dict.fromkeys(
         (
-            *("flop_by_column", "flop_by_output", "attention_flop", "odd_flop", "logits", "tensor_operations"),
+            *("flop_by_column", "flop_by_output", "attention_flop", "odd_flop", "traffic_bytes", "logits"),
+            "tensor_operations",
             *("softmax_operations", "expert_parameters", "routed_bytes", "ring_bytes", "eight_bit"),
         ),
         zero,
@@ -219,6 +232,35 @@ def _work(job: SuiteJob) -> Work:
     known: dict[str, Any] = {name: layers(value) for name, value in columns.items()}
     known |= {name: np.array([value]) for name, value in others.items()}
     return Work(**rest, **known)
+
+
+def _kernels_s(job: SuiteJob, layer: LayerCount, samples: float, share: float) -> tuple[float, float]:
+    """Forward and backward of all that is no product; `share` is left to each device of a tensor group."""
+    forward_s = backward_s = 0.0
+    for kind, each in _counted(layer).items():
+        given = IMAGES if kind == "convolution" and layer is job.layers[0] else kind
+        rates, work = job.figures.kernel(given), samples * each.work
+        if kind in INSIDE and layer.shardable_flop:
+            work *= share
+        if kind in SLOWER:
+            work /= job.speed
+            size = FP32 * each.extent
+        else:
+            work *= job.activation_share
+            size = work / each.operations
+        forward_s += work / float(rates.forward.at(size))
+        backward_s += work / float(rates.backward.at(size))
+    return forward_s, backward_s
+
+
+def _counted(layer: LayerCount) -> Mapping[str, Kernels]:
+    """All but products; of older results, which have sums alone, what these say."""
+    if layer.kernels:
+        return layer.kernels
+    flops = {"convolution": layer.convolution_flop, "grouped": layer.grouped_flop}
+    found = {kind: Kernels(operations=1, work=flop, extent=math.inf) for kind, flop in flops.items() if flop}
+    writing = Kernels(operations=max(layer.operations, 1), work=layer.output_bytes)
+    return found | ({ELEMENTWISE: writing} if layer.output_bytes else {})
 
 
 def _repeated(job: SuiteJob) -> Values:

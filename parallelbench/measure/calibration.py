@@ -1,4 +1,4 @@
-"""Pieces of work of one device by size and precision: products, copies, attention, launches."""
+"""Pieces of work of one device by size, precision and shape: products, copies, all other kernels, launches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from torch.distributed.fsdp import fully_shard
 
 from parallelbench.config.build import from_mapping
 from parallelbench.measure.bandwidth import OPERATIONS, SIZES_BYTES, collectives
+from parallelbench.measure.counting import ELEMENTWISE, IMAGES
 from parallelbench.measure.environment import capture
 from parallelbench.measure.machine_probe import fastest_s
 from parallelbench.measure.memory import release
 from parallelbench.processes import die_with_parent
-from parallelbench.results.calibration import write_calibration
+from parallelbench.results.calibration import BACKWARD, write_calibration
 from parallelbench.world import cuda
 from parallelbench.world.machine import device_name, others_running, pin
 from parallelbench.world.settings import configure_torch
@@ -44,8 +45,26 @@ DTYPES = {
 }
 COPIED_BYTES = {"cpu": tuple(4**k * 2**14 for k in range(7)), "cuda": tuple(4**k * 2**20 for k in range(6))}
 """16 KiB to 64 MiB; 1 MiB to 1 GiB."""
-SEQUENCES = {"cpu": (64, 256, 1024), "cuda": (256, 1024, 4096)}
+SEQUENCES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024, 4096)}
 HEADS, HEAD_WIDTH = 8, 64
+LONG = 1024
+"""As many tokens as this are measured at least, in several samples."""
+CONVOLUTIONS = {
+    IMAGES: ((1, 32, 1), (3, 64, 1)),
+    "convolution": ((16, 16, 1), (64, 64, 1), (256, 256, 1)),
+    "grouped": ((32, 32, 32), (64, 128, 64), (64, 64, 16)),
+}
+"""Channels in, channels out, groups, of 3×3 kernels. Images need no gradient."""
+SHAPES = {"cpu": (4, 14), "cuda": (64, 56)}
+"""How many samples, and their side; images' is twice as long."""
+GIVEN_BYTES = {"cpu": (2**20, 2**22, 2**24, 2**26), "cuda": (2**20, 2**22, 2**25, 2**28)}
+"""Taken by elementwise operations; by others that write the first of them."""
+FREED_BYTES = 2**25 - 2**14
+"""C's library hands blocks back to the system unless it has freed one that is as large, up to this; after its first
+step a training has, and finds its memory mapped.
+"""
+WIDTH = 256
+"""Of the rows that are normalised, and channels."""
 LONG_S = 0.25
 """Larger sizes of a kind are left out once one piece takes longer than this."""
 LAUNCHES = 2000
@@ -53,28 +72,37 @@ LAUNCHES = 2000
 
 def device_work(world: World) -> Iterator[Row]:
     """Rows of the calibration without ranks, nodes and busy; sizes that don't fit into memory are left out."""
+    torch.ones(FREED_BYTES, dtype=torch.uint8)
     with torch.no_grad():
         for precision, dtype in DTYPES[world.device_type].items():
             yield from _growing(SIDES, functools.partial(_product, precision=precision, dtype=dtype), world)
         yield from _growing(COPIED_BYTES, _copy, world)
-        yield from _growing(SEQUENCES, _attention, world)
         yield {"operation": "launch", "time_s": launch_s(world)}
+    for kind, each in CONVOLUTIONS.items():
+        for channels in each:
+            yield from _convolution(kind, *channels, world)
+    yield from _growing(GIVEN_BYTES, functools.partial(_writing, kind=ELEMENTWISE), world)
+    for kind in [each for each in WRITING if each != ELEMENTWISE]:
+        yield from _writing(GIVEN_BYTES[world.device_type][0], world, kind=kind)
+    yield from _growing(SEQUENCES, _attention, world)
 
 
-def _growing(sizes: Mapping[str, tuple[int, ...]], measure: Callable[[int, World], Row], world: World) -> Iterator[Row]:
+def _growing(
+    sizes: Mapping[str, tuple[int, ...]], measure: Callable[[int, World], list[Row]], world: World
+) -> Iterator[Row]:
     for size in sizes[world.device_type]:
         try:
-            row = measure(size, world)
+            rows = measure(size, world)
         except torch.OutOfMemoryError:
             return
         finally:
             release()
-        yield row
-        if row["time_s"] > LONG_S:
+        yield from rows
+        if rows[0]["time_s"] > LONG_S:
             return
 
 
-def _product(side: int, world: World, *, precision: str, dtype: torch.dtype) -> Row:
+def _product(side: int, world: World, *, precision: str, dtype: torch.dtype) -> list[Row]:
     one, other, product = (torch.ones(side, side, dtype=dtype, device=world.device) for _ in range(3))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -82,23 +110,70 @@ def _product(side: int, world: World, *, precision: str, dtype: torch.dtype) -> 
         time_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
     finally:
         torch.set_float32_matmul_precision(before)
-    return {"operation": "matmul", "precision": precision, "flop": 2.0 * side**3, "time_s": time_s}
+    return [{"operation": "matmul", "precision": precision, "flop": 2.0 * side**3, "time_s": time_s}]
 
 
-def _copy(size_bytes: int, world: World) -> Row:
+def _copy(size_bytes: int, world: World) -> list[Row]:
     source, copy = (torch.ones(size_bytes, dtype=torch.uint8, device=world.device) for _ in range(2))
-    return {"operation": "copy", "size_bytes": size_bytes, "time_s": fastest_s([lambda: copy.copy_(source)], world)}
+    return [{"operation": "copy", "size_bytes": size_bytes, "time_s": fastest_s([lambda: copy.copy_(source)], world)}]
 
 
-def _attention(sequence: int, world: World) -> Row:
-    """Forward, of one sample with 8 heads 64 wide: 4·heads·s²·width operations."""
+def _convolution(kind: str, inputs: int, outputs: int, groups: int, world: World) -> list[Row]:
+    count, side = SHAPES[world.device_type]
+    side *= 2 if kind == IMAGES else 1
+    layer = nn.Conv2d(inputs, outputs, 3, padding=1, groups=groups, bias=False, device=world.device)
+    values = torch.ones(count, inputs, side, side, device=world.device, requires_grad=kind != IMAGES)
+    sizes = {"flop": 2.0 * count * side**2 * layer.weight.numel(), "size_bytes": 4 * layer.weight.numel() // groups}
+    return _both_ways(kind, lambda given, _: layer(given), (values, layer.weight), world, precision="fp32", **sizes)
+
+
+WRITING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    ELEMENTWISE: torch.relu,
+    "gelu": nn.functional.gelu,
+    "layer_norm": lambda values: nn.functional.layer_norm(values, values.shape[-1:]),
+    "batch_norm": lambda values: nn.functional.batch_norm(values, None, None, training=True),
+    "max_pool": lambda values: nn.functional.max_pool2d(values, 2),
+}
+"""Kinds of operations whose work is what they write, on images of `WIDTH` channels and as wide."""
+
+
+def _writing(given_bytes: int, world: World, *, kind: str) -> list[Row]:
+    side = 2 if kind == "max_pool" else 1
+    # Random, since a processor's maximum takes three times as long where it can't guess what comes.
+    shape = (given_bytes // (4 * WIDTH * side * WIDTH), WIDTH, side, WIDTH)
+    values = torch.randn(shape, device=world.device, requires_grad=True)
+    written = 4 * WRITING[kind](values).numel()
+    return _both_ways(kind, WRITING[kind], (values,), world, size_bytes=written)
+
+
+def _attention(sequence: int, world: World) -> list[Row]:
+    """Samples with 8 heads 64 wide: 4·heads·s²·width operations forward of each."""
     precision = "fp32" if world.device_type == "cpu" else "bf16"
     dtype = DTYPES[world.device_type][precision]
-    shape = (1, HEADS, sequence, HEAD_WIDTH)
-    query, key, value = (torch.ones(shape, dtype=dtype, device=world.device) for _ in range(3))
-    time_s = fastest_s([lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)], world)
-    flop = 4.0 * HEADS * sequence**2 * HEAD_WIDTH
-    return {"operation": "attention", "precision": precision, "flop": flop, "time_s": time_s}
+    count = max(1, LONG // sequence)
+    shape = (count, HEADS, sequence, HEAD_WIDTH)
+    given = tuple(torch.ones(shape, dtype=dtype, device=world.device, requires_grad=True) for _ in range(3))
+    flop = 4.0 * count * HEADS * sequence**2 * HEAD_WIDTH
+    sizes = {"precision": precision, "flop": flop, "size_bytes": 4 * sequence}
+    return _both_ways("attention", nn.functional.scaled_dot_product_attention, given, world, **sizes)
+
+
+def _both_ways(
+    kind: str,
+    function: Callable[..., torch.Tensor],
+    given: tuple[torch.Tensor, ...],
+    world: World,
+    **sizes: Any,
+) -> list[Row]:
+    """Forward, and backward for all that needs a gradient."""
+    forward_s = fastest_s([lambda: function(*given)], world)
+    output, wanted = function(*given), [each for each in given if each.requires_grad]
+    gradient = torch.ones_like(output)
+    backward_s = fastest_s([lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)], world)
+    return [
+        {"operation": kind, "time_s": forward_s, **sizes},
+        {"operation": kind + BACKWARD, "time_s": backward_s, **sizes},
+    ]
 
 
 def launch_s(world: World) -> float:
@@ -200,13 +275,8 @@ def _memory_bytes(world: World, ranks_here: int) -> int:
 
 
 def _device_rows(world: World, ranks_here: int) -> list[Row]:
-    """Work of single devices: of the first rank while all others wait, and of all ranks at once."""
-    alone = list(device_work(world)) if world.rank == 0 else []
-    world.barrier()
-    rows = [_whole(row, busy=1) for row in alone]
-    if ranks_here > 1:
-        rows += [_whole(row, busy=ranks_here) for row in _slowest(list(device_work(world)), world)]
-    return rows
+    """Work of single devices, while all others do the same."""
+    return [_whole(row, busy=ranks_here) for row in _slowest(list(device_work(world)), world)]
 
 
 def _slowest(rows: list[Row], world: World) -> list[Row]:

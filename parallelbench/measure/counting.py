@@ -4,6 +4,34 @@ from __future__ import annotations
 
 import msgspec
 
+ELEMENTWISE, IMAGES = "elementwise", "image_convolution"
+"""What no other kind is; and convolutions of a model's input, which needs no gradient."""
+KINDS = {
+    "aten::gelu": "gelu",
+    "aten::silu": "gelu",
+    "aten::native_layer_norm": "layer_norm",
+    "aten::native_group_norm": "layer_norm",
+    "aten::native_batch_norm": "batch_norm",
+    "aten::max_pool2d_with_indices": "max_pool",
+}
+"""Torch's operations that a calibration measures apart from others that write as much."""
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """Operations of one kind in a layer, forward, for one sample."""
+
+    operations: int
+    work: float
+    """Floating-point operations of convolutions and of attention; of all other kinds bytes that are written."""
+    extent: float = 0.0
+    """What decides about their rate, a mean: weights of one group of a convolution, keys of attention; else 0."""
+
+    def joined(self, other: Kernels) -> Kernels:
+        """Both together."""
+        count = self.operations + other.operations
+        extent = (self.operations * self.extent + other.operations * other.extent) / count
+        return Kernels(operations=count, work=self.work + other.work, extent=extent)
+
 
 class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
     """One layer between two cut points, forward, for one sample. Sizes are those of fp32."""
@@ -30,6 +58,9 @@ class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise of the parameters."""
     exchanged_bytes: float
     """What tensor parallelism all-reduces for it: outputs of row layers forward, inputs of column layers backward."""
+    kernels: dict[str, Kernels] = {}
+    """All operations but products, by kind: convolution, grouped, attention, those of `KINDS`, elementwise; empty in
+    results of older releases."""
 
 
 def encode_counts(layers: list[LayerCount]) -> str:

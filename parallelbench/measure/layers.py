@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.build import from_mapping
 from parallelbench.errors import program
-from parallelbench.measure.counting import LayerCount, encode_counts
+from parallelbench.measure.counting import ELEMENTWISE, KINDS, Kernels, LayerCount, encode_counts
 from parallelbench.models.modules import blank, built, parameters_by_layer
 from parallelbench.models.plan import planned
 
@@ -99,6 +99,7 @@ def _counted(
         shardable_flop=planned.flop,
         shardable_parameters=planned.parameters,
         exchanged_bytes=float(FP32 * planned.exchanged_values),
+        kernels=counted.kernels,
     )
     return values, row, counted.least_flop
 
@@ -136,6 +137,7 @@ class _LayerCounter(TorchDispatchMode):
         self.product_flop = self.convolution_flop = self.grouped_flop = 0.0
         self.values = self.operations = 0
         self.least_flop: list[float] = []
+        self.kernels: dict[str, Kernels] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let the operation happen, and count it."""
@@ -148,19 +150,33 @@ class _LayerCounter(TorchDispatchMode):
             kernel = args[1]
             flop, size = 2.0 * result.numel() * kernel[0].numel(), kernel[0, 0].numel()
             self.least_flop.append(flop / _SAVED.get(size, size))
-            if args[-1] == 1:
-                self.convolution_flop += flop
-            else:
+            grouped, weights = args[-1] > 1, float(kernel.numel() / args[-1])
+            if grouped:
                 self.grouped_flop += flop
+            else:
+                self.convolution_flop += flop
+            self._add("grouped" if grouped else "convolution", flop, weights)
         elif name.startswith("aten::_scaled_dot_product"):
             queries, keys = args[0], args[1]
             # Scores, and their product with the values.
-            self.product_flop += 4.0 * queries.numel() * keys.shape[-2]
-        # Of a tensor without values, asking for its device is an operation, too.
-        if not _is_view(func) and not name.startswith("prim::"):
+            flop = 4.0 * queries.numel() * keys.shape[-2]
+            self.product_flop += flop
+            self._add("attention", flop, float(keys.shape[-2]))
+        elif _writes(func):
+            self._add(KINDS.get(name, ELEMENTWISE), float(FP32 * sum(each.numel() for each in _tensors(result)[:1])))
+        if _writes(func):
             self.operations += 1
             self.values += sum(each.numel() for each in _tensors(result))
         return result
+
+    def _add(self, kind: str, work: float, extent: float = 0.0) -> None:
+        found = Kernels(operations=1, work=work, extent=extent)
+        self.kernels[kind] = found if kind not in self.kernels else found.joined(self.kernels[kind])
+
+
+def _writes(func: Any) -> bool:
+    """Whether an operation makes something; of a tensor without values, asking for its device is one, too."""
+    return not _is_view(func) and not func._schema.name.startswith("prim::")
 
 
 def _is_view(func: Any) -> bool:

@@ -13,23 +13,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-CALIBRATION_VERSION = 2
-"""2: the network is measured by all devices of each node; 1: by one of each."""
+CALIBRATION_VERSION = 3
+"""3: all kinds of operations by their shapes, all devices of a node at once."""
 FACTS = "calibration"
 """Key of the Parquet file's metadata that holds the facts of all rows as JSON."""
+BACKWARD = "_backward"
+"""Behind the names of operations that are measured both ways."""
 # fmt: off
 CALIBRATION = (
     text("operation",
-        "matmul, copy, attention or launch on one device; all_reduce, all_gather, all_to_all or send between devices; "
-        "shard: what a layer's forward and backward take longer where devices share its parameters (fully_shard)"),
-    text("precision", "arithmetic of products, attention and layers", null="none is involved"),
+        "matmul, copy or launch on one device, and forward, with `_backward` behind it backward: image_convolution (of "
+        "the model's input), convolution, grouped, attention, elementwise (ReLU), gelu, layer_norm, batch_norm, "
+        "max_pool; all_reduce, all_gather, all_to_all or send between devices; shard: what a layer's forward and "
+        "backward take longer where devices share its parameters (fully_shard)"),
+    text("precision", "arithmetic of products, convolutions, attention and layers", null="none is involved"),
     text("tier", "link: between devices of a node; network: between nodes", null="one device"),
     count("ranks", "devices that work together"),
     count("nodes", "nodes that they are on"),
     count("busy", "devices of a node that do the same at the same time"),
     Column("size_bytes", "of one message, as its definition has it; of a copy, the bytes that are read; of a layer, "
-        "its parameters", null="a product, attention or launch"),
-    Column("flop", "floating-point operations of a product or of attention, forward", null="none"),
+        "its parameters; of a convolution, the weights of one group; of attention, a row of scores in fp32; of other "
+        "operations, what they write forward", null="a product or launch"),
+    Column("flop", "floating-point operations of a product, convolution or attention, forward", null="none"),
     Column("time_s", "of one piece of work, on the slowest device"),
 )
 # fmt: on
@@ -52,7 +57,7 @@ def write_calibration(path: Path, rows: Sequence[Row], facts: Mapping[str, Any])
 
 
 def read_calibration(path: Path) -> tuple[list[Row], dict[str, Any]]:
-    """Rows and facts; raises `ConfigError` for a file that holds none, or is of a later release."""
+    """Rows and facts; raises `ConfigError` for a file that holds none, or is of another release."""
     import msgspec
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -62,6 +67,6 @@ def read_calibration(path: Path) -> tuple[list[Row], dict[str, Any]]:
         facts: dict[str, Any] = msgspec.json.decode((table.schema.metadata or {})[FACTS.encode()])
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise ConfigError(f"{path} is no calibration ({error}): write one with `parallelbench calibrate`") from None
-    if facts["version"] > CALIBRATION_VERSION:
-        raise ConfigError(f"{path} was written by a later release: calibrate again, or update parallelbench")
+    if facts["version"] != CALIBRATION_VERSION:
+        raise ConfigError(f"{path} was written by another release, which measures other things: calibrate again")
     return table.to_pylist(), facts

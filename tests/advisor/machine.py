@@ -37,12 +37,12 @@ def machine(**changes: Any) -> MachineFigures:
     return MachineFigures(**figures | changes)
 
 
-def layer(name: str, **counts: float) -> LayerCount:
+def layer(name: str, **counts: Any) -> LayerCount:
     """A layer of which nothing counts but what is given."""
-    zero = dict.fromkeys((field for field in LayerCount.__struct_fields__ if field != "name"), 0)
-    return LayerCount(name=name, **zero | counts)  # type: ignore[arg-type]
+    zero: dict[str, Any] = dict.fromkeys((field for field in LayerCount.__struct_fields__ if field != "name"), 0)
+    return LayerCount(name=name, **zero | {"kernels": {}} | counts)
 
 
-def layers(names: Sequence[str], **counts: float) -> list[LayerCount]:
+def layers(names: Sequence[str], **counts: Any) -> list[LayerCount]:
     """Equal layers."""
     return [layer(name, **counts) for name in names]

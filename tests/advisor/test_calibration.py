@@ -22,14 +22,17 @@ from parallelbench.cli import main
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
-from parallelbench.results.calibration import CALIBRATION, read_calibration, write_calibration
+from parallelbench.results.calibration import BACKWARD, CALIBRATION, read_calibration, write_calibration
 
+KINDS = (
+    *("image_convolution", "convolution", "grouped", "attention"),
+    *("elementwise", "gelu", "layer_norm", "batch_norm", "max_pool"),
+)
 FACTS: dict[str, Any] = {
     "device_name": "made up",
     "device_type": "cpu",
     "devices_per_node": 4,
     "nodes": 2,
-    "version": 2,
     "memory_bytes": 2**30,
     "others_running": 0,
     "environment": {"host": "here"},
@@ -76,7 +79,12 @@ def messages(tier: str, ranks: int, nodes: int = 1) -> list[dict[str, Any]]:
 def test_figures_are_those_that_made_the_table(tmp_path: Path) -> None:
     shared = {"operation": "shard", "precision": "fp32", "tier": "link", "ranks": 4, "busy": 4}
     shards = [row(**shared, size_bytes=size, time_s=time_s) for size, time_s in ((2**24, 0.1), (1024, 0.01))]
-    rows = [*devices(1), *devices(4), *messages("link", 4), *messages("network", 8, nodes=2), *shards]
+    pools = [row(operation=name, size_bytes=10, busy=4, time_s=5.0) for name in ("max_pool", "max_pool_backward")]
+    half = {"precision": "bf16", "busy": 4, "time_s": 1.0}
+    attention = [row(operation=name, flop=8e9, size_bytes=64, **half) for name in ("attention", "attention_backward")]
+    half_products = row(operation="matmul", flop=1e9, **half | {"time_s": 0.25})
+    rows = [*devices(4), *pools, *attention, half_products, *shards]
+    rows += [*messages("link", 4), *messages("network", 8, nodes=2)]
     write_calibration(tmp_path / "made.parquet", rows, FACTS)
     figures = read_figures(tmp_path / "made.parquet")
     curve = figures.matmul_flops_per_s["fp32"]
@@ -88,6 +96,9 @@ def test_figures_are_those_that_made_the_table(tmp_path: Path) -> None:
     for tier in (figures.link, figures.network):
         assert tier.latency_s.value == pytest.approx(ALPHA_S[tier.name])
         assert tier.bytes_per_s.value == pytest.approx(BETA[tier.name])
+    assert figures.kernel("max_pool").backward.at(1e6) == pytest.approx(2.0)
+    assert figures.kernel("attention").forward.at(64.0) == pytest.approx(2e9), "as if in fp32, a quarter as fast"
+    assert figures.kernel("grouped").forward.origin == "assumed"
     assert figures.sharding is not None
     assert (figures.sharding.sizes_bytes, figures.sharding.times_s) == ((1024, 2**24), (0.01, 0.1))
     assert (figures.sharding.ranks, figures.sharding.origin) == (4, "measured")
@@ -101,7 +112,7 @@ def test_links_of_one_device_are_assumed_and_load_is_told() -> None:
 
 
 def test_a_node_has_the_devices_that_its_environment_shows_and_not_only_those_in_use() -> None:
-    rows = [*devices(1), *devices(4), *messages("link", 4)]
+    rows = [*devices(4), *messages("link", 4)]
     eight = {"environment": {"logical_cores": 64, "cpu_quota_cores": 16.5}, "cores_per_device": 2}
     figures = figures_of_calibration(rows, FACTS | eight, source="here")
     assert (figures.devices_per_node, figures.busy_devices) == (8, 4)
@@ -113,7 +124,7 @@ def test_a_node_has_the_devices_that_its_environment_shows_and_not_only_those_in
 
 def test_a_site_may_hand_out_fewer_devices_than_its_nodes_have() -> None:
     """Hyperthreads are counted as cores, too. What was measured must be as many as the site hands out."""
-    rows = [*devices(1), *devices(4), *messages("link", 4)]
+    rows = [*devices(4), *messages("link", 4)]
     environment = {"environment": {"logical_cores": 64}, "cores_per_device": 1}
     figures = figures_of_calibration(rows, FACTS | environment, source="here")
     site = one_run(["site=default"]).run.site
@@ -126,7 +137,7 @@ def test_a_site_may_hand_out_fewer_devices_than_its_nodes_have() -> None:
 
 def test_processors_share_the_memory_of_their_node() -> None:
     """The table has an equal part for each of the devices that were calibrated: four, and eight are there."""
-    rows = [*devices(1), *devices(4), *messages("link", 4)]
+    rows = [*devices(4), *messages("link", 4)]
     whole = {"environment": {"logical_cores": 8}, "memory_bytes": 2**30}
     figures = figures_of_calibration(rows, FACTS | whole, source="here")
     assert [capacity_bytes(figures, devices) for devices in (1, 2, 8)] == [2**32, 2**31, 2**29]
@@ -147,19 +158,6 @@ def test_a_single_other_process_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     run = one_run(["strategy=single", "device=cpu", f"results={tmp_path}"]).run
     assert measuring.main([str(tmp_path / "here.parquet"), "cpu", canonical_json(to_mapping(run))]) == 0
     assert read_calibration(tmp_path / "here.parquet")[1]["others_running"] == 1
-
-
-def test_a_network_that_one_device_of_each_node_measured_is_not_taken_for_the_nodes() -> None:
-    """Tables of version 1: rings over the first devices of two nodes."""
-    rows = [*devices(4), *messages("link", 4), *messages("network", 2, nodes=2)]
-    figures = figures_of_calibration(rows, FACTS | {"version": 1}, source="old")
-    assert figures.network is None
-    assert [note.partition(" ")[0] for note in figures.notes] == ["the", "what"]
-    assert all(note.endswith("calibrate again") for note in figures.notes)
-    alone = FACTS | {"version": 1, "devices_per_node": 1}
-    same = figures_of_calibration([*devices(1), *messages("network", 2, nodes=2)], alone, source="old").network
-    assert same is not None
-    assert same.bytes_per_s.value == pytest.approx(BETA["network"])
 
 
 def test_times_that_do_not_grow_are_refused() -> None:
@@ -196,10 +194,11 @@ def test_this_machine_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows, facts = read_calibration(path)
     assert facts["environment"]["packages"]["torch"]
     assert all(set(each) == {column.name for column in CALIBRATION} and each["time_s"] > 0 for each in rows)
-    alone = {each["operation"] for each in rows if each["busy"] == 1}
-    shared = {each["operation"] for each in rows if each["busy"] == 2}
-    assert alone == {"matmul", "copy", "attention", "launch"}
-    assert shared == alone | {"all_reduce", "all_gather", "all_to_all", "send", "shard"}
+    assert {each["busy"] for each in rows} == {2}
+    ways = {each + way for each in KINDS for way in ("", BACKWARD)}
+    assert {each["operation"] for each in rows} == ways | {
+        *("matmul", "copy", "launch", "all_reduce", "all_gather", "all_to_all", "send", "shard")
+    }
     figures = read_figures(path)
     assert (figures.devices_per_node, figures.device_type, figures.network) == (2, "cpu", None)
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.advisor.machine import Sharding
+from analysis.advisor.machine import KernelRates, RateCurve, Sharding
 from analysis.advisor.step import Phases
 from analysis.advisor.strategies import SuiteJob, suite_phases
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
+from parallelbench.measure.counting import Kernels
 from tests.advisor.machine import PLAIN, layers, machine
 
 FLOP, PARAMETERS = 1e6, 250_000
@@ -21,7 +22,7 @@ MORE_DEVICES = {"hsdp": 4, "dp_pp": 4, "dp_tp": 4, "dp_pp_tp": 8}
 
 
 def phases(
-    *overrides: str, figures: Any = None, scales: dict[str, float] | None = None, **counts: float
+    *overrides: str, figures: Any = None, scales: dict[str, float] | None = None, **counts: Any
 ) -> Phases[float]:
     run = one_run([*MODEL, "batch_size=64", *overrides]).run
     of_each = {"product_flop": FLOP, "parameters": PARAMETERS, "tensors": 2, "boundary_bytes": 256.0} | counts
@@ -35,6 +36,25 @@ def test_one_device_computes_forward_and_twice_that_backward_but_for_the_first_l
     assert found.compute_s == pytest.approx(64 * FLOP * (4 * 3 - 1) / 1e9)
     assert found.optimizer_s == pytest.approx(4 * PARAMETERS * 12 / 1e9)
     assert (found.communication_s, found.bubble_s) == (0.0, 0.0)
+
+
+def test_kernels_take_what_the_calibration_says_of_their_shapes() -> None:
+    """Four layers: attention at a rate by its keys, and pooling by what it writes."""
+    rates = RateCurve((40.0, 400.0), (1e6, 1e8), "measured", "a test")
+    slow = RateCurve((1.0,), (1e6,), "measured", "a test")
+    figures = machine(kernels={"attention": KernelRates(rates, slow), "max_pool": KernelRates(slow, rates)})
+    counted = {
+        "attention": Kernels(operations=1, work=1e6, extent=100.0),
+        "max_pool": Kernels(operations=2, work=40.0),
+    }
+    found = phases("strategy=ddp", "devices=2", figures=figures, product_flop=1e6, kernels=counted)
+    attention, pools = 32 * (1e6 / 1e8 + 1e6 / 1e6), 32 * (40.0 / 1e6 + 40.0 / rates.at(32 * 20.0))
+    assert found.compute_s == pytest.approx(4 * (attention + pools)), "attention is no product"
+    both = {"figures": figures, "product_flop": 2e6, "kernels": counted}
+    whole = phases("strategy=tensor_parallel", "devices=2", **both)
+    shared = phases("strategy=tensor_parallel", "devices=2", **both, shardable_flop=1e5)
+    less = 4 * 64 * 0.5 * (1e6 / 1e8 + 1e6 / 1e6) + 64 * 0.5 * 1e5 * 11 / 1e9
+    assert whole.compute_s - shared.compute_s == pytest.approx(less), "a tensor group shares what lies inside"
 
 
 def test_ddp_sends_what_a_ring_sends_and_hides_what_gamma_says() -> None:

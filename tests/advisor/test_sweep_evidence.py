@@ -188,7 +188,7 @@ def test_check_prints_the_errors_of_left_out_strategies_and_models(
 
 @pytest.mark.exhaustive
 def test_a_calibration_of_another_device_is_refused(tmp_path: Path) -> None:
-    rows = [*devices(1), *devices(4), *messages("link", 4)]
+    rows = [*devices(4), *messages("link", 4)]
     write_calibration(tmp_path / "other.parquet", rows, FACTS)
     write_calibration(tmp_path / "same.parquet", rows, FACTS | {"device_name": "Imaginary CPU"})
     folder = sweep(tmp_path / "runs")
