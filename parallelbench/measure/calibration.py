@@ -43,22 +43,24 @@ DTYPES = {
     "cpu": {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16},
     "cuda": {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16},
 }
+USUAL = {"cpu": "fp32", "cuda": "bf16"}
+"""Precision of convolutions and attention; in others they are taken to gain what products gain."""
 COPIED_BYTES = {"cpu": tuple(4**k * 2**14 for k in range(7)), "cuda": tuple(4**k * 2**20 for k in range(6))}
 """16 KiB to 64 MiB; 1 MiB to 1 GiB."""
 SEQUENCES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024, 4096)}
 HEADS, HEAD_WIDTH = 8, 64
-LONG = 1024
-"""As many tokens as this are measured at least, in several samples."""
+TOKENS = {"cpu": 1024, "cuda": 65536}
+"""Measured at once, at least, in several samples."""
 CONVOLUTIONS = {
     IMAGES: ((1, 32, 1), (3, 64, 1)),
-    "convolution": ((16, 16, 1), (64, 64, 1), (256, 256, 1)),
+    "convolution": ((16, 16, 1), (64, 64, 1), (128, 128, 1)),
     "grouped": ((32, 32, 32), (64, 128, 64), (64, 64, 16)),
 }
 """Channels in, channels out, groups, of 3×3 kernels. Images need no gradient."""
-SHAPES = {"cpu": (4, 14), "cuda": (64, 56)}
+SHAPES = {"cpu": (16, 14), "cuda": (64, 56)}
 """How many samples, and their side; images' is twice as long."""
-GIVEN_BYTES = {"cpu": (2**20, 2**22, 2**24, 2**26), "cuda": (2**20, 2**22, 2**25, 2**28)}
-"""Taken by elementwise operations; by others that write the first of them."""
+GIVEN_BYTES = {"cpu": (2**20, 2**22, 2**24, 2**26), "cuda": (2**25, 2**28)}
+"""Taken by elementwise operations; the first of them by others that write. On GPUs none is as short as a launch."""
 FREED_BYTES = 2**25 - 2**14
 """C's library hands blocks back to the system unless it has freed one that is as large, up to this; after its first
 step a training has, and finds its memory mapped.
@@ -121,10 +123,12 @@ def _copy(size_bytes: int, world: World) -> list[Row]:
 def _convolution(kind: str, inputs: int, outputs: int, groups: int, world: World) -> list[Row]:
     count, side = SHAPES[world.device_type]
     side *= 2 if kind == IMAGES else 1
-    layer = nn.Conv2d(inputs, outputs, 3, padding=1, groups=groups, bias=False, device=world.device)
-    values = torch.ones(count, inputs, side, side, device=world.device, requires_grad=kind != IMAGES)
+    precision = USUAL[world.device_type]
+    where: dict[str, Any] = {"device": world.device, "dtype": DTYPES[world.device_type][precision]}
+    layer = nn.Conv2d(inputs, outputs, 3, padding=1, groups=groups, bias=False, **where)
+    values = torch.ones(count, inputs, side, side, requires_grad=kind != IMAGES, **where)
     sizes = {"flop": 2.0 * count * side**2 * layer.weight.numel(), "size_bytes": 4 * layer.weight.numel() // groups}
-    return _both_ways(kind, lambda given, _: layer(given), (values, layer.weight), world, precision="fp32", **sizes)
+    return _both_ways(kind, lambda given, _: layer(given), (values, layer.weight), world, precision=precision, **sizes)
 
 
 WRITING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -148,9 +152,9 @@ def _writing(given_bytes: int, world: World, *, kind: str) -> list[Row]:
 
 def _attention(sequence: int, world: World) -> list[Row]:
     """Samples with 8 heads 64 wide: 4·heads·s²·width operations forward of each."""
-    precision = "fp32" if world.device_type == "cpu" else "bf16"
+    precision = USUAL[world.device_type]
     dtype = DTYPES[world.device_type][precision]
-    count = max(1, LONG // sequence)
+    count = max(1, TOKENS[world.device_type] // sequence)
     shape = (count, HEADS, sequence, HEAD_WIDTH)
     given = tuple(torch.ones(shape, dtype=dtype, device=world.device, requires_grad=True) for _ in range(3))
     flop = 4.0 * count * HEADS * sequence**2 * HEAD_WIDTH
