@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from analysis.advisor.fit import (
@@ -27,8 +28,8 @@ from analysis.advisor.fit import (
 from analysis.advisor.layouts import strategy_name
 from analysis.advisor.measurements import layout_keys, read_measured, shipped_files
 from analysis.advisor.rows import extrapolated, half_widths
-from analysis.advisor.step import Phases, step_phases
-from analysis.advisor.transformer import model_flops, work_of
+from analysis.advisor.step import Phases
+from analysis.advisor.transformer import model_flops
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -440,13 +441,16 @@ def judged(asked: Evidence, *, known: Seen, fit: PublishedFit) -> Judged:
     held = set(layout_keys(known.layouts))
     seen = np.array([key in held for key in layout_keys(layouts)], dtype=bool)
     parts = {each.name: np.zeros(len(layouts)) for each in fields(Phases)}
+    widths = np.zeros(len(layouts))
     baselines = {name: np.full(len(layouts), np.nan) for name in BASELINES}
+    like = np.array([name in fit.accelerators for name in asked.accelerators], dtype=bool)
     without = np.where(seen, layouts.hidden, 0.0)
-    for width in np.unique(without).tolist():
-        rows = without == width
-        these, rest = layouts.take(rows), known.layouts.hidden != width
-        fitted = fit.without_width[f"{width:g}"] if width else fit.parameters
-        found = step_phases(work_of(these), these, asked.machines.take(rows), fitted)
+    for width, near in sorted(set(zip(without.tolist(), like.tolist(), strict=True))):
+        rows = (without == width) & (like == near)
+        these, machines, rest = layouts.take(rows), asked.machines.take(rows), known.layouts.hidden != width
+        fitted = fit.lacking(width) if width else fit if near else msgspec.structs.replace(fit, kernels={})
+        widths[rows] = half_widths(these, fitted, per_node=machines.devices_per_node, known=like[rows])
+        found = fitted.phases(these, machines)
         for name, values in parts.items():
             values[rows] = getattr(found, name)
         if rest.any():
@@ -454,12 +458,11 @@ def judged(asked: Evidence, *, known: Seen, fit: PublishedFit) -> Judged:
             for name, values in guesses(points, Points.of_layouts(these, asked.time_s[rows])).items():
                 baselines[name][rows] = values
     phases = Phases(**parts)
-    like = np.array([name in fit.accelerators for name in asked.accelerators], dtype=bool)
     outside = extrapolated(layouts, fit, known=like)
     return Judged(
         measured_s=asked.time_s,
         predicted_s=phases.step_s,
-        widths=half_widths(layouts, fit, per_node=asked.machines.devices_per_node, known=like),
+        widths=widths,
         kinds={
             "model": asked.models,
             "strategy": [strategy_name(layouts, place) for place in range(len(layouts))],

@@ -13,6 +13,7 @@ not seen the larger device counts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -32,6 +33,8 @@ from parallelbench.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine import MachineFigures, Machines
@@ -61,11 +64,6 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     "attention_scale": (Prior(2.5, 0.4, least=1 / 0.8), None),
     # the same for logits of a vocabulary that is no multiple of 8
     "odd_scale": (Prior(2.5, 0.4, least=1 / 0.9), None),
-    # width of a device's part of a matrix at which the rate halves
-    "narrow_width": (Prior(128.0, 0.7), None),
-    # elements of a product's result, tokens × a device's part of the width, at which the rate halves; prior: half a
-    # wave of 108 tiles of 128 × 256 (NVIDIA, "Matrix multiplication background", wave quantization; an A100)
-    "few_outputs": (Prior(54.0 * 128.0 * 256.0, 0.7), None),
     # speed of products in 8 bits ÷ in 16; 2 by data sheets
     "fp8_speed": (Prior(1.4, 0.2), None),
     # time of elementwise work ÷ what its bytes take
@@ -76,16 +74,19 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     "loss_bytes": (Prior(40.0, 0.4), None),
     # host time of an operation ÷ the machine's; hidden behind a GPU's kernels
     "launch_scale": (Prior(1.0, 1.0), Prior(1.0, 0.5)),
-    # host time of a layer's pass for each further device of the tensor group
-    "tensor_launch_s": (Prior(5e-05, 1.0), None),
+    # γ of the host's launches and the device's work
+    "launch_overlap": (Prior(2.0, 0.3), None),
+    # host time of a layer's pass for its collectives in a tensor group
+    "tensor_launch_s": (Prior(1e-4, 1.0), None),
     # the same, where softmax takes several kernels instead of one
     "softmax_launch_s": (Prior(0.0002, 0.7), None),
     # compute time of a device alone in its node ÷ of one among busy ones
     "alone": (None, Prior(0.9, 0.2, most=1.0)),
     # time of the optimizer's update ÷ what its bytes take
     "update_scale": (Prior(2.0, 0.5, least=1 / 0.95), Prior(1.0, 0.5)),
-    # time of collectives in a node ÷ what β says; of measured links what α and β say
-    "link_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), Prior(1.0, 0.4)),
+    # time of collectives in a node ÷ what β says; of measured links what α and β say. NCCL counts with 235 of an
+    # A100's 300 GB/s (src/graph/tuning.cc)
+    "link_scale": (Prior(300 / 235, 0.1, least=1 / 0.95), Prior(1.0, 0.4)),
     # the same between nodes
     "network_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), None),
     # α of data sheets is NCCL's own for rings (src/graph/tuning.cc): one turn of a collective in a node ÷ α
@@ -98,8 +99,8 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     "gradient_scale": (Prior(1.4, 0.35), None),
     # γ of backward and all-reduced buckets; 1: none hidden, 10: nearly all
     "overlap": (None, Prior(2.0, 0.4)),
-    # γ of compute and FSDP's collectives
-    "sharded_overlap": (Prior(3.0, 0.4, least=1.0), Prior(1.2, 0.4)),
+    # γ of compute and FSDP's collectives; no published step shows that any is hidden
+    "sharded_overlap": (None, Prior(1.2, 0.4)),
     # copies of the gathered parameters' bytes that FSDP makes per gathering
     "shard_copies": (None, Prior(4.0, 0.7)),
     # time of what FSDP adds to a layer besides messages ÷ the calibrated one
@@ -470,10 +471,31 @@ def _weights(layouts: Layouts) -> Values:
     Rows of equal kernels (width, sequence, micro-batch, tensor group) err alike, whatever else differs: measured errors
     differ by 1 % within such rows and by 8 % between them. So n of them count as one.
     """
-    columns = (layouts.hidden, layouts.sequence, layouts.micro_batch, layouts.tensor)
-    _, group, counts = np.unique(np.stack(columns), axis=1, return_inverse=True, return_counts=True)
-    result: Values = 1.0 / counts[np.ravel(group)]
-    return result
+    keys = kernel_keys(layouts)
+    counts = Counter(keys)
+    return np.array([1.0 / counts[key] for key in keys])
+
+
+KERNELS = (
+    *("hidden", "heads", "kv_heads", "mlp_width", "sequence", "context", "micro_batch", "tensor"),
+    *("sequence_parallel", "fused_attention", "fp8", "experts"),
+)
+"""Columns of which equal values mean equal kernels."""
+KERNEL_SIZE = 0.08
+"""Standard deviation of what kernels leave of log time, before they are seen."""
+
+
+def kernel_keys(layouts: Layouts) -> list[str]:
+    """Equal for rows of equal kernels."""
+    columns = zip(*(getattr(layouts, name).tolist() for name in KERNELS), strict=True)
+    return [" ".join(f"{value:g}" for value in row) for row in columns]
+
+
+def kernel_errors(layouts: Layouts, log_errors: Values) -> dict[str, float]:
+    """Kernels → log of measured ÷ predicted that their rows have in common, shrunk towards 0 (ridge regression)."""
+    keys = np.array(kernel_keys(layouts))
+    noise = (NOISE_OF_FORMULAS / KERNEL_SIZE) ** 2
+    return {str(key): float(log_errors[keys == key].sum() / ((keys == key).sum() + noise)) for key in np.unique(keys)}
 
 
 def _softened(off: Values) -> Values:
@@ -492,41 +514,90 @@ class PublishedFit(msgspec.Struct, frozen=True, kw_only=True):
     """What the formulas alone learnt from all published steps."""
 
     parameters: dict[str, float]
+    kernels: dict[str, float]
+    """What `kernel_errors` found."""
     without_width: dict[str, dict[str, float]]
-    """Width of model → what the rows of all other widths give."""
-    half_width: float
-    """Half of the 90 % interval of log time, from fits that lacked a width of model: the error on unlike models."""
-    across_half_width: float
-    """The same of the rows on several nodes alone, which are few among those on one."""
+    """Width of model → parameters that the rows of all other widths give."""
+    half_widths: list[float]
+    """Half of the 90 % interval of log time, by `interval_kinds`."""
     rows: int
     accelerators: list[str]
     most_devices: float
     """That any of the rows was measured on."""
 
+    def lacking(self, width: float) -> PublishedFit:
+        """Without what the rows of a width of model taught."""
+        return msgspec.structs.replace(self, parameters=self.without_width[f"{width:g}"], kernels={})
+
+    def phases(self, layouts: Layouts, machines: Machines) -> Phases[Values]:
+        """Predicted phases of each layout's step."""
+        found = step_phases(work_of(layouts), layouts, machines, self.parameters)
+        return found.stretched(np.exp([self.kernels.get(key, 0.0) for key in kernel_keys(layouts)]))
+
+    def interval_kinds(self, layouts: Layouts, per_node: Values) -> NDArray[np.int64]:
+        """Of each layout a number: what differs in how far the formulas err.
+
+        Whether attention is fused, the job spans nodes, and its kernels were measured.
+        """
+        measured = np.array([key in self.kernels for key in kernel_keys(layouts)], dtype=bool)
+        return 4 * (layouts.fused_attention > 0) + 2 * (layouts.devices > per_node) + measured
+
+
+INTERVAL_KINDS = 8
+FOLDS = 5
+
 
 def fitted_to(evidence: Evidence) -> PublishedFit:
-    """Fit all rows, and judge each width of model by a fit without it."""
-    errors, without = np.zeros(len(evidence)), {}
-    for width in np.unique(evidence.layouts.hidden):
-        left_out = evidence.layouts.hidden == width
-        rest, asked = evidence.take(~left_out), evidence.take(left_out)
-        parameters = without[f"{width:g}"] = fit(rest.layouts, rest.machines, rest.time_s)
-        predicted_s = step_phases(work_of(asked.layouts), asked.layouts, asked.machines, parameters).step_s
-        errors[left_out] = np.log(asked.time_s / predicted_s)
-    width_of_all = half_width(errors)
-    across = half_width(errors[evidence.layouts.devices > evidence.machines.devices_per_node])
-    assert width_of_all is not None, "the published rows are hundreds"
-    assert across is not None, "those on several nodes are dozens"
+    """Fit all rows; intervals are as wide as the errors on each width of model, and on each fifth, left out."""
+    parts: dict[str, PublishedFit] = {}
+    widths = {f"{width:g}": evidence.layouts.hidden == width for width in np.unique(evidence.layouts.hidden)}
+    folds = {f"fold {fold}": np.arange(len(evidence)) % FOLDS == fold for fold in range(FOLDS)}
+    kinds, errors = [], []
+    for name, left_out in (widths | folds).items():
+        parts[name] = formulas(evidence.take(~left_out))
+        asked = evidence.take(left_out)
+        found = parts[name].interval_kinds(asked.layouts, asked.machines.devices_per_node)
+        # Of a fifth only the rows whose kernels the others have: the rest is like a width left out.
+        counted = np.full(len(asked), name in widths) | (found % 2 == 1)
+        kinds.append(found[counted])
+        errors.append(log_errors(parts[name], asked)[counted])
+    return msgspec.structs.replace(
+        formulas(evidence),
+        without_width={name: parts[name].parameters for name in widths},
+        half_widths=half_widths_of(np.concatenate(kinds), np.concatenate(errors)),
+    )
+
+
+def log_errors(fit: PublishedFit, asked: Evidence) -> Values:
+    """Log of measured ÷ predicted."""
+    result: Values = np.log(asked.time_s / fit.phases(asked.layouts, asked.machines).step_s)
+    return result
+
+
+def half_widths_of(kinds: NDArray[np.int64], errors: Values) -> list[float]:
+    """Half of each kind's interval; of too few errors that of unmeasured kernels, or of jobs on other nodes.
+
+    Where no row's attention is of its kind, it is untried.
+    """
+    found = [half_width(errors[kinds == kind]) for kind in range(INTERVAL_KINDS)]
+    untried = UNTRIED * max(width for width in found if width is not None)
+    nearest = [(found[kind], found[kind & 6], found[kind & 6 ^ 2], untried) for kind in range(INTERVAL_KINDS)]
+    return [next(width for width in each if width is not None) for each in nearest]
+
+
+def formulas(evidence: Evidence) -> PublishedFit:
+    """Parameters and kernels' errors; there are no intervals."""
     parameters = fit(evidence.layouts, evidence.machines, evidence.time_s)
-    return PublishedFit(
+    made = PublishedFit(
         parameters=parameters,
-        without_width=without,
-        half_width=width_of_all,
-        across_half_width=across,
+        kernels={},
+        without_width={},
+        half_widths=[],
         rows=len(evidence),
         accelerators=sorted(set(evidence.accelerators)),
         most_devices=float(evidence.layouts.devices.max()),
     )
+    return msgspec.structs.replace(made, kernels=kernel_errors(evidence.layouts, log_errors(made, evidence)))
 
 
 def place() -> Path:

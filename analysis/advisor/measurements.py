@@ -53,7 +53,9 @@ _FOUNDRY_REST = {
     *("MFU", "HFU", "Model TFLOP", "GradAccum", "Throughput (S/s)", "Throughput (T/s/GPU)", "GlobalBatchSize (T)"),
     *("MP Mode", "NumParams", "section"),
 }
-VTRAIN_VOCABULARY = 50_257
+VTRAIN_VOCABULARY, VTRAIN_PER_NODE = 50_257, 8
+VOCABULARY_MULTIPLE = 128
+"""To which Megatron-LM pads a tensor group's shares (`--make-vocab-size-divisible-by`), on several nodes."""
 FOUNDRY_VOCABULARY = 50_368
 SHAPES = {
     "125m": (12, 768, 12),
@@ -183,7 +185,10 @@ def _vtrain(row: Mapping[str, str | None]) -> Step:
         raise ConfigError(f"tensor × data × pipeline is not # GPUs={devices:g}")
     if layout["global_batch"] % (layout["data"] * layout["micro_batch"]):
         raise ConfigError("global batch is no multiple of data × micro batch")
-    fixed = {"vocabulary": VTRAIN_VOCABULARY, "recompute": 1, "sharded": 0, "fused_attention": 0, "fp8": 0}
+    across = devices > VTRAIN_PER_NODE
+    group = VOCABULARY_MULTIPLE * layout["tensor"] if across else 1
+    layout |= {"vocabulary": group * math.ceil(VTRAIN_VOCABULARY / group), "recompute": float(across)}
+    fixed = {"sharded": 0, "fused_attention": 0, "fp8": 0}
     return Step(layout=layout | fixed, time_s=time_ms / 1e3, model=f"h{layout['hidden']:g}-l{layout['layers']:g}")
 
 

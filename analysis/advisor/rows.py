@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from analysis.advisor.advice import Row
@@ -16,9 +17,8 @@ from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, of_
 from analysis.advisor.layouts import Impossible, options_of, strategy_name
 from analysis.advisor.machine import LATENCY_S, LAUNCH_S, machines_of, made_of
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
-from analysis.advisor.step import step_phases
 from analysis.advisor.strategies import SuiteJob, suite_phases
-from analysis.advisor.transformer import model_flops, work_of
+from analysis.advisor.transformer import model_flops
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 
@@ -236,8 +236,8 @@ def extrapolated(layouts: Layouts, fit: PublishedFit, *, known: NDArray[np.bool_
 
 
 def half_widths(layouts: Layouts, fit: PublishedFit, *, per_node: Values, known: NDArray[np.bool_]) -> Values:
-    """Half of each row's 90 % interval of log time: errors on several nodes are others than on one."""
-    width = np.where(layouts.devices > per_node, max(fit.half_width, fit.across_half_width), fit.half_width)
+    """Half of each row's 90 % interval of log time."""
+    width = np.array(fit.half_widths)[fit.interval_kinds(layouts, per_node)]
     width = width * np.where(unpublished(layouts), UNTRIED, 1.0)
     width = width * np.where(layouts.devices > fit.most_devices, UNTRIED, 1.0)
     result: Values = width * np.where(known, 1.0, OTHER_ACCELERATOR)
@@ -248,8 +248,9 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
     """A row for each layout."""
     fitted = published_fit()
     machines = question.machines.take(np.zeros(len(layouts), dtype=np.int64))
-    found = step_phases(work_of(layouts), layouts, machines, fitted.parameters)
-    known = np.full(len(layouts), question.figures.accelerator in fitted.accelerators)
+    like = question.figures.accelerator in fitted.accelerators
+    fitted = fitted if like else msgspec.structs.replace(fitted, kernels={})
+    found, known = fitted.phases(layouts, machines), np.full(len(layouts), like)
     memory = memory_parts(layouts).peak.tolist()
     peak = "bf16" in question.figures.peak_flops_per_s
     flops = (model_flops(layouts) / (layouts.devices * machines.peak_flops_per_s)).tolist()

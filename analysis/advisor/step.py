@@ -40,8 +40,6 @@ T = TypeVar("T", float, Values)
 
 BACKWARD = 2.0
 """Backward's work ÷ forward's."""
-LAUNCH_OVERLAP = 6.0
-"""γ of the host's launches and the device's work: whichever is slower decides, smoothly near the crossing."""
 EVENLY = -1.0
 """Stage of layers that are spread over all stages alike."""
 FIRST_BUCKET_BYTES = 2.0**20
@@ -74,7 +72,7 @@ class Phases(Generic[T]):
         result: T = sum(rest, start=first)
         return result
 
-    def stretched(self, factor: float) -> Phases[T]:
+    def stretched(self, factor: T) -> Phases[T]:
         """All parts longer alike."""
         return type(self)(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
 
@@ -97,11 +95,7 @@ class Work:
     device: Values
     """Device that has the stage; like it."""
     product_flop: Values
-    """Of matrix products, two per multiply-add."""
-    flop_by_column: Values
-    """The same ÷ columns of a device's part of each matrix: narrow ones are slow."""
-    flop_by_output: Values
-    """The same ÷ elements of a product's result: few tiles leave multiprocessors idle."""
+    """Of matrix products, two per multiply-add, and what idles meanwhile where that is known."""
     kernels_s: Values
     """Time of what a calibration measures by its shape: all but products, of the suite's own models."""
     kernels_backward_s: Values
@@ -117,7 +111,7 @@ class Work:
     operations: Values
     """Launched by the host."""
     tensor_operations: Values
-    """Further devices of the tensor group, each of which makes launching slower."""
+    """1: a tensor group's collectives are launched too."""
     softmax_operations: Values
     """1: softmax takes several kernels instead of one."""
     backward: Values
@@ -161,11 +155,12 @@ class Work:
 Fitted = dict[str, float]
 NEUTRAL: Fitted = {
     **dict.fromkeys(("kernel_scale", "attention_scale", "odd_scale", "traffic_scale", "gradient_scale"), 1.0),
-    **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap"), 1.0),
-    **dict.fromkeys(("narrow_width", "few_outputs", "loss_bytes", "tensor_launch_s", "softmax_launch_s"), 0.0),
+    **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap", "sharded_overlap"), 1.0),
+    **dict.fromkeys(("loss_bytes", "tensor_launch_s", "softmax_launch_s"), 0.0),
     **dict.fromkeys(("message_s", "shard_copies", "sharding_scale", "server_copies"), 0.0),
+    "launch_overlap": 6.0,  # whichever is slower decides, smoothly near the crossing
 }
-"""What parameters that a fit does not have change: nothing."""
+"""What parameters that a fit does not have are: so that they change nothing, where nothing else is said."""
 
 
 def completed(fitted: Mapping[str, Values | float]) -> dict[str, Values | float]:
@@ -201,10 +196,8 @@ def _deep(value: Values | float) -> Values:
 def _kernels_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
     """One forward pass of each layer on the device, without launches."""
     deep = {name: _deep(value) for name, value in fitted.items()}
-    narrow, few = deep["narrow_width"] * work.flop_by_column, deep["few_outputs"] * work.flop_by_output
     faster = np.where(work.eight_bit > 0, deep["fp8_speed"], 1.0)
-    products = deep["product_scale"] * (work.product_flop + narrow + few)
-    time = products / machines.rates(work.product_flop) / faster
+    time = deep["product_scale"] * work.product_flop / machines.rates(work.product_flop) / faster
     others = {
         "attention_scale": work.attention_flop,
         "odd_scale": work.odd_flop,
@@ -225,7 +218,10 @@ def forward_s(work: Work, machines: Machines, fitted: Mapping[str, Values | floa
     launches = _deep(fitted["launch_scale"]) * _deep(machines.launch_s) * work.operations
     launches = launches + _deep(fitted["tensor_launch_s"]) * work.tensor_operations
     launches = launches + _deep(fitted["softmax_launch_s"]) * work.softmax_operations
-    both = kernels + launches if machines.host_computes else overlapped(kernels, launches, LAUNCH_OVERLAP)
+    if machines.host_computes:
+        both = kernels + launches
+    else:
+        both = overlapped(kernels, launches, _deep(fitted["launch_overlap"]))
     result: Values = _crowding(machines, fitted) * both
     return result
 

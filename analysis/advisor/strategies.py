@@ -223,8 +223,7 @@ def _work(job: SuiteJob) -> Work:
     }
     rest: dict[str, Any] = dict.fromkeys(
         (
-            *("flop_by_column", "flop_by_output", "attention_flop", "odd_flop", "traffic_bytes", "logits"),
-            "tensor_operations",
+            *("attention_flop", "odd_flop", "traffic_bytes", "logits", "tensor_operations"),
             *("softmax_operations", "expert_parameters", "routed_bytes", "ring_bytes", "eight_bit"),
         ),
         zero,

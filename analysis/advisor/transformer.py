@@ -150,23 +150,48 @@ def parameters(layouts: Layouts) -> Values:
 
 
 def matrix_flops(layouts: Layouts) -> Values:
-    """Forward FLOPs of one layer's products with weights, of one micro-batch, on one device: 24·b·s·h² ÷ t in GPT-2."""
-    return attention_matrix_flops(layouts) + mlp_flops(layouts)
+    """Forward FLOPs of one layer's products with weights, of one micro-batch, on one device: 24·b·s·h² ÷ t in GPT-2.
+
+    Experts' empty room is included.
+    """
+    matrices = attention_matrices(layouts) + layouts.visits * mlp_matrices(layouts)
+    return 2.0 * tokens(layouts) * matrices / layouts.tensor
 
 
-def attention_matrix_flops(layouts: Layouts) -> Values:
-    """Those outside of MLPs."""
-    return 2.0 * tokens(layouts) * attention_matrices(layouts) / layouts.tensor
+MULTIPROCESSORS = 108.0
+"""Of an A100, each of which computes one tile at a time."""
+TILES = ((256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.8), (64.0, 64.0, 0.6))
+"""Rows and columns of a tile, and its speed ÷ that of large ones, which read less per FLOP: an assumption."""
 
 
-def mlp_flops(layouts: Layouts) -> Values:
-    """Those of MLPs, experts' empty room included."""
-    return 2.0 * tokens(layouts) * layouts.visits * mlp_matrices(layouts) / layouts.tensor
+def tiled_flops(layouts: Layouts) -> Values:
+    """The same FLOPs, and those that could have been done meanwhile on what tiles leave idle.
+
+    A product's result is cut into tiles, and they are computed in waves, of which the last is rarely full; the fastest
+    tile is taken (NVIDIA, "Matrix multiplication background", tile and wave quantization).
+    """
+    rows, width, units = tokens(layouts), layouts.hidden, layouts.mlp_width / layouts.tensor
+    queries = (1.0 + 2.0 * layouts.kv_heads / layouts.heads) * width / layouts.tensor
+    # Experts share the tokens of their group.
+    visits = rows * layouts.visits * layouts.expert / layouts.experts
+    mlp = (1.0 + layouts.gated) * _tiled(visits, units, width) + _tiled(visits, width, units)
+    router = np.where(layouts.experts > 1, 2.0 * rows * width * layouts.experts / layouts.tensor, 0.0)
+    outside = _tiled(rows, queries, width) + _tiled(rows, width, width / layouts.tensor) + router
+    return outside + layouts.experts / layouts.expert * mlp
 
 
-def mlp_rows(layouts: Layouts) -> Values:
-    """Tokens that one MLP of a device takes at a time: experts share those of their group."""
-    return tokens(layouts) * layouts.visits * layouts.expert / layouts.experts
+def _tiled(rows: Values, columns: Values, depth: Values) -> Values:
+    """Of rows × depth by depth × columns: the mean of its forward and its two backward products."""
+    sizes = ((rows, columns, depth), (rows, depth, columns), (columns, depth, rows))
+    return np.asarray(sum(_fastest(*each) for each in sizes) / 3.0)
+
+
+def _fastest(rows: Values, columns: Values, depth: Values) -> Values:
+    taken = []
+    for high, wide, speed in TILES:
+        waves = np.ceil(np.ceil(rows / high) * np.ceil(columns / wide) / MULTIPROCESSORS)
+        taken.append(waves * MULTIPROCESSORS * 2.0 * high * wide * depth / speed)
+    return np.asarray(np.min(taken, axis=0))
 
 
 def attention_flops(layouts: Layouts) -> Values:
@@ -214,9 +239,9 @@ def logits(layouts: Layouts) -> Values:
 def odd_vocabulary(layouts: Layouts) -> NDArray[np.bool_]:
     """Whether the vocabulary is no multiple of 8 and nothing pads it: tensor cores then don't work at full speed.
 
-    NVIDIA, "Matrix multiplication background", §2.2. A tensor group's shares are padded to be equal.
+    NVIDIA, "Matrix multiplication background", §2.2. Of a tensor group each device's share counts.
     """
-    result: NDArray[np.bool_] = (layouts.vocabulary % 8 != 0) & (layouts.tensor == 1)
+    result: NDArray[np.bool_] = layouts.vocabulary // layouts.tensor % 8 != 0
     return result
 
 
@@ -232,7 +257,7 @@ def tokens(layouts: Layouts) -> Values:
 
 
 def boundary_bytes(layouts: Layouts) -> Values:
-    """Activations of one micro-batch between two layers."""
+    """Activations of one micro-batch between two layers, which every device of a tensor group has."""
     return HALF * tokens(layouts) * layouts.hidden
 
 
@@ -279,6 +304,8 @@ UPDATE_BYTES = 34.0
 the gradient read and cleared, the half-precision copy written, the norm of gradients."""
 OPERATIONS = 100.0
 """Launched for one layer, forward: about as many as a counted block has; what it takes is fitted."""
+FIRST_OPERATIONS, LAST_OPERATIONS = 15.0, 40.0
+"""The same of the embedding, and of the last norm, the head and the loss, as vTrain's rows on one node show them."""
 
 
 def work_of(layouts: Layouts) -> Work:
@@ -293,10 +320,6 @@ def work_of(layouts: Layouts) -> Work:
     def layers(block: Values | float = 0.0, *, first: Values | float = 0.0, last: Values | float = 0.0) -> Values:
         return np.stack(np.broadcast_arrays(block, first, last, zero)[:3], axis=-1)
 
-    outside, inside = attention_matrix_flops(layouts), mlp_flops(layouts)
-    columns = layouts.hidden / layouts.tensor
-    by_column = (outside + inside) / columns
-    by_output = outside / tokens(layouts) / columns + inside / mlp_rows(layouts) / columns
     experts = np.where(layouts.experts > 1, layouts.experts / layouts.expert * mlp_parameters(layouts), 0.0)
     dense = shared_parameters(layouts) + np.where(layouts.experts > 1, 0.0, mlp_parameters(layouts))
     odd, head = odd_vocabulary(layouts), logit_flops(layouts)
@@ -305,17 +328,15 @@ def work_of(layouts: Layouts) -> Work:
         count=layers(layouts.layers, first=1.0, last=1.0),
         stage=layers(EVENLY, last=layouts.pipeline * layouts.chunks - 1.0),
         device=layers(EVENLY, last=layouts.pipeline - 1.0),
-        product_flop=layers(outside + inside, last=np.where(odd, 0.0, head)),
-        flop_by_column=layers(by_column),
-        flop_by_output=layers(by_output),
+        product_flop=layers(tiled_flops(layouts), last=np.where(odd, 0.0, head)),
         kernels_s=layers(),
         kernels_backward_s=layers(),
         attention_flop=layers(attention_flops(layouts)),
         odd_flop=layers(last=np.where(odd, head, 0.0)),
         traffic_bytes=layers(elementwise_bytes(layouts) + score_bytes(layouts)),
         logits=layers(last=logits(layouts)),
-        operations=layers(OPERATIONS),
-        tensor_operations=layers(layouts.tensor - 1.0),
+        operations=layers(OPERATIONS, first=FIRST_OPERATIONS, last=LAST_OPERATIONS),
+        tensor_operations=layers(np.where(layouts.tensor > 1, 1.0, 0.0)),
         softmax_operations=layers(unfused_softmax(layouts)),
         backward=layers(BACKWARD, first=BACKWARD, last=BACKWARD),
         repeats=layers(layouts.recompute),
@@ -332,7 +353,8 @@ def work_of(layouts: Layouts) -> Work:
         ring_bytes=layers(HALF * tokens(layouts) * keys * layouts.context),
         eight_bit=layers(layouts.fp8),
         eager=layouts.fused_attention,
-        boundary_bytes=boundary_bytes(layouts),
+        # Each device of a tensor group sends a part, and they gather it (Narayanan et al. 2021, §4.1).
+        boundary_bytes=boundary_bytes(layouts) / layouts.tensor,
         gathered_bytes=zero + HALF,
         gradient_bytes=zero + HALF,
         update_bytes=zero + UPDATE_BYTES,
@@ -346,8 +368,6 @@ def work_of(layouts: Layouts) -> Work:
     again = replace(
         made,
         product_flop=half * made.product_flop,
-        flop_by_column=half * made.flop_by_column,
-        flop_by_output=half * made.flop_by_output,
         attention_flop=layers(chosen * np.where(fused, 0.0, attention_flops(layouts))),
         odd_flop=layers(),
         logits=layers(),

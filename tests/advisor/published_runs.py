@@ -14,8 +14,7 @@ import numpy as np
 from analysis.advisor.fit import published_fit
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.machine import machines_of
-from analysis.advisor.step import step_phases
-from analysis.advisor.transformer import model_flops, work_of
+from analysis.advisor.transformer import model_flops
 from launch.sweep import one_run
 
 if TYPE_CHECKING:
@@ -81,8 +80,7 @@ class Run:
         found = []
         for values in itertools.product(*self.free.values()):
             layouts = self.layouts(dict(zip(self.free, values, strict=True)))
-            phases = step_phases(work_of(layouts), layouts, machines_of([hardware]), published_fit().parameters)
-            found.append(float(phases.step_s[0]))
+            found.append(float(published_fit().phases(layouts, machines_of([hardware])).step_s[0]))
         return min(found)
 
 

@@ -183,20 +183,20 @@ def test_a_transformer_follows_what_is_asked_or_refuses_it(capsys: pytest.Captur
 @pytest.mark.slow
 def test_intervals_are_wider_where_less_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
     def half(strategy: str, devices: int, site: str, kept: str = "none") -> float:
-        shape = [*GPT[:-1], "batch_size=1024", f"site={site}"]
+        shape = [*GPT[:-1], "batch_size=1024", f"site={site}", "model.kv_heads=8"]  # kernels that no published step has
         found = answer(capsys, *shape, f"devices={devices}", f"strategy={strategy}")
         rows = [each for each in found["rows"] if each["options"][-1] == f"recompute={kept}"]
         rows = [each for each in rows if "gathered=once" not in each["options"]]
         return math.log(rows[0]["step_high_s"] / rows[0]["step_s"])
 
     fit = published_fit()
-    across = max(fit.half_width, fit.across_half_width)
-    assert half("fsdp", 8, "a100_80gb") == pytest.approx(fit.half_width)
+    inside, across = fit.half_widths[4], fit.half_widths[6]  # of fused attention and unmeasured kernels
+    assert half("fsdp", 8, "a100_80gb") == pytest.approx(inside)
     assert half("fsdp", 16, "a100_80gb") == pytest.approx(across)
     assert half("hsdp", 16, "a100_80gb") == pytest.approx(1.5 * across)
-    assert half("fsdp", 8, "a100_80gb", "selective") == pytest.approx(1.5 * fit.half_width)
+    assert half("fsdp", 8, "a100_80gb", "selective") == pytest.approx(1.5 * inside)
     assert half("fsdp", 512, "a100_80gb") == pytest.approx(1.5 * across)
-    assert half("fsdp", 8, "h100_80gb") == pytest.approx(1.5 * fit.half_width)
+    assert half("fsdp", 8, "h100_80gb") == pytest.approx(1.5 * inside)
 
 
 @pytest.mark.slow

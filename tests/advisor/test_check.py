@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from analysis.advisor.check import Judged, Points, Seen, guesses, judged
-from analysis.advisor.fit import SHEET, fit, half_width, published_fit, values_of
+from analysis.advisor.fit import SHEET, fit, half_width, kernel_errors, kernel_keys, published_fit, values_of
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.machine import machines_of
 from analysis.advisor.measurements import Evidence, layout_keys, read_measured, shipped_files
@@ -114,7 +114,7 @@ def test_a_check_judges_what_advises(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_layouts_that_the_fit_has_seen_are_predicted_without_their_width() -> None:
     """Whatever was measured of them; others by the whole fit."""
-    asked, shipped = evidence(rows=4), published_fit()
+    asked, shipped = evidence(rows=4), msgspec.structs.replace(published_fit(), kernels={})
     without = shipped.parameters | {"product_scale": 10.0}
     odd = msgspec.structs.replace(shipped, without_width={"2048": without})
     known = Seen(layouts=asked.layouts.take(np.array([0])), time_s=asked.time_s[:1])
@@ -125,6 +125,17 @@ def test_layouts_that_the_fit_has_seen_are_predicted_without_their_width() -> No
     doubled = judged(replace(asked, time_s=2 * asked.time_s), known=known, fit=odd)
     assert doubled.predicted_s.tolist() == found.predicted_s.tolist()
     assert [row["also_in_evidence"] for row in found.rows] == same.tolist()
+
+
+def test_what_rows_of_equal_kernels_have_in_common_is_known_of_further_ones() -> None:
+    known = evidence(rows=4)
+    usual = msgspec.structs.replace(published_fit(), kernels={})
+    alike = np.array(kernel_keys(known.layouts)) == kernel_keys(known.layouts)[0]
+    slower = np.where(alike, np.log(1.2), 0.0)
+    seen = msgspec.structs.replace(usual, kernels=kernel_errors(known.layouts, slower))
+    ratio = seen.phases(known.layouts, known.machines).step_s / usual.phases(known.layouts, known.machines).step_s
+    shrunk = 1.2 ** (alike.sum() / (alike.sum() + (5 / 8) ** 2))
+    assert ratio == pytest.approx(np.where(alike, shrunk, 1.0))
 
 
 def test_the_conformal_quantile_is_the_next_order_statistic() -> None:

@@ -46,6 +46,23 @@ def test_parameters_are_exactly_those_that_llm_foundry_counted() -> None:
     assert transformer.parameters(read_measured(path).layouts).tolist() == published
 
 
+def test_vtrains_rows_on_one_node_are_sums_of_a_few_times_per_kernel() -> None:
+    """To the last digit, which no measured step is: so they say nothing about noise, or about what is not additive."""
+    path, several = shipped_files("vtrain")
+    steps = read_measured(path)
+    layouts, per_micro_batch = steps.layouts, steps.layouts.micro_batches
+    assert not layouts.recompute.any()
+    across = read_measured(several).layouts
+    assert across.recompute.all()
+    assert not (across.vocabulary % (128 * across.tensor)).any()
+    alike = (layouts.hidden == 2048) & (layouts.tensor == 8) & (layouts.micro_batch == 1)
+    deep = layouts.layers[alike]
+    terms = np.stack([per_micro_batch[alike] * deep, per_micro_batch[alike], deep, np.ones(len(deep))], axis=1)
+    times = np.linalg.lstsq(terms, steps.time_s[alike], rcond=None)[0]
+    assert len(deep) == 12
+    assert terms @ times == pytest.approx(steps.time_s[alike], rel=1e-9)
+
+
 def test_flops_are_those_that_torch_counts() -> None:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -70,6 +87,15 @@ def test_a_steps_model_flops_are_three_times_the_forwards() -> None:
     forward = layouts.layers * (transformer.matrix_flops(layouts) + transformer.attention_flops(layouts))
     forward = (forward + transformer.logit_flops(layouts)) * layouts.micro_batches
     assert transformer.model_flops(layouts) == pytest.approx(3 * forward)
+
+
+def test_idle_tiles_cost_what_full_ones_do() -> None:
+    """Of 256 × 128 elements, 108 at a time; small or narrow parts of products leave some idle."""
+    full = {"hidden": 256 * 108, "heads": 1, "sequence": 256 * 108, "micro_batch": 1, "global_batch": 1}
+    assert transformer.tiled_flops(one(**full)) == pytest.approx(transformer.matrix_flops(one(**full)))
+    for narrow in ({"hidden": 1024, "heads": 16}, {"hidden": 8192, "heads": 64, "tensor": 64}):
+        layouts = one(**narrow, sequence=1024, micro_batch=1)
+        assert transformer.tiled_flops(layouts) > 1.3 * transformer.matrix_flops(layouts)
 
 
 def test_a_tensor_group_shares_the_products() -> None:
@@ -101,6 +127,11 @@ def test_an_all_reduce_between_nodes_is_bound_by_the_network() -> None:
     """A ring over 8 nodes of 8 leaves a node in 7 of its 63 turns."""
     time = links.all_reduce_s(np.array([8e9]), group(64), tiers())
     assert time == pytest.approx(2 * 63 / 64 * 8e9 / 100e9 + 2 * (56 * 1e-6 + 7 * 1e-5))
+
+
+def test_two_trees_cross_between_two_nodes_once_each_way() -> None:
+    time = links.all_reduce_s(np.array([8e9]), group(16, devices=16), tiers())
+    assert time == pytest.approx(2 * (8e9 / (0.9 * 2 * 100e9) + 1e-5 + 7 * 1e-6))
 
 
 def test_small_all_reduces_climb_a_tree_and_gathers_go_round_the_ring() -> None:

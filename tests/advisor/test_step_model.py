@@ -21,6 +21,7 @@ from analysis.advisor.transformer import (
     matrix_flops,
     routed_bytes,
     score_bytes,
+    tiled_flops,
     work_of,
 )
 from launch.sweep import one_run
@@ -126,10 +127,10 @@ def test_gradients_of_experts_are_reduced_where_the_same_experts_are() -> None:
 
 
 def test_selective_recomputation_repeats_what_its_memory_does_not_keep() -> None:
-    no_host = {"launch_scale": 1e-9, "narrow_width": 1e-9, "few_outputs": 1e-9}
+    no_host = {"launch_scale": 1e-9}
     kept, selective = (step(no_host, global_batch=1, micro_batch=1, selective=each) for each in (0, 1))
     layouts, fitted = one(**LARGE | {"global_batch": 1, "micro_batch": 1}), PRIORS | no_host
-    half = 0.5 * matrix_flops(layouts) / H100.flops_per_s * fitted["product_scale"]
+    half = 0.5 * tiled_flops(layouts) / H100.flops_per_s * fitted["product_scale"]
     moved = elementwise_bytes(layouts) / H100.memory_bytes_per_s * fitted["traffic_scale"]
     repeated = 16 * fitted["eager_slower"] * (half + moved)
     assert selective.compute_s - kept.compute_s == pytest.approx(repeated, rel=1e-6)
