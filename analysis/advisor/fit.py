@@ -540,7 +540,8 @@ class PublishedFit(msgspec.Struct, frozen=True, kw_only=True):
         Whether attention is fused, the job spans nodes, and its kernels were measured.
         """
         measured = np.array([key in self.kernels for key in kernel_keys(layouts)], dtype=bool)
-        return 4 * (layouts.fused_attention > 0) + 2 * (layouts.devices > per_node) + measured
+        kinds: NDArray[np.int64] = 4 * (layouts.fused_attention > 0) + 2 * (layouts.devices > per_node) + measured
+        return kinds
 
 
 INTERVAL_KINDS = 8

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.environments import look, python_of
+from parallelbench.environments import why_not
 from parallelbench.errors import count_of
 from parallelbench.gpu_check.attempts import answer_of
 from parallelbench.gpu_check.results import FailedError, SkippedError
@@ -103,9 +103,8 @@ def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool, bef
 
 def tensorflow(device_type: str, strategy: str, devices: int) -> str:
     """TensorFlow's ranks train like torch's one device, and tell their GPUs' names, energies' owners and peaks."""
-    environment = look(python_of("tensorflow"))
-    if environment.problem or not (environment.on_gpus or device_type == "cpu"):
-        raise SkippedError(f"needs make venv-tensorflow-gpu: {environment.text}")
+    if lacking := why_not("tensorflow", device_type):
+        raise SkippedError(lacking)
     if devices < 2 and strategy != "tf_single":
         raise SkippedError(f"needs two devices; here: {devices}")
     with _results() as results:
