@@ -54,8 +54,6 @@ _SLOWED = {
     0x80: "the power supply",
 }
 """Bits of `gpu_throttle_reasons` (nvml.h) that slow down some runs on a GPU and not others → their cause."""
-_REPORTED_TOGETHER = (Exclusion.OVERSUBSCRIBED.value, Exclusion.DISTURBED.value)
-"""Exclusions with one line for all runs of a kind."""
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
@@ -138,7 +136,6 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_excluded(runs, most=most),
         *disturbed_lines(runs),
         *disturbed_times(runs),
-        *_oversubscribed(runs),
         *_packed(runs),
         *format_skipped(runs.skipped, root=runs.root),
         *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
@@ -158,23 +155,11 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
 
 
 def _excluded(runs: Runs, *, most: int) -> list[str]:
-    gone = facts(runs).drop_nulls("exclusion").filter(~pl.col("exclusion").is_in(_REPORTED_TOGETHER))
+    gone = facts(runs).filter(pl.col("exclusion") != Exclusion.DISTURBED.value)  # which have a line of their own
     alike = gone.group_by("exclusion", "exclusion_detail", maintain_order=True).agg("slug").rows()
     lines = [f"Excluded from all comparisons: {text.listed(slugs)}: {describe(*why)}." for *why, slugs in alike[:most]]
     more = sum(len(slugs) for *_, slugs in alike[most:])
     return lines + ([f"{more} more runs are excluded: see the table of all runs."] if more > 0 else [])
-
-
-def _oversubscribed(runs: Runs) -> list[str]:
-    """Why some configurations have results, but neither times nor an efficiency."""
-    rows = facts(runs).filter(exclusion=Exclusion.OVERSUBSCRIBED.value)
-    if rows.is_empty():
-        return []
-    names = list(rows["configuration"].unique(maintain_order=True))
-    return [
-        f"No time, speed-up or efficiency for {text.listed(names, most=len(names))}: there were more devices than "
-        "cores. Devices took turns on a core, so the times are not those of the strategy."
-    ]
 
 
 def _packed(runs: Runs) -> list[str]:

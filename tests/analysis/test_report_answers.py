@@ -108,7 +108,7 @@ SHARED = pl.when(IN_TWO).then(pl.lit(environment(allocation="shared"))).otherwis
         ("run", {"resumed_after": pl.when(FIRST).then(pl.lit("2"))}, ["{first} was", "resumed after epoch 2."]),
         ("epochs", {"telemetry_flags": pl.when(IN_TWO).then(pl.lit("short sparse"))},
          ["Energy of ddp × 2: epochs under 2 s", "Telemetry of ddp × 2: samples more than 1 s apart"]),
-        ("run", {"oversubscribed": IN_TWO}, ["No time, speed-up or efficiency for ddp × 2: there were more devices"]),
+        ("run", {"oversubscribed": IN_TWO}, ["and 3 more: oversubscribed: more devices than cores."]),
         ("run", UNCHECKED | {"config_json": OFF}, ["(measure.parity=false): ddp × 2."]),
         ("run", UNCHECKED, ["Not comparable with one device, so without a parity check: ddp × 2."]),
         ("run", {"parity_model": pl.when(IN_TWO).then(pl.lit("mlp"))}, ["a smaller model only", " was: ddp × 2."]),
@@ -123,7 +123,7 @@ def test_what_limits_the_numbers_is_told(
     new = [line for line in notes.warnings(runs) if line not in notes.warnings(usual)]
     for words in told:
         assert any(words.format(first=first) in line for line in new), new
-    assert not any("Excluded" in line for line in new), "named once, not run by run"
+    assert sum("Excluded" in line for line in new) <= 1, "named once, not run by run"
 
 
 @pytest.mark.slow
