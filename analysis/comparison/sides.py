@@ -173,8 +173,8 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
     _require_known(across, a, b)
     one, other = Side(a, across), Side(b, across)
     matched = match(one, other)
-    if not isinstance(matched, Matched):
-        raise _refusal(a, b, across, matched)
+    if matched.unlike:
+        raise _refusal(a, b, across)
     _require_two_measurements(matched.rows)
     _require_believable(matched.rows)
     rows, overall = together(tuple(map(_compared, matched.rows)))
@@ -234,15 +234,14 @@ def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
             raise ConfigError(f"--across {name} is no key of these runs; {choices(name, known)}")
 
 
-def _refusal(a: Runs, b: Runs, across: tuple[str, ...], unlike: Differences) -> UnlikeWork:
+def _refusal(a: Runs, b: Runs, across: tuple[str, ...]) -> UnlikeWork:
     """Name everything that differs at once, so that naming it in --across is enough."""
-    matched: Differences | Matched = unlike
-    while not isinstance(matched, Matched):
-        unlike = unlike | matched
-        try:
-            matched = match(Side(a, (*across, *unlike)), Side(b, (*across, *unlike)))
-        except ConfigError:  # a side has several values of these keys
-            return UnlikeWork(unlike, across=())
+    unlike: Differences = {}
+    try:
+        while more := match(Side(a, (*across, *unlike)), Side(b, (*across, *unlike))).unlike:
+            unlike = unlike | more
+    except ConfigError:  # a side has several values of these keys
+        return UnlikeWork(unlike, across=())
     return UnlikeWork(unlike, across=(*across, *unlike))
 
 
@@ -296,6 +295,8 @@ class ComparedRow:
 class Matched:
     """The rows, and the configurations that only one side has."""
 
+    unlike: Differences
+    """What forbids the comparison."""
     rows: tuple[ComparedRow, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
@@ -369,8 +370,8 @@ class Side:
         return f"{configuration} ({group})" if several else configuration
 
 
-def match(a: Side, b: Side) -> Matched | Differences:
-    """Pair the runs of both sides, or return the differences that forbid it."""
+def match(a: Side, b: Side) -> Matched:
+    """Pair the runs of both sides."""
     for name, side in (("the first", a), ("the second", b)):
         _require_one_meaning(side, name)
     shared = [key for key in a.members if key in b.members]
@@ -382,7 +383,7 @@ def match(a: Side, b: Side) -> Matched | Differences:
         unlike = min((nearest(work, others) for work in works), key=len)
     for row in rows:
         unlike = row.pairing.unlike_environments | unlike
-    return unlike or Matched(rows, tuple(map(a.name, only_a)), tuple(map(b.name, only_b)))
+    return Matched(unlike, rows, tuple(map(a.name, only_a)), tuple(map(b.name, only_b)))
 
 
 def _row(a: Side, b: Side, key: str) -> ComparedRow:
