@@ -90,7 +90,7 @@ def _mark_by_cases(items: list[pytest.Item]) -> None:
 def skip_without(items: list[pytest.Item], framework: str) -> None:
     """Skip the tests of a framework where its environment can't be used."""
     marked = [item for item in items if item.get_closest_marker(framework)]
-    if marked and (problem := why_not(framework)):
+    if marked and (problem := why_not(framework, "cpu")):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=problem))
 
