@@ -40,8 +40,8 @@ NAMES = [column.name for column in OF_TOKENS]
 
 
 def layer(name: str, product_flop: float) -> LayerCount:
-    zeros = {field: 0 for field in LayerCount.__struct_fields__ if field != "name"}
-    return msgspec.convert(zeros | {"name": name, "product_flop": product_flop}, LayerCount)
+    nothing: dict[str, Any] = dict.fromkeys(LayerCount.__struct_fields__, 0)
+    return msgspec.convert(nothing | {"name": name, "product_flop": product_flop, "kernels": {}}, LayerCount)
 
 
 COUNTED = encode_counts(

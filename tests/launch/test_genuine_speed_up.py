@@ -11,7 +11,7 @@ import analysis.metrics.disturbance
 from analysis import by, load, summary
 from analysis.claims import judge
 from analysis.comparison import issues
-from analysis.comparison.baseline import against_one_device, refusals
+from analysis.comparison.baseline import against_one_device, refused
 from analysis.comparison.ratio import SpeedVerdict
 from parallelbench.cli import main
 from tests.analysis.test_claims import claim
@@ -35,7 +35,7 @@ def test_one_sweep_has_one_speed_up_everywhere(
     code, text = completed("submit", *sweep, results=tmp_path)
     assert code == 0, text
     runs = load(tmp_path)
-    assert refusals(runs) == []
+    assert refused(runs) == []
     assert [pairing.unlike_environments for pairing in against_one_device(runs).values()] == [{}, {}]
     one, two = summary(runs).to_dicts()
     assert (one["configuration"], two["configuration"]) == ("single × 1", "ddp × 2")
