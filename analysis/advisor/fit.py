@@ -89,10 +89,6 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     "link_scale": (Prior(300 / 235, 0.1, least=1 / 0.95), Prior(1.0, 0.4)),
     # the same between nodes
     "network_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), None),
-    # α of data sheets is NCCL's own for rings (src/graph/tuning.cc): one turn of a collective in a node ÷ α
-    "link_turn_scale": (Prior(1.0, 0.7), None),
-    # the same between nodes
-    "network_turn_scale": (Prior(1.0, 0.7), None),
     # host time of one collective or message
     "message_s": (None, Prior(5e-05, 1.0)),
     # bytes moved per reduced gradient ÷ its own; 2 where halves are sent as singles
@@ -106,7 +102,7 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     # time of what FSDP adds to a layer besides messages ÷ the calibrated one
     "sharding_scale": (None, Prior(1.0, 0.3)),
     # a stage's fixed time to hand over a micro-batch, each way
-    "handover_s": (Prior(0.0003, 0.7), Prior(0.0002, 1.0)),
+    "handover_s": (None, Prior(0.0002, 1.0)),
     # copies of the parameters' bytes that a server makes per worker's step
     "server_copies": (None, Prior(4.0, 0.7)),
     # fixed time of each step

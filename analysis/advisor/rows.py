@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from analysis.advisor.fit import Learnt, PublishedFit
     from analysis.advisor.layouts import Layouts, SuiteCandidate, Values
-    from analysis.advisor.machine import MachineFigures, Machines, TierFigures
+    from analysis.advisor.machine import MachineFigures, Machines
     from analysis.advisor.step import Phases
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Hardware
@@ -193,16 +193,14 @@ def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
         "devices_per_node": float(figures.devices_per_node),
         "launch_s": LAUNCH_S,
         **{f"{tier}_latency_s": LATENCY_S[tier] for tier in LATENCY_S},
-        **{f"{tier.name}_latency_s": _turn_s(tier, scales) for tier in figures.tiers},
+        **{
+            f"{tier.name}_latency_s": tier.latency_s.value
+            for tier in figures.tiers
+            if tier.latency_s.origin == "measured"
+        },
         "crowded": 1.0,
     }
     return made_of({name: [value] for name, value in columns.items()})
-
-
-def _turn_s(tier: TierFigures, scales: Mapping[str, float]) -> float:
-    """A measured turn, from which the fit's is inferred; else that of data sheets."""
-    measured = tier.latency_s.origin == "measured"
-    return tier.latency_s.value / scales[f"{tier.name}_turn_scale"] if measured else LATENCY_S[tier.name]
 
 
 def unpublished(layouts: Layouts) -> NDArray[np.bool_]:

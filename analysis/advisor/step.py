@@ -157,16 +157,16 @@ NEUTRAL: Fitted = {
     **dict.fromkeys(("kernel_scale", "attention_scale", "odd_scale", "traffic_scale", "gradient_scale"), 1.0),
     **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap", "sharded_overlap"), 1.0),
     **dict.fromkeys(("loss_bytes", "tensor_launch_s", "softmax_launch_s"), 0.0),
-    **dict.fromkeys(("message_s", "shard_copies", "sharding_scale", "server_copies"), 0.0),
+    **dict.fromkeys(("message_s", "handover_s", "shard_copies", "sharding_scale", "server_copies"), 0.0),
     "launch_overlap": 6.0,  # whichever is slower decides, smoothly near the crossing
 }
 """What parameters that a fit does not have are: so that they change nothing, where nothing else is said."""
 
 
 def completed(fitted: Mapping[str, Values | float]) -> dict[str, Values | float]:
-    """All parameters; of links that were not told apart those of the node's."""
-    link = dict.fromkeys(("network_scale", "link_turn_scale", "network_turn_scale"), fitted["link_scale"])
-    return {**NEUTRAL, **link, **fitted}
+    """All parameters; where links were not told apart, the node's holds for both tiers, and for turns as for bytes."""
+    turns = 1.0 if "network_scale" in fitted else fitted["link_scale"]
+    return {**NEUTRAL, "network_scale": fitted["link_scale"], "turn_scale": turns, **fitted}
 
 
 def overlapped(first: Values, second: Values, gamma: Values | float) -> Values:
@@ -182,8 +182,8 @@ def links_of(machines: Machines, fitted: Mapping[str, Values | float]) -> Links:
     return Links(
         link_bytes_per_s=machines.link_bytes_per_s / known["link_scale"],
         network_bytes_per_s=machines.network_bytes_per_s / known["network_scale"],
-        link_latency_s=machines.link_latency_s * known["link_turn_scale"],
-        network_latency_s=machines.network_latency_s * known["network_turn_scale"],
+        link_latency_s=machines.link_latency_s * known["turn_scale"],
+        network_latency_s=machines.network_latency_s * known["turn_scale"],
         trees=machines.trees,
     )
 

@@ -172,18 +172,18 @@ def test_regret_is_what_the_choice_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "rows", "mean", "coverage"),
-    [(SINGLE, 986, 0.101, 0.88), (MULTI, 41, 0.08, 0.90), (FOUNDRY, 78, 0.048, 0.95)],
+    ("path", "rows", "mean"),
+    [(SINGLE, 986, 0.08), (MULTI, 41, 0.075), (FOUNDRY, 78, 0.036)],
     ids=["vtrain-one-node", "vtrain-several-nodes", "llm-foundry"],
 )
 def test_published_errors_are_those_in_the_docs(
-    path: Path, rows: int, mean: float, coverage: float, capsys: pytest.CaptureFixture[str]
+    path: Path, rows: int, mean: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the formulas that advise, without the rows' width of model: goals are missed, docs/benchmarks.md says why."""
     found = check(capsys, "--check", str(path))
     assert found["rows"] == rows == len(found["predictions"])
     assert found["mean_error"] <= mean < min(each["mean_error"] for each in found["baselines"].values())
-    assert found["coverage"] >= coverage
+    assert found["coverage"] >= 0.85
     assert (found["fitted_rows"], found["refused_rows"]) == (1105, 0)
     assert all(row["also_in_evidence"] for row in found["predictions"])
     for row in found["predictions"]:

