@@ -90,10 +90,10 @@ def _steers(letter: str, word: str) -> bool:
 
 
 def _refuse_option(verb: argparse.ArgumentParser, name: str, unknown: str) -> None:
-    from launch.sweep.keys import FLAGS
+    from launch.sweep.keys import FLAGS, INSTEAD
 
-    if instead := FLAGS.get(unknown):
-        verb.error(f"{unknown} is an option of Hydra's, which composes here, but starts nothing: {instead}")
+    if unknown in FLAGS:
+        verb.error(f"{unknown} is an option of Hydra's, {INSTEAD}")
     verb.error(f"{unknown} is no option of {name}: {_choices(unknown, verb._option_string_actions)}")
 
 

@@ -381,7 +381,7 @@ def _by_choice(words: dict[str, list[str]]) -> str:
 
 
 def known_words() -> str:
-    """launch/verbs/completion/known.json: what shells offer at TAB, where nothing can be loaded that knows it."""
+    """launch/known.json: what shells offer at TAB, and wrong keys may mean, where nothing is loaded that knows it."""
     own = {key: about for key, about in keys(NOTHING).items() if key == "sweep.name" or not key.endswith(".name")}
     nodes = {key.rpartition(".")[0] for key in own}
     lines = {}
@@ -404,7 +404,7 @@ def _json_lines(content: Mapping[str, object]) -> str:
 
 
 PAGES = {"results.md": results_page, "strategies.md": strategies_page, "commands.md": commands_page}
-PAGES |= {"../launch/verbs/completion/known.json": known_words}
+PAGES |= {"../launch/known.json": known_words}
 SITE_PAGES = {"options.md": options_page, "reliability.md": reliability_page, "seed-figures.md": published_figures.page}
 """Pages that only `make site` has: nobody keeps them."""
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from launch.known import known
 from launch.sweep import expand
 from launch.sweep.compose import group_choices
 from launch.sweep.extension import extension
-from launch.verbs.completion import known
 from parallelbench import cli
 from tests.docs import SITE_PAGES
 

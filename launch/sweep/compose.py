@@ -318,7 +318,7 @@ def _raise_unknown(overrides: Sequence[str], conf: Path | None, later: Sequence[
     refused = Refusals()
     for key in (*given, *later):
         if not _exists(key, node):
-            refused.add(unknown_key(key, node, conf))
+            refused.add(unknown_key(key, node))
     refused.raise_any()
 
 

@@ -245,7 +245,7 @@ class _Composer:
         for key, value in point.items():
             if key not in self._groups:
                 with refused:
-                    _set(plain, key, value, self.extension.conf)
+                    _set(plain, key, value)
         refused.raise_any()
         return resolve(plain) if ready.refers or "${" in str(point) else plain
 
@@ -274,13 +274,13 @@ class _Ready:
     """Whether it has references (`${…}`) that the keys of a point may change."""
 
 
-def _set(plain: Plain, key: str, value: Any, conf: Path | None = None) -> None:
+def _set(plain: Plain, key: str, value: Any) -> None:
     """Set a key of a configuration whose nodes others share: those on the way are copied."""
     *parents, last = key.split(".")
     node: Any = plain
     for part in [*parents, last]:
         if not isinstance(node, dict) or part not in node:
-            raise ConfigError(unknown_key(key, plain, conf))
+            raise ConfigError(unknown_key(key, plain))
         if part is not last:
             node[part] = dict(node[part]) if isinstance(node[part], dict) else node[part]
             node = node[part]

@@ -64,7 +64,7 @@ def explain(names: Sequence[str], extension: Extension) -> int:
                 node = tree
                 for part in key.split("."):
                     node = node.setdefault(part, {})
-            raise ConfigError(unknown_key(name, tree, extension.conf))
+            raise ConfigError(unknown_key(name, tree))
     if not names:
         shown = {name: each for name, each in known.items() if not only or name.partition(".")[0] in only}
         width = max(map(len, shown), default=0)

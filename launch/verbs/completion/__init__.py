@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import conf
+from launch.known import known
 from launch.verbs.arguments import command_line_parser
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 def complete(shell: str, words: Sequence[str] | None) -> int:
@@ -187,15 +186,6 @@ def _listed(words: Iterable[str], current: str) -> Iterator[str]:
 
 
 _CONF = Path(next(iter(conf.__path__)))
-KNOWN = Path(__file__).with_name("known.json")
-"""Keys and other words; written by `python -m tests.docs`."""
-
-
-@cache
-def known() -> Mapping[str, Any]:
-    """Keys with the choices that have them and their values, the default choices, and words by placeholder."""
-    content: Mapping[str, Any] = json.loads(KNOWN.read_bytes())
-    return content
 
 
 def choices_of(group: str, own: Path | None) -> list[str]:
