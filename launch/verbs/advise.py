@@ -251,36 +251,19 @@ def advise(
     whole: bool,
     as_json: bool,
 ) -> int:
-    """Do what the options ask: check predictions, measure in a loop, or recommend."""
+    """Print what to do, how sure that is, and what to measure next; with `whole` every layout too, and why others can't
+    be. `check`: errors of predictions instead; `rounds`: after so many rounds of measuring.
+    """
+    from analysis.advisor.advice import ranked, sentence
     from launch.verbs import advice_errors
 
     if check is not None:
         return advice_errors.advise(overrides, extension, check=check, known=known, as_json=as_json)
-    if rounds is None:
-        asks = {"known": known, "objective": objective, "budget_h": budget_h, "whole": whole, "as_json": as_json}
-        return recommend(overrides, extension, **asks)  # type: ignore[arg-type]
-    if as_json:
-        raise ConfigError("--json answers once, and --loop several times: ask with --json after the loop")
-    return loop(overrides, extension, rounds=rounds, known=known, objective=objective, budget_h=budget_h)
-
-
-def recommend(
-    overrides: Sequence[str],
-    extension: Extension,
-    *,
-    known: Sequence[str],
-    objective: str,
-    budget_h: float | None,
-    whole: bool = False,
-    as_json: bool = False,
-) -> int:
-    """Print what to do, how sure that is, and what to measure next; with `whole` every layout too, and why others can't
-    be.
-    """
-    from analysis.advisor.advice import ranked, sentence
-
-    wanted = objective_of(objective)
-    question = asked(overrides, extension)
+    question, wanted = asked(overrides, extension), objective_of(objective)
+    if rounds is not None:
+        if as_json:
+            raise ConfigError("--json answers once, and --loop several times: ask with --json after the loop")
+        known, budget_h = loop(question, wanted, rounds=rounds, known=known, budget_h=budget_h), None
     answer = answered(question, known)
     if wanted == "energy" and not any(row.power_w is not None for row in answer.rows):
         raise ConfigError(
@@ -288,11 +271,10 @@ def recommend(
             "sampled energy with --from RESULTS"
         )
     rows = ranked(answer.rows, wanted)
-    text = sentence(rows, wanted)
     proposal = None if budget_h is None else proposal_of(question, rows, wanted, budget_h)
     if as_json:
         plain = {"rows": [row.as_dict() for row in rows], "impossible": [each.as_dict() for each in answer.impossible]}
-        said = {"advice": text, "notes": answer.notes, "objective": wanted, "next_runs": proposal}
+        said = {"advice": sentence(rows, wanted), "notes": answer.notes, "objective": wanted, "next_runs": proposal}
         when = {"starts": [asdict(each) for each in starts(question, rows)[0]]}
         print(json.dumps(plain | said | when | {"figures": asdict(answer.figures)}))
         return 0
@@ -356,28 +338,37 @@ class Question:
 
 def asked(overrides: Sequence[str], extension: Extension) -> Question:
     """Read the overrides; raises `ConfigError` for lists of anything but strategy and devices."""
-    rest, gpt = _without_gpt(overrides, extension)
-    tokens = None if gpt is None else gpt.pop(TOKENS, None)
-    parsed = parse(rest, extension.conf)
-    axes = {each.key_or_group: values_of(each) for each in parsed if each.key_or_group in ("devices", "strategy")}
-    others = [each for each in parsed if each.key_or_group not in axes]
-    for each in others:
-        if each.is_sweep_override() or each.key_or_group == "sweep":
+    own = extension.conf is not None and (extension.conf / "model" / f"{GPT}.yaml").is_file()
+    by_formula = f"model={GPT}" in overrides and not own
+    parsed = parse([text for text in overrides if not (by_formula and text == f"model={GPT}")], extension.conf)
+    options: dict[str, Any] = {}
+    axes: dict[str, list[Any]] = {}
+    others: list[Override] = []
+    for each in parsed:
+        key = each.key_or_group
+        if key in ("devices", "strategy"):
+            axes[key] = values_of(each)
+        elif each.is_sweep_override() or key == "sweep":
             raise ConfigError(
                 f"{each.input_line} asks for several runs: advise takes lists of devices and strategy only; choose one"
             )
-    if gpt is not None:
+        elif by_formula and (key.startswith("model.") or key == TOKENS):
+            options[key.removeprefix("model.")] = each.value()
+        else:
+            others.append(each)
+    tokens = options.pop(TOKENS, None)
+    if by_formula:
         _require_formula(others)
     named = axes.get("strategy") or list(group_choices(extension.conf)["strategy"])
     kept = [str(each.input_line) for each in others]
     return Question(
-        bases=_bases(kept, ["single"] if gpt is not None else [str(name) for name in named], extension),
+        bases=_bases(kept, ["single"] if by_formula else [str(name) for name in named], extension),
         devices=_counts(axes["devices"]) if "devices" in axes else None,
         given=frozenset(each.key_or_group for each in parsed),
         overrides=kept,
-        gpt=gpt,
+        gpt=options if by_formula else None,
         gpt_tokens=None if tokens is None else _tokens(tokens),
-        gpt_strategies=_gpt_strategies(axes["strategy"]) if gpt is not None and "strategy" in axes else None,
+        gpt_strategies=_gpt_strategies(axes["strategy"]) if by_formula and "strategy" in axes else None,
         extension=extension,
     )
 
@@ -420,26 +411,6 @@ def _counts(values: Sequence[Any]) -> list[int]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"devices={value} is no number of devices: choose whole numbers from 1 on")
     return sorted(set(values))
-
-
-def _without_gpt(overrides: Sequence[str], extension: Extension) -> tuple[list[str], dict[str, Any] | None]:
-    """The overrides without those of a transformer, and its options with `TOKENS`; None: another model, or one's own
-    of that name.
-    """
-    own = extension.conf is not None and (extension.conf / "model" / f"{GPT}.yaml").is_file()
-    if f"model={GPT}" not in overrides or own:
-        return list(overrides), None
-    options: dict[str, Any] = {}
-    rest = []
-    for override in parse([text for text in overrides if text != f"model={GPT}"], extension.conf):
-        group, _, key = override.key_or_group.partition(".")
-        if (group == "model" and key) or override.key_or_group == TOKENS:
-            if override.is_sweep_override():
-                raise ConfigError(f"{override.input_line} asks for several values: choose one")
-            options[TOKENS if group == "data" else key] = override.value()
-        else:
-            rest.append(str(override.input_line))
-    return rest, options
 
 
 WIDTH = 80
@@ -665,15 +636,16 @@ def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, b
         )
     run = question.bases[0]
     found = proposed(rows, objective, budget_s=3600.0 * budget_h, most_devices=_most_devices(run))
-    common = [(text.partition("=")[0], text.partition("=")[2]) for text in question.overrides]
     folder = Path(run.results).expanduser() / "advice"
     place = folder / "sweep" / "next_runs.yaml"
     if found.rows:
         import yaml
 
+        words = (text.partition("=") for text in question.overrides)
+        common = [(key, yaml.safe_load(value)) for key, _, value in words]
         _copy_conf(question.extension.conf, folder)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(yaml.safe_dump(sweep_of(found, _plain(common), name="next_runs"), sort_keys=False))
+        place.write_text(yaml.safe_dump(sweep_of(found, common, name="next_runs"), sort_keys=False))
     return {
         "file": str(place) if found.rows else None,
         "command": shlex.join(_submit(folder, question.extension.plugin)) if found.rows else None,
@@ -699,13 +671,6 @@ def _submit(folder: Path, plugin: str | None) -> list[str]:
     return ["parallelbench", "submit", "--conf", str(folder), *own, "sweep=next_runs"]
 
 
-def _plain(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, Any]]:
-    """Values as YAML reads them."""
-    import yaml
-
-    return [(key, yaml.safe_load(text)) for key, text in pairs]
-
-
 def _most_devices(run: RunConfig) -> int | None:
     """Devices that runs can be measured on: this machine's, or a site's."""
     if run.site.name != "default":
@@ -722,18 +687,11 @@ DEFAULT_BUDGET_H = 1.0
 
 
 def loop(
-    overrides: Sequence[str],
-    extension: Extension,
-    *,
-    rounds: int,
-    known: Sequence[str],
-    objective: str,
-    budget_h: float | None,
-) -> int:
-    """Print of each round what was said of its runs and what they took, and in the end the advice."""
+    question: Question, wanted: Objective, *, rounds: int, known: Sequence[str], budget_h: float | None
+) -> list[str]:
+    """Print of each round what was said of its runs and what they took; returns what is known then."""
     from analysis.advisor.advice import ranked
 
-    question, wanted = asked(overrides, extension), objective_of(objective)
     if wanted == "memory":
         raise ConfigError("--loop measures times: choose --objective time, gpu_hours or energy")
     if not launcher_of(question.bases[0]).trains_here:
@@ -752,7 +710,7 @@ def loop(
         given = list(dict.fromkeys([*known, str(folder)]))
         before, rows = rows, ranked(answered(question, given).rows, wanted)
         console().print(listing(("measured", "said", "took", "error"), list(errors(before, rows))), crop=False)
-    return recommend(overrides, extension, known=given, objective=objective, budget_h=None)
+    return given
 
 
 def _measured_round(
