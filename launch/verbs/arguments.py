@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Verb:
@@ -44,33 +43,19 @@ def _plugin(text: str = "your own package, by name or path; YAML may name its cl
     return _value("--plugin", "PACKAGE", text)
 
 
-def _hours(text: str) -> float:
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = -1.0
-    if not 0 <= hours < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a number of hours, e.g. 100")
-    return hours
+def _positive(what: str, number: Callable[[str], float] = float) -> Callable[[str], float]:
+    """Reads a number above 0, which may end in h; `what` says which, with an example."""
 
+    def read(text: str) -> float:
+        try:
+            value = number(text.removesuffix("h"))
+        except ValueError:
+            value = 0
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not valid: expected {what}")
+        return value
 
-def _accuracy(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a test accuracy, e.g. 0.95") from None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a whole number above 0, e.g. 64")
-    return int(text)
-
-
-def _device_hours(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?h?", text) or not float(text.removesuffix("h")):
-        raise argparse.ArgumentTypeError(f"{text} is not valid: expected device-hours above 0, e.g. 20h")
-    return float(text.removesuffix("h"))
+    return read
 
 
 _EPILOG = """
@@ -133,7 +118,7 @@ VERBS = {
             "--max-gpu-hours",
             "H",
             "submit nothing if GPUs × time limits × launcher.attempts are more than H hours",
-            type=_hours,
+            type=_positive("a number of hours, e.g. 100"),
         ),
         Argument(
             "--then",
@@ -168,7 +153,7 @@ VERBS = {
             "--target",
             "SHARE",
             "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for",
-            type=_accuracy,
+            type=float,
         ),
         _value("--figure", "NAME", "only this figure, as PDF, SVG and PNG for a paper"),
         _value("--panel", "WORDS", "only its panels whose headings hold these words"),
@@ -284,9 +269,15 @@ VERBS = {
             "20h",
             "propose runs to measure in so many device-hours, as a sweep file",
             dest="budget_h",
-            type=_device_hours,
+            type=_positive("device-hours above 0, e.g. 20h"),
         ),
-        _value("--loop", "N", "propose runs, train them and fit anew, at most N times", dest="rounds", type=_count),
+        _value(
+            "--loop",
+            "N",
+            "propose runs, train them and fit anew, at most N times",
+            dest="rounds",
+            type=_positive("a whole number above 0, e.g. 64", int),
+        ),
         _value(
             "--check", "PATH", "print the errors on a folder of runs, or a CSV in vTrain's or llm-foundry's columns"
         ),
