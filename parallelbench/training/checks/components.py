@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
+import random
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._mode_utils import no_dispatch
@@ -294,6 +295,12 @@ def _drawing() -> Iterator[list[str]]:
     mode.names += [name for name, state in _generators().items() if state != before[name]]
 
 
-def _generators() -> dict[str, bytes]:
-    with no_dispatch():  # not even among tensors without values does torch's have none
-        return {name: pickle.dumps(state) for name, state in Generators().state().items()}
+def _generators() -> dict[str, object]:
+    algorithm, key, *rest = np.random.get_state()
+    with no_dispatch():  # not even among tensors without values does this one have none
+        of_torch = torch.get_rng_state().numpy().tobytes()
+    return {
+        "torch": of_torch,
+        "numpy": (algorithm, np.asarray(key).tobytes(), *rest),
+        "random": random.getstate(),
+    }
