@@ -5,8 +5,7 @@ nothing, but everything else is the suite's and torch's own: meshes, sharding, h
 Updates are those of GPUs (fused, where torch can). Whatever would make the host wait for a GPU, reading a value, is an
 error in a step, unless the strategy waits by design.
 
-Tensors are real, on the CPU. Tensors without values (`FakeTensorMode`) are no choice here: without a GPU torch has no
-backward pass for those on CUDA, and DDP's reducer needs memory.
+Tensors are real, on the CPU; or, of cases `on_gpus`, without values, on the rank's own GPUs (`tests.fake_devices`).
 
 Input: a JSON list of cases on stdin. Output: a JSON list of texts, "ok" or what failed.
 """
@@ -20,13 +19,16 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from launch.sweep import one_run
 from parallelbench.config.check import check_run
@@ -36,15 +38,18 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.variants import waits_by_design
 from parallelbench.optim.optimizers import FirstOrder
-from parallelbench.strategies import mesh
+from parallelbench.strategies import mesh, pipeline
 from parallelbench.strategies.data_parallel import DdpStrategy
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
+from tests.fake_devices import without_values
+from tests.scripted_cuda import ScriptedCuda
 
 STEPS = 2
 PRELOADED = (
-    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining"),
-    *("torch.distributed.optim", "torch.nn.parallel", "torch._subclasses.fake_tensor", "torch.utils.flop_counter"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining"),
+    *("torch.distributed.optim", "torch.nn.parallel"),
+    *("torch._subclasses.fake_tensor", "torch.utils.flop_counter"),
     *("parallelbench.strategies.tensor.shards", "parallelbench.strategies.pipeline.stages"),
     "parallelbench.strategies.expert.exchange",
     *("parallelbench.strategies.servers.servers", "parallelbench.strategies.lbfgs.sandblaster"),
@@ -79,14 +84,16 @@ def tried(case: dict[str, Any]) -> str:
         check_run(run, "cuda")
     except ConfigError as error:
         return f"refused: {error}"
-    return _forked(run, case["rank"], case["size"])
+    if case.get("on_gpus"):
+        return _forked(_trained, _drive_on_gpus, run, case["rank"], run.strategy.processes(run, "cuda"))
+    return _forked(_trained, _drive, run, case["rank"], case["size"])
 
 
-def _trained(run: RunConfig, rank: int, size: int) -> str:
+def _trained(drive: Callable[[RunConfig, int, int], None], run: RunConfig, rank: int, size: int) -> str:
     if size > 1:
         dist.init_process_group("fake", rank=rank, world_size=size)
     try:
-        _drive(run, World(rank=rank, size=size, local_rank=rank))
+        drive(run, rank, size)
     except Exception as error:
         if "-v" in sys.argv:
             traceback.print_exc()
@@ -97,13 +104,13 @@ def _trained(run: RunConfig, rank: int, size: int) -> str:
     return "ok"
 
 
-def _forked(run: RunConfig, rank: int, size: int) -> str:
+def _forked(trained: Callable[..., str], *arguments: Any) -> str:
     """What came of a rank in a process of its own: DTensor remembers the groups of the first mesh of a shape."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         signal.alarm(PATIENCE_S)
         torch.set_num_threads(1)  # replaces the parent's pool of threads, for which autograd's threads would race
-        os.write(writing, _trained(run, rank, size).encode()[:4096])
+        os.write(writing, trained(*arguments).encode()[:4096])
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
@@ -116,7 +123,8 @@ def _without_answer(code: int) -> str:
     return f"no answer within {PATIENCE_S} s" if code == -signal.SIGALRM else f"its process ended with code {code}"
 
 
-def _drive(run: RunConfig, world: World) -> None:
+def _drive(run: RunConfig, rank: int, size: int) -> None:
+    world = World(rank=rank, size=size, local_rank=rank)
     torch.manual_seed(0)
     replica = run.strategy.prepare(build_model(run), run, world)
     for _ in range(STEPS):
@@ -134,6 +142,46 @@ def _drive(run: RunConfig, world: World) -> None:
     again.close()
 
 
+def _drive_on_gpus(run: RunConfig, rank: int, size: int) -> None:
+    """Steps, an evaluation and a checkpoint of a rank whose tensors are on GPUs, and without values."""
+    here, own = size // run.nodes, run.devices // size
+    first = rank % here * own
+    gpus = tuple(torch.device("cuda", index) for index in range(first, first + own))
+    world = World(rank=rank, size=size, local_rank=rank % here, device_type="cuda", devices=gpus)
+    model = build_model(run)
+    with without_values(first), pytest.MonkeyPatch.context() as patched, _meshes_with_values():
+        ScriptedCuda().install(patched)
+        replica = run.strategy.prepare(model, run, world)
+        for _ in range(STEPS):
+            result = replica.step(_batch(run, replica, world.device))
+            if result is not None:
+                assert result.tensor().shape == (2,)
+        replica.evaluate([_batch(run, replica, world.device)])
+        replica.load_local_state(replica.local_state())
+        replica.step(_batch(run, replica, world.device))
+        replica.close()
+
+
+@contextmanager
+def _meshes_with_values() -> Iterator[None]:
+    """A mesh is made of ranks' numbers, which are read."""
+
+    def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            with _disable_current_modes():
+                return function(*arguments, **options)
+
+        return called
+
+    with (
+        mock.patch.object(mesh, "_new_mesh", outside(mesh._new_mesh)),
+        mock.patch.object(DeviceMesh, "__getitem__", outside(DeviceMesh.__getitem__)),
+        mock.patch.object(DeviceMesh, "__init__", outside(DeviceMesh.__init__)),
+        mock.patch.object(pipeline, "position_in", outside(mesh.position_in)),
+    ):
+        yield
+
+
 def _flat(state: Any) -> Any:
     """Plain values, to compare."""
     if isinstance(state, torch.Tensor):
@@ -143,14 +191,14 @@ def _flat(state: Any) -> Any:
     return [_flat(value) for value in state] if isinstance(state, (list, tuple)) else state
 
 
-def _batch(run: RunConfig, replica: Replica) -> Batch:
+def _batch(run: RunConfig, replica: Replica, device: torch.device | None = None) -> Batch:
     shard = replica.data_shard
     size = run.global_batch_size // shard.count
     dtype = torch.float64 if run.precision == "fp64" else torch.float32
-    images = torch.rand(size, *run.data.shape, dtype=dtype) if shard.images else None
+    images = torch.rand(size, *run.data.shape, dtype=dtype, device=device) if shard.images else None
     if images is not None and run.data.kind == "tokens":
         images = images.long()
-    labels = torch.zeros(size, *run.data.label_shape, dtype=torch.int64) if shard.labels else None
+    labels = torch.zeros(size, *run.data.label_shape, dtype=torch.int64, device=device) if shard.labels else None
     return Batch(images, labels, size)
 
 

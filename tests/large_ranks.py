@@ -10,16 +10,14 @@ import gc
 import json
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launch.sweep import one_run
@@ -29,7 +27,7 @@ from parallelbench.strategies.state import local
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import new_model
 from parallelbench.world.world import World
-from tests.fake_ranks import _batch
+from tests.fake_ranks import _batch, _meshes_with_values
 
 
 class HostMemory(TorchDispatchMode):
@@ -70,8 +68,7 @@ def counted(overrides: list[str]) -> dict[str, int]:
     dist.init_process_group("fake", rank=0, world_size=run.devices)
     with (
         mock.patch.object(mesh, "_set_run_timeout"),  # fake groups never wait
-        mock.patch.object(mesh, "_new_mesh", _with_values(mesh._new_mesh)),
-        mock.patch.object(DeviceMesh, "__getitem__", _with_values(DeviceMesh.__getitem__)),
+        _meshes_with_values(),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
         model = new_model(run)
@@ -84,16 +81,6 @@ def counted(overrides: list[str]) -> dict[str, int]:
         own, _ = replica.trained()  # type: ignore[attr-defined]
         share = sum(local(each).nbytes for each in own.parameters())
     return {"whole": whole, "share": share, "layer": max(layers), "peak": memory.most}
-
-
-def _with_values(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A mesh is made of ranks' numbers, which are read."""
-
-    def called(*arguments: Any) -> Any:
-        with _disable_current_modes():
-            return function(*arguments)
-
-    return called
 
 
 if __name__ == "__main__":

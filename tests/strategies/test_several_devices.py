@@ -1,21 +1,11 @@
-"""One process that drives several GPUs: what is on which device, on CUDA tensors without values.
-
-torch has no backward pass for these without a GPU, so gradients are put where backward would leave them.
-"""
+"""One process that drives several GPUs: what is on which device, on CUDA tensors without values."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-from unittest import mock
 
 import msgspec
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
 from launch.sweep import one_run
 from parallelbench.config.check import check_run
@@ -28,38 +18,9 @@ from parallelbench.training.checks.before_training import Initial
 from parallelbench.training.observers import Copies
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
+from tests.fake_devices import without_values
 
 GPUS = 2
-
-
-class AnyNumber(TorchDispatchMode):
-    """The host reads 1 wherever it asks a tensor for a number: there are no values."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name == "aten::_local_scalar_dense":
-            return 1.0 if args[0].is_floating_point() else 1
-        return True if func._schema.name == "aten::equal" else func(*args, **(kwargs or {}))
-
-
-def moved(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """In place of `Module._apply`, which wants to swap the memory of parameters that have none."""
-    for child in module.children():
-        moved(child, function)
-    for name, parameter in module.named_parameters(recurse=False):
-        module.register_parameter(name, nn.Parameter(function(parameter.detach()), parameter.requires_grad))
-    for name, buffer in module.named_buffers(recurse=False):
-        setattr(module, name, function(buffer))
-    return module
-
-
-@contextmanager
-def without_values() -> Iterator[None]:
-    with (
-        mock.patch.object(nn.Module, "_apply", moved),
-        FakeTensorMode(allow_non_fake_inputs=True),
-        AnyNumber(),
-    ):
-        yield
 
 
 def on_gpus(*overrides: str) -> RunConfig:
@@ -106,8 +67,7 @@ def train(model: nn.Sequential, run: RunConfig) -> None:
     module, _ = replica.trained()
     assert {parameter.device for parameter in module.parameters()} == set(devices)
     initial.finding(replica)
-    with mock.patch.object(replica, "_backward", side_effect=lambda _loss: put_gradients(module)):
-        results = [replica.step(batch_of(run)) for _ in range(2)]
+    results = [replica.step(batch_of(run)) for _ in range(2)]
     assert results[0] is not None
     assert results[1] is not None
     (results[0] + results[1]).tolist()
@@ -122,9 +82,3 @@ def train(model: nn.Sequential, run: RunConfig) -> None:
         assert {tensor.device.type for tensor in tensors.values()} == {"cpu"}
     replica.take_norms()
     replica.load_local_state(replica.local_state())
-
-
-def put_gradients(module: nn.Module) -> None:
-    """As backward would leave them."""
-    for parameter in module.parameters():
-        parameter.grad = torch.ones_like(parameter)
