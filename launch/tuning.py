@@ -23,7 +23,7 @@ from launch.attempt.processes import before_the_program, environment
 from launch.launcher import check_data, launcher_of
 from launch.sweep.compose import compose_plain, group_choices, resolve
 from launch.sweep.expansion import single
-from parallelbench.config.build import build, from_mapping, to_mapping
+from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.check import check_run
 from parallelbench.config.identity import by_first_name, canonical_json, run_id
 from parallelbench.config.plugin import plugin_of
@@ -321,6 +321,5 @@ def _stages(run: RunConfig, device_type: str, keys: set[str]) -> list[list[Patch
 
 
 def _loaders() -> list[dict[str, Any]]:
-    """The suite's loaders that need no files of their own."""
-    nodes = [resolve(compose_plain([f"loader={name}"]))["loader"] for name in group_choices(None)["loader"]]
-    return [node for node in nodes if not build(node, "loader").writes_files]
+    """The suite's loaders."""
+    return [resolve(compose_plain([f"loader={name}"]))["loader"] for name in group_choices(None)["loader"]]

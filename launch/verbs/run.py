@@ -6,7 +6,6 @@ import os
 import shlex
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from launch.launcher import SubmitOptions, launcher_of, prepare_all, states_below
@@ -152,9 +151,7 @@ def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
     from parallelbench.data.prepare import prepare
 
     planned = one_run(overrides, extension, instead="prepare one data set at a time").run
-    folder = planned.site.data_folder
-    for part in (partial(prepare, planned.data), partial(planned.loader.prepare, planned.data)):
-        part(folder, progress=lambda text: console().print(text, highlight=False))
+    prepare(planned.data, planned.site.data_folder, progress=lambda text: console().print(text, highlight=False))
     return 0
 
 

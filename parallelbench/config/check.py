@@ -158,11 +158,6 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         f"{', '.join(SELECTING)}; epochs=0 prepares alone",
         ("preprocess.recipe",),
     )
-    yield (
-        run.epochs and run.loader.writes_files,
-        f"loader={run.loader.name} reads files of its own, not what was prepared",
-        ("loader=resident",),
-    )
 
 
 def _undone(chosen: Preprocess) -> Iterator[str]:

@@ -74,6 +74,9 @@ class Data(Component, frozen=True, kw_only=True):
     flip: ClassVar[bool]
     """Whether an image means the same when it is flipped horizontally: a cat does, a digit doesn't."""
 
+    made_by_prepare: ClassVar[bool] = False
+    """Whether `parallelbench prepare` makes its files; if not, whoever owns the class writes them."""
+
     augment: bool
     """Shift training images by up to `image_size // 8` pixels; flip half of them where `flip` allows it."""
 
@@ -140,11 +143,6 @@ class Data(Component, frozen=True, kw_only=True):
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Prepared files that are missing; empty: ready to load."""
 
-    @property
-    def made_by_prepare(self) -> bool:
-        """Whether `parallelbench prepare` makes its files; if not, whoever owns the class writes them."""
-        return False
-
     def require_files(self, data_dir: Path) -> None:
         """Raise `ConfigError`, with the place of the files and who writes them, where some are missing."""
         missing = self.missing_files(data_dir)
@@ -168,12 +166,8 @@ class Data(Component, frozen=True, kw_only=True):
         return ()
 
     def fingerprint(self, data_dir: Path) -> str | None:
-        """Hexadecimal digits that identify the arrays without reading them; None: they can't be identified so."""
+        """Hexadecimal digits that identify what the arrays hold; None: the arrays are read for them."""
         return None
-
-    def stored_files(self, data_dir: Path) -> dict[Path, str]:
-        """The files that hold the arrays → the sha256 that `fingerprint` says they have; empty: it needs no file."""
-        return {}
 
     @abstractmethod
     def load(self, data_dir: Path) -> Arrays:
@@ -223,21 +217,6 @@ class Loader(Component, frozen=True, kw_only=True):
 
     feeds: ClassVar[tuple[Kind, ...]] = ("images",)
     """Kinds of samples that it can feed; labels at positions go with tokens."""
-    writes_files: ClassVar[bool] = False
-    """Whether `prepare` writes anything."""
-
-    def prepare(self, data: Data, data_dir: Path, *, progress: Callable[[str], None] = print) -> None:
-        """Write the files that this loader needs besides the prepared data set, unless they exist; most need none."""
-
-    def load(self, data: Data, data_dir: Path) -> Arrays:
-        """Open the arrays that batches are taken from; `ConfigError` where they are missing or damaged."""
-        return data.load(data_dir)
-
-    def arrays(self, data: Data, data_dir: Path) -> Arrays:
-        """What `load` opens, held against what the data set declares: `ConfigError` where they differ."""
-        from parallelbench.config.dataset_check import checked
-
-        return checked(data, self.load(data, data_dir))
 
     @abstractmethod
     def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:

@@ -8,7 +8,7 @@ processes at once the second finds the data there.
 from __future__ import annotations
 
 import errno
-import hashlib
+import json
 import secrets
 import shutil
 import socket
@@ -24,19 +24,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.config.sites import prepare_line
-from parallelbench.data.content import CONTENT_DIGITS, OwnFiles, is_name
-from parallelbench.data.text import OwnText, Text, is_text_name, write_text
-from parallelbench.data.torchvision import (
-    MANIFEST,
-    PREPARED_VERSION,
-    ArrayEntry,
-    DatasetManifest,
-    PreparedData,
-    fingerprint_of,
-    read_manifest,
-)
+from parallelbench.data.content import OwnContent, file_digest, named
+from parallelbench.data.text import Text, file_of, stored_sha256, write_text
+from parallelbench.data.torchvision import MANIFEST, PreparedData, fingerprint_of
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.results.files import sync
+from parallelbench.results.files import read_record, sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +58,7 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
         data.require_files(root)
         progress(f"{data.name}: needs no preparation")
         return
-    if data.files is not None and not is_name(data.files):
+    if data.files is not None and named(data.files, 2) is None:
         _prepare_own(data, Path(data.files).expanduser(), root, progress=progress)
         return
     if is_complete(data, root):
@@ -79,8 +71,6 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
         )
     with storage_errors(root):
         (root / "raw").mkdir(parents=True, exist_ok=True)
-        for folder in (root, root / "raw"):
-            remove_stale(folder)
         md5, arrays = _published(data, root / "raw", progress=progress)
         _check(data, arrays, "torchvision.datasets", "install the torchvision that constraints.txt names")
         with temporary_folder(root, data.folder) as temporary:
@@ -95,16 +85,13 @@ def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Call
     progress(f"{data.name}: reading {source}")
     arrays = _own_arrays(data, source)
     md5 = {source.name: file_digest(source, "md5")}
-    with storage_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        remove_stale(root)
-        with temporary_folder(root, data.folder) as temporary:
-            sized = with_sizes(data, arrays)
-            content = fingerprint_of(write(sized, arrays, temporary, md5=md5, progress=progress))
-            named = with_sizes(data, arrays, content)
-            _publish(named, temporary, root=root)
-    progress(f"{data.name}: ready in {named.prepared_dir(root)}, as arrays of your own")
-    progress(f"{data.name}: train on them with data={data.name} data.files={named.files}")
+    with storage_errors(root), temporary_folder(root, data.folder) as temporary:
+        sized = with_sizes(data, arrays)
+        content = fingerprint_of(write(sized, arrays, temporary, md5=md5, progress=progress))
+        own = with_sizes(data, arrays, content)
+        _publish(own, temporary, root=root)
+    progress(f"{data.name}: ready in {own.prepared_dir(root)}, as arrays of your own")
+    progress(f"{data.name}: train on them with data={data.name} data.files={own.files}")
 
 
 _OF_NUMPY = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, tokenize.TokenError)
@@ -139,32 +126,29 @@ def _own_arrays(data: PreparedData, path: Path) -> Arrays:
 
 def _prepare_text(path: str, root: Path, *, progress: Callable[[str], None]) -> None:
     """Join a user's own text in a folder that is named after its content; says how runs name it."""
-    if is_text_name(path):
-        OwnText.named(path).manifest(root)
-        progress(f"text: ready in {OwnText.named(path).folder(root)}")
+    if own := named(path, 1):
+        stored_sha256(own, root)
+        progress(f"text: ready in {file_of(own, root).parent}")
         return
     progress(f"text: reading {path}")
-    with storage_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        remove_stale(root)
-        with temporary_folder(root, "text") as temporary:
-            own = write_text(Path(path).expanduser(), temporary)
-            with suppress(OSError):  # refused where it is there already
-                temporary.rename(own.folder(root))
+    with storage_errors(root), temporary_folder(root, "text") as temporary:
+        own = write_text(Path(path).expanduser(), temporary)
+        with suppress(OSError):  # refused where it is there already
+            temporary.rename(file_of(own, root).parent)
         sync(root)
-    own.manifest(root)
-    progress(f"text: ready in {own.folder(root)}, {own.size_bytes:,} bytes of your own")
+    stored_sha256(own, root)
+    progress(f"text: ready in {file_of(own, root).parent}, {own.sizes[0]:,} bytes of your own")
     progress(f"text: train on them with data=text data.path={own.name}")
 
 
 def is_complete(data: PreparedData, data_dir: Path) -> bool:
     """Whether the prepared files are there with the checksums of the manifest; reads them all."""
+    folder = data.prepared_dir(data_dir)
     try:
         data.load(data_dir)
-        folder = data.prepared_dir(data_dir)
-        manifest = read_manifest(folder / MANIFEST, fix=prepare_line(data.name, data_dir))
-        return all(file_digest(folder / f"{name}.npy") == entry.sha256 for name, entry in manifest.arrays.items())
-    except (ConfigError, OSError):
+        written = json.loads(read_record(folder / MANIFEST))["arrays"]
+        return all(file_digest(folder / f"{name}.npy") == written[name]["sha256"] for name in data.layout())
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -259,7 +243,12 @@ def _renamed(folder: Path, final: Path) -> bool:
 
 @contextmanager
 def temporary_folder(parent: Path, stem: str) -> Iterator[Path]:
-    """A new hidden folder in `parent`, removed at the end unless it was renamed. Its mode obeys the umask."""
+    """A new hidden folder in `parent`, removed at the end unless it was renamed. Its mode obeys the umask.
+
+    Those that killed processes have left there are removed first.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(parent)
     path = parent / f".{stem}.{secrets.token_hex(8)}.tmp"
     path.mkdir()
     try:
@@ -268,8 +257,7 @@ def temporary_folder(parent: Path, stem: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_stale(parent: Path) -> None:
-    """Remove folders that killed processes left."""
+def _remove_stale(parent: Path) -> None:
     for path in parent.glob(".*.tmp"):
         try:
             if time.time() - path.stat().st_mtime > STALE_AGE_S:
@@ -308,9 +296,9 @@ def storage_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-def with_sizes(data: PreparedData, arrays: Arrays, content: str = "0" * CONTENT_DIGITS) -> PreparedData:
+def with_sizes(data: PreparedData, arrays: Arrays, content: str = "0" * 64) -> PreparedData:
     """The data set of files of one's own, by what they hold."""
-    own = OwnFiles(content[:CONTENT_DIGITS], len(arrays.train_images), len(arrays.test_images))
+    own = OwnContent(content, (len(arrays.train_images), len(arrays.test_images)))
     return msgspec.structs.replace(data, files=own.name)
 
 
@@ -332,26 +320,15 @@ def write(
     """Write arrays and manifest and flush them; returns the arrays' checksums, taken from what is read back."""
     import numpy as np
 
-    entries = {}
+    entries = dict[str, dict[str, Any]]()
     for name, (shape, dtype) in data.layout().items():
         progress(f"{data.name}: writing {name}.npy")
         path = folder / f"{name}.npy"
         np.save(path, getattr(arrays, name), allow_pickle=False)
         sync(path)
-        entries[name] = ArrayEntry(shape=shape, dtype=dtype, size_bytes=path.stat().st_size, sha256=file_digest(path))
-    manifest = DatasetManifest(
-        version=PREPARED_VERSION,
-        dataset=data.folder,
-        raw_md5=md5,
-        arrays=entries,
-    )
-    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        entries[name] = {"shape": shape, "dtype": dtype, "sha256": file_digest(path)}
+    manifest = {"dataset": data.folder, "raw_md5": md5, "arrays": entries}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2))
     sync(folder / MANIFEST)
     sync(folder)
-    return [entry.sha256 for entry in entries.values()]
-
-
-def file_digest(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    return [entry["sha256"] for entry in entries.values()]

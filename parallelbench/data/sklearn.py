@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from parallelbench.config.components import Arrays, Data
+from parallelbench.config.components import Arrays, Data, Kind
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from parallelbench.config.components import Kind
 
 
 DIGITS = 1797
@@ -43,6 +41,10 @@ class Digits(Data, frozen=True, kw_only=True):
     std: ClassVar[tuple[float, ...]] = (0.3248,)
     flip: ClassVar[bool] = False
 
+    num_classes: ClassVar[int] = 10
+    train_samples: ClassVar[int] = DIGITS - TEST_DIGITS
+    test_samples: ClassVar[int] = TEST_DIGITS
+
     image_size: Annotated[int, Meta(ge=8, le=256)]
     """Height and width in pixels after bilinear resizing from 8×8."""
 
@@ -50,21 +52,6 @@ class Digits(Data, frozen=True, kw_only=True):
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         return 1, self.image_size, self.image_size
-
-    @property
-    def num_classes(self) -> int:
-        """Ten digits."""
-        return 10
-
-    @property
-    def train_samples(self) -> int:
-        """Training samples in one epoch."""
-        return DIGITS - TEST_DIGITS
-
-    @property
-    def test_samples(self) -> int:
-        """Test samples; each is evaluated exactly once."""
-        return TEST_DIGITS
 
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Always empty: the images are part of scikit-learn."""
@@ -74,30 +61,9 @@ class Digits(Data, frozen=True, kw_only=True):
         """Read scikit-learn's file (without importing scikit-learn) and resize; takes some 20 ms."""
         import numpy as np
 
-        path = _source()
-        table = np.loadtxt(path, delimiter=",", dtype=np.int64)
-        if table.shape != (DIGITS, SOURCE_SIZE**2 + 1):
-            raise ConfigError(f"{path} has shape {table.shape}: install scikit-learn>=1.5 again")
-        labels = table[:, -1]
+        table = _table("digits.csv.gz", (DIGITS, SOURCE_SIZE**2 + 1)).astype(np.int64)
         images = resize(table[:, :-1].reshape(-1, SOURCE_SIZE, SOURCE_SIZE), size=self.image_size)[:, np.newaxis]
-        test = np.zeros(DIGITS, dtype=bool)
-        for digit in range(10):
-            test[np.flatnonzero(labels == digit)[4::5]] = True
-        return Arrays(
-            train_images=images[~test],
-            train_labels=labels[~test],
-            test_images=images[test],
-            test_labels=labels[test],
-        )
-
-
-def _source() -> Path:
-    spec = importlib.util.find_spec("sklearn")  # finds the package without running it
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        path = Path(folder, "datasets", "data", "digits.csv.gz")
-        if path.is_file():
-            return path
-    raise ConfigError("data=digits needs scikit-learn's digits.csv.gz: pip install 'scikit-learn>=1.5'")
+        return _stratified(images, table[:, -1])
 
 
 def resize(images: NDArray[np.int64], *, size: int) -> NDArray[np.uint8]:
@@ -141,31 +107,11 @@ class BreastCancer(Data, frozen=True, kw_only=True):
         *(4.851, 6.109, 33.68, 575.8, 0.02352, 0.1573, 0.2088, 0.06637, 0.06429, 0.01771),
     )
     flip: ClassVar[bool] = False
-
-    @property
-    def kind(self) -> Kind:
-        """Measurements."""
-        return "vectors"
-
-    @property
-    def shape(self) -> tuple[int]:
-        """The number of measurements."""
-        return (FEATURES,)
-
-    @property
-    def num_classes(self) -> int:
-        """Malignant and benign."""
-        return 2
-
-    @property
-    def train_samples(self) -> int:
-        """Training samples in one epoch."""
-        return TUMOURS - TEST_TUMOURS
-
-    @property
-    def test_samples(self) -> int:
-        """Test samples; each is evaluated exactly once."""
-        return TEST_TUMOURS
+    kind: ClassVar[Kind] = "vectors"
+    shape: ClassVar[tuple[int, ...]] = (FEATURES,)
+    num_classes: ClassVar[int] = 2
+    train_samples: ClassVar[int] = TUMOURS - TEST_TUMOURS
+    test_samples: ClassVar[int] = TEST_TUMOURS
 
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Always empty: the table is part of scikit-learn."""
@@ -175,26 +121,28 @@ class BreastCancer(Data, frozen=True, kw_only=True):
         """Read scikit-learn's file, without importing scikit-learn."""
         import numpy as np
 
-        path = _table()
-        table = np.loadtxt(path, delimiter=",", skiprows=1)
-        if table.shape != (TUMOURS, FEATURES + 1):
-            raise ConfigError(f"{path} has shape {table.shape}: install scikit-learn>=1.5 again")
-        vectors, labels = table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64)
-        test = np.zeros(TUMOURS, dtype=bool)
-        for each in range(2):
-            test[np.flatnonzero(labels == each)[4::5]] = True
-        return Arrays(
-            train_images=vectors[~test],
-            train_labels=labels[~test],
-            test_images=vectors[test],
-            test_labels=labels[test],
-        )
+        table = _table("breast_cancer.csv", (TUMOURS, FEATURES + 1), skiprows=1)
+        return _stratified(table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64))
 
 
-def _table() -> Path:
-    spec = importlib.util.find_spec("sklearn")  # finds the package without running it
+def _table(name: str, shape: tuple[int, int], *, skiprows: int = 0) -> NDArray[np.float64]:
+    """A file of scikit-learn, whose package is found without being run."""
+    import numpy as np
+
+    spec = importlib.util.find_spec("sklearn")
     for folder in (spec.submodule_search_locations if spec else None) or ():
-        path = Path(folder, "datasets", "data", "breast_cancer.csv")
-        if path.is_file():
-            return path
-    raise ConfigError("data=breast_cancer needs scikit-learn's breast_cancer.csv: pip install 'scikit-learn>=1.5'")
+        if (path := Path(folder, "datasets", "data", name)).is_file():
+            table = np.loadtxt(path, delimiter=",", skiprows=skiprows)
+            if table.shape == shape:
+                return table
+    raise ConfigError(f"scikit-learn's {name} is missing, or holds another table: pip install 'scikit-learn>=1.5'")
+
+
+def _stratified(samples: NDArray[Any], labels: NDArray[np.int64]) -> Arrays:
+    """Every fifth sample of each class, in the order of the file, is for testing."""
+    import numpy as np
+
+    test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        test[np.flatnonzero(labels == label)[4::5]] = True
+    return Arrays(samples[~test], labels[~test], samples[test], labels[test])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import msgspec
 from msgspec import Meta
 
 from parallelbench.config.components import Arrays
 from parallelbench.config.sites import prepare_line
-from parallelbench.data.content import CONTENT_DIGITS
+from parallelbench.data.content import OwnContent, file_digest, named
 from parallelbench.data.tokens import Sequences
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.results.files import write_file
@@ -33,6 +31,10 @@ class Text(Sequences, frozen=True, kw_only=True):
     runs on other bytes are not compared.
     """
 
+    made_by_prepare: ClassVar[bool] = True
+    vocabulary: ClassVar[int] = 256
+    num_classes: ClassVar[int] = 256
+
     train_samples: Annotated[int, Meta(ge=1, le=100_000_000)]
     """Windows in one epoch."""
     test_samples: Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -43,23 +45,20 @@ class Text(Sequences, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse more windows than prepared text has; of the library's, that is known when it is read."""
-        if self.path is not None and is_text_name(self.path):
-            self._require(OwnText.named(self.path).size_bytes)
+        if self.path is not None and (own := named(self.path, 1)):
+            self._require(own.sizes[0])
 
     @property
-    def vocabulary(self) -> int:
-        """Bytes."""
-        return 256
-
-    @property
-    def num_classes(self) -> int:
-        """Labels are bytes."""
-        return 256
-
-    @property
-    def made_by_prepare(self) -> bool:
-        """Always."""
-        return True
+    def own(self) -> OwnContent | None:
+        """What `path` names; None: the library's text. `ConfigError` for a path, which only `prepare` takes."""
+        if self.path is None:
+            return None
+        if (own := named(self.path, 1)) is None:
+            raise ConfigError(
+                f"data.path={self.path} is no name of prepared text: run `parallelbench prepare data=text "
+                f"data.path={self.path}` first, with a file or folder; it prints the name that runs take"
+            )
+        return own
 
     @property
     def prepare_options(self) -> tuple[str, ...]:
@@ -68,30 +67,23 @@ class Text(Sequences, frozen=True, kw_only=True):
 
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Of text of one's own, what was prepared; the library is always there."""
-        if self.path is None:
+        if self.own is None:
             return []
-        path = OwnText.named(self.path).folder(data_dir) / TOKENS
+        path = file_of(self.own, data_dir)
         return [] if path.is_file() else [path]
 
     def fingerprint(self, data_dir: Path) -> str | None:
-        """sha256 of all bytes of text of one's own; None: the library's have to be read."""
-        return None if self.path is None else OwnText.named(self.path).manifest(data_dir).sha256
-
-    def stored_files(self, data_dir: Path) -> dict[Path, str]:
-        """Likewise."""
-        if self.path is None:
-            return {}
-        own = OwnText.named(self.path)
-        return {own.folder(data_dir) / TOKENS: own.manifest(data_dir).sha256}
+        """sha256 of all bytes of text of one's own, which is read; None: the library's windows are."""
+        return stored_sha256(self.own, data_dir) if self.own else None
 
     def load(self, data_dir: Path) -> Arrays:
         """Cut the text into windows, which copies nothing but the labels."""
         import numpy as np
 
-        if self.path is None:
-            tokens = np.frombuffer(joined(library_files()), dtype=np.uint8)
+        if self.own:
+            tokens: NDArray[np.uint8] = np.memmap(stored(self.own, data_dir), dtype=np.uint8, mode="r")
         else:
-            tokens = OwnText.named(self.path).tokens(data_dir)
+            tokens = np.frombuffer(joined(library_files()), dtype=np.uint8)
         self._require(len(tokens))
         train = self.train_samples
         inputs, labels = self._windows(tokens), self._windows(tokens[1:])
@@ -118,72 +110,37 @@ class Text(Sequences, frozen=True, kw_only=True):
             )
 
 
-TOKENS, MANIFEST = "tokens.bin", "text.json"
-"""Names of the files in a prepared folder."""
-_NAME = re.compile(rf"([0-9a-f]{{{CONTENT_DIGITS}}})-([1-9][0-9]{{0,14}})")
+TOKENS = "tokens.bin"
+"""Name of the file in a prepared folder."""
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 """Folders of the standard library whose text some installations lack, or which is not the library's."""
 
 
-class TextManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prepared folder holds."""
-
-    sha256: str
-    """Of the tokens."""
-    size_bytes: int
-    files: int
-
-
-class OwnText(NamedTuple):
-    """Text of one's own that was prepared; part of the run's id, which other text therefore changes."""
-
-    content: str
-    """The first digits of the tokens' sha256."""
-    size_bytes: int
-
-    @property
-    def name(self) -> str:
-        """What `data.path` is in a run."""
-        return f"{self.content}-{self.size_bytes}"
-
-    @classmethod
-    def named(cls, name: str) -> OwnText:
-        """What a name says; raises `ConfigError` for anything else, such as the path that only `prepare` takes."""
-        if (found := _NAME.fullmatch(name)) is None:
-            raise ConfigError(
-                f"data.path={name} is no name of prepared text: run `parallelbench prepare data=text data.path={name}` "
-                "first, with the file or folder that holds it; it prints the name that runs take"
-            )
-        return cls(found[1], int(found[2]))
-
-    def folder(self, data_dir: Path) -> Path:
-        """Where it lies."""
-        return Path(data_dir).expanduser() / f"text-{self.name}"
-
-    def manifest(self, data_dir: Path) -> TextManifest:
-        """What was prepared; `ConfigError` with the `prepare` line where it is not there, or is damaged."""
-        folder = self.folder(data_dir)
-        fix = prepare_line("text", data_dir, "data.path=PATH")
-        try:
-            found = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=TextManifest)
-            size_bytes = (folder / TOKENS).stat().st_size
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"data.path={self.name} is not prepared in {data_dir} ({error}). Run `{fix}`") from None
-        if not found.size_bytes == size_bytes == self.size_bytes or not found.sha256.startswith(self.content):
-            raise ConfigError(f"{folder} does not hold what its name says: delete the folder and run `{fix}`")
-        return found
-
-    def tokens(self, data_dir: Path) -> NDArray[np.uint8]:
-        """The text, memory-mapped; likewise."""
-        import numpy as np
-
-        self.manifest(data_dir)
-        return np.memmap(self.folder(data_dir) / TOKENS, dtype=np.uint8, mode="r")
+def stored(own: OwnContent, data_dir: Path) -> Path:
+    """The file of text of one's own; `ConfigError` with the `prepare` line where it is missing, or another's."""
+    path = file_of(own, data_dir)
+    if not path.is_file() or (path.stat().st_size,) != own.sizes:
+        raise _damaged(own, data_dir)
+    return path
 
 
-def is_text_name(text: str) -> bool:
-    """Whether `data.path` is the name of prepared text, not a path."""
-    return _NAME.fullmatch(text) is not None
+def stored_sha256(own: OwnContent, data_dir: Path) -> str:
+    """sha256 of that file, which is read; likewise where it holds something else than its name says."""
+    if not (found := file_digest(stored(own, data_dir))).startswith(own.digits):
+        raise _damaged(own, data_dir)
+    return found
+
+
+def file_of(own: OwnContent, data_dir: Path) -> Path:
+    """Where it lies."""
+    return Path(data_dir).expanduser() / f"text-{own.name}" / TOKENS
+
+
+def _damaged(own: OwnContent, data_dir: Path) -> ConfigError:
+    return ConfigError(
+        f"data.path={own.name} is not prepared in {data_dir}, or its file there holds something else: delete "
+        f"{file_of(own, data_dir).parent} and run `{prepare_line('text', data_dir, 'data.path=PATH')}`"
+    )
 
 
 def library_files() -> list[Path]:
@@ -211,14 +168,10 @@ def joined(files: Iterable[Path]) -> bytes:
     return b"".join(path.read_bytes() for path in files)
 
 
-def write_text(source: Path, folder: Path) -> OwnText:
-    """Write the text of a file or folder, and what it is; `ConfigError` where there is none."""
-    files = own_files(source)
-    content = joined(files)
+def write_text(source: Path, folder: Path) -> OwnContent:
+    """Write the text of a file or folder; `ConfigError` where there is none."""
+    content = joined(own_files(source))
     if not content:
         raise ConfigError(f"data.path={source} holds no text: name a file or a folder that does")
-    digest = hashlib.sha256(content).hexdigest()
     write_file(folder / TOKENS, content)
-    manifest = TextManifest(sha256=digest, size_bytes=len(content), files=len(files))
-    write_file(folder / MANIFEST, msgspec.json.encode(manifest))
-    return OwnText(digest[:CONTENT_DIGITS], len(content))
+    return OwnContent(hashlib.sha256(content).hexdigest(), (len(content),))

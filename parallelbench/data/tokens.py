@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
@@ -51,8 +50,9 @@ GENERATOR = "tokens-1"
 class Tokens(Sequences, frozen=True, kw_only=True):
     """Sequences of a chain in which each token has a few successors of known probability (`chain`).
 
-    The label of each position is the token after it. No model has a smaller expected loss than `floor`. All randomness
-    is the raw bit stream of PCG64, which NumPy keeps stable over its versions. The test set is of the same chain.
+    The label of each position is the token after it. No model has a smaller expected loss than the chain's entropy,
+    (2 − 2^(2 − branches)) · ln 2 nats per token. All randomness is the raw bit stream of PCG64, which NumPy keeps
+    stable over its versions. The test set is of the same chain.
     """
 
     vocabulary: Annotated[int, Meta(ge=2, le=1_000_000)]
@@ -78,11 +78,6 @@ class Tokens(Sequences, frozen=True, kw_only=True):
     def num_classes(self) -> int:
         """Labels are tokens."""
         return self.vocabulary
-
-    @property
-    def floor(self) -> float:
-        """The least expected cross entropy: the chain's entropy, in nats per token."""
-        return entropy(self.branches)
 
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Always empty: nothing is read."""
@@ -135,11 +130,6 @@ def chain(samples: int, length: int, *, vocabulary: int, branches: int, source: 
         zeros = _trailing_zeros(bits.random_raw(-(-samples // 8)).astype("<u8").view("u1")[:samples])
         tokens[place] = permutation[(tokens[place - 1] + np.minimum(zeros, branches - 1)) % vocabulary]
     return np.ascontiguousarray(tokens.T)
-
-
-def entropy(branches: int) -> float:
-    """Nats per token of the chain, the least mean cross entropy of the next token: (2 − 2^(2 − branches)) · ln 2."""
-    return (2.0 - 2.0 ** (2 - branches)) * math.log(2.0)
 
 
 def _trailing_zeros(values: NDArray[np.uint8]) -> NDArray[np.int32]:

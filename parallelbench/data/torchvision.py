@@ -7,16 +7,13 @@ of 32×32 pixels each (Krizhevsky, 2009). Only `parallelbench prepare` loads tor
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import msgspec
-
 from parallelbench.config.components import Arrays, Data
 from parallelbench.config.sites import prepare_line
-from parallelbench.data.content import OwnFiles
+from parallelbench.data.content import OwnContent, file_digest, named
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,34 +23,15 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "dataset.json"
-"""Name of the manifest in a prepared folder."""
-PREPARED_VERSION = 1
-"""Version of the prepared layout."""
-
-
-class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest's entry for one array."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    size_bytes: int
-    sha256: str
-
-
-class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a prepared folder, and the files that it was made from."""
-
-    version: int
-    dataset: str
-    raw_md5: dict[str, str]
-    """File → MD5."""
-    arrays: dict[str, ArrayEntry]
-    """Name of the array → its entry; the file is `<name>.npy`."""
+"""File of a prepared folder: what its arrays held when they were written, and the files that they were made from."""
 
 
 class PreparedData(Data, frozen=True, kw_only=True):
     """A data set that `parallelbench prepare` converts into `data_dir/<folder>`; a run only opens it."""
 
+    made_by_prepare: ClassVar[bool] = True
+    published: ClassVar[str]
+    """Name of torchvision's class."""
     folder: ClassVar[str]
     """Folder below `data_dir`; shared by all options of a data set."""
     published_train_samples: ClassVar[int]
@@ -66,14 +44,21 @@ class PreparedData(Data, frozen=True, kw_only=True):
     and sizes; null: the published files."""
 
     @property
-    def own(self) -> OwnFiles | None:
-        """What `files` names; None: the published files. Raises `ConfigError` for a path."""
-        return None if self.files is None else OwnFiles.named(self.files, self.name)
+    def own(self) -> OwnContent | None:
+        """What `files` names; None: the published files. `ConfigError` for a path, which only `prepare` takes."""
+        if self.files is None:
+            return None
+        if (own := named(self.files, 2)) is None:
+            raise ConfigError(
+                f"data.files={self.files} is no name of prepared files: run `parallelbench prepare data={self.name} "
+                f"data.files={self.files}` first, with an .npz file; it prints the name that runs take"
+            )
+        return own
 
     @property
     def stored_train_samples(self) -> int:
         """Training images on disk."""
-        return self.own.train_samples if self.own else self.published_train_samples
+        return self.own.sizes[0] if self.own else self.published_train_samples
 
     @property
     def train_samples(self) -> int:
@@ -83,11 +68,13 @@ class PreparedData(Data, frozen=True, kw_only=True):
     @property
     def test_samples(self) -> int:
         """Test samples; each is evaluated exactly once."""
-        return self.own.test_samples if self.own else self.published_test_samples
+        return self.own.sizes[1] if self.own else self.published_test_samples
 
-    @abstractmethod
     def source(self) -> Any:
         """torchvision's class, which downloads, verifies and reads the published files."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.published)
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every array, by name."""
@@ -104,17 +91,9 @@ class PreparedData(Data, frozen=True, kw_only=True):
         return Path(data_dir).expanduser() / (f"{self.folder}-{self.own.name}" if self.own else self.folder)
 
     @property
-    def made_by_prepare(self) -> bool:
-        """Always."""
-        return True
-
-    @property
     def prepare_options(self) -> tuple[str, ...]:
         """Arrays of one's own are prepared from a file that no run knows."""
         return ("data.files=FILE.npz",) if self.files else ()
-
-    def _again(self, data_dir: Path) -> str:
-        return prepare_line(self.name, data_dir, *self.prepare_options)
 
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Prepared files that are missing; empty: ready to load."""
@@ -123,81 +102,38 @@ class PreparedData(Data, frozen=True, kw_only=True):
         return [folder / name for name in names if not (folder / name).is_file()]
 
     def fingerprint(self, data_dir: Path) -> str:
-        """sha256 of the arrays' own, which the manifest has; `ConfigError` where the data set is not prepared."""
-        found = fingerprint_of(self.stored_files(data_dir).values())
-        if self.own and not found.startswith(self.own.content):
-            folder = self.prepared_dir(data_dir)
+        """sha256 of what the arrays' files hold, which are read; `ConfigError` where it is not what a name says."""
+        folder = self.prepared_dir(data_dir)
+        found = fingerprint_of(file_digest(folder / f"{name}.npy") for name in self.layout())
+        if self.own and not found.startswith(self.own.digits):
             raise ConfigError(f"{folder} holds {found[:12]}, another content than its name says: delete the folder")
         return found
 
-    def stored_files(self, data_dir: Path) -> dict[Path, str]:
-        """By the manifest; likewise."""
-        self._require_files(data_dir)
-        folder = self.prepared_dir(data_dir)
-        manifest = read_manifest(folder / MANIFEST, fix=self._again(data_dir))
-        return {folder / f"{name}.npy": manifest.arrays[name].sha256 for name in self.layout()}
-
     def load(self, data_dir: Path) -> Arrays:
-        """Memory-map the arrays; sizes, shapes and dtypes are checked, contents are not read.
+        """Memory-map the arrays; shapes and dtypes are checked, contents are not read.
 
-        Raises `ConfigError` with the `prepare` line where files are missing or not what the manifest says.
+        Raises `ConfigError` with the `prepare` line where files are missing or hold something else.
         """
-        self._require_files(data_dir)
-        folder = self.prepared_dir(data_dir)
-        manifest = read_manifest(folder / MANIFEST, fix=self._again(data_dir))
-        return Arrays(
-            train_images=self._open(folder, name="train_images", manifest=manifest),
-            train_labels=self._open(folder, name="train_labels", manifest=manifest),
-            test_images=self._open(folder, name="test_images", manifest=manifest),
-            test_labels=self._open(folder, name="test_labels", manifest=manifest),
-        )
+        self.require_files(data_dir)
+        return Arrays(**{name: self._opened(name, data_dir) for name in self.layout()})
 
-    def _require_files(self, data_dir: Path) -> None:
-        if missing := self.missing_files(data_dir):
-            names = ", ".join(path.name for path in missing)
-            raise ConfigError(
-                f"{self.name} is not prepared: {names} not found in {self.prepared_dir(data_dir)}. "
-                f"Run `{self._again(data_dir)}` where there is a network, or choose another site.data_dir"
-            )
-
-    def _open(self, folder: Path, *, name: str, manifest: DatasetManifest) -> NDArray[Any]:
+    def _opened(self, name: str, data_dir: Path) -> NDArray[Any]:
         import numpy as np
 
-        path = folder / f"{name}.npy"
-        shape, dtype = self.layout()[name]
-        entry = manifest.arrays.get(name)
-        size = path.stat().st_size
-        if entry is None or (entry.shape, entry.dtype, entry.size_bytes) != (shape, dtype, size):
-            recorded = f"{entry.dtype} {entry.shape} in {entry.size_bytes} bytes" if entry else "nothing"
-            raise self._damaged(path, f"has {size} bytes; expected: {dtype} {shape}; in {MANIFEST}: {recorded}")
+        path, (shape, dtype) = self.prepared_dir(data_dir) / f"{name}.npy", self.layout()[name]
         try:
             array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            if array.shape != shape or array.dtype != dtype:
+                raise ValueError(f"it holds {array.dtype} {array.shape}, not {dtype} {shape}")
         except (ValueError, EOFError, TokenError) as error:
-            raise self._damaged(path, f"can't be read ({error})") from None
-        if array.shape != shape or array.dtype != dtype:
-            raise self._damaged(path, f"holds {array.dtype} {array.shape}, expected {dtype} {shape}")
+            again = prepare_line(self.name, data_dir, *self.prepare_options)
+            raise ConfigError(f"{path} is damaged ({error}): run `{again}` again, which replaces it") from None
         return array
-
-    def _damaged(self, path: Path, problem: str) -> ConfigError:
-        return ConfigError(f"{path} {problem}. Run `{self._again(path.parents[1])}` again: it replaces damaged files")
 
 
 def fingerprint_of(arrays_sha256: Iterable[str]) -> str:
     """sha256 of what the arrays hold, from that of each, in the order of `PreparedData.layout`."""
     return hashlib.sha256(" ".join(arrays_sha256).encode()).hexdigest()
-
-
-def read_manifest(path: Path, *, fix: str) -> DatasetManifest:
-    """Read a manifest; where it is damaged or of another version, `ConfigError` with the line `fix`."""
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=DatasetManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is one
-        raise ConfigError(f"{path} can't be read ({error}). Run `{fix}` again: it replaces damaged files") from None
-    if manifest.version != PREPARED_VERSION:
-        raise ConfigError(
-            f"{path} has version {manifest.version}, this release reads {PREPARED_VERSION}. Run `{fix}` again"
-        )
-    return manifest
 
 
 class Mnist(PreparedData, frozen=True, kw_only=True):
@@ -210,7 +146,10 @@ class Mnist(PreparedData, frozen=True, kw_only=True):
     mean: ClassVar[tuple[float, ...]] = (0.1307,)
     std: ClassVar[tuple[float, ...]] = (0.3081,)
     flip: ClassVar[bool] = False
+    published: ClassVar[str] = "MNIST"
     folder: ClassVar[str] = "mnist"
+    shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
+    num_classes: ClassVar[int] = 10
     published_train_samples: ClassVar[int] = 60_000
     published_test_samples: ClassVar[int] = 10_000
 
@@ -218,25 +157,9 @@ class Mnist(PreparedData, frozen=True, kw_only=True):
     """How often the training set is repeated within one epoch."""
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        return 1, 28, 28
-
-    @property
-    def num_classes(self) -> int:
-        """Ten digits."""
-        return 10
-
-    @property
     def train_samples(self) -> int:
         """Training samples in one epoch: copies count each."""
         return self.copies * self.stored_train_samples
-
-    def source(self) -> Any:
-        """MNIST's."""
-        from torchvision.datasets import MNIST
-
-        return MNIST
 
 
 class Cifar(PreparedData, frozen=True, kw_only=True):
@@ -245,11 +168,7 @@ class Cifar(PreparedData, frozen=True, kw_only=True):
     flip: ClassVar[bool] = True
     published_train_samples: ClassVar[int] = 50_000
     published_test_samples: ClassVar[int] = 10_000
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        return 3, 32, 32
+    shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
 
 
 class Cifar10(Cifar, frozen=True, kw_only=True):
@@ -257,18 +176,9 @@ class Cifar10(Cifar, frozen=True, kw_only=True):
 
     mean: ClassVar[tuple[float, ...]] = (0.4914, 0.4822, 0.4465)
     std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
+    published: ClassVar[str] = "CIFAR10"
     folder: ClassVar[str] = "cifar10"
-
-    @property
-    def num_classes(self) -> int:
-        """Ten kinds of animals and vehicles."""
-        return 10
-
-    def source(self) -> Any:
-        """CIFAR-10's."""
-        from torchvision.datasets import CIFAR10
-
-        return CIFAR10
+    num_classes: ClassVar[int] = 10
 
 
 class Cifar100(Cifar, frozen=True, kw_only=True):
@@ -276,15 +186,6 @@ class Cifar100(Cifar, frozen=True, kw_only=True):
 
     mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
     std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
+    published: ClassVar[str] = "CIFAR100"
     folder: ClassVar[str] = "cifar100"
-
-    @property
-    def num_classes(self) -> int:
-        """The fine labels."""
-        return 100
-
-    def source(self) -> Any:
-        """CIFAR-100's."""
-        from torchvision.datasets import CIFAR100
-
-        return CIFAR100
+    num_classes: ClassVar[int] = 100

@@ -14,7 +14,6 @@ from itertools import chain, count, repeat
 from typing import TYPE_CHECKING
 
 from parallelbench.config.components import Batch
-from parallelbench.errors import ConfigError
 from parallelbench.measure.spans import phase
 
 if TYPE_CHECKING:
@@ -108,10 +107,11 @@ class BatchLoader(ABC):
         channels_last: bool,
         steps_per_epoch: int,
     ) -> None:
-        """Raises `ConfigError` where the batch size doesn't suit the shards or the data set."""
+        """`check_run` has refused batch sizes that don't suit the shards or the data set."""
         import torch
 
-        _check_batch(data, global_batch_size=global_batch_size, shards=shard.count, steps=steps_per_epoch)
+        assert global_batch_size % shard.count == 0
+        assert 0 < steps_per_epoch * global_batch_size <= data.train_samples
         self.steps_per_epoch = steps_per_epoch
         self.local_batch_size = global_batch_size // shard.count
         self._data, self._shard, self._seed = data, shard, seed
@@ -225,17 +225,4 @@ class BatchLoader(ABC):
 
         return Normalise(
             self._data, device=device, dtype=self._dtype, channels_last=self._channels_last, padding=padding
-        )
-
-
-def _check_batch(data: Data, *, global_batch_size: int, shards: int, steps: int) -> None:
-    if global_batch_size % shards:
-        raise ConfigError(
-            f"a global batch of {global_batch_size} samples can't be cut into {shards} equal slices: "
-            f"choose a batch_size that makes it a multiple of {shards}"
-        )
-    if steps < 1 or steps * global_batch_size > data.train_samples:
-        raise ConfigError(
-            f"data={data.name} has {data.train_samples} training samples, not enough for "
-            f"{max(steps, 1)} steps of {global_batch_size}: choose a smaller batch_size"
         )

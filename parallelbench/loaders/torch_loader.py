@@ -20,18 +20,16 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from parallelbench.config.components import Batch
-from parallelbench.errors import ConfigError, count_of, ends_the_program
+from parallelbench.errors import ConfigError
 from parallelbench.loaders.images import laid_out
 from parallelbench.loaders.order import BatchLoader
 from parallelbench.processes import die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from multiprocessing.process import BaseProcess
-    from multiprocessing.synchronize import Semaphore
     from typing import Unpack
 
     from numpy.typing import NDArray
@@ -43,8 +41,8 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0
 """Time that workers have to end, s."""
-_START_S = 60.0
-"""Time that each of them has to begin, s."""
+_BATCH_S = 300.0
+"""Time that each of them has for a batch, its own start included, s."""
 _DEATH_S = 1.0
 """Time within which a worker that broke something by its end has ended, s."""
 _SOCKET_PATH_BYTES = 107
@@ -71,7 +69,6 @@ class _Part:
         fork = multiprocessing.get_context("fork")
         if several:
             _choose_socket_folder()
-            self._begun = fork.Semaphore(0)
         self._batches = _Batches()
         with _without_advice():
             self._loader = DataLoader(
@@ -81,7 +78,8 @@ class _Part:
                 pin_memory=pinned and options.pin_memory,
                 prefetch_factor=options.prefetch_factor if several else None,
                 persistent_workers=options.persistent_workers and several,
-                worker_init_fn=functools.partial(_begin, os.getpid(), self._begun) if several else None,
+                worker_init_fn=functools.partial(_begin, os.getpid()) if several else None,
+                timeout=_BATCH_S if several else 0,
                 # The data set is inherited; other ways of starting would send it to each worker.
                 multiprocessing_context=fork if several else None,
                 # Its workers' seeds must not be drawn from what a model's dropout draws from.
@@ -98,9 +96,7 @@ class _Part:
         others = set(multiprocessing.active_children())
         with _without_advice(), _without_interruption(), self._explained():
             self._pass = iter(self._loader)
-        started = set(multiprocessing.active_children()) - others
-        self._workers |= started
-        self._wait_for(started)
+        self._workers |= set(multiprocessing.active_children()) - others
         while (batch := self._next(this)) is not None:
             yield batch
 
@@ -119,15 +115,6 @@ class _Part:
             if died := self._died():
                 raise RuntimeError(died) from error
             raise
-
-    def _wait_for(self, started: set[BaseProcess]) -> None:
-        """Raise where workers that were started don't begin."""
-        for _ in started:
-            if not self._begun.acquire(timeout=_START_S):
-                raise ConfigError(
-                    f"not all {count_of(len(started), 'worker process', 'worker processes')} of the loader began "
-                    f"within {_START_S:g} s: choose loader.workers=0, or fewer"
-                )
 
     def _died(self) -> str:
         """How a worker was killed, in torch's words; empty where none was."""
@@ -174,28 +161,13 @@ def _without_interruption() -> Iterator[None]:
             signal.signal(signal.SIGCHLD, before)
 
 
-def _begin(parent: int, begun: Semaphore, _: int) -> None:
-    """In a worker: say so, end when the rank does, however it ends, and lose no batch in silence."""
+def _begin(parent: int, _: int) -> None:
+    """In a worker: end when the rank does, however it ends, and lose no batch in silence."""
     die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
     # A batch that can't be sent would only be printed there, and the rank wait for it without end.
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
-    _MapDatasetFetcher.fetch = _fetched(_MapDatasetFetcher.fetch)  # type: ignore[method-assign]
-    begun.release()
-
-
-def _fetched(genuine: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, where code that ends the program raises an error: torch sends errors only, and the worker would end."""
-
-    @functools.wraps(genuine)
-    def fetch(*arguments: Any) -> Any:
-        try:
-            return genuine(*arguments)
-        except SystemExit as error:
-            raise ConfigError(ends_the_program(error)) from error
-
-    return fetch
 
 
 def _send_error(queue: Any, _error: Exception, item: tuple[int, Any]) -> None:

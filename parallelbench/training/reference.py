@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallelbench.config.components import Shard
+from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import run_id
 from parallelbench.measure.layers import least_flop_per_sample
 from parallelbench.processes import die_with_parent
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 def make(run: RunConfig, attempt: Attempt) -> None:
     """Hand over the initial state and the order of samples, and what one device makes of them."""
-    arrays, exchange = run.loader.arrays(run.data, run.site.data_folder), Exchange.of(attempt)
+    arrays, exchange = checked(run.data, run.data.load(run.site.data_folder)), Exchange.of(attempt)
     exchange.write_initial(as_arrays(build_model(run).state_dict()))
     exchange.write_facts({"least_flop_per_sample": least_flop_per_sample(run)})
     further = -(-CLOSING_STEPS // run.steps_per_epoch) if run.measure.parity else 0
@@ -113,7 +114,7 @@ def judge(run: RunConfig, attempt: Attempt) -> None:
 
 def _findings(run: RunConfig, exchange: Exchange) -> list[Finding]:
     trained = exchange.step("closing-0")
-    state, arrays = _as_tensors(trained.state), run.loader.arrays(run.data, run.site.data_folder)
+    state, arrays = _as_tensors(trained.state), checked(run.data, run.data.load(run.site.data_folder))
 
     def loader_of(run: RunConfig, shard: Shard) -> BatchLoader:
         # The whole global batch, on this one device.

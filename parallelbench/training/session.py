@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.config.components import TRAITS
+from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import training_plugin
 from parallelbench.data.content import content_sha256
@@ -102,15 +103,8 @@ class RankSession:
         self._startup.skip()
 
     def _arrays(self) -> Arrays:
-        """The data set. One rank per node first writes the files that the loader needs, unless they exist."""
-        data, folder = self._run.data, self._run.site.data_folder
-        if self._run.loader.writes_files:
-            self._phase("conversion")
-            if self._world.local_rank == 0:
-                self._run.loader.prepare(data, folder)
-            self._world.barrier()
-            self._startup.skip()  # only the first of many runs converts; its start must not seem slower
-        return self._run.loader.arrays(data, folder)
+        """The data set, held against what it declares."""
+        return checked(self._run.data, self._run.data.load(self._run.site.data_folder))
 
     def _trainer(self, replica: Replica, loader: BatchLoader) -> Trainer:
         return Trainer(

@@ -18,6 +18,7 @@ import msgspec
 
 from parallelbench.config.build import from_mapping
 from parallelbench.config.check import check_run
+from parallelbench.config.dataset_check import checked
 from parallelbench.errors import ConfigError, one_line, program
 from parallelbench.training.failure import classify
 from parallelbench.world.machine import pin
@@ -184,7 +185,7 @@ def timed(run: RunConfig, device_type: str, *, steps: int) -> tuple[float, list[
     world = join(device_type, devices=run.devices, timeout_s=run.launcher.collective_timeout_s)
     world.wake()
     replica = new_replica(build_model(run), run, world)
-    loader = build_loader(run.loader.arrays(run.data, run.site.data_folder), run, world, replica.data_shard)
+    loader = build_loader(checked(run.data, run.data.load(run.site.data_folder)), run, world, replica.data_shard)
     ahead = getattr(run.loader, "workers", 0) * getattr(run.loader, "prefetch_factor", 0)
     losses: list[Tensor] = []
     batches = chain.from_iterable(map(loader.train, count(1)))

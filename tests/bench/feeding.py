@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -116,20 +115,17 @@ class _Feeds:
         return torch.randperm(len(self._labels), generator=generator(seed=0, epoch=1, purpose="order"))
 
     def _built(self, name: str, run: RunConfig) -> BatchLoader:
-        with tempfile.TemporaryDirectory() as folder:
-            chosen = one_run([f"loader={name}", *LOADERS[name]]).run.loader
-            chosen.prepare(run.data, Path(folder), progress=lambda _: None)
-            return chosen.build(
-                chosen.load(run.data, Path(folder)),  # the files' content stays where it is mapped
-                run.data,
-                device="cpu",
-                dtype=torch.float32,
-                seed=0,
-                global_batch_size=BATCH_SIZE,
-                shard=Shard(),
-                channels_last=False,
-                steps_per_epoch=run.steps_per_epoch,
-            )
+        return one_run([f"loader={name}", *LOADERS[name]]).run.loader.build(
+            run.data.load(run.site.data_folder),
+            run.data,
+            device="cpu",
+            dtype=torch.float32,
+            seed=0,
+            global_batch_size=BATCH_SIZE,
+            shard=Shard(),
+            channels_last=False,
+            steps_per_epoch=run.steps_per_epoch,
+        )
 
     def loader(self, name: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for batch in self._loaders[name].train(epoch=1):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from parallelbench.config.components import Arrays, Batch, Data, Shard
 from parallelbench.data.synthetic import Synthetic
-from parallelbench.errors import ConfigError
 from parallelbench.loaders.order import TEST_BATCH_SIZE, evaluation_slices, generator
 from parallelbench.loaders.resident import ResidentLoader
 
@@ -245,12 +244,3 @@ def test_every_test_sample_arrives_exactly_once(samples: int, count: int) -> Non
             close(batch.images, normalised(arrays.test_images[batch.labels.numpy()], data))
             seen += batch.labels.tolist()
     assert sorted(seen) == list(range(samples))
-
-
-def test_batches_that_do_not_fit_are_refused_with_the_fix() -> None:
-    with pytest.raises(ConfigError, match="12 samples can't be cut into 5 equal slices"):
-        loader(shard=Shard(0, 5))
-    with pytest.raises(ConfigError, match="choose a smaller batch_size"):
-        loader(global_batch_size=131, steps_per_epoch=0)
-    with pytest.raises(ConfigError, match="130 training samples, not enough for 11 steps of 12"):
-        loader(steps_per_epoch=11)

@@ -13,8 +13,6 @@ from parallelbench.config.components import Arrays, Data
 from parallelbench.config.dataset_check import checked
 from parallelbench.data.content import digest
 from parallelbench.errors import ConfigError
-from parallelbench.loaders.arrow import Arrow
-from parallelbench.loaders.resident import Resident
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,20 +51,16 @@ def own(returned: Any = None, *, declares: dict[str, Any] | None = None, **optio
     return type("Mine", (Own,), values, frozen=True, kw_only=True)(name="mine", augment=False, **options)
 
 
-@pytest.mark.parametrize("loader", [Resident(name="resident"), Arrow(name="arrow", prefetch=2)])
-def test_what_is_as_declared_passes_unchanged(tmp_path: Path, loader) -> None:
+def test_what_is_as_declared_passes_unchanged() -> None:
     data = own()
-    loader.prepare(data, tmp_path, progress=lambda text: None)
-    assert digest(loader.arrays(data, tmp_path)) == digest(data.returned)
+    assert digest(checked(data, data.returned)) == digest(data.returned)
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.uint8, np.uint64, ">i8"])
-@pytest.mark.parametrize("loader", [Resident(name="resident"), Arrow(name="arrow", prefetch=2)])
-def test_labels_of_any_integer_type_are_the_same_data_set(tmp_path: Path, loader, kind) -> None:
+def test_labels_of_any_integer_type_are_the_same_data_set(kind) -> None:
     right = arrays()
     data = own(replace(right, train_labels=right.train_labels.astype(kind), test_labels=right.test_labels.astype(kind)))
-    loader.prepare(data, tmp_path, progress=lambda text: None)
-    assert digest(loader.arrays(data, tmp_path)) == digest(right)
+    assert digest(checked(data, data.returned)) == digest(right)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +121,7 @@ def test_a_repeated_training_set_is_declared() -> None:
 
 def refused(data: Data, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
-        Resident(name="resident").arrays(data, Path("nowhere"))
+        checked(data, data.load(Path("nowhere")))
     assert str(caught.value).startswith("data=mine: ")
     assert "\n" not in str(caught.value)
 

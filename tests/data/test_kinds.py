@@ -127,7 +127,7 @@ def test_the_tumours_are_those_of_scikit_learn() -> None:
 def test_every_loader_feeds_the_same(loader: str, tokens: bool, precision: str) -> None:
     options = [f"loader={loader}", f"precision={precision}", *(["loader.workers=0"] if loader != "resident" else [])]
     run = on_tokens(*options) if tokens else configure(*VECTORS, *options)
-    arrays = run.loader.arrays(run.data, NOWHERE)
+    arrays = checked(run.data, run.data.load(NOWHERE))
     feed = build_loader(arrays, run, World(), Shard(1, 2))
     taken, order = [*feed.train(1)], feed.plan(1).samples
     images, labels = (torch.cat([getattr(batch, name) for batch in taken]) for name in ("images", "labels"))

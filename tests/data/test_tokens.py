@@ -17,7 +17,7 @@ from parallelbench.config.dataset_check import checked
 from parallelbench.data.content import content_sha256
 from parallelbench.data.prepare import prepare
 from parallelbench.data.text import Text, joined, library_files
-from parallelbench.data.tokens import Tokens, chain, entropy
+from parallelbench.data.tokens import Tokens, chain
 from parallelbench.errors import ConfigError
 
 NOWHERE = Path("nowhere")
@@ -40,7 +40,8 @@ def _options(name: str) -> dict[str, object]:
 def test_the_chain_has_the_entropy_that_its_probabilities_say(branches: int) -> None:
     weights = [2.0 ** -min(j + 1, branches - 1) for j in range(branches)] if branches > 1 else [1.0]
     assert sum(weights) == 1.0
-    assert entropy(branches) == pytest.approx(-sum(w * math.log(w) for w in weights), abs=1e-12)
+    nats = (2.0 - 2.0 ** (2 - branches)) * math.log(2.0)  # as the class says
+    assert nats == pytest.approx(-sum(w * math.log(w) for w in weights), abs=1e-12)
     found = chain(4000, 30, vocabulary=23, branches=branches, source=(5, 1))
     pairs = np.zeros((23, 23))
     np.add.at(pairs, (found[:, :-1].ravel(), found[:, 1:].ravel()), 1)
@@ -123,12 +124,12 @@ def test_text_that_changed_on_disk_is_found_out(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(b"0123456789" * 20)
     name, _ = prepared(tmp_path / "mine.txt", tmp_path)
     data = text(path=name, sequence=10, train_samples=8, test_samples=2)
-    before = content_sha256(data, tmp_path, data.load(tmp_path))
     stored = tmp_path / f"text-{name}" / "tokens.bin"
     stored.write_bytes(b"9876543210" * 20)
-    assert content_sha256(data, tmp_path, data.load(tmp_path)) != before
+    with pytest.raises(ConfigError, match="or its file there holds something else: delete"):
+        content_sha256(data, tmp_path, data.load(tmp_path))
     stored.write_bytes(b"short")
-    with pytest.raises(ConfigError, match="does not hold what its name says: delete the folder and run"):
+    with pytest.raises(ConfigError, match="or its file there holds something else: delete"):
         data.load(tmp_path)
 
 
@@ -139,7 +140,7 @@ def test_text_that_changed_on_disk_is_found_out(tmp_path: Path) -> None:
         ({"path": f"{'0' * 12}-64"}, "which are 0 windows .* choose fewer samples, a smaller data.sequence"),
         ({"sequence": 1_000_000}, "windows? of data.sequence=1000000 .* or more text with data.path"),
         ({"path": "books"}, "data.path=books is no name of prepared text: run `parallelbench prepare data=text"),
-        ({"path": f"{'0' * 12}-999999999"}, "is not prepared in nowhere .*Run `parallelbench prepare data=text"),
+        ({"path": f"{'0' * 12}-999999999"}, "is not prepared in nowhere, .* run `parallelbench prepare data=text"),
     ],
 )
 def test_too_little_text_or_none_is_refused_with_the_fix(changes: dict[str, object], words: str) -> None:

@@ -148,7 +148,7 @@ def test_what_it_is_follows_from_its_items(
     assert (data.kind, data.shape, data.label_shape) == (kind, shape, labels)
     assert (data.num_classes, data.train_samples, data.test_samples) == (classes, 96, 37)
     assert data.vocabulary == (50 if kind == "tokens" else 0)
-    arrays = run.loader.arrays(data, Path("nowhere"))
+    arrays = checked(data, data.load(Path("nowhere")))
     original = sys.modules["mine"].__dict__[name](train=True)
     for index in (0, 50, 95):
         sample, label = original[index]

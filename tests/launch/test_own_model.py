@@ -19,6 +19,7 @@ from launch.sweep.compose import Extension
 from parallelbench.cli import main
 from parallelbench.config.build import component_class
 from parallelbench.config.check import check_run
+from parallelbench.config.dataset_check import checked
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.components import check_scores
 from tests.launch.programs import program
@@ -89,7 +90,7 @@ def test_the_pages_model_and_data_are_a_run(in_it: Path) -> None:
     run = one_run([*OWN, "batch_size=32", "strategy=tensor_parallel", "devices=2"], own).run
     check_run(run, "cpu")
     assert run.data.missing_files(run.site.data_folder) == []
-    arrays = run.loader.arrays(run.data, run.site.data_folder)
+    arrays = checked(run.data, run.data.load(run.site.data_folder))
     assert arrays.train_images.shape == (96, *run.data.shape)
     model = run.model.build(in_channels=1, image_size=8, num_classes=run.data.num_classes)
     assert tuple(name for name, _ in model.named_children()) == run.model.layer_names
@@ -104,7 +105,7 @@ def test_the_pages_model_and_data_are_a_run(in_it: Path) -> None:
     for key, found in (("train_samples", 96), ("test_samples", 32)):
         other = one_run([*OWN, f"data.{key}=192"], own).run
         with pytest.raises(ConfigError, match=rf"images have shape \({found}, 1, 8, 8\), not .* by {key}=192"):
-            other.loader.arrays(other.data, Path("data"))
+            checked(other.data, other.data.load(Path("data")))
 
 
 @pytest.mark.slow

@@ -167,8 +167,7 @@ def test_a_delay_is_found_where_it_was_planted_and_nowhere_else(plant: Any, phas
 @pytest.mark.parametrize("kind", ["dataloader", "tensor_dataset", "arrow"])
 def test_moving_a_batch_to_a_gpu_is_a_phase_of_its_own(kind: str, tmp_path: Path) -> None:
     replica, run = single(f"loader={kind}", f"site.data_dir={tmp_path}", f"results={tmp_path}")
-    run.loader.prepare(run.data, run.site.data_folder, progress=lambda _: None)
-    arrays = run.loader.load(run.data, run.site.data_folder)
+    arrays = run.data.load(run.site.data_folder)
     loader: Any = build_loader(arrays, run, World(), replica.data_shard)
     loader._moves_batches = True  # as on a GPU
     moving = loader._moving
