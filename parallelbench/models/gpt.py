@@ -19,8 +19,17 @@ Positions = Literal["learned", "rope"]
 Mlp = Literal["gelu", "swiglu"]
 
 
-class GptOptions(Model, frozen=True, kw_only=True):
-    """What a decoder-only transformer is made of."""
+class Gpt(Model, frozen=True, kw_only=True):
+    """Pre-norm blocks of causal attention and a perceptron, over tokens; no dropout.
+
+    Query, key and value are separate linear layers, so that they can be sharded by heads. With `positions=learned`
+    norms are LayerNorm and linear layers have biases (the gate of swiglu and the head have none), as in GPT-2; with
+    `positions=rope` norms are RMSNorm and there are no biases, as in Llama. The number of parameters is the advisor's
+    formula for the same options.
+    """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+    predicts_positions: ClassVar[bool] = True
 
     layers: Annotated[int, Meta(ge=1, le=1000)]
     """Blocks of attention and perceptron."""
@@ -62,39 +71,6 @@ class GptOptions(Model, frozen=True, kw_only=True):
     def hidden_units(self) -> int:
         """Of a perceptron."""
         return hidden_units(self.width, mlp=self.mlp, mlp_width=self.mlp_width)
-
-
-def check_heads(width: int, *, heads: int, kv_heads: int | None) -> None:
-    """Refuse heads of unequal width, and heads of keys and values that can't be shared evenly."""
-    if width % heads:
-        near = -(-width // heads) * heads
-        raise ConfigError(
-            f"model.width={width} can't be split into model.heads={heads} of equal width: choose a "
-            f"multiple of {heads}, e.g. model.width={near}"
-        )
-    if kv_heads is not None and heads % kv_heads:
-        valid = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-        raise ConfigError(f"model.kv_heads={kv_heads} does not divide model.heads={heads}: choose {valid}")
-
-
-def hidden_units(width: int, *, mlp: Mlp, mlp_width: int | None) -> int:
-    """Hidden units of a perceptron, as asked for or as usual."""
-    if mlp_width is not None:
-        return mlp_width
-    return 4 * width if mlp == "gelu" else -(-8 * width // 3 // 256) * 256
-
-
-class Gpt(GptOptions, frozen=True, kw_only=True):
-    """Pre-norm blocks of causal attention and a perceptron, over tokens; no dropout.
-
-    Query, key and value are separate linear layers, so that they can be sharded by heads. With `positions=learned`
-    norms are LayerNorm and linear layers have biases (the gate of swiglu and the head have none), as in GPT-2; with
-    `positions=rope` norms are RMSNorm and there are no biases, as in Llama. The number of parameters is the advisor's
-    formula for the same options.
-    """
-
-    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
-    predicts_positions: ClassVar[bool] = True
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -177,7 +153,28 @@ class Gpt(GptOptions, frozen=True, kw_only=True):
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         """Build the layers, with a logit for each entry of the vocabulary; raises `ConfigError` where `check` does."""
         self.check(in_channels=in_channels, image_size=image_size)
-        from parallelbench.models.gpt_layers import new_layers
+        from parallelbench.models.gpt_layers import DecoderBlock, new_layers
         from parallelbench.models.modules import sequence
 
-        return sequence(self.layer_names, new_layers(self))
+        layers = new_layers(self, lambda _, rotary: DecoderBlock(self, rotary))
+        return sequence(self.layer_names, layers)
+
+
+def check_heads(width: int, *, heads: int, kv_heads: int | None) -> None:
+    """Refuse heads of unequal width, and heads of keys and values that can't be shared evenly."""
+    if width % heads:
+        near = -(-width // heads) * heads
+        raise ConfigError(
+            f"model.width={width} can't be split into model.heads={heads} of equal width: choose a "
+            f"multiple of {heads}, e.g. model.width={near}"
+        )
+    if kv_heads is not None and heads % kv_heads:
+        valid = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise ConfigError(f"model.kv_heads={kv_heads} does not divide model.heads={heads}: choose {valid}")
+
+
+def hidden_units(width: int, *, mlp: Mlp, mlp_width: int | None) -> int:
+    """Hidden units of a perceptron, as asked for or as usual."""
+    if mlp_width is not None:
+        return mlp_width
+    return 4 * width if mlp == "gelu" else -(-8 * width // 3 // 256) * 256

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parallelbench.models.gpt import GptOptions
+    from parallelbench.models.gpt import Gpt
 
 _BASE = 10_000.0
 """Of the rotary positions' wavelengths."""
@@ -23,7 +23,7 @@ STD = 0.02
 class TokenEmbed(nn.Module):
     """Tokens as vectors, with learned positions where there are: (batch, tokens) → (batch, tokens, width)."""
 
-    def __init__(self, options: GptOptions) -> None:
+    def __init__(self, options: Gpt) -> None:
         super().__init__()
         self.tokens = nn.Embedding(options.vocabulary, options.width)
         if options.positions == "learned":
@@ -47,7 +47,7 @@ class CausalAttention(nn.Module):
     Only the width of a head is fixed, not their numbers: shards of `query`, `key` and `value` hold whole heads.
     """
 
-    def __init__(self, options: GptOptions, rotary: Rotary | None) -> None:
+    def __init__(self, options: Gpt, rotary: Rotary | None) -> None:
         """`rotary`: one for all layers of a model; None: positions are learned."""
         super().__init__()
         width, biases = options.width, options.positions == "learned"
@@ -84,7 +84,7 @@ class CausalAttention(nn.Module):
 class DecoderBlock(nn.Module):
     """Attention and a perceptron, each behind a norm and beside a shortcut."""
 
-    def __init__(self, options: GptOptions, rotary: Rotary | None) -> None:
+    def __init__(self, options: Gpt, rotary: Rotary | None) -> None:
         super().__init__()
         width, hidden, biases = options.width, options.hidden_units, options.positions == "learned"
         self.norm1, self.attention = new_norm(options), CausalAttention(options, rotary)
@@ -105,7 +105,7 @@ class DecoderBlock(nn.Module):
 class VocabularyHead(nn.Module):
     """The next token's logits for every token: (batch, tokens, width) → (batch, tokens, vocabulary)."""
 
-    def __init__(self, options: GptOptions) -> None:
+    def __init__(self, options: Gpt) -> None:
         super().__init__()
         self.norm = new_norm(options)
         self.linear = nn.Linear(options.width, options.vocabulary, bias=False)
@@ -116,7 +116,7 @@ class VocabularyHead(nn.Module):
         return logits
 
 
-def new_norm(options: GptOptions) -> nn.Module:
+def new_norm(options: Gpt) -> nn.Module:
     """GPT-2's norm, or Llama's."""
     if options.positions == "learned":
         return nn.LayerNorm(options.width, eps=1e-5)
@@ -182,15 +182,11 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def new_rotary(options: GptOptions) -> Rotary | None:
-    """For all layers of a model; None: its positions are learned."""
-    return Rotary() if options.positions == "rope" else None
-
-
-def new_layers(options: GptOptions) -> list[nn.Module]:
-    """Embedding, blocks and head, as GPT-2 draws them."""
-    embed, head, rotary = TokenEmbed(options), VocabularyHead(options), new_rotary(options)
-    layers = [embed, *(DecoderBlock(options, rotary) for _ in range(options.layers)), head]
+def new_layers(options: Gpt, new_block: Callable[[int, Rotary | None], nn.Module]) -> list[nn.Module]:
+    """Embedding, blocks and head, as GPT-2 draws them. `new_block` gets the block's number and the positions."""
+    embed, head = TokenEmbed(options), VocabularyHead(options)
+    rotary = Rotary() if options.positions == "rope" else None
+    layers = [embed, *(new_block(index, rotary) for index in range(options.layers)), head]
     for layer in layers:
         initialise(layer, options)
     if options.tied:
@@ -198,7 +194,7 @@ def new_layers(options: GptOptions) -> list[nn.Module]:
     return layers
 
 
-def initialise(layer: nn.Module, options: GptOptions) -> None:
+def initialise(layer: nn.Module, options: Gpt) -> None:
     """Normal weights, narrower by √(2 · layers) where they add to the residual stream; biases start at zero."""
     for name, module in layer.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):

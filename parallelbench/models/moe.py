@@ -108,8 +108,9 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         """Build the layers, with a logit for each entry of the vocabulary; raises `ConfigError` where `check` does."""
         self.check(in_channels=in_channels, image_size=image_size)
+        from parallelbench.models.gpt_layers import new_layers
         from parallelbench.models.modules import sequence
-        from parallelbench.models.moe_layers import Routing, new_routed_layers
+        from parallelbench.models.moe_layers import RoutedBlock
 
-        routing = Routing(self.experts, self.top_k, self.shared_width, self.balance)
-        return sequence(self.layer_names, new_routed_layers(self, routing))
+        layers = new_layers(self, lambda block, rotary: RoutedBlock(self, rotary, block=block))
+        return sequence(self.layer_names, layers)

@@ -6,36 +6,20 @@ import math
 import threading
 from collections import defaultdict
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.nn import functional as F
 
-from parallelbench.models.gpt_layers import (
-    STD,
-    CausalAttention,
-    TokenEmbed,
-    VocabularyHead,
-    initialise,
-    new_norm,
-    new_rotary,
-)
+from parallelbench.models.gpt_layers import STD, CausalAttention, new_norm
 
 if TYPE_CHECKING:
     from parallelbench.config.components import MeanLoss
-    from parallelbench.models.gpt import GptOptions
+    from parallelbench.models.gpt import Gpt
     from parallelbench.models.gpt_layers import Rotary
-
-
-class Routing(NamedTuple):
-    """What `GptMoe` has besides a transformer's options; its fields say what they mean."""
-
-    experts: int
-    top_k: int
-    shared_width: int | None
-    balance: float
+    from parallelbench.models.moe import GptMoe
 
 
 class Computing(Protocol):
@@ -48,7 +32,7 @@ class Computing(Protocol):
 class Experts(nn.Module):
     """Perceptrons of one shape, stacked: dimension 0 of every parameter is the expert."""
 
-    def __init__(self, options: GptOptions, count: int) -> None:
+    def __init__(self, options: Gpt, count: int) -> None:
         super().__init__()
         width, hidden = options.width, options.hidden_units
         self.fc1 = nn.Parameter(torch.empty(count, hidden, width).normal_(std=STD))
@@ -106,7 +90,7 @@ def known(counts: Tensor, *, total: int) -> list[int]:
 class SharedExpert(nn.Module):
     """A perceptron that computes all tokens."""
 
-    def __init__(self, options: GptOptions, hidden: int) -> None:
+    def __init__(self, options: Gpt, hidden: int) -> None:
         super().__init__()
         width, biases = options.width, options.positions == "learned"
         self.fc1 = nn.Linear(width, hidden, bias=biases)
@@ -126,14 +110,14 @@ class MixtureOfExperts(nn.Module):
     `compute` is who computes what was routed: strategies that divide the experts among devices replace it.
     """
 
-    def __init__(self, options: GptOptions, routing: Routing, *, block: int = 0) -> None:
+    def __init__(self, options: GptMoe, *, block: int = 0) -> None:
         super().__init__()
-        self.router = nn.Linear(options.width, routing.experts, bias=False)
-        self.experts = Experts(options, routing.experts)
-        self.shared = None if routing.shared_width is None else SharedExpert(options, routing.shared_width)
+        self.router = nn.Linear(options.width, options.experts, bias=False)
+        self.experts = Experts(options, options.experts)
+        self.shared = None if options.shared_width is None else SharedExpert(options, options.shared_width)
         self.compute: Computing = all_here
         self.expert_tokens = ExpertTokens(block)
-        self._top_k, self._balance = routing.top_k, routing.balance
+        self._top_k, self._balance = options.top_k, options.balance
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) → the same shape; leaves the balance loss."""
@@ -183,10 +167,10 @@ def unbalance(probabilities: Tensor, choices: Tensor) -> Tensor:
 class RoutedBlock(nn.Module):
     """Attention and a mixture of experts, each behind a norm and beside a shortcut."""
 
-    def __init__(self, options: GptOptions, routing: Routing, rotary: Rotary | None, *, block: int) -> None:
+    def __init__(self, options: GptMoe, rotary: Rotary | None, *, block: int) -> None:
         super().__init__()
         self.norm1, self.attention = new_norm(options), CausalAttention(options, rotary)
-        self.norm2, self.moe = new_norm(options), MixtureOfExperts(options, routing, block=block)
+        self.norm2, self.moe = new_norm(options), MixtureOfExperts(options, block=block)
         self._is_first = block == 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -196,18 +180,6 @@ class RoutedBlock(nn.Module):
         x = x + self.attention(self.norm1(x))
         result: Tensor = x + self.moe(self.norm2(x))
         return result
-
-
-def new_routed_layers(options: GptOptions, routing: Routing) -> list[nn.Module]:
-    """Embedding, blocks and head, drawn as those of `Gpt`."""
-    embed, head, rotary = TokenEmbed(options), VocabularyHead(options), new_rotary(options)
-    blocks = [RoutedBlock(options, routing, rotary, block=index) for index in range(options.layers)]
-    layers: list[nn.Module] = [embed, *blocks, head]
-    for layer in layers:
-        initialise(layer, options)
-    if options.tied:
-        head.linear.weight = embed.tokens.weight
-    return layers
 
 
 class _Left(threading.local):

@@ -16,7 +16,7 @@ from parallelbench.loaders.resident import Resident
 from parallelbench.measure.layers import count_facts
 from parallelbench.measure.machine_probe import probe
 from parallelbench.measure.memory import release
-from parallelbench.models.gpt import GptOptions
+from parallelbench.models.gpt import Gpt
 from parallelbench.models.initial import unfilled
 from parallelbench.models.modules import built
 from parallelbench.results.tables import INITIAL
@@ -318,7 +318,7 @@ def new_model(run: RunConfig) -> nn.Sequential:
     Not where a user's own code may look at them before, or make them in another way.
     """
     own = package_of(type(run.model)) == package_of(type(run.strategy)) == "parallelbench"
-    return unfilled(run) if own and isinstance(run.model, GptOptions) else build_model(run)
+    return unfilled(run) if own and isinstance(run.model, Gpt) else build_model(run)
 
 
 def draw_apart(run: RunConfig, world: World) -> None:

@@ -23,7 +23,6 @@ from parallelbench.models.moe import GptMoe
 from parallelbench.models.moe_layers import (
     MixtureOfExperts,
     RoutedBlock,
-    Routing,
     begin,
     known,
     leave,
@@ -48,7 +47,7 @@ def built(model: GptMoe) -> nn.Sequential:
 
 
 def mixture(model: GptMoe) -> MixtureOfExperts:
-    return MixtureOfExperts(model, Routing(model.experts, model.top_k, model.shared_width, model.balance))
+    return MixtureOfExperts(model)
 
 
 def numbers(model: nn.Module) -> int:
