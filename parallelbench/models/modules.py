@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from parallelbench.errors import ConfigError, count_of
 from parallelbench.world.numerics import in_arithmetic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from parallelbench.config.components import Data
     from parallelbench.config.run import RunConfig
@@ -52,6 +53,18 @@ def parameters_by_layer(model: nn.Sequential) -> list[list[nn.Parameter]]:
         owned.append([parameter for parameter in layer.parameters() if parameter not in seen])
         seen.update(owned[-1])
     return owned
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers (running statistics) at the end."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before:
+                buffer.copy_(values)
 
 
 class Dense(nn.Module):

@@ -5,7 +5,7 @@ Chen et al. 2016 (arXiv 1604.06174); which parts: Korthikanti et al. 2022 (arXiv
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from parallelbench.models.modules import unchanged_buffers
 
+if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from parallelbench.config.run import RunConfig
@@ -68,16 +68,4 @@ def _repeating(cls: type[nn.Module], method: str) -> type[nn.Module]:
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Of the forward pass, and of its repetition."""
-    return nullcontext(), _unchanged_buffers(module)
-
-
-@contextmanager
-def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Leave running statistics as the first forward pass did: they saw this batch already."""
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, values in before:
-                buffer.copy_(values)
+    return nullcontext(), unchanged_buffers(module)  # running statistics saw this batch already

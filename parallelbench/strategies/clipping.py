@@ -43,13 +43,9 @@ class Clipping:
         *,
         over: Groups,
         traffic: Traffic,
-        uncounted: Iterable[Tensor] = (),
         norms: StepNorms | None = None,
     ) -> None:
-        """`over`: groups of ranks, each of which has other parameters. `uncounted`: scaled here, counted elsewhere.
-        `norms` keeps the norm of each gradient as it was before.
-        """
-        self._uncounted = list(uncounted)
+        """`over`: groups of ranks, each of which has other parameters. `norms` keeps each gradient's norm before."""
         self._most, self._traffic, self._norms = most, traffic, norms
         self._parts: dict[Groups, list[Tensor]] = {over: []}
         """Groups over which squares are added up, one after the other → this rank's parts of such gradients."""
@@ -80,7 +76,7 @@ class Clipping:
 
     def _scale_parts(self) -> None:
         by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-        for parts in (*self._parts.values(), self._uncounted):
+        for parts in self._parts.values():
             for gradient in _gradients(parts):
                 by_type[gradient.dtype].append(gradient)
         for dtype, gradients in by_type.items():

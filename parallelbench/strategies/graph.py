@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from parallelbench.config.components import Batch
 from parallelbench.strategies.replica import ModuleReplica
+from parallelbench.strategies.state import undone_updates
 from parallelbench.world import cuda
+from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -66,25 +68,8 @@ class CapturedReplica(ModuleReplica):
             self._samples = result.samples  # as captured: a replay takes the same gradients
 
         def warm_up() -> None:
-            tensors, random = self._tensors(), cuda.rng_state(device)
-            before = {key: tensor.detach().clone() for key, tensor in tensors.items()}
-            for _ in range(WARM_STEPS):
-                work()
-            with torch.no_grad():
-                for key, tensor in self._tensors().items():
-                    # What the optimizer has only begun to keep starts from zero, with every optimizer of the suite.
-                    tensor.copy_(before[key]) if key in before else tensor.zero_()
-            cuda.set_rng_state(random, device)
+            with Generators([device]).unchanged(), undone_updates(self._module, self._optimizer):
+                for _ in range(WARM_STEPS):
+                    work()
 
         return cuda.capture(work, device, warm_up=warm_up)
-
-    def _tensors(self) -> dict[Any, Tensor]:
-        """All that a step changes, by what it is."""
-        return dict(self._changed())
-
-    def _changed(self) -> Iterator[tuple[Any, Tensor]]:
-        yield from self._module.state_dict(keep_vars=True).items()
-        for index, parameter in enumerate(self._module.parameters()):
-            for name, value in self._optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    yield (index, name), value

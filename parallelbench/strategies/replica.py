@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from parallelbench.measure.spans import Phase, backward_phase, phase, waits_are_hidden
 from parallelbench.measure.traffic import Traffic
 from parallelbench.models.initial import fill
+from parallelbench.models.modules import unchanged_buffers
 from parallelbench.models.moe_layers import take_expert_tokens
 from parallelbench.models.norms import count_compiled_norms
 from parallelbench.strategies.clipping import Clipping, Groups, StepNorms
@@ -24,7 +25,6 @@ from parallelbench.strategies.state import (
     local,
     optimizer_state,
     tensors_of,
-    unchanged_buffers,
     undone_updates,
     undrawn_numbers,
     whole,
@@ -141,19 +141,12 @@ class BaseReplica(ABC):
     def _clipping_to(self, most: float) -> Clipping:
         if self._only_clipping is None:
             parameters, over = self._counted()
-            others = self._uncounted()
-            self._only_clipping = Clipping(
-                most, parameters, over=over, traffic=self.traffic, uncounted=others, norms=self._norms
-            )
+            self._only_clipping = Clipping(most, parameters, over=over, traffic=self.traffic, norms=self._norms)
         return self._only_clipping
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
         """This rank's parameters that count in the gradient's norm, and groups whose ranks have others."""
         return self.trained()[0].parameters(), ()
-
-    def _uncounted(self) -> Iterable[Tensor]:
-        """This rank's other parameters, which count on another rank; all are scaled."""
-        return ()
 
     def _clip(self, clipping: Clipping) -> None:
         clipping.clip()
@@ -205,7 +198,7 @@ class ModuleReplica(BaseReplica):
     `optimizer` and `loss` replace the run's own (by sharded ones, for example). `count_step` adds the bytes that a
     step sends.
     `micro_batches`: pieces of a batch whose gradients add up; `no_sync` is the context of all but the last, after which
-    ranks average them. `after_backward`: what a step's gradients still need from other ranks.
+    ranks average them. `after_backward`: what a step's gradients still need from other ranks, counted as it is sent.
     `tokens`: those that this rank has of each sample; None: all. `alike`: ranks that compute the same from the same
     samples; the first of them owns the loss.
     """
@@ -225,7 +218,7 @@ class ModuleReplica(BaseReplica):
         count_step: Callable[[Traffic], None] | None = None,
         micro_batches: int = 1,
         no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
-        after_backward: Callable[[], None] | None = None,
+        after_backward: Callable[[Traffic], None] | None = None,
         tokens: OwnTokens | None = None,
         alike: DeviceMesh | None = None,
     ) -> None:
@@ -265,11 +258,11 @@ class ModuleReplica(BaseReplica):
         total: Sums | None = None
         for images, labels in others:
             with self._no_sync():
-                total = _added(total, self._take_gradient(images, labels))
-        total = _added(total, self._take_gradient(*last))
+                total = added(total, self._take_gradient(images, labels))
+        total = added(total, self._take_gradient(*last))
         if self._after_backward is not None:
             with phase("backward"), phase("communication"):
-                self._after_backward()
+                self._after_backward(self.traffic)
         return total
 
     def _pieces(self, batch: Batch) -> Iterable[tuple[Tensor, Tensor]]:
@@ -341,7 +334,7 @@ class ModuleReplica(BaseReplica):
             with self._numerics.autocast():
                 logits = self._module(batch.images)
             labels = batch.labels.to(logits.device, non_blocking=True)
-            total = _added(total, self._owned_sums(self._numerics.loss(logits, labels), logits, labels))
+            total = added(total, self._owned_sums(self._numerics.loss(logits, labels), logits, labels))
         self._module.train()
         if self._after_evaluation is not None:
             self._after_evaluation()
@@ -398,7 +391,7 @@ class ModuleReplica(BaseReplica):
         return copies
 
 
-def _added(total: Sums | None, more: Sums) -> Sums:
+def added(total: Sums | None, more: Sums) -> Sums:
     """Adds in place."""
     if total is None:
         return more
@@ -480,14 +473,8 @@ class LayersReplica(BaseReplica):
         return self._layers, self._optimizer
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
-        """A parameter that layers of several ranks share counts on the rank that has its first name."""
-        names = set(self._parameter_names)
-        return [parameter for name, parameter in self._layers.named_parameters() if name in names], (self._ranks_group,)
-
-    def _uncounted(self) -> Iterable[Tensor]:
-        """Those that count on the rank that has their first name."""
-        names = set(self._parameter_names)
-        return [parameter for name, parameter in self._layers.named_parameters() if name not in names]
+        """No parameter is shared by layers of several ranks: `valid_map` and `why_shared` refuse it."""
+        return self._layers.parameters(), (self._ranks_group,)
 
     @property
     def _ranks_group(self) -> dist.ProcessGroup:

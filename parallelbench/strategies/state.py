@@ -104,16 +104,6 @@ def _like(parameter: Tensor, shard: Tensor) -> Tensor:
     return tensor
 
 
-@contextmanager
-def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the buffers (running statistics) at the end."""
-    before = [buffer.clone() for buffer in module.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, old in zip(module.buffers(), before, strict=True):
-            buffer.copy_(old)
-
-
 def undrawn_numbers(module: nn.Module) -> AbstractContextManager[None]:
     """Restore the generators of the host and of the module's GPUs at the end."""
     gpus = {parameter.device for parameter in module.parameters() if parameter.device.type == "cuda"}
@@ -122,18 +112,24 @@ def undrawn_numbers(module: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def undone_updates(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Restore the parameters at the end, and give what the optimizer has begun to keep the zeros that it begins from.
+    """Restore parameters, buffers and what the optimizer keeps at the end, in place.
 
-    For an optimizer that has not updated yet, and whose class says `can_be_compiled`: it begins from zeros.
+    What it has only begun to keep becomes zero, from which every optimizer begins that can be compiled or captured.
     """
-    before = {name: tensor.clone() for name, tensor in tensors_of(module).items()}
+    before = {key: tensor.clone() for key, tensor in _changing(module, optimizer)}
     yield
-    load_tensors(module, before)
     with torch.no_grad():
-        kept = (value for state in _local_optimizer(optimizer).state.values() for value in state.values())
-        for value in kept:
-            if isinstance(value, torch.Tensor):
-                local(value).zero_()
+        for key, tensor in _changing(module, optimizer):
+            tensor.copy_(before[key]) if key in before else tensor.zero_()
+
+
+def _changing(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[object, Tensor]]:
+    """All that an update changes, by what it is."""
+    yield from tensors_of(module).items()
+    for parameter, state in _local_optimizer(optimizer).state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                yield (parameter, name), local(value)
 
 
 def size_bytes(value: Tensor) -> int:

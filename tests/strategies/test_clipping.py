@@ -16,7 +16,6 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure.spans import Spans, divided_by
 from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.clipping import Clipping
-from parallelbench.strategies.pipeline.split import LayerSplitReplica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -105,36 +104,6 @@ def test_its_time_is_communication_and_the_rest_the_optimizers(
 
 
 # --- what counts
-
-
-def test_a_parameter_that_two_ranks_share_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LayerSplitReplica, "_ranks_group", None)
-    run = clipping("model_parallel")
-    names = []
-    for rank in (0, 1):
-        first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-        second.weight = first.weight
-        model = torch.nn.Sequential()
-        model.add_module("first", first)
-        model.add_module("second", second)
-        owners = {"first": 0, "second": 1}
-        replica = LayerSplitReplica(model, owners, run=run, world=World(rank=rank, size=2, local_rank=rank))
-        (counted, _), named = replica._counted(), dict(replica._layers.named_parameters())
-        names.append({name for name, each in named.items() if any(each is one for one in counted)})
-        others = {name for name, each in named.items() if any(each is one for one in replica._uncounted())}
-        assert others == named.keys() - names[-1], "scaled all the same"
-    assert names == [{"first.weight", "first.bias"}, {"second.bias"}]
-
-
-def test_what_counts_elsewhere_is_scaled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, elsewhere = (torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
-    group: Any = "the other ranks"
-    clipping = Clipping(1.0, [counted], over=(group,), traffic=Traffic(), uncounted=[elsewhere])
-    monkeypatch.setattr(clipping, "sum_over_ranks", lambda squares: sum(squares.values()) + 16.0)
-    counted.grad, elsewhere.grad = torch.full((1,), 3.0).double(), torch.full((1,), 4.0).double()
-    clipping.clip()
-    assert counted.grad.item() == pytest.approx(3 / 5)
-    assert elsewhere.grad.item() == pytest.approx(4 / 5)
 
 
 def test_gradients_in_several_types_are_scaled_each_in_its_own() -> None:

@@ -71,9 +71,9 @@ def phases_of_the_sums(rank: int, size: int, run: RunConfig) -> list[str | None]
     spans, seen = Spans(lambda: 0.0), []
     wait, all_reduce = replica._after_backward, dist.all_reduce
 
-    def noted_wait() -> None:
+    def noted_wait(traffic: Any) -> None:
         seen.append(spans.innermost)
-        wait()
+        wait(traffic)
 
     def noted_sum(*args: Any, **options: Any) -> Any:
         seen.append(spans.innermost)

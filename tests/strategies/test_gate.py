@@ -21,6 +21,7 @@ from parallelbench.strategies.context.attention import Ring
 from parallelbench.strategies.context.tokens import ContextGroup
 from parallelbench.strategies.data_parallel import ring
 from parallelbench.strategies.data_parallel.ring import ring_average
+from parallelbench.strategies.exchange import exchanged
 from parallelbench.strategies.expert import exchange
 from parallelbench.strategies.expert.exchange import GroupSums, TokenExchange, expert_mesh
 from parallelbench.strategies.fsdp import shards as fsdp_shards
@@ -49,6 +50,15 @@ def in_code(owner: Any, name: str, other: Callable[[World], Any], *, on_last: bo
     return lambda _, world: (
         nullcontext() if on_last and world.rank < world.size - 1 else mock.patch.object(owner, name, other(world))
     )
+
+
+def with_gradient(owner: Any, wrong: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Plant:
+    """Another gradient of what a module's layers exchange, from the values and the gradient of the result."""
+
+    def other(values: torch.Tensor, *, there: Any, back: Any) -> torch.Tensor:
+        return exchanged(values, there=there, back=lambda gradient: wrong(values, gradient))
+
+    return in_code(owner, "exchanged", lambda _: other)
 
 
 def in_replicas(change: Callable[[Any, World], None], *, on_last: bool = False) -> Plant:
@@ -141,10 +151,6 @@ def takes_the_first_part(_: World) -> Any:
     return lambda tokens, width, _mesh: (tokens.clamp(0, width - 1), tokens >= width)
 
 
-def repeats_its_gradient(_: World) -> Any:
-    return staticmethod(lambda ctx, gradient: (torch.cat([gradient] * ctx.mesh.size(), dim=1), None))
-
-
 # --- parts of sequences
 
 
@@ -217,10 +223,6 @@ def scaled_hooks(_: World) -> Any:
 def rows_one_place_further(_: World) -> Any:
     genuine = TokenExchange.__call__
     return lambda *given: genuine(*given).roll(1, 0)
-
-
-def rows_gradients_stay(_: World) -> Any:
-    return staticmethod(lambda ctx, gradient: (gradient.new_zeros(sum(ctx.leaving), gradient.shape[1]), None, None))
 
 
 def added_up_within_the_group(world: World) -> Any:
@@ -310,17 +312,17 @@ FAULTS: dict[tuple[str, str, int, str], dict[str, Plant]] = {
     ("gpt", "tensor_parallel", 2, BY_VOCABULARY): {
         "each rank has its own greatest logit": in_code(vocabulary, "_reduced", unreduced("max")),
         "parts are not summed": in_code(vocabulary, "_reduced", unreduced("sum")),
-        "gradients are not summed": in_code(
-            vocabulary._Copied, "backward", lambda _: staticmethod(lambda _ctx, gradient: (gradient, None))
-        ),
+        "gradients are not summed": with_gradient(vocabulary, lambda _, gradient: gradient),
         "each rank takes the first part": in_code(vocabulary, "_own", takes_the_first_part),
     },
     **{
         ("gpt", strategy, devices, BY_TOKENS): {
             "norms' gradients are not summed": in_code(
-                sequence.NormGradients, "sum_over_ranks", lambda _: lambda _gradients: None
+                sequence.NormGradients, "sum_over_ranks", lambda _: lambda *_: None
             ),
-            "the embedding's gradient is that of a part": in_code(sequence._OwnPart, "backward", repeats_its_gradient),
+            "the embedding's gradient is that of a part": with_gradient(
+                sequence, lambda values, gradient: gradient.repeat(1, values.shape[1] // gradient.shape[1], 1)
+            ),
         }
         for strategy, devices in (("tensor_parallel", 2), ("dp_pp_tp", 4))
     },
@@ -336,7 +338,7 @@ FAULTS: dict[tuple[str, str, int, str], dict[str, Plant]] = {
     ("moe", "expert_parallel", 2, ""): {
         "gradients are summed": in_code(DTensor, "register_hook", lambda _: lambda *_: None),
         "rows come back further on": in_code(TokenExchange, "__call__", rows_one_place_further),
-        "gradients of rows don't travel back": in_code(exchange._RowsToRanks, "backward", rows_gradients_stay),
+        "gradients of rows don't travel back": with_gradient(exchange, lambda values, _: torch.zeros_like(values)),
     },
     ("moe", "expert_parallel", 4, "strategy.expert_ranks=2"): {
         "groups apart": in_code(GroupSums, "begin", lambda _: lambda *_: None),

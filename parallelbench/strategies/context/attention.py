@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from parallelbench.models.gpt_layers import attended
 from parallelbench.strategies.context.blocks import Merged, block, block_gradients
+from parallelbench.strategies.exchange import exchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,27 +221,12 @@ class HeadExchange:
         return results.transpose(0, 1).flatten(1, 2)
 
     def _exchanged(self, values: Tensor) -> Tensor:
-        """The i-th of `values` goes to rank i; the i-th of the result comes from it."""
-        received: Tensor = _AllToAll.apply(values, self)
-        return received
+        """The i-th of `values` goes to rank i; the i-th of the result comes from it. Gradients go back."""
+        return exchanged(values, there=self._sent, back=self._sent)
 
-    def sent(self, values: Tensor) -> Tensor:
-        """The same, as autograd does not see it."""
+    def _sent(self, values: Tensor) -> Tensor:
         values = values.contiguous()
         received = torch.empty_like(values)
         dist.all_to_all_single(received, values, group=self._group)
         self._traffic.send("activation", values.nbytes * (self._ranks - 1) / self._ranks)
         return received
-
-
-class _AllToAll(torch.autograd.Function):
-    """Of gradients too: what came from a rank goes back to it."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, ranks: HeadExchange) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.sent(values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.sent(gradients[0]), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from parallelbench.config.components import Shard
 from parallelbench.models.initial import fill
 from parallelbench.models.moe_layers import Experts, MixtureOfExperts
+from parallelbench.strategies.exchange import exchanged
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.strategies.state import local, size_bytes
@@ -74,13 +75,7 @@ def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, 
             stacked.register_post_accumulate_grad_hook(groups.begin)
         setattr(experts, name, stacked)
     trained = [each for each in module.parameters() if each.requires_grad]
-    own_bytes = sum(size_bytes(local(each)) for each in trained if isinstance(each, DTensor))
     copied_bytes = sum(size_bytes(each) for each in trained if not isinstance(each, DTensor))
-
-    def count_step(traffic: Traffic) -> None:
-        traffic.all_reduce("gradient", copied_bytes, world.size)
-        traffic.all_reduce("gradient", own_bytes, world.size // ranks)
-
     return ModuleReplica(
         module,
         run=run,
@@ -88,7 +83,7 @@ def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, 
         data_shard=Shard(world.rank, world.size),
         wrapped=wrapped,
         optimizer=optimizer_of(module.parameters(), run, world.device_type),
-        count_step=count_step,
+        count_step=lambda traffic: traffic.all_reduce("gradient", copied_bytes, world.size),
         after_backward=None if groups is None else groups.wait,
     )
 
@@ -101,19 +96,23 @@ class GroupSums:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._begun: list[dist.Work] = []
+        self._begun: list[tuple[dist.Work, int]] = []
+        """What has begun, and the bytes of each message."""
 
     def begin(self, parameter: Tensor) -> None:
         """Begin to add up a parameter's gradient."""
         assert parameter.grad is not None
-        work = dist.all_reduce(local(parameter.grad), group=self._group, async_op=True)
+        gradient = local(parameter.grad)
+        work = dist.all_reduce(gradient, group=self._group, async_op=True)
         assert work is not None, "this rank is one of the group"
-        self._begun.append(work)
+        self._begun.append((work, gradient.nbytes))
 
-    def wait(self) -> None:
+    def wait(self, traffic: Traffic) -> None:
         """Wait for all that has begun; a GPU's stream waits, not the host."""
         while self._begun:
-            self._begun.pop(0).wait()
+            work, sent_bytes = self._begun.pop(0)
+            work.wait()
+            traffic.all_reduce("gradient", sent_bytes, self._group.size())
 
 
 def exchange_tokens(replica: ModuleReplica, world: World, ranks: int) -> ModuleReplica:
@@ -154,26 +153,16 @@ class TokenExchange:
         return self._exchange(results[places], came, leaving)
 
     def _exchange(self, rows: Tensor, leaving: Sequence[int], came: Sequence[int]) -> Tensor:
-        result: Tensor = _RowsToRanks.apply(rows, (leaving, came), self)
-        return result
+        return exchanged(
+            rows,
+            there=lambda own: self._send(own, leaving, came),
+            back=lambda gradient: self._send(gradient, came, leaving),
+        )
 
-    def send(self, rows: Tensor, leaving: Sequence[int], came: Sequence[int]) -> Tensor:
+    def _send(self, rows: Tensor, leaving: Sequence[int], came: Sequence[int]) -> Tensor:
         """Hand each rank its rows, of which there are `leaving`, and return what `came`."""
         received = rows.new_empty(sum(came), *rows.shape[1:])
         dist.all_to_all_single(received, rows.contiguous(), list(came), list(leaving), group=self._group)
         others = sum(leaving) - leaving[self._group.rank()]
         self._traffic.send("activation", others * rows.shape[1] * rows.element_size())
         return received
-
-
-class _RowsToRanks(torch.autograd.Function):
-    """Rows to other ranks; their gradients come back the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: tuple[list[int], list[int]], exchange: TokenExchange) -> Tensor:
-        (ctx.leaving, ctx.came), ctx.exchange = counts, exchange
-        return exchange.send(rows, *counts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.exchange.send(gradient, ctx.came, ctx.leaving), None, None

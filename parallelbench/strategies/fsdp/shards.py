@@ -58,12 +58,12 @@ def shard_layers(
     padded = shard_one_by_one(
         model, run, world.device, mesh, reshard_after_forward=reshard_after_forward, gather=gather
     )
-    gathered_bytes = padded.gathered_bytes(reshard_after_forward) / (2 if gather == "bf16" else 1)
 
     def count_step(traffic: Traffic) -> None:
+        gathered_bytes = padded.gathered / (2 if gather == "bf16" else 1)
         traffic.all_gather("parameter", micro_batches * gathered_bytes, shards)
-        traffic.reduce_scatter("gradient", padded.gradient_bytes, shards)
-        traffic.all_reduce("gradient", padded.gradient_bytes / shards, copies)
+        traffic.reduce_scatter("gradient", padded.gradients, shards)
+        traffic.all_reduce("gradient", padded.gradients / shards, copies)
 
     kind = CapturedReplica if run.graph else ModuleReplica
     return kind(
@@ -120,43 +120,33 @@ def shard_one_by_one(
     policy = MixedPrecisionPolicy()
     if gather == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shards, once_bytes, again_bytes, gradient_bytes, trained = mesh.size(mesh.ndim - 1), 0, 0, 0, False
+    shards, gathered, trained = mesh.size(mesh.ndim - 1), 0, False
+    sizes: dict[nn.Parameter, int] = {}
     for name, layer in model.named_children():
         to_device(layer, contiguous, device)
         if first is not None:
             first(name, layer)
-        padded = [
-            (_padded_bytes(local(parameter), shards), parameter.requires_grad) for parameter in layer.parameters()
-        ]
-        trained = trained or any(trains for _, trains in padded)
-        if padded and name not in tied:
-            layer_bytes = sum(size for size, _ in padded)
-            once_bytes += layer_bytes
-            again_bytes += layer_bytes if trained else 0  # no gradient passes a layer that only frozen ones precede
-            gradient_bytes += sum(size for size, trains in padded if trains)
+        own = {each: _padded_bytes(local(each), shards) for each in layer.parameters()}
+        sizes |= own
+        trained = trained or any(each.requires_grad for each in own)
+        if own and name not in tied:
+            # No gradient passes a layer that only frozen ones precede.
+            gathered += sum(own.values()) * (2 if reshard_after_forward and trained else 1)
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
     left = nn.ModuleDict({name: layer for name, layer in model.named_children() if name in tied})
-    tied_bytes = sum(_padded_bytes(local(parameter), shards) for parameter in left.parameters())
-    gradient_bytes += sum(_padded_bytes(local(each), shards) for each in left.parameters() if each.requires_grad)
+    gathered += sum(sizes[each] for each in left.parameters())  # once for the whole model, whatever the option says
+    gradients = sum(size for each, size in sizes.items() if each.requires_grad)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy if tied else MixedPrecisionPolicy())
-    return PaddedBytes(once_bytes, again_bytes, tied_bytes, gradient_bytes)
+    return PaddedBytes(gathered, gradients)
 
 
 class PaddedBytes(NamedTuple):
-    """Bytes of all shards of a model with their padding."""
+    """Bytes of all shards of a model with their padding, in the parameters' own dtype."""
 
-    layer_bytes: int
-    """Of layers that are gathered one by one."""
-    backward_bytes: int
-    """Of those among them that have a backward pass."""
-    tied_bytes: int
-    """Of those that share parameters with each other: gathered once for the whole model, whatever the option says."""
-    gradient_bytes: int
+    gathered: int
+    """What a step gathers."""
+    gradients: int
     """Of all parameters that are trained."""
-
-    def gathered_bytes(self, reshard_after_forward: bool) -> int:
-        """What a step gathers, in the parameters' own dtype."""
-        return self.layer_bytes + (self.backward_bytes if reshard_after_forward else 0) + self.tied_bytes
 
 
 def _padded_bytes(values: Tensor, shards: int) -> int:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from parallelbench.config.components import Shard
-from parallelbench.errors import ConfigError
 from parallelbench.measure.spans import phase
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.replica import ModuleReplica, share_buffers, to_device
@@ -118,11 +117,6 @@ class SandblasterReplica(FullBatchReplica):
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Restore it; unlike torch, which rounds all to the parameters' type, as it was saved."""
-        if "history" in state:
-            raise ConfigError(
-                "the checkpoint is of a release with its own L-BFGS, which kept other vectors: "
-                "remove the run's folder checkpoints/, and it starts anew"
-            )
         super().load_local_state(state)
         for kept in state["optimizer"]["plain"].values():
             own = _vectors(lambda each: each.to(self._values).as_subclass(ShardedVector), kept)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from parallelbench.config.components import Shard
 from parallelbench.measure.spans import Phase, phase
 from parallelbench.strategies.pipeline.partition import values_between
-from parallelbench.strategies.replica import LayersReplica, numerics_of, to_device
+from parallelbench.strategies.replica import LayersReplica, added, numerics_of, to_device
 from parallelbench.strategies.state import size_bytes
 from parallelbench.world.numerics import Sums, sums
 
@@ -60,10 +60,6 @@ def spread(
     return model
 
 
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64)
-_HEADER_LENGTH = 8
-
-
 @dataclass(frozen=True)
 class Segment:
     """Consecutive layers of one owner."""
@@ -77,36 +73,6 @@ def segments_of(layers: Mapping[str, int]) -> list[Segment]:
     """Group the layers, given in order with their owners, into segments."""
     runs = [(owner, tuple(names)) for owner, names in groupby(layers, key=lambda name: layers[name])]
     return [Segment(index, owner, names) for index, (owner, names) in enumerate(runs)]
-
-
-class Channel:
-    """Sends tensors between ranks; dtype and shape are sent the first time only."""
-
-    def __init__(self) -> None:
-        self._formats: dict[tuple[int, int], tuple[torch.dtype, tuple[int, ...]]] = {}
-        """Dtype and shape, by segment and batch size."""
-
-    def send(self, value: Tensor, to: int, *, segment: int) -> None:
-        """Send the output of `segment`."""
-        key = (segment, value.shape[0])
-        if key not in self._formats:
-            self._formats[key] = (value.dtype, tuple(value.shape))
-            header = [_DTYPES.index(value.dtype), value.dim(), *value.shape]
-            dist.send(torch.tensor(header + [0] * (_HEADER_LENGTH - len(header))), to)
-        dist.send(value.contiguous(), to)
-
-    def receive(self, source: int, *, segment: int, batch_size: int) -> Tensor:
-        """Receive the output of `segment`."""
-        key = (segment, batch_size)
-        if key not in self._formats:
-            header = torch.zeros(_HEADER_LENGTH, dtype=torch.int64)
-            dist.recv(header, source)
-            code, dim, *sizes = header.tolist()
-            self._formats[key] = (_DTYPES[code], tuple(sizes[:dim]))
-        dtype, shape = self._formats[key]
-        value = torch.empty(shape, dtype=dtype)
-        dist.recv(value, source)
-        return value
 
 
 class LayerSplitReplica(LayersReplica):
@@ -124,6 +90,9 @@ class LayerSplitReplica(LayersReplica):
         trained = [any(trains[name] for name in segment.names) for segment in self._segments]
         self._gets_gradient = list(accumulate(trained, operator.or_))
         """Of each segment, whether it or one before it has parameters that need a gradient."""
+        values = dict(zip(layers, values_between(model, run, torch.device("cpu"), 1)[1:], strict=True))
+        self._outputs = [values[segment.names[-1]] for segment in self._segments]
+        """What each segment gives of one sample: meta tensors."""
         first, last = self._segments[0].owner, self._segments[-1].owner
         shard = Shard(images=first == world.rank, labels=last == world.rank)
         super().__init__(model, layers, data_shard=shard, rank=world.rank, run=run)
@@ -134,7 +103,6 @@ class LayerSplitReplica(LayersReplica):
                 part = nn.Sequential(*(self._layers[name] for name in segment.names))
                 self._forward[segment.index] = torch.compile(part) if run.compile else part
         self._optimizer = run.optimizer.build(self._layers.parameters(), run, "cpu")
-        self._channel = Channel()
 
     def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update, one segment after the other."""
@@ -167,11 +135,13 @@ class LayerSplitReplica(LayersReplica):
             value = batch.images
         else:
             before = self._segments[segment.index - 1]
-            value = self._channel.receive(before.owner, segment=before.index, batch_size=batch.size)
+            example = self._outputs[before.index]
+            value = torch.empty(batch.size, *example.shape[1:], dtype=example.dtype)
+            dist.recv(value, before.owner)
             value.requires_grad_(self._gets_gradient[before.index] and torch.is_grad_enabled())
         output = self._compute(segment, value)
         if segment is not self._segments[-1]:
-            self._channel.send(output.detach(), self._segments[segment.index + 1].owner, segment=segment.index)
+            dist.send(output.detach().contiguous(), self._segments[segment.index + 1].owner)
             self.traffic.send("activation", output.numel() * output.element_size())
         return value, output
 
@@ -212,9 +182,6 @@ class LayerSplitReplica(LayersReplica):
             if self.data_shard.labels:
                 assert batch.labels is not None
                 result = self._numerics.sums(self._numerics.loss(output, batch.labels), output, batch.labels)
-                if total is None:
-                    total = result
-                else:
-                    total += result
+                total = added(total, result)
         self._layers.train()
         return None if total is None else total.tensor()

@@ -20,7 +20,7 @@ from parallelbench.config.components import Shard
 from parallelbench.measure.spans import Phase, phase, waits_are_hidden
 from parallelbench.models.norms import count_compiled_norms, synchronize_norms
 from parallelbench.strategies.pipeline.partition import example_of, piece_sizes, values_between
-from parallelbench.strategies.replica import LayersReplica, gradient_bytes, numerics_of, share, to_device
+from parallelbench.strategies.replica import LayersReplica, numerics_of, share, to_device
 from parallelbench.strategies.state import local, size_bytes
 from parallelbench.strategies.tensor import plan_of
 from parallelbench.strategies.tensor.sequence import norm_gradients, parts_between
@@ -159,7 +159,6 @@ class PipelineReplica(LayersReplica):
             to_device(self._layers, run, device)
         else:
             place_shards(self._layers, run, device, position.tensor)
-        self._gradient_bytes = gradient_bytes(self._layers)
 
     def _new_schedule(self) -> Any:
         stages = [
@@ -207,9 +206,6 @@ class PipelineReplica(LayersReplica):
         self.traffic.send("activation", micro_batches * self._sent_bytes())
         if position.tensor is not None:
             self._exchanged.count(self.traffic, position.tensor.size(), passes=micro_batches)
-        if self._partial is not None:
-            self._partial.count(self.traffic)
-        self.traffic.all_reduce("gradient", self._gradient_bytes, position.copies)
         count_compiled_norms(self._layers, self.traffic, passes=micro_batches * self._compiled)
 
     def _sent_bytes(self) -> int:
@@ -229,7 +225,7 @@ class PipelineReplica(LayersReplica):
         self._schedule.step(*inputs, target=batch.labels, return_outputs=False)
         if self._partial is not None:
             with phase("communication"):
-                self._partial.sum_over_ranks()
+                self._partial.sum_over_ranks(self.traffic)
         if self._position.copies > 1:
             with phase("communication"):
                 self._average()
@@ -249,6 +245,7 @@ class PipelineReplica(LayersReplica):
             return  # these stages are frozen, on each of the copies
         flat = _flatten_dense_tensors(grads).div_(self._position.copies)
         dist.all_reduce(flat, group=self._position.data)
+        self.traffic.all_reduce("gradient", flat.nbytes, self._position.copies)
         for grad, mean in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):
             grad.copy_(mean)
 

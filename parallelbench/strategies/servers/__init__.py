@@ -81,24 +81,22 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
             "workers push and fetch in every step",
             ("strategy.n_push=1 strategy.n_fetch=1", "strategy.mode"),
         )
-        if self.name == "downpour":
-            yield from self._of_downpour(run)
         yield from no_fp16(run, "each worker would scale gradients on its own")
         if self.mode == "sync":
             return
-        sync = "strategy=parameter_server" if self.name == "downpour" else "strategy.mode"
+        sync = ("strategy.mode", "strategy")
         if run.clip_norm is not None:
             yield (
                 True,
                 f"clip_norm={run.clip_norm:g} with strategy.mode=async is refused: no server has a whole gradient, and "
                 "none waits for the others",
-                ("clip_norm", sync),
+                ("clip_norm", *sync),
             )
         yield (
             run.lr_schedule.changes,
             f"lr_schedule={run.lr_schedule.name} with strategy.mode=async is refused: a server counts pushes, of which "
             "nobody knows to which step they belong",
-            ("lr_schedule=constant", sync),
+            ("lr_schedule=constant", *sync),
         )
         yield (
             getattr(run.model, "norm", None) == "sync",
@@ -109,23 +107,6 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
         """All parameters are one real vector."""
         return first_of(why_untouched(traits), why_complex(traits))
-
-    def _of_downpour(self, run: RunConfig) -> Rules:
-        """All but Downpour SGD as Dean et al. (2012) define it: the rest is `strategy=parameter_server`."""
-        yield (
-            self.mode != "async",
-            "strategy=downpour with strategy.mode=sync is refused: Downpour SGD is asynchronous",
-            ("strategy.mode", "strategy=parameter_server"),
-        )
-        plain = isinstance(run.optimizer, Sgd) and not run.optimizer.momentum
-        momentum = " with momentum" if isinstance(run.optimizer, Sgd) else ""
-        yield (
-            not plain and not isinstance(run.optimizer, Adagrad),
-            f"strategy=downpour with optimizer={run.optimizer.name}{momentum} is refused: Downpour SGD (Dean et al. "
-            "2012) is Adagrad, or plain SGD, on the server, and any other optimizer strategy=parameter_server "
-            "strategy.mode=async",
-            ("optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0"),
-        )
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """A worker, or on the last ranks a server."""
@@ -138,3 +119,24 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
             return server_of(model, layout, schedule, run=run)
         slowdown = self.slow_worker_factor if world.rank == 0 else 1.0
         return worker_of(model, layout, schedule, slowdown=slowdown, run=run, world=world)
+
+
+class Downpour(ParameterServer, frozen=True, kw_only=True):
+    """Downpour SGD as Dean et al. (2012) define it; what else servers can do is `strategy=parameter_server`."""
+
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        """Updates that are no Downpour SGD, and what servers refuse."""
+        yield (
+            self.mode != "async",
+            "strategy=downpour with strategy.mode=sync is refused: Downpour SGD is asynchronous",
+            ("strategy.mode", "strategy=parameter_server"),
+        )
+        plain = isinstance(run.optimizer, Sgd) and not run.optimizer.momentum
+        momentum = " with momentum" if isinstance(run.optimizer, Sgd) else ""
+        yield (
+            not plain and not isinstance(run.optimizer, Adagrad),
+            f"strategy=downpour with optimizer={run.optimizer.name}{momentum} is refused: Downpour SGD is Adagrad, or "
+            "plain SGD, on the server, and any other optimizer strategy=parameter_server strategy.mode=async",
+            ("optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0"),
+        )
+        yield from super().rules(run, device_type)

@@ -90,29 +90,24 @@ class Schedule:
         return sum(self.fetches_before(step) + self.pushes_after(step) for step in range(1, self.steps + 1))
 
 
-def workers_group(layout: Layout, run: RunConfig) -> dist.ProcessGroup | int:
-    """The workers' own process group, with the run's timeout; all ranks must make it, servers get a number."""
-    timeout = timedelta(seconds=run.launcher.collective_timeout_s)
-    group: dist.ProcessGroup | int = dist.new_group(list(range(layout.workers)), timeout=timeout)
-    return group
+def own_group(layout: Layout, run: RunConfig) -> dist.ProcessGroup | None:
+    """The process group of the workers, or of the servers where squares of a gradient add up over several.
 
-
-def servers_group(layout: Layout, run: RunConfig) -> dist.ProcessGroup | int | None:
-    """Likewise the servers', over which the squares of a gradient add up; None where nobody needs it."""
-    if run.clip_norm is None or layout.servers < 2:
-        return None
+    All ranks must make both; servers that need none have none.
+    """
     timeout = timedelta(seconds=run.launcher.collective_timeout_s)
-    group: dist.ProcessGroup | int = dist.new_group(list(layout.server_ranks), timeout=timeout)
-    return group
+    group = dist.new_group(list(range(layout.workers)), timeout=timeout)
+    if run.clip_norm is not None and layout.servers > 1:
+        of_servers = dist.new_group(list(layout.server_ranks), timeout=timeout)
+        group = group if layout.rank < layout.workers else of_servers
+    return group if isinstance(group, dist.ProcessGroup) else None  # of others torch returns a number
 
 
 def server_of(
     model: nn.Sequential, layout: Layout, schedule: Schedule | None, *, run: RunConfig
 ) -> SyncServer | AsyncServer:
     """The server of this rank: asynchronous where there is a `schedule`."""
-    workers_group(layout, run)
-    group = servers_group(layout, run)
-    assert not isinstance(group, int), "a server is a member"
+    group = own_group(layout, run)
     flat = FlatParameters(to_device(model, run, torch.device("cpu")))
     shard = layout.shard_of(flat.values, layout.rank).clone()
     return SyncServer(shard, layout, run, group) if schedule is None else AsyncServer(shard, layout, run, schedule)

@@ -20,11 +20,10 @@ from parallelbench.strategies.servers.servers import (
     STALENESS,
     Layout,
     Schedule,
+    own_group,
     receiving,
     sending,
-    servers_group,
     wait_all,
-    workers_group,
 )
 from parallelbench.strategies.state import FlatParameters
 
@@ -69,9 +68,8 @@ def worker_of(
     model: nn.Sequential, layout: Layout, schedule: Schedule | None, *, slowdown: float, run: RunConfig, world: World
 ) -> SyncWorker | AsyncWorker:
     """The worker of this rank: asynchronous where there is a `schedule`."""
-    group = workers_group(layout, run)
-    servers_group(layout, run)
-    assert isinstance(group, dist.ProcessGroup), "a worker is a member"
+    group = own_group(layout, run)
+    assert group is not None, "a worker is a member"
     module = to_device(model, run, world.device)
     synchronize_norms(module, group)
     if schedule is None:

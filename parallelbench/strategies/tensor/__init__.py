@@ -159,8 +159,8 @@ class DpTp(Strategy, frozen=True, kw_only=True):
 
         def count_step(traffic: Traffic) -> None:
             exchanged.count(traffic, tensor.size())
-            traffic.all_gather("parameter", padded.gathered_bytes(self.reshard_after_forward), shard.count)
-            traffic.reduce_scatter("gradient", padded.gradient_bytes, shard.count)
+            traffic.all_gather("parameter", padded.gathered, shard.count)
+            traffic.reduce_scatter("gradient", padded.gradients, shard.count)
 
         return new_replica(
             model,

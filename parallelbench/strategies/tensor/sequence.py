@@ -17,7 +17,8 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parallelbench.models.plan import matching
-from parallelbench.strategies.state import local, size_bytes
+from parallelbench.strategies.exchange import exchanged
+from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
 
 if TYPE_CHECKING:
@@ -32,17 +33,13 @@ if TYPE_CHECKING:
 _all_gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
 
 
-class _OwnPart(torch.autograd.Function):
+def _own_part(values: Tensor, mesh: DeviceMesh) -> Tensor:
     """This rank's part of the tokens; backward the gradients of all."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, mesh: DeviceMesh) -> Tensor:
-        ctx.mesh = mesh
-        return values.chunk(mesh.size(), dim=1)[mesh.get_local_rank()].clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(gradient.contiguous(), 1, ctx.mesh.get_group()), None
+    return exchanged(
+        values,
+        there=lambda whole: whole.chunk(mesh.size(), dim=1)[mesh.get_local_rank()].clone(),
+        back=lambda gradient: _all_gather(gradient.contiguous(), 1, mesh.get_group()),
+    )
 
 
 def cut_sequence(layer: nn.Module, name: str, run: RunConfig, mesh: DeviceMesh) -> None:
@@ -52,7 +49,7 @@ def cut_sequence(layer: nn.Module, name: str, run: RunConfig, mesh: DeviceMesh) 
     for norm in matching(whole, run.model.anatomy().sequence_norms):
         whole.get_submodule(norm).register_forward_hook(_gathering(mesh, run, is_last=name == last))
     if name == first:
-        layer.register_forward_hook(lambda _layer, _inputs, values: _OwnPart.apply(values, mesh))
+        layer.register_forward_hook(lambda _layer, _inputs, values: _own_part(values, mesh))
 
 
 def _gathering(mesh: DeviceMesh, run: RunConfig, *, is_last: bool) -> Any:
@@ -89,20 +86,16 @@ class NormGradients:
         self._mesh = mesh
 
     @torch.no_grad()
-    def sum_over_ranks(self) -> None:
+    def sum_over_ranks(self, traffic: Traffic) -> None:
         """Add them up, in one message."""
         gradients = [local(each.grad) for each in self._parameters if each.grad is not None]
         if not gradients:
             return
         flat = _flatten_dense_tensors(gradients)
         dist.all_reduce(flat, group=self._mesh.get_group())
+        traffic.all_reduce("gradient", flat.nbytes, self._mesh.size())
         for gradient, total in zip(gradients, _unflatten_dense_tensors(flat, gradients), strict=True):
             gradient.copy_(total)
-
-    def count(self, traffic: Traffic) -> None:
-        """Count what a step sends."""
-        total = sum(size_bytes(local(each)) for each in self._parameters)
-        traffic.all_reduce("gradient", total, self._mesh.size())
 
 
 def norm_gradients(module: nn.Module, run: RunConfig, mesh: DeviceMesh | None) -> NormGradients | None:

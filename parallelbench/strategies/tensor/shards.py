@@ -142,11 +142,6 @@ def new_replica(
     """The replica of a module whose layers are sharded over a mesh of ranks that read the same samples."""
     partial = norm_gradients(module, run, mesh)
 
-    def count(traffic: Traffic) -> None:
-        count_step(traffic)
-        if partial is not None:
-            partial.count(traffic)
-
     def share_all() -> None:
         share_replicated(module, mesh)
         if before_evaluation is not None:
@@ -161,7 +156,7 @@ def new_replica(
         loss=divided_loss(run, mesh),
         before_evaluation=share_all,
         after_evaluation=lambda: reshard(module),
-        count_step=count,
+        count_step=count_step,
         after_backward=None if partial is None else partial.sum_over_ranks,
         alike=mesh,
     )

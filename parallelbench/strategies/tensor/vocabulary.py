@@ -15,6 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 
 from parallelbench.optim.losses import CrossEntropy
+from parallelbench.strategies.exchange import exchanged
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import divides_vocabulary
 
@@ -39,8 +40,8 @@ class DividedEmbedding(nn.Embedding):
         rows = local(self.weight)
         here, elsewhere = _own(tokens, len(rows), self._mesh)
         values = F.embedding(here, rows).masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        summed: Tensor = _Summed.apply(values, self._mesh)
-        return summed
+        # Backward each rank has the gradient already (Megatron-LM's g).
+        return exchanged(values, there=lambda own: _reduced(own, "sum", self._mesh), back=lambda gradient: gradient)
 
 
 class DividedHead(nn.Linear):
@@ -59,32 +60,10 @@ class DividedHead(nn.Linear):
 
     def forward(self, values: Tensor) -> Tensor:
         """(…, width) → (…, vocabulary ÷ ranks)."""
-        return F.linear(_Copied.apply(values, self._mesh) if self._sums_gradient else values, local(self.weight))
-
-
-class _Summed(torch.autograd.Function):
-    """The sum over the ranks; backward each rank has the gradient already (Megatron-LM's g)."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, mesh: DeviceMesh) -> Tensor:
-        return _reduced(values, "sum", mesh)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Copied(torch.autograd.Function):
-    """The values as they are; backward the sum of the ranks' gradients (Megatron-LM's f)."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, mesh: DeviceMesh) -> Tensor:
-        ctx.mesh = mesh
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _reduced(gradient, "sum", ctx.mesh), None
+        if self._sums_gradient:  # Megatron-LM's f
+            summed = lambda gradient: _reduced(gradient, "sum", self._mesh)  # noqa: E731
+            values = exchanged(values, there=lambda own: own.view_as(own), back=summed)
+        return F.linear(values, local(self.weight))
 
 
 def _own(tokens: Tensor, width: int, mesh: DeviceMesh) -> tuple[Tensor, Tensor]:
