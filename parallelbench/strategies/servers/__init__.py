@@ -122,7 +122,10 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
 
 
 class Downpour(ParameterServer, frozen=True, kw_only=True):
-    """Downpour SGD as Dean et al. (2012) define it; what else servers can do is `strategy=parameter_server`."""
+    """Downpour SGD (Dean et al. 2012): asynchronous, with Adagrad on the server: choose optimizer=adagrad too.
+
+    What else servers can do is `strategy=parameter_server`.
+    """
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         """Updates that are no Downpour SGD, and what servers refuse."""
