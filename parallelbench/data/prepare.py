@@ -28,7 +28,7 @@ from parallelbench.data.content import OwnContent, file_digest, named
 from parallelbench.data.text import Text, file_of, stored_sha256, write_text
 from parallelbench.data.torchvision import MANIFEST, PreparedData, fingerprint_of
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.results.files import read_record, sync
+from parallelbench.results.files import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,7 +146,7 @@ def is_complete(data: PreparedData, data_dir: Path) -> bool:
     folder = data.prepared_dir(data_dir)
     try:
         data.load(data_dir)
-        written = json.loads(read_record(folder / MANIFEST))["arrays"]
+        written = json.loads((folder / MANIFEST).read_bytes())["arrays"]
         return all(file_digest(folder / f"{name}.npy") == written[name]["sha256"] for name in data.layout())
     except (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
