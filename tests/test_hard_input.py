@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["here"]
 
 FILES = {
+    "deep": ("model", f"a: {'[' * 5000}{']' * 5000}", "more than 50 levels of nesting"),
     "nul": ("model", "name: a\0b\n", "control characters are not allowed"),
     "no_yaml": ("model", "name: [a\nb: c: d\n", "line 2: "),
     "second": ("model", "name: second\n---\nname: other\n", "line 2: "),

@@ -168,11 +168,16 @@ def test_an_epoch_counts_when_all_ranks_that_the_run_has_say_so(tmp_path: Path) 
     assert outcome.outcome == "ok"
 
 
-FOREIGN = (b"", b"garbage", b"{", b"\x00" * 64, b"\xff\xfe", b"[1, 2]", b"7", b"null", b'"event"')
+FOREIGN = (
+    *(b"", b"garbage", b"{", b"\x00" * 64, b"\xff\xfe", b"[1, 2]", b"7", b"null", b'"event"', b"{}", b'{"event": 3}'),
+    *(b'{"table": "nothing", "row": {}}', b'{"table": ["ranks"], "row": {}}', b'{"table": "ranks"}'),
+    *(b'{"table": "ranks", "row": 3}', b'{"table": "ranks", "row": {}}'),
+    b'{"table": "ranks", "row": {"epoch": "1", "rank": 0}}',
+)
 
 
 @pytest.mark.parametrize("line", FOREIGN)
-def test_a_line_that_a_crash_left_ends_the_journal(attempt: Attempt, line: bytes) -> None:
+def test_a_line_of_somebody_else_ends_the_journal(attempt: Attempt, line: bytes) -> None:
     path = journal_of(attempt, 0)
     lines = path.read_bytes().splitlines(keepends=True)
     second = next(i for i, text in enumerate(lines) if b'"epochs"' in text and b'"epoch":2' in text)

@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+DEEPEST = 50
+"""Levels of nesting; no configuration has ten, and very many would end the process in libyaml."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_yaml(content: bytes) -> Any:
     """What the text says; raises `ValueError` with one line for what is no YAML."""
     with told_in_words():
+        depth = 0
+        for event in yaml.parse(content, Loader=_LOADER):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise RecursionError
         return yaml.load(content, Loader=_LOADER)
 
 
@@ -43,7 +50,7 @@ def told_in_words() -> Iterator[None]:
         told = ", ".join(filter(None, [error.context, error.problem]))
         raise ValueError(f"line {error.problem_mark.line + 1}: {one_line(told)}") from None
     except RecursionError:
-        raise ValueError("it is nested without end") from None
+        raise ValueError(f"there are more than {DEEPEST} levels of nesting") from None
     except (AttributeError, KeyError, TypeError, ValueError):  # PyYAML's, of `!!bool x`
         raise ValueError("a value is not what its tag says: leave out what begins with !!") from None
 

@@ -28,6 +28,17 @@ Tables = dict[str, list[Row]]
 _COLUMNS = {table: {column.name for column in columns} for table, columns in TABLES.items()}
 
 
+_NEEDED: dict[str, Any] = {
+    "epoch": int,
+    "rank": int,
+    "attempt": int,
+    "node": str,
+    "device_uuid": str | None,
+    **dict.fromkeys(("training_started_at", "training_ended_at"), int | float),
+}
+"""Columns that reading relies on, with their types."""
+
+
 class Journal:
     """Writes the journal of one rank; raises `StorageError` where a line can't be written."""
 
@@ -73,7 +84,7 @@ class Journal:
 
 
 def read_entries(path: Path) -> list[Row]:
-    """All whole lines of one journal, up to the first that is none: what follows it is not trusted."""
+    """All whole lines of one journal, up to the first that no journal writes: what follows it is not trusted."""
     return read_entries_from(path, 0)[0]
 
 
@@ -87,11 +98,25 @@ def read_entries_from(path: Path, start_byte: int) -> tuple[list[Row], int]:
         lines = file.read().split(b"\n")[:-1]
     for line in lines:
         try:
-            entries.append(msgspec.json.decode(line, type=dict))
+            entry = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             break
+        if not _is_entry(entry):
+            break
+        entries.append(entry)
         start_byte += len(line) + 1
     return entries, start_byte
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    if "event" in entry:
+        return isinstance(entry["event"], str)
+    table, row = entry.get("table"), entry.get("row")
+    if not isinstance(table, str) or table not in TABLES or not isinstance(row, dict):
+        return False
+    return all(isinstance(row.get(name), kind) for name, kind in _NEEDED.items() if name in _COLUMNS[table])
 
 
 def kept_entries(path: Path, *, through: int) -> list[Row] | None:

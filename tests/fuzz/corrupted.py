@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -62,7 +61,7 @@ def _replace_file(run: Path, draw: random.Random) -> None:
     file = draw.choice(sorted(path for path in run.rglob("*") if path.is_file()))
     content = file.read_bytes()
     file.unlink()
-    how = draw.choice(("gone", "content", "half", "flipped", "folder", "pipe", "device", "loop", "link"))
+    how = draw.choice(("gone", "content", "half", "flipped", "folder", "loop", "link"))
     if how == "content":
         file.write_bytes(draw.choice(CONTENTS))
     elif how == "half":
@@ -72,10 +71,8 @@ def _replace_file(run: Path, draw: random.Random) -> None:
         file.write_bytes(content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :])
     elif how == "folder":
         file.mkdir()
-    elif how == "pipe":
-        os.mkfifo(file)
-    elif how in ("device", "loop", "link"):
-        file.symlink_to({"device": "/dev/zero", "loop": file, "link": "/etc/hostname"}[how])
+    elif how in ("loop", "link"):
+        file.symlink_to({"loop": file, "link": "/etc/hostname"}[how])
 
 
 def _change_json(run: Path, draw: random.Random) -> None:

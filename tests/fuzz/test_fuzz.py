@@ -123,7 +123,7 @@ def grammar(here: Path, monkeypatch: pytest.MonkeyPatch) -> Grammar:
         file.write_bytes(content)
         files.append(str(file))
     known = [*folders, str(here), "/proc", "/dev/null", "nowhere", "", "."]
-    return Grammar(SEED, known, [*files, "/dev/zero", "nowhere"], here.parent / "confs")
+    return Grammar(SEED, known, [*files, "nowhere"], here.parent / "confs")
 
 
 @pytest.mark.timeout(3000)
