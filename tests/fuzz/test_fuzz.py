@@ -103,8 +103,6 @@ def _said_badly(code: object, out: str, errors: str) -> str:
         )
     if code == 2 and not lines[-1].startswith("parallelbench"):
         return f"an unclear message {lines[-1][:200]!r}"
-    if max(map(len, lines), default=0) > 3200:
-        return f"a message of {max(map(len, lines))} characters"
     if bool(lines) and lines[0].startswith("usage: "):
         return ""
     if code == 2 and len(lines) > MOST_REFUSALS + 1:
