@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from analysis.figures import _known
-from analysis.report.figure import WIDTHS_MM
+from analysis.report.figure import COLUMN_MM, PAGE_MM
 from tests import published_figures as published
 from tests import published_pictures as pictures
 
@@ -21,7 +21,7 @@ def test_what_draws_them_exists() -> None:
     for picture in listed:
         assert (ROOT / "conf" / "sweep" / f"{picture.sweep}.yaml").is_file()
         assert picture.figure in _known()
-        assert picture.width_mm in WIDTHS_MM
+        assert picture.width_mm in (COLUMN_MM, PAGE_MM)
 
 
 def test_each_picture_and_table_of_the_page_is_there_current_and_small() -> None:

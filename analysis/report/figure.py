@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 COLUMN_MM, PAGE_MM = 85, 175
 """Widths of one column and of both."""
-WIDTHS_MM = (COLUMN_MM, PAGE_MM)
 _UNITS_PER_MM = 4.5
 """So many units of the drawing make a millimetre: its words of 12 units are set in 7.6 points."""
 _POINTS_PER_MM = 72 / 25.4
