@@ -120,7 +120,7 @@ class _Lines:
             yield Segment.line()
 
 
-VERSION = 2
+VERSION = 3
 """Rises when a field is renamed or removed, or changes its meaning; new fields don't raise it."""
 
 
