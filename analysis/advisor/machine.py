@@ -68,8 +68,8 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class KernelRates:
-    """Of one kind of operations: work per second, by weights of a convolution's group, FLOPs of attention, or bytes
-    that one operation writes.
+    """Work per second of a kind of operations, by bytes of a convolution's group of weights, of the keys of attention's
+    head, or that one operation writes.
     """
 
     forward: RateCurve

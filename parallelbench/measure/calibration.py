@@ -49,7 +49,7 @@ COPIED_BYTES = {"cpu": tuple(4**k * 2**14 for k in range(7)), "cuda": tuple(4**k
 """16 KiB to 64 MiB; 1 MiB to 1 GiB."""
 SEQUENCES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024, 4096)}
 HEADS, HEAD_WIDTH = 8, 64
-TOKENS = {"cpu": 1024, "cuda": 65536}
+TOKENS = {"cpu": 256, "cuda": 65536}
 """Measured at once, at least, in several samples."""
 CONVOLUTIONS = {
     IMAGES: ((1, 32, 1), (3, 64, 1)),
@@ -158,7 +158,7 @@ def _attention(sequence: int, world: World) -> list[Row]:
     shape = (count, HEADS, sequence, HEAD_WIDTH)
     given = tuple(torch.ones(shape, dtype=dtype, device=world.device, requires_grad=True) for _ in range(3))
     flop = 4.0 * count * HEADS * sequence**2 * HEAD_WIDTH
-    sizes = {"precision": precision, "flop": flop, "size_bytes": 4 * sequence}
+    sizes = {"precision": precision, "flop": flop, "size_bytes": 4 * sequence * HEAD_WIDTH}
     return _both_ways("attention", nn.functional.scaled_dot_product_attention, given, world, **sizes)
 
 

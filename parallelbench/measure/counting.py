@@ -24,7 +24,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     work: float
     """Floating-point operations of convolutions and of attention; of all other kinds bytes that are written."""
     extent: float = 0.0
-    """What decides about their rate, a mean: weights of one group of a convolution, keys of attention; else 0."""
+    """What decides about their rate, a mean: weights of a convolution's group, keys of attention's head; else 0."""
 
     def joined(self, other: Kernels) -> Kernels:
         """Both together."""

@@ -161,7 +161,7 @@ class _LayerCounter(TorchDispatchMode):
             # Scores, and their product with the values.
             flop = 4.0 * queries.numel() * keys.shape[-2]
             self.product_flop += flop
-            self._add("attention", flop, float(keys.shape[-2]))
+            self._add("attention", flop, float(keys.shape[-2] * keys.shape[-1]))
         elif _writes(func):
             self._add(KINDS.get(name, ELEMENTWISE), float(FP32 * sum(each.numel() for each in _tensors(result)[:1])))
         if _writes(func):

@@ -32,8 +32,8 @@ CALIBRATION = (
     count("nodes", "nodes that they are on"),
     count("busy", "devices of a node that do the same at the same time"),
     Column("size_bytes", "of one message, as its definition has it; of a copy, the bytes that are read; of a layer, "
-        "its parameters; of a convolution, the weights of one group; of attention, a row of scores in fp32; of other "
-        "operations, what they write forward", null="a product or launch"),
+        "its parameters; of a convolution, the weights of one group, of attention, the keys of a head, both "
+        "as in fp32; of other operations, what they write forward", null="a product or launch"),
     Column("flop", "floating-point operations of a product, convolution or attention, forward", null="none"),
     Column("time_s", "of one piece of work, on the slowest device"),
 )
