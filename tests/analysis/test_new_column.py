@@ -13,7 +13,7 @@ from analysis.metrics import columns as columns_module
 from analysis.metrics.columns import PER_FACT, Metric, per_epoch_columns, per_run_columns, summary_columns
 from analysis.report import page as page_module
 from analysis.runs import published
-from parallelbench.results import folder
+from parallelbench.results import publish
 from parallelbench.results import tables as tables_module
 from parallelbench.results.columns import Column, Over, count, table_of
 from parallelbench.results.tables import TABLES, TABLES_VERSION, schema
@@ -77,7 +77,7 @@ def test_a_declared_column_is_in_every_table(results: Path) -> None:
 def test_results_without_it_load_beside_and_have_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     factory.published(factory.config(tmp_path))
     monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], *WAITED))
-    for module in (tables_module, folder, published):
+    for module in (tables_module, publish, published):
         monkeypatch.setattr(module, "TABLES_VERSION", TABLES_VERSION + 1)
     factory.published(factory.config(tmp_path, repeat=1))
     runs = load(tmp_path)
