@@ -50,7 +50,7 @@ def test_kernels_take_what_the_calibration_says_of_their_shapes() -> None:
     found = phases("strategy=ddp", "devices=2", figures=figures, product_flop=1e6, kernels=counted)
     attention, pools = 32 * (1e6 / 1e8 + 1e6 / 1e6), 32 * (40.0 / 1e6 + 40.0 / rates.at(32 * 20.0))
     assert found.compute_s == pytest.approx(4 * (attention + pools)), "attention is no product"
-    both = {"figures": figures, "product_flop": 2e6, "kernels": counted}
+    both: dict[str, Any] = {"figures": figures, "product_flop": 2e6, "kernels": counted}
     whole = phases("strategy=tensor_parallel", "devices=2", **both)
     shared = phases("strategy=tensor_parallel", "devices=2", **both, shardable_flop=1e5)
     less = 4 * 64 * 0.5 * (1e6 / 1e8 + 1e6 / 1e6) + 64 * 0.5 * 1e5 * 11 / 1e9
@@ -157,7 +157,7 @@ WITHOUT_FORMULA |= {name for name in NAMES if name.startswith("tf_")}
 @pytest.mark.parametrize("strategy", [name for name in NAMES if name not in WITHOUT_FORMULA])
 def test_every_strategy_of_torch_has_a_formula(strategy: str) -> None:
     devices = 1 if strategy == "single" else MORE_DEVICES.get(strategy, 4)
-    counts = {"shardable_flop": FLOP / 2, "shardable_parameters": 1000, "exchanged_bytes": 10.0}
+    counts: dict[str, Any] = {"shardable_flop": FLOP / 2, "shardable_parameters": 1000, "exchanged_bytes": 10.0}
     assert phases(f"strategy={strategy}", f"devices={devices}", **counts).step_s > 0
 
 
