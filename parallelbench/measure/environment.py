@@ -135,6 +135,15 @@ def _read(path: str) -> str | None:
         return None
 
 
+def of_driver() -> dict[str, str | None]:
+    """What the driver says of all GPUs of this machine; nothing where there is none."""
+    return {
+        "driver": output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
+        "power_limit_w": output_of(["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]),
+        "topology": output_of(["nvidia-smi", "topo", "-m"]),
+    }
+
+
 def output_of(command: list[str]) -> str | None:
     """What a command prints; None where it fails."""
     try:

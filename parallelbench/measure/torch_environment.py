@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from parallelbench.measure.environment import output_of, version
+from parallelbench.measure.environment import of_driver, version
 from parallelbench.world.world import group_kinds
 
 
@@ -32,8 +32,6 @@ def _cuda() -> dict[str, Any] | None:
         "version": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "driver": output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
-        "power_limit_w": output_of(["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]),
         "devices": [{"name": d.name, "uuid": str(d.uuid), "memory_bytes": d.total_memory} for d in devices],
-        "topology": output_of(["nvidia-smi", "topo", "-m"]),
+        **of_driver(),
     }

@@ -92,7 +92,7 @@ def _on_gpus(run: RunConfig) -> dict[str, Any]:
     own = gpus[2:]
     uuids = [SimpleNamespace(uuid=f"GPU-{n}") for n in range(4)]
     with (
-        mock.patch.dict(os.environ, LOCAL_RANK="1"),
+        mock.patch.dict(os.environ, LOCAL_RANK="1", OMP_NUM_THREADS="3"),
         mock.patch.object(world_module, "visible_gpus", return_value=uuids),
         mock.patch.multiple(
             tf.config,
@@ -113,7 +113,9 @@ def _on_gpus(run: RunConfig) -> dict[str, Any]:
         probe.start()
         found = probe.stop()
         called = [[name, *arguments] for name, arguments, _ in calls.mock_calls]
-        return {"calls": called, "gpus": world.gpus(), "uuids": device_uuid(world), "memory": found}
+        threads = tf.config.threading.get_intra_op_parallelism_threads()
+        shown = {"gpus": world.gpus(), "uuids": device_uuid(world)}
+        return {**shown, "calls": called, "memory": found, "threads": threads}
 
 
 def main(folders: list[str], further: list[str]) -> None:
@@ -133,6 +135,8 @@ def main(folders: list[str], further: list[str]) -> None:
         losses = [session.train_further(device) for device in (("cpu", "gpu") if folder in further else ())]
         found[folder] = {"parity": session.rows(), "losses": losses}
     found["environment"] = capture("tensorflow")
+    with mock.patch("parallelbench.measure.environment.output_of", side_effect=lambda command: command[1]):
+        found["of driver"] = capture("tensorflow")["cuda"]
     print(json.dumps(found))
 
 

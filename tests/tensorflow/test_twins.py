@@ -79,7 +79,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     said = json.loads(done.stdout.splitlines()[-1])
     cases = {name: said[str(attempt.path)] | {"attempt": attempt} for name, attempt in attempts.items()}
     cases["servers"] = said[str(served.path)]
-    return cases | {name: said[name] for name in ("no gpu", "gpus", "environment")}
+    return cases | {name: said[name] for name in ("no gpu", "gpus", "environment", "of driver")}
 
 
 @pytest.mark.exhaustive
@@ -94,6 +94,7 @@ def test_a_rank_takes_its_own_gpus_and_tells_their_peaks(found: dict[str, Any]) 
     assert on_gpus["calls"] == [["show", ["GPU 2", "GPU 3"], "GPU"], *grown, *forgotten]
     assert on_gpus["gpus"] == [["A100 of GPU 2", "GPU-2"], ["A100 of GPU 3", "GPU-3"]]
     assert on_gpus["uuids"] == "GPU-2,GPU-3", "energy is attributed by these"
+    assert on_gpus["threads"] == 3, "as many as the launcher gives torch"
     known = {"peak_allocated_bytes": 300, "peak_allocated_bytes_by_device": "100,200"}
     assert {**known, "peak_reserved_bytes": None, "device_used_bytes": None}.items() <= on_gpus["memory"].items()
 
@@ -139,6 +140,12 @@ def test_both_frameworks_environments_match(found: dict[str, Any]) -> None:
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     both = [entries(environment) for environment in (json.loads(done.stdout), found["environment"])]
     assert differences(*both).keys() <= SET_BY_LAUNCHER.keys()
+
+
+def test_the_driver_is_recorded_as_torch_records_it(found: dict[str, Any]) -> None:
+    """Both must match, or the two are never compared on GPUs."""
+    asked = {"driver": "--query-gpu=driver_version", "power_limit_w": "--query-gpu=power.limit", "topology": "topo"}
+    assert asked.items() <= found["of driver"].items()
 
 
 def test_the_initial_state_survives_both_layouts(found: dict[str, Any]) -> None:

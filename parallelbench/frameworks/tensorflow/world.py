@@ -15,6 +15,7 @@ import tensorflow as tf
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET
 from parallelbench.frameworks.meeting import ControlGroup, host_group, join_group
+from parallelbench.measure.environment import of_driver
 from parallelbench.world.machine import visible_gpus
 
 if TYPE_CHECKING:
@@ -124,6 +125,10 @@ class TensorFlowWorld:
 
 def _devices(run: RunConfig, device_type: str, *, local_rank: int, count: int) -> list[str]:
     """Names of this rank's devices; on CPUs logical ones are made, whose threads are the devices' cores."""
+    # Beside GPUs as many as the launcher gives torch's ranks; 0: all cores.
+    threads = run.cores_per_device * count if device_type == "cpu" else int(os.environ.get("OMP_NUM_THREADS", "0"))
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
     if device_type == "cuda":
         found = tf.config.list_physical_devices("GPU")
         here = run.devices // run.nodes
@@ -138,9 +143,6 @@ def _devices(run: RunConfig, device_type: str, *, local_rank: int, count: int) -
             tf.config.experimental.set_memory_growth(gpu, True)
         return [f"/gpu:{index}" for index in range(count)]
     tf.config.set_visible_devices([], "GPU")
-    threads = run.cores_per_device * count
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     return [f"/cpu:{index}" for index in range(count)]
@@ -166,6 +168,6 @@ def entries() -> dict[str, Any]:
         "packages": {"tensorflow": tf.__version__},
         "threads": threads // devices,
         "tensorflow": {"intra_op_threads": threads, "logical_cpus": devices},
-        "cuda": {"version": build["cuda_version"], "cudnn": build["cudnn_version"]} if build["is_cuda_build"] else None,
+        "cuda": {"version": build.get("cuda_version"), "cudnn": build.get("cudnn_version"), **of_driver()},
         "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
     }
