@@ -47,7 +47,7 @@ def limits(**changes: Any) -> Cluster:
 
 def said(cluster: Cluster, asked: JobGroup) -> tuple[list[str], list[str]]:
     """Refusals and notes."""
-    answer = cluster.answer(asked.job)
+    answer = next(cluster.answers([asked.job]))
     return answer.refusals, answer.notes
 
 
@@ -181,26 +181,19 @@ def test_what_slurm_can_not_date_waits_for_its_reservation(results: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("left_min", "recurs", "refused", "noted"),
+    ("left_min", "refused"),
     [
-        (None, False, [], []),
-        (60, False, [], []),
-        (59, False, [f"{OUTLASTS.format(59)}, and Slurm ends what runs then: lower it to 59 or less"], []),
-        (0, False, [f"{OUTLASTS.format(0)}, and Slurm ends what runs then: name another, or none"], []),
-        (59, True, [], [f"{OUTLASTS.format(59)}, and Slurm ends what runs then"]),
+        (None, []),
+        (60, []),
+        (59, [f"{OUTLASTS.format(59)}, and Slurm ends what runs then: lower it to 59 or less"]),
+        (0, [f"{OUTLASTS.format(0)}, and Slurm ends what runs then: name another, or none"]),
     ],
 )
 def test_a_job_starts_only_within_what_is_left_of_its_reservation(
-    results: Path,
-    left_min: int | None,
-    recurs: bool,
-    refused: list[str],
-    noted: list[str],
+    results: Path, left_min: int | None, refused: list[str]
 ) -> None:
-    asked = group(results, "site.reservation=deadline")
-    ends = "2030-01-01T02:00:00"
-    found = Reservation("deadline", True, "", minutes=120, left_min=left_min, ends=ends, recurs=recurs)
-    assert said(limits(reservations=[found]), asked) == (refused, noted)
+    found = Reservation("deadline", True, "", minutes=120, left_min=left_min, ends="2030-01-01T02:00:00")
+    assert said(limits(reservations=[found]), group(results, "site.reservation=deadline")) == (refused, [])
 
 
 def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +209,7 @@ def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pyt
         line.format("2030-01-01T00:01:00", "SPEC_NODES", "ACTIVE"),
     )
     fake.answers["scontrol"] = "".join(texts)
-    left = [(each.left_min, each.recurs) for each in reservations()]
-    assert left == [(58, False), (58, True), (None, False), (None, False), (None, False), (0, False)]
+    assert [each.left_min for each in reservations()] == [58, None, None, None, None, 0]
 
 
 def test_reservations_are_asked_for_once_and_patiently(
