@@ -183,8 +183,8 @@ def test_what_is_too_much_leaves_no_folder(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.slurm.submit.track", lambda found, *_, **__: {sweep: Tracker() for sweep in found})
-    slurm = ["launcher=slurm", "site=default", "device=cuda", "--max-gpu-hours=0"]
-    assert "over --max-gpu-hours=0" in refused(capsys, "submit", *slurm)
+    slurm = ["launcher=slurm", "site=default", "device=cuda", "--max-gpu-hours=0.001"]
+    assert "over --max-gpu-hours=0.001" in refused(capsys, "submit", *slurm)
     assert listing(here) == {}
 
 

@@ -60,7 +60,7 @@ def loader_on_cuda(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Any:
 
 
 def test_a_copy_is_waited_for_by_the_device_that_uses_it(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, expected = loader_on_cuda(monkeypatch, "loader=arrow")
+    found, expected = loader_on_cuda(monkeypatch, "loader=streamed")
     empty, pinned, used_by = torch.empty, [], []
 
     def allocated(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:

@@ -606,7 +606,7 @@ def test_a_crash_costs_only_the_check_that_crashed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        (lambda of: whole_runs.ends_well(of, True, loader="arrow"), "2 × "),
+        (lambda of: whole_runs.ends_well(of, True, loader="streamed"), "2 × "),
         (lambda _: whole_runs.resumes("cpu"), "stopped after epoch 1, went on with epoch 2"),
         (lambda _: whole_runs.debugged("cpu"), "5 deterministic steps"),
         (lambda _: whole_runs.hangs("cpu", 2), "the outcome is timeout: rank 1 hangs: rank 0 waited"),

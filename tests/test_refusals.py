@@ -262,7 +262,7 @@ OPTIONS = (
     *(f"{group}={name}" for group in ("lr_schedule", "metric", "loss", "optimizer") for name in group_choices()[group]),
     *("precision=fp16", "precision=bf16", "precision=fp64", "precision=tf32", "clip_norm=1.0", "nodes=2"),
     *("compile=true", "compile_scope=step", "graph=true", "cudnn_benchmark=true", "channels_last=true"),
-    *("activation_recomputation=full", "scaling=weak", "loader=arrow", "measure.attribution_steps=2"),
+    *("activation_recomputation=full", "scaling=weak", "loader=streamed", "measure.attribution_steps=2"),
 )
 
 

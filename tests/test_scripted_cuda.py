@@ -99,7 +99,7 @@ def test_a_rank_is_known_by_its_gpu(device: ScriptedCuda) -> None:
 
 def test_the_loaders_thread_chooses_its_ranks_device_first(device: ScriptedCuda) -> None:
     """A new thread's first CUDA call would open a context on GPU 0, whatever the rank's own device is."""
-    run = configured(*TINY, "loader=arrow")
+    run = configured(*TINY, "loader=streamed")
     arrays = run.data.load(Path("nowhere"))
     loader: Any = StreamedLoader(
         arrays, run.data, prefetch=2, device="cpu", dtype=torch.float32, seed=0, global_batch_size=32, shard=Shard(),

@@ -279,7 +279,7 @@ def _of_whole_runs(workers: Workers) -> Iterator[tuple[str, Check]]:
 
     device_type = workers.device_type
     yield "whole run", on(whole_runs.ends_well, workers)
-    for loader in ("arrow", "dataloader", "tensor_dataset"):
+    for loader in ("streamed", "dataloader", "tensor_dataset"):
         yield f"whole run on all devices, loader={loader}", on(whole_runs.ends_well, workers, True, loader=loader)
     yield "whole run, compile=true", on(whole_runs.ends_well, workers, compile=True)
     for strategy, devices in (("tf_single", 1), ("tf_mirrored", workers.devices), ("tf_multi_worker", workers.devices)):

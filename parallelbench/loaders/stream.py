@@ -1,4 +1,4 @@
-"""Batches gathered on the host, some steps in advance, from arrays that may be files: for `loader=arrow`."""
+"""Batches gathered on the host, some steps in advance, from arrays that may be files: for `loader=streamed`."""
 
 from __future__ import annotations
 

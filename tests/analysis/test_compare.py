@@ -104,7 +104,7 @@ def test_a_repeat_without_its_partner_is_no_pair(tmp_path: Path) -> None:
         ({"measure": {"steps_per_epoch": 5}}, "measure.steps_per_epoch: null and 5"),
         ({"cores_per_device": 2}, "cores_per_device: 1 and 2"),
         ({"channels_last": True}, "channels_last: false and true"),
-        ({"loader": "arrow"}, "loader: resident and arrow"),
+        ({"loader": "streamed"}, "loader: resident and streamed"),
         ({"compile": True}, "compile: false and true"),
         ({"seed": 5}, "seed: 0 and 5"),
         ({"scaling": "weak", "batch_size": 64}, "scaling: strong and weak"),
@@ -236,17 +236,17 @@ def test_gains_are_one_row_per_pair(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path: Path) -> None:
-    for name, time_s in (("resident", 2.0), ("arrow", 3.0), ("dataloader", 8.0)):
+    for name, time_s in (("resident", 2.0), ("streamed", 3.0), ("dataloader", 8.0)):
         published(config(tmp_path, loader=name), steady(time_s))
     published(config(tmp_path, loader={"name": "dataloader", "workers": 7}, batch_size=64), steady(1.0))
     runs = load(tmp_path)
     frame = labels(runs).join(runs.run, on="run_id")
     groups = frame.select("loader", "batch_size", "group")
     assert sorted(groups.rows()) == [
-        ("arrow", 128, "digits · cnn_small · batch size 128 · loader arrow"),
+        ("streamed", 128, "digits · cnn_small · batch size 128 · loader streamed"),
         ("dataloader", 64, "digits · cnn_small · batch size 64 · loader dataloader · workers 7"),
         ("dataloader", 128, "digits · cnn_small · batch size 128 · loader dataloader · workers 2"),
         ("resident", 128, "digits · cnn_small · batch size 128 · loader resident"),
     ]
-    (row,) = by(runs, "loader", "resident", "arrow").rows
+    (row,) = by(runs, "loader", "resident", "streamed").rows
     assert (row.time.median, row.group) == (1.5, "digits · cnn_small")

@@ -23,7 +23,7 @@ LOADERS: dict[str, list[str]] = {
     "resident": [],
     "dataloader": ["loader.workers=0"],
     "tensor_dataset": ["loader.workers=0"],
-    "arrow": [],
+    "streamed": [],
 }
 """The suite's, with their options: there is one core, which workers would only share."""
 _NAMES = {
@@ -42,7 +42,7 @@ def figures() -> list[Figure]:
     results = paired(
         {
             "loader": lambda: _rate(feeds.loader("resident"), None),
-            "arrow": lambda: _rate(feeds.loader("arrow"), None),
+            "streamed": lambda: _rate(feeds.loader("streamed"), None),
             "loader_tensors": lambda: _rate(feeds.loader("tensor_dataset"), SLOW_BATCHES * 4),
             "loader_samples": lambda: _rate(feeds.loader("dataloader"), SLOW_BATCHES),
             "index_select": lambda: _rate(feeds.index_select(), None),
@@ -57,7 +57,7 @@ def figures() -> list[Figure]:
         _figure(results, "index_select", 0.9, f"against {speed['index_select']}, normalised in one pass as well"),
         _other(results, "loader=tensor_dataset", "loader_tensors", "tensor_dataset", speed),
         _other(results, "loader=dataloader", "loader_samples", "torchvision", speed),
-        _other(results, "loader=arrow", "arrow", "tensor_dataset", speed),
+        _other(results, "loader=streamed", "streamed", "tensor_dataset", speed),
     ]
 
 
@@ -67,7 +67,7 @@ def _figure(results: dict[str, list[float]], other: str, goal: float, note: str)
 
 def _other(results: dict[str, list[float]], what: str, ours: str, theirs: str, speed: dict[str, str]) -> Figure:
     """The suite's loaders are no straw men: they are at least as fast as what one writes by hand."""
-    note = f"{speed[ours]}; both without workers" if ours != "arrow" else speed[ours]
+    note = f"{speed[ours]}; both without workers" if ours != "streamed" else speed[ours]
     return Figure(f"{what} ÷ {_NAMES[theirs]}", ratios(results, ours, theirs), "×", 0.95, True, note)
 
 

@@ -224,7 +224,10 @@ def test_a_model_that_changes_its_batch_in_place_trains_and_is_checked_as_any(pr
     [
         (["model=cnn_small"], "data=breast_cancer holds vectors: choose model="),
         (["model=vit_tiny"], "takes images"),
-        (["loader=arrow"], "loader=arrow with data=breast_cancer is refused: it holds vectors: choose loader=resident"),
+        (
+            ["loader=streamed"],
+            "loader=streamed with data=breast_cancer is refused: it holds vectors: choose loader=resident",
+        ),
         (["data.augment=true"], r"data.augment=true with data=breast_cancer is refused"),
         (["channels_last=true"], "channels_last=true with data=breast_cancer is refused"),
         (["preprocess.engine=numpy", "preprocess.recipe=sort"], "its recipes are for images"),

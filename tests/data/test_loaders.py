@@ -220,7 +220,7 @@ def test_closing_ends_the_workers_also_within_an_epoch(name: str, persistent: bo
 
 def test_the_gathering_thread_ends_with_the_epoch_and_when_it_is_left() -> None:
     data = spec()
-    ours = loader("arrow", data, data.load(Path("nowhere")))
+    ours = loader("streamed", data, data.load(Path("nowhere")))
     before = set(threading.enumerate())  # other tests' threads, which may end at any time
 
     def started() -> int:
@@ -240,7 +240,7 @@ def test_what_goes_wrong_in_the_gathering_thread_is_raised_where_batches_are_use
     arrays = data.load(Path("nowhere"))
     broken = Arrays(np.empty((0, 3, 16, 16), np.uint8), arrays.train_labels, arrays.test_images, arrays.test_labels)
     with pytest.raises(IndexError):
-        next(loader("arrow", data, broken).train(1))
+        next(loader("streamed", data, broken).train(1))
 
 
 def _rank(name: str, pipe: Any) -> None:
@@ -377,7 +377,7 @@ def mnist_dir(tmp_path: Path) -> Path:
 def test_a_prepared_data_set_is_streamed_from_its_files(mnist_dir: Path) -> None:
     data = raw.tiny_mnist(copies=4)
     feed = {"global_batch_size": 12, "steps_per_epoch": data.train_samples // 12}
-    streamed = loader("arrow", data, data.load(mnist_dir), **feed)
+    streamed = loader("streamed", data, data.load(mnist_dir), **feed)
     assert isinstance(streamed._arrays.train_images, np.memmap)  # type: ignore[attr-defined]
     assert_equal(batches(streamed), batches(loader("resident", data, data.load(mnist_dir), **feed)))
 

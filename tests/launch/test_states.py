@@ -134,11 +134,11 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_what_differs_is_said_and_what_the_name_says_is_not() -> None:
     runs = [
-        ["data=digits", 'loader="arrow"', "strategy=ddp", "optimizer.lr=0.1", "site.partition=a", "repeat=0"],
+        ["data=digits", 'loader="streamed"', "strategy=ddp", "optimizer.lr=0.1", "site.partition=a", "repeat=0"],
         ["data=digits", 'loader="resident"', "strategy=fsdp", "optimizer.lr=0.1", "site.partition=b", "repeat=1"],
         ["data=digits", "strategy=fsdp", "strategy.wrap=2", "optimizer.lr=0.1", "epochs=3"],
     ]
-    assert varying(runs, besides=("epochs",)) == ["loader=arrow", "loader=resident", "strategy.wrap=2"]
+    assert varying(runs, besides=("epochs",)) == ["loader=streamed", "loader=resident", "strategy.wrap=2"]
     assert varying(runs)[2] == "strategy.wrap=2 epochs=3"
     assert varying(runs[:1]) == [""]
 

@@ -159,10 +159,6 @@ def test_a_result_unlike_numpys_is_refused(tmp_path: Path, monkeypatch: pytest.M
             ["preprocess.engine=numpy", "preprocess.recipe=normalise"],
             "a run can't train on what preprocess.recipe=normalise prepares",
         ),
-        (
-            ["preprocess.engine=numpy", "preprocess.recipe=sort", "loader=arrow"],
-            "loader=arrow reads files of its own, not what was prepared: choose loader=resident",
-        ),
     ],
 )
 def test_what_can_not_be_done_is_refused_before_anything_starts(overrides: list[str], message: str) -> None:

@@ -164,7 +164,7 @@ def test_a_delay_is_found_where_it_was_planted_and_nowhere_else(plant: Any, phas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dataloader", "tensor_dataset", "arrow"])
+@pytest.mark.parametrize("kind", ["dataloader", "tensor_dataset", "streamed"])
 def test_moving_a_batch_to_a_gpu_is_a_phase_of_its_own(kind: str, tmp_path: Path) -> None:
     replica, run = single(f"loader={kind}", f"site.data_dir={tmp_path}", f"results={tmp_path}")
     arrays = run.data.load(run.site.data_folder)

@@ -1,6 +1,6 @@
 """Batches from arrays where they lie, for data that don't fit on the device: the options of `stream.py`.
 
-A prepared data set lies in memory-mapped files. It has its name from the files that it once wrote itself.
+A prepared data set lies in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parallelbench.loaders.order import BatchLoader
 
 
-class Arrow(Loader, frozen=True, kw_only=True):
+class Streamed(Loader, frozen=True, kw_only=True):
     """Images stay where they lie. A thread gathers each batch as uint8; the device augments and normalises it."""
 
     prefetch: Annotated[int, Meta(ge=1, le=1000)]
