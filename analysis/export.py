@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from analysis.runs.reader import Runs
-    from parallelbench.results.columns import Column
+    from parallelbench.results.declaration import Column
 
 
 _NUMBERS = ("int32", "int64", "float64")

@@ -38,7 +38,7 @@ from tests.faults import faults
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from parallelbench.results.columns import Column
+    from parallelbench.results.declaration import Column
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -15,13 +15,13 @@ from analysis.metrics.columns import aggregate, repeated_columns, summary_column
 from analysis.metrics.runs import accuracy_target, energy_to_accuracy, per_run, time_to_accuracy
 from analysis.runs.published import TYPES
 from analysis.runs.reader import once
-from parallelbench.results.columns import Over
+from parallelbench.results.declaration import Over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from analysis.runs.reader import Runs
-    from parallelbench.results.columns import Column
+    from parallelbench.results.declaration import Column
 
 
 MOST_POINTS, FEWEST_EPOCHS = 6_000, 10

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.metrics.tokens import in_nats, model_flop_per_token, peak_flop_per_s, perplexity
-from parallelbench.results.columns import Column, Over, Place, Show, count, flag, share, text
+from parallelbench.results.declaration import Column, Over, Place, Show, count, flag, share, text
 from parallelbench.results.tables import TABLES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from analysis.runs.reader import Runs
-    from parallelbench.results.columns import Column
+    from parallelbench.results.declaration import Column
 
 
 KINDS_SENT = ("gradient", "activation", "parameter")

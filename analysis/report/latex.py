@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from analysis.report.tables import Shown
-    from parallelbench.results.columns import Column
+    from parallelbench.results.declaration import Column
 
 
 _APART = "\u2063"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from analysis.figures import Figure
     from analysis.report.latex import Captioned
     from analysis.runs.reader import Runs
-    from parallelbench.results.columns import Column, Place
+    from parallelbench.results.declaration import Column, Place
 
 
 GENERATOR = '<meta name="generator" content="parallelbench">'

@@ -18,7 +18,7 @@ from analysis.metrics.columns import brief_columns
 from analysis.report.latex import MOST_ROWS, floats
 from analysis.runs.published import without_tokens
 from analysis.text import DISTURBED_MARK
-from parallelbench.results.columns import Show
+from parallelbench.results.declaration import Show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from analysis.report.latex import Captioned
     from analysis.runs.reader import Runs
-    from parallelbench.results.columns import Column
+    from parallelbench.results.declaration import Column
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What accounting allows this user's jobs: accounts, QOSs, and the limits of both, as `sacctmgr` shows them."""
+"""What jobs of a user may take: accounts, QOSs and their limits, as `sacctmgr` shows them, and `--max-gpu-hours`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
 from launch.slurm.scheduler import SchedulerError, minutes
+from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from launch.slurm.jobs import Job
+    from launch.slurm.jobs import Job, JobGroup
     from parallelbench.config.sites import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
@@ -203,3 +204,13 @@ def _unit(name: str) -> str:
 
 def _shown(limits: Limits) -> list[str]:
     return [f"{name} {limit.value}" for name, limit in limits.items()]
+
+
+def check_budget(groups: Sequence[JobGroup], most: float | None) -> None:
+    """Raise `ConfigError` where jobs may use more than so many GPU-hours."""
+    needed = sum(group.most_hours.gpu for group in groups)
+    if most is not None and needed > most:
+        raise ConfigError(
+            f"these jobs may use {needed:.1f} GPU-hours (time limits × launcher.attempts), over "
+            f"--max-gpu-hours={most:g}: lower launcher.time_limit_min or launcher.attempts, or submit fewer runs"
+        )

@@ -21,7 +21,8 @@ from launch.launcher import checked, states_of
 from launch.leftovers import remove_intent, untouched
 from launch.slurm import job, record, scheduler
 from launch.slurm.cluster import require_accepted
-from launch.slurm.jobs import Hours, JobGroup, check_container, in_turns, job_groups, job_of_runs, shape_of, site_flags
+from launch.slurm.jobs import check_container, in_turns, job_groups, job_of_runs, shape_of, site_flags
+from launch.slurm.limits import check_budget
 from launch.slurm.queue import track
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from parallelbench.errors import ConfigError, StorageError, count_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launch.launcher import Prepared, SubmitOptions
-    from launch.slurm.jobs import Job, Shape, Turn
+    from launch.slurm.jobs import Job, JobGroup, Shape, Turn
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
     from launch.sweep import PlannedRun
@@ -79,14 +80,14 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
     """
     sweep = prepared[0].planned.run.sweep_folder
     wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
-    _check_budget(wanted, options.max_gpu_hours)
+    check_budget(wanted, options.max_gpu_hours)
     require_accepted([group.job for group in wanted])
     with record.lock(sweep):
         statuses, to_start = _to_start(prepared, options.retry, locked=True)
         if rest := not_submitted(statuses, options.retry):
             say(rest)
         groups = job_groups(to_start)
-        _check_budget(groups, options.max_gpu_hours)
+        check_budget(groups, options.max_gpu_hours)
         submissions = []
         longest = scheduler.max_array_size(patient=True) if groups else 0
         for turn in in_turns(groups):
@@ -118,15 +119,6 @@ def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
     again = f" (--retry {','.join(failed)} tries again)" if failed else ""
     needed = sorted({f"; {status.reason}" for status in rest if status.needs})
     return f"not submitted: {counts}{again}; {count_of(len(statuses) - len(rest), 'run')} to submit{''.join(needed)}"
-
-
-def _check_budget(groups: Sequence[JobGroup], most: float | None) -> None:
-    needed = sum((group.most_hours for group in groups), Hours()).gpu
-    if most is not None and needed > most:
-        raise ConfigError(
-            f"these jobs may use {needed:.1f} GPU-hours (time limits × launcher.attempts), over "
-            f"--max-gpu-hours={most:g}: lower launcher.time_limit_min or launcher.attempts, or submit fewer runs"
-        )
 
 
 def _submit_turn(sweep: Path, turn: Turn, longest: int) -> Iterator[Submission]:

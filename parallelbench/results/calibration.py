@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError
-from parallelbench.results.columns import Column, count, text
+from parallelbench.results.declaration import Column, count, text
 from parallelbench.results.files import write_file
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.results.columns import Column, Over, Show, count, flag, share, table_of, text
+from parallelbench.results.declaration import Column, Over, Show, count, flag, share, table_of, text
 
 if TYPE_CHECKING:
     import pyarrow as pa

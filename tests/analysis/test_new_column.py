@@ -15,7 +15,7 @@ from analysis.report import page as page_module
 from analysis.runs import published
 from parallelbench.results import publish
 from parallelbench.results import tables as tables_module
-from parallelbench.results.columns import Column, Over, count, table_of
+from parallelbench.results.declaration import Column, Over, count, table_of
 from parallelbench.results.tables import TABLES, TABLES_VERSION, schema
 from tests.analysis import factory
 

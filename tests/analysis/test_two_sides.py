@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import UnlikeWork, by, compare, load
-from analysis.comparison import gate as gates
+from analysis.comparison import printed
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published, steady
@@ -70,7 +70,7 @@ def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_r
     assert found.notes[0] == "The compared runs differ in git.commit: 0123abc and 456def."
     assert len(found.notes) == 1, "in turn"
     assert (ddp.further_repeats, single.further_repeats) == (None, 1), "the first one is decided"
-    assert "single × 1: no difference shown; if it stays so, 1 repeat more per side" in " ".join(gates.notes(found))
+    assert "single × 1: no difference shown; if it stays so, 1 repeat more per side" in " ".join(printed.notes(found))
     time = found.frame.filter(pl.col("metric") == "steady_epoch_time_s")
     assert time["configuration"].to_list() == ["ddp × 2", "single × 1", "all configurations"]
     assert time["verdict"].to_list()[:2] == ["slower", "no difference shown"]
@@ -124,7 +124,7 @@ def test_what_one_side_lacks_is_named_and_what_does_not_count_is_not_compared(tm
         ("fsdp × 2", "no repeat in common"),
     ]
     assert (found.only_a, found.only_b) == (("single × 1",), ("model_parallel × 2",))
-    assert "Only A has counted runs of single × 1." in gates.notes(found)
+    assert "Only A has counted runs of single × 1." in printed.notes(found)
 
 
 def test_a_side_without_a_counted_run_says_why(tmp_path: Path) -> None:
@@ -142,10 +142,10 @@ def test_the_gate_names_what_one_side_lacks(tmp_path: Path) -> None:
     lacks = [
         f"{name} (digits · cnn_small · batch size 64): no counted run on side B" for name in ("ddp × 2", "single × 1")
     ]
-    found = gates.gate(compare(a, b), margin=0.03)
-    assert found.code == gates.UNDECIDED
+    found = printed.gate(compare(a, b), margin=0.03)
+    assert found.code == printed.UNDECIDED
     assert all(words in found.message for words in lacks)
-    assert gates.gate(compare(b, a), margin=0.03).code == gates.PASSED
+    assert printed.gate(compare(b, a), margin=0.03).code == printed.PASSED
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_the_gate_fails_what_is_slower_with_confidence_and_passes_nothing_that_m
     wobble = (1.0, 1.01, 0.99, 1.01, 0.99, 1.0)
     after = {name: [t * factor * w for t, w in zip(times, wobble, strict=True)] for name, times in before.items()}
     found = compare(sweep(tmp_path / "a", before), sweep(tmp_path / "b", after, at=BETWEEN))
-    gate = gates.gate(found, margin=0.03)
+    gate = printed.gate(found, margin=0.03)
     assert (gate.code, gate.message[: len(message)]) == (code, message)
     assert code == 1 or re.search(
         r"; with these repeats a slow-down of \d\.\d+ % or more fails in 80 % of cases", gate.message
@@ -274,11 +274,11 @@ def test_submits_of_one_side_after_those_of_the_other_are_no_more_than_one(tmp_p
         assert row.time is not None
         assert (row.verdict, row.time.low, row.time.n) == ("not interleaved", None, 3)
         assert any("submit each side 3 times or more, in alternation" in note for note in found.notes)
-        gate = gates.gate(found, margin=0.01)
+        gate = printed.gate(found, margin=0.01)
         assert gate == (2, "UNDECIDED: single × 1: not interleaved. Measure both sides in turn, then compare")
     # As it advises, it decides.
     c = sweep(tmp_path / "c", {"single": [10.3 * w for w in wobble]}, at=BETWEEN)
-    assert (compare(a, c).rows[0].verdict, gates.gate(compare(a, c), margin=0.01).code) == ("slower", 1)
+    assert (compare(a, c).rows[0].verdict, printed.gate(compare(a, c), margin=0.01).code) == ("slower", 1)
 
 
 @pytest.mark.exhaustive
@@ -320,10 +320,10 @@ def test_the_intervals_of_every_metric_allow_for_all_rows(tmp_path: Path) -> Non
 
 @pytest.mark.exhaustive
 def test_the_gate_says_how_many_repeats_decide_and_they_do(tmp_path: Path) -> None:
-    def measured(root: Path, repeats: int) -> gates.Gate:
+    def measured(root: Path, repeats: int) -> printed.Gate:
         wobble = [(1.0, 1.02, 0.98)[repeat % 3] for repeat in range(repeats)]
         a = sweep(root / "a", {"single": [10.0] * repeats})
-        return gates.gate(
+        return printed.gate(
             compare(a, sweep(root / "b", {"single": [10.0 * w for w in wobble]}, at=BETWEEN)), margin=0.02
         )
 
@@ -338,12 +338,12 @@ def test_the_gate_says_how_many_repeats_decide_and_they_do(tmp_path: Path) -> No
 def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
     one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=BETWEEN))
-    gate = gates.gate(one, margin=0.03)
+    gate = printed.gate(one, margin=0.03)
     assert gate.code == 2
     assert gate.message.startswith("UNDECIDED: ddp × 2: too few repeats: n=1; single × 1: too few repeats: n=1; ")
     assert gate.message.endswith(" Add 2 repeats per side, in turn; and measure the missing runs, then compare")
     lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=BETWEEN))
-    assert gates.gate(lacking, margin=0.03)[:2] == (
+    assert printed.gate(lacking, margin=0.03)[:2] == (
         2,
         "UNDECIDED: single × 1: no counted run on side B. Measure the missing runs, then compare",
     )
@@ -351,13 +351,13 @@ def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "share"), [("0%", 0.0), (" 2.5 %", 0.025)])
 def test_percentages(given: str, share: float) -> None:
-    assert gates.percentage(given) == pytest.approx(share)
+    assert printed.percentage(given) == pytest.approx(share)
 
 
 @given(text=st.text(alphabet="0123456789.%-+ enaif٣", max_size=8))
 def test_any_text_is_a_percentage_or_refused(text: str) -> None:
     try:
-        share = gates.percentage(text)
+        share = printed.percentage(text)
     except ConfigError:
         return
     assert 0 <= share < 100
@@ -367,7 +367,7 @@ def test_any_text_is_a_percentage_or_refused(text: str) -> None:
 @pytest.mark.parametrize("bad", ["0.03", "-3%", "nan%", "99999%"])
 def test_what_is_no_percentage_is_refused(bad: str) -> None:
     with pytest.raises(ConfigError, match=r"expected a percentage of 0 or more, such as 3% or 0\.5%"):
-        gates.percentage(bad)
+        printed.percentage(bad)
 
 
 @pytest.mark.exhaustive
