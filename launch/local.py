@@ -26,7 +26,7 @@ from launch.attempt.processes import (
     environment,
 )
 from launch.attempt.signals import heed
-from launch.attempt.supervisor import Interrupted, carry_out, in_this_process, stoppable, supervise
+from launch.attempt.supervisor import Interrupted, carry_out, in_this_process, require_allowed, stoppable, supervise
 from launch.launcher import Launcher, checked, resumption
 from parallelbench.errors import ConfigError, count_of, duration, one_line
 from parallelbench.world.machine import this_machine, threads_here
@@ -161,7 +161,9 @@ def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
         if machine.suffices(devices=run.devices, device_type=run.device, cores_per_device=run.cores_per_device):
             raise  # what is there can't be used
         raise ConfigError(f"{error}; to plan for a cluster, add launcher=slurm site=…") from None
-    return checked(replace(planned, run=run), oversubscribed=oversubscribed)
+    prepared = checked(replace(planned, run=run), oversubscribed=oversubscribed)
+    require_allowed(run, run.device)
+    return prepared
 
 
 _STYLES = {"ok": "green", "parity_failed": "yellow"}

@@ -6,7 +6,6 @@ import os
 import sys
 import unicodedata
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
     from parallelbench.errors import ConfigError, StorageError, ends_the_program, no_permission, refusal
+    from parallelbench.world.allowance import limit_pools, require_home
 
     options = None
     try:
         options = _options(sys.argv[1:] if arguments is None else list(arguments))
         if options.verb != "completion":
-            _require_home()
-            os.environ["OPENBLAS_NUM_THREADS"] = "1"  # nothing here computes with it
+            require_home()
+            limit_pools()
         code = _do(options)
         sys.stdout.flush()
         return code
@@ -46,19 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = no_permission(error) if isinstance(error, PermissionError) else error
         print(refusal(str(reason)), file=sys.stderr)
         return 2
-
-
-def _require_home() -> None:
-    """Refuse where nobody knows what `~` is; libraries get a name for a user who has none."""
-    from parallelbench.errors import ConfigError
-
-    try:
-        Path.home()
-    except RuntimeError:
-        raise ConfigError(
-            f"the user id {os.getuid()} has no home on this machine: name a folder with `export HOME=/some/folder`"
-        ) from None
-    os.environ.setdefault("LOGNAME", f"user{os.getuid()}")
 
 
 def _options(words: list[str]) -> argparse.Namespace:

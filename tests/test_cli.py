@@ -436,18 +436,3 @@ def test_others_packages_of_the_suites_names_do_not_come_first(tmp_path: Path) -
         assert done.returncode == code, done.stderr
         assert "ImportError" not in done.stderr
     assert done.stderr == ""
-
-
-@fault(
-    "storage and input",
-    "A user without a home or a name",
-    injection="a user id that has no entry, without HOME",
-    outcome="one line with the id and the variable to set",
-)
-def test_a_user_without_a_home_is_told_how_to_name_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 4711)
-    assert cli.main(["plan"]) == 2
-    assert "the user id 4711 has no home on this machine: name a folder with `export HOME=" in capsys.readouterr().err

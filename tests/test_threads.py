@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +29,47 @@ FEWER = {"OMP_THREAD_LIMIT": "1", "OMP_MAX_ACTIVE_LEVELS": "0", "OMP_DYNAMIC": "
 ELSEWHERE = {"OMP_PROC_BIND": "true", "OMP_PLACES": "{0}", "GOMP_CPU_AFFINITY": "0"}
 """Each pins threads to cores that a rank has not chosen."""
 TWO = ["launcher.oversubscribe=true", "cores_per_device=2"]
+
+LOADED = """
+import json, os, sys
+import torch
+torch.set_num_threads(2)
+torch.ones(1_000_000).add_(1)
+from parallelbench.errors import ConfigError
+from parallelbench.world.threads import _in_each_thread, _openmp, require_threads
+os.sched_setaffinity(0, set(json.loads(sys.argv[1])))
+try:
+    require_threads()
+except ConfigError as error:
+    print(json.dumps(str(error)))
+else:
+    print(json.dumps(_in_each_thread(_openmp(), lambda: sorted(os.sched_getaffinity(0)))))
+"""
+
+
+def loaded(**variables: str) -> Any:
+    """What a process that has loaded torch under these variables finds: a refusal, or the cores of each thread."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, json.dumps(cores)], env=os.environ | variables, capture_output=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FEWER)
+def test_fewer_threads_than_torch_asks_for_are_refused(name: str) -> None:
+    found = loaded(**{name: FEWER[name]})
+    assert isinstance(found, str)
+    assert found.startswith("torch asks for 2 threads here, and OpenMP grants it ")
+    assert name in found
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("names", [("OMP_PROC_BIND", "OMP_PLACES"), ("GOMP_CPU_AFFINITY",)])
+def test_threads_run_on_the_ranks_cores(names: tuple[str, ...]) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    assert loaded(**{name: ELSEWHERE[name] for name in names}) == [cores, cores], "not on one core only"
 
 
 @pytest.mark.exhaustive

@@ -10,6 +10,7 @@ from analysis.figures import draw, specification, svg
 from analysis.figures.chart import only
 from parallelbench.errors import ConfigError
 from parallelbench.results.files import storage_errors
+from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,7 @@ def write_figure(runs: Runs, name: str, *, panel: str | None, width_mm: int, out
     A figure has no title, since its caption is one. Raises `ConfigError` for a figure or panel that does not exist,
     and for a figure that these runs can't fill; `StorageError`.
     """
+    require_figures()
     with only(panel):
         (figure,) = draw(runs, [name])
     if figure.chart is None:

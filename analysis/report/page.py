@@ -40,6 +40,7 @@ from analysis.runs.reader import load
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
 from parallelbench.results.files import storage_errors
+from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +88,7 @@ def write_report(
 
 def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
     """The same of runs that are loaded already."""
+    require_figures()
     require_finished(runs)
     if out is None and runs.folders:
         raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")

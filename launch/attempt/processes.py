@@ -28,6 +28,7 @@ from parallelbench.results.exits import exits_file
 from parallelbench.results.files import storage_errors
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.training.worker import WATCHED_BY
+from parallelbench.world.allowance import MEETING_HERE
 from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
@@ -40,15 +41,6 @@ if TYPE_CHECKING:
 
 
 _KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY")
-MEETING_HERE = (
-    "--rdzv-backend=c10d",
-    "--rdzv-endpoint=127.0.0.1:0",
-    "--rdzv-conf=is_host=1",
-    "--rdzv-id=one-machine",
-    "--local-addr=127.0.0.1",
-)
-"""torchrun's options where all ranks are on this machine, on a port that is free: `--standalone` stands for the name
-localhost, which may be unknown."""
 GRACE_S = 3.0
 """How long processes may take to end after SIGTERM, before SIGKILL; less than Slurm gives a job (its KillWait)."""
 

@@ -16,6 +16,7 @@ from parallelbench.errors import ConfigError, StorageError, SupersededError
 from parallelbench.processes import without_foreign
 from parallelbench.results.attempt import HEARTBEAT_S
 from parallelbench.results.journal import read_entries_from
+from parallelbench.world.allowance import require_run
 from parallelbench.world.machine import require_interface, this_machine
 
 if TYPE_CHECKING:
@@ -85,12 +86,20 @@ def too_small(run: RunConfig, device_type: str) -> str | None:
     """Why this machine can't do its share of a run; None where it can."""
     try:
         this_machine().require(**_share(run, device_type), oversubscribe=run.launcher.oversubscribe)
+        require_allowed(run, device_type)
         require_interface("nccl.interface", run.nccl.interface)
         if run.nodes > 1:
             require_interface("site.network_interface", run.site.network_interface)
     except ConfigError as error:
         return str(error)
     return None
+
+
+def require_allowed(run: RunConfig, device_type: str) -> None:
+    """Refuse a node's share of a run that limits of this user keep from beginning; raises `ConfigError`."""
+    ranks = run.strategy.processes(run, device_type) // run.nodes
+    threads = run.cores_per_device if device_type == "cpu" else 1
+    require_run(processes=ranks, threads=threads, cpu=device_type == "cpu", alone=run.nodes == 1)
 
 
 def _describe(training: Training, submit: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from parallelbench.world.numerics import set_precision
+from parallelbench.world.threads import granted_threads, require_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def configure_torch(run: RunConfig, device_type: str) -> None:
-    """Set threads, precision and determinism of this process."""
+    """Set threads, precision and determinism of this process; raises `ConfigError` where it doesn't get its threads."""
     if device_type == "cpu":
         torch.set_num_threads(run.cores_per_device)
+    require_threads()
     set_precision(run.precision)
     torch.set_default_dtype(torch.float32)  # importing one's own code may have changed it
     torch.backends.cudnn.benchmark = run.cudnn_benchmark
@@ -43,7 +45,7 @@ def changed_settings(run: RunConfig, device_type: str) -> list[str]:
         ("mkldnn.fp32_precision", lambda: getattr(torch.backends.mkldnn, "fp32_precision", "none"), "none"),
     ]
     if device_type == "cpu":
-        settings.append(("threads", torch.get_num_threads, run.cores_per_device))
+        settings.append(("threads", granted_threads, run.cores_per_device))
     return [name for name, read, asked in settings if _read(read) != asked]
 
 

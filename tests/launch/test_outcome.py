@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from launch.attempt.outcome import exit_codes, interrupted, judge, publish_if_finished, stopped
-from launch.attempt.processes import MEETING_HERE
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.attempt import RETRYABLE
 from parallelbench.results.exits import Exits, exits_file, write_exits
@@ -21,6 +20,7 @@ from parallelbench.results.files import fill
 from parallelbench.results.journal import Journal
 from parallelbench.strategies.single import Single
 from parallelbench.training.failure import RankError, classify
+from parallelbench.world.allowance import MEETING_HERE
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 

@@ -11,6 +11,7 @@ from parallelbench.config.task import HASH_FACTOR, HASH_MASK, HASH_TERM, SUBSET_
 from parallelbench.preprocess.engines import Engine
 from parallelbench.preprocess.recipes import per_pixel
 from parallelbench.preprocess.tables import batch, columns_of
+from parallelbench.world.threads import require_threads
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +30,7 @@ class WithTorch(Engine):
     def __init__(self, task: Task, threads: int) -> None:
         super().__init__(task, threads)
         torch.set_num_threads(threads)
+        require_threads()
 
     def take_in(self, table: pa.Table) -> Tensors:
         """Tensors over the table's buffers; several batches are joined, which copies them."""
