@@ -65,7 +65,7 @@ def _check_halves(
         raise ConfigError(f"{what}, a tensor of shape {shape}, but it gives {found}")
     first, second = (score(*half).double() for half in zip(logits.chunk(2), labels.chunk(2), strict=True))
     both, whole = share * (first + second), whole.double()
-    off = (whole - both).abs() > _ROUNDING * torch.maximum(whole.abs(), both.abs())
+    off = ~((whole - both).abs() <= _ROUNDING * torch.maximum(whole.abs(), both.abs()))  # NaN is off
     if whole.isfinite().all() and off.any():
         raise ConfigError(f"{what}, but it gives {whole.tolist()}, and by its two halves {both.tolist()}")
 
