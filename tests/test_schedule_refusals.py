@@ -95,7 +95,7 @@ class _Descent(torch.optim.Optimizer):
                 parameter.sub_(rate * noise * parameter.grad)
 
 
-@pytest.mark.parametrize("kind", ["ignores", "noisy"])
+@pytest.mark.parametrize("kind", ["ignores", "noisy", "rateless"])
 def test_an_optimizer_that_takes_no_notice_of_the_rate_is_refused_before_training(kind: str) -> None:
     run = configure(*RUN, "lr_schedule=cosine")
     options = {field: getattr(run.optimizer, field) for field in run.optimizer.__struct_fields__} | {"name": kind}

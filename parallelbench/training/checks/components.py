@@ -79,9 +79,12 @@ def check_rate(run: RunConfig) -> None:
         return
     try:
         full, half = (_updated_twice(run, factor) for factor in (1.0, 0.5))
+        follows = not torch.equal(full, half)
+    except KeyError as error:
+        follows = error.args != ("lr",)
     except Exception:  # a user's optimizer may raise anything
         return
-    if torch.equal(full, half):
+    if not follows:
         raise ConfigError(
             f"lr_schedule={run.lr_schedule.name} with optimizer={run.optimizer.name} is refused: its updates do not "
             'depend on param_groups["lr"], which a schedule sets before each step; read the rate there in step(), or '
