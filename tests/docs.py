@@ -315,7 +315,7 @@ may be a list. A mistyped name gets the valid ones, nearest first.
 parallelbench submit model=cnn_small,cnn_large strategy=ddp devices=1,2 sweep.repeats=6
 parallelbench submit sweep=strategy_comparison_small          # every strategy side by side
 parallelbench submit data=mnist strategy=ddp,fsdp devices=1,2 tune=true  # first try what is fastest here, once for all
-parallelbench submit loader=resident,dataloader,arrow         # how samples get into batches
+parallelbench submit loader=resident,dataloader,streamed      # how samples get into batches
 parallelbench submit sweep=demo launcher=slurm site=asu_sol   # one Slurm job per run
 parallelbench report results/demo --figure scaling --width 85 # one figure for a paper, as PDF, SVG and PNG
 parallelbench compare results/before results/after --fail-if-slower 3%  # a gate for continuous integration

@@ -118,7 +118,7 @@ VERBS = {
             "--max-gpu-hours",
             "H",
             "submit nothing if GPUs × time limits × launcher.attempts are more than H hours",
-            type=_positive("a number of hours, e.g. 100"),
+            type=_positive("a number of hours above 0, e.g. 100"),
         ),
         Argument(
             "--then",
@@ -153,7 +153,7 @@ VERBS = {
             "--target",
             "SHARE",
             "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for",
-            type=float,
+            type=_positive("a test accuracy above 0, e.g. 0.95"),
         ),
         _value("--figure", "NAME", "only this figure, as PDF, SVG and PNG for a paper"),
         _value("--panel", "WORDS", "only its panels whose headings hold these words"),

@@ -104,6 +104,7 @@ MOVED = {
     "parallelbench.data.cifar.Cifar100": "parallelbench.data.torchvision.Cifar100",
     "parallelbench.data.digits.Digits": "parallelbench.data.sklearn.Digits",
     "parallelbench.data.mnist.Mnist": "parallelbench.data.torchvision.Mnist",
+    "parallelbench.loaders.arrow.Arrow": "parallelbench.loaders.streamed.Streamed",
     "parallelbench.loaders.tensor_dataset.TensorDataset": "parallelbench.loaders.dataloader.TensorDataset",
     "parallelbench.losses.CrossEntropy": "parallelbench.optim.losses.CrossEntropy",
     "parallelbench.losses.MeanSquaredError": "parallelbench.optim.losses.MeanSquaredError",
