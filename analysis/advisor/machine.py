@@ -150,11 +150,11 @@ class MachineFigures:
                 return self.matmul_flops_per_s[each]
         return None
 
-    def kernel(self, kind: str) -> KernelRates:
-        """What a kind of operations reaches, in fp32."""
+    def kernel(self, kind: str, precision: Precision = "fp32") -> KernelRates:
+        """What a kind of operations reaches, in fp32; by products of this precision, where no others are known."""
         if kind in self.kernels:
             return self.kernels[kind]
-        products = self.matmul("fp32")
+        products = self.matmul("fp32") or self.matmul(precision)
         if kind in SLOWER and products is not None:
             rate, backward = max(products.rates) / SLOWER[kind], 1.0 if kind == IMAGES else 2.0
         else:

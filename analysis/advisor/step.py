@@ -193,8 +193,10 @@ def _deep(value: Values | float) -> Values:
     return np.asarray(value, dtype=np.float64)[..., None]
 
 
-def _kernels_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """One forward pass of each layer on the device, without launches."""
+def _kernels_s(
+    work: Work, machines: Machines, fitted: Mapping[str, Values | float], times: Values | float, measured_s: Values
+) -> Values:
+    """One pass of each layer on the device, without launches: `times` what forward computes, and measured kernels."""
     deep = {name: _deep(value) for name, value in fitted.items()}
     faster = np.where(work.eight_bit > 0, deep["fp8_speed"], 1.0)
     time = deep["product_scale"] * work.product_flop / machines.rates(work.product_flop) / faster
@@ -207,17 +209,24 @@ def _kernels_s(work: Work, machines: Machines, fitted: Mapping[str, Values | flo
             time = time + deep[name] * flop / machines.rates(flop)
     moved = work.traffic_bytes + deep["loss_bytes"] / (1.0 + BACKWARD) * work.logits
     time = time + deep["traffic_scale"] * moved / _deep(machines.memory_bytes_per_s)
-    time = time + deep["kernel_scale"] * work.kernels_s
+    time = times * time + deep["kernel_scale"] * measured_s
     result: Values = np.where(_deep(work.eager) > 0, deep["eager_slower"], 1.0) * time
     return result
 
 
 def forward_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
     """One forward pass of each layer, launches included, on a device among busy ones."""
-    kernels = _kernels_s(work, machines, fitted)
+    return _pass_s(work, machines, fitted, 1.0, work.kernels_s)
+
+
+def _pass_s(
+    work: Work, machines: Machines, fitted: Mapping[str, Values | float], times: Values | float, measured_s: Values
+) -> Values:
+    """Of `times` forward's work, kernels that were measured apart."""
+    kernels = _kernels_s(work, machines, fitted, times, measured_s)
     launches = _deep(fitted["launch_scale"]) * _deep(machines.launch_s) * work.operations
     launches = launches + _deep(fitted["tensor_launch_s"]) * work.tensor_operations
-    launches = launches + _deep(fitted["softmax_launch_s"]) * work.softmax_operations
+    launches = times * (launches + _deep(fitted["softmax_launch_s"]) * work.softmax_operations)
     if machines.host_computes:
         both = kernels + launches
     else:
@@ -233,10 +242,10 @@ def _crowding(machines: Machines, fitted: Mapping[str, Values | float]) -> Value
 
 def backward_s(work: Work, forward: Values, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
     """One backward pass of each layer, with what it computes again."""
-    unlike = work.kernels_backward_s - work.backward * work.kernels_s
-    result = (work.backward + work.repeats) * forward
-    result = result + _crowding(machines, fitted) * _deep(fitted["kernel_scale"]) * unlike
-    return result if work.again is None else result + _kernels_s(work.again, machines, fitted)
+    result = _pass_s(work, machines, fitted, work.backward, work.kernels_backward_s) + work.repeats * forward
+    return (
+        result if work.again is None else result + _kernels_s(work.again, machines, fitted, 1.0, work.again.kernels_s)
+    )
 
 
 def step_phases(work: Work, plan: Plan, machines: Machines, parameters: Mapping[str, Values | float]) -> Phases[Values]:
@@ -245,8 +254,8 @@ def step_phases(work: Work, plan: Plan, machines: Machines, parameters: Mapping[
     sent = Sent(plan, machines, links_of(machines, fitted), fitted["message_s"])
     forward = forward_s(work, machines, fitted)
     rings = _rings_s(work, sent, forward, fitted)
+    backward = backward_s(work, forward, machines, fitted) + (work.backward + work.repeats) * rings
     forward = forward + rings
-    backward = backward_s(work, forward, machines, fitted)
     exchanged = _exchanged_s(work, sent)
     count = np.maximum(plan.micro_batches, 1.0)
     # All-reduces of a repeated forward pass are repeated with it.

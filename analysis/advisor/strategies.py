@@ -194,7 +194,7 @@ def _work(job: SuiteJob) -> Work:
     values = float(np.prod(run.data.shape)) * run.global_batch_size
     batch = values if isinstance(run.strategy, DataParallel) else values / plan.data[0]
     kernels = np.array([_kernels_s(job, layer, samples, 1.0 / tensor) for layer in job.layers])
-    attention = np.array([each.kernels.get("attention", NOTHING).work for each in job.layers])
+    attention = np.array([(each.kernels or {}).get("attention", NOTHING).work for each in job.layers])
     columns = {
         "product_flop": samples * (counts["product_flop"] - attention - gone * counts["shardable_flop"]),
         "kernels_s": kernels[:, 0],
@@ -238,7 +238,7 @@ def _kernels_s(job: SuiteJob, layer: LayerCount, samples: float, share: float) -
     forward_s = backward_s = 0.0
     for kind, each in _counted(layer).items():
         given = IMAGES if kind == "convolution" and layer is job.layers[0] else kind
-        rates, work = job.figures.kernel(given), samples * each.work
+        rates, work = job.figures.kernel(given, job.run.precision), samples * each.work
         if kind in INSIDE and layer.shardable_flop:
             work *= share
         if kind in SLOWER:
@@ -254,7 +254,7 @@ def _kernels_s(job: SuiteJob, layer: LayerCount, samples: float, share: float) -
 
 def _counted(layer: LayerCount) -> Mapping[str, Kernels]:
     """All but products; of older results, which have sums alone, what these say."""
-    if layer.kernels:
+    if layer.kernels is not None:
         return layer.kernels
     flops = {"convolution": layer.convolution_flop, "grouped": layer.grouped_flop}
     found = {kind: Kernels(operations=1, work=flop, extent=math.inf) for kind, flop in flops.items() if flop}
@@ -299,9 +299,9 @@ def stages_of(job: SuiteJob, parts: int) -> list[int]:
 def _layer_split(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Values]:
     """One device works at a time, so none is crowded; at each cut values go on, and their gradients back."""
     parts = np.array(stages_of(job, job.run.devices))
-    alone = msgspec.structs.replace(job.run, devices=1, nodes=1)
-    forward = forward_s(job.work, machine_of_job(job.figures, alone), fitted)
-    work = forward + backward_s(job.work, forward, job.machines, fitted)
+    alone = machine_of_job(job.figures, msgspec.structs.replace(job.run, devices=1, nodes=1))
+    forward = forward_s(job.work, alone, fitted)
+    work = forward + backward_s(job.work, forward, alone, fitted)
     cuts = np.flatnonzero(parts[1:] != parts[:-1])
     boundary = job.run.global_batch_size * job.activation_share * job.columns["boundary_bytes"][cuts]
     sent = 2.0 * sum((_hop_s(job, float(each), fitted) + fitted["handover_s"] for each in boundary), start=np.zeros(()))

@@ -58,8 +58,8 @@ class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise of the parameters."""
     exchanged_bytes: float
     """What tensor parallelism all-reduces for it: outputs of row layers forward, inputs of column layers backward."""
-    kernels: dict[str, Kernels] = {}
-    """All operations but products, by kind: convolution, grouped, attention, those of `KINDS`, elementwise; empty in
+    kernels: dict[str, Kernels] | None = None
+    """All operations but products, by kind: convolution, grouped, attention, those of `KINDS`, elementwise; null in
     results of older releases."""
 
 

@@ -40,7 +40,7 @@ def machine(**changes: Any) -> MachineFigures:
 def layer(name: str, **counts: Any) -> LayerCount:
     """A layer of which nothing counts but what is given."""
     zero: dict[str, Any] = dict.fromkeys((field for field in LayerCount.__struct_fields__ if field != "name"), 0)
-    return LayerCount(name=name, **zero | {"kernels": {}} | counts)
+    return LayerCount(name=name, **zero | {"kernels": None} | counts)
 
 
 def layers(names: Sequence[str], **counts: Any) -> list[LayerCount]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.advisor.machine import KernelRates, RateCurve, Sharding
-from analysis.advisor.step import Phases
+from analysis.advisor.machine import KernelRates, Known, RateCurve, Sharding
+from analysis.advisor.step import NEUTRAL, Phases, overlapped
 from analysis.advisor.strategies import SuiteJob, suite_phases
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
@@ -55,6 +55,33 @@ def test_kernels_take_what_the_calibration_says_of_their_shapes() -> None:
     shared = phases("strategy=tensor_parallel", "devices=2", **both, shardable_flop=1e5)
     less = 4 * 64 * 0.5 * (1e6 / 1e8 + 1e6 / 1e6) + 64 * 0.5 * 1e5 * 11 / 1e9
     assert whole.compute_s - shared.compute_s == pytest.approx(less), "a tensor group shares what lies inside"
+
+
+def test_a_gpus_backward_takes_its_launches_however_fast_its_kernels_are() -> None:
+    """Of 10 operations forward, backward has 20, but for the first layer."""
+    rates = KernelRates(*(RateCurve((1.0,), (each,), "measured", "a test") for each in (1e8, 1e13)))
+    launched: dict[str, Any] = {"device_type": "cuda", "launch_s": Known(1e-3, "measured", "a test")}
+    figures = machine(**launched, kernels={"gelu": rates})
+    counted = {"gelu": Kernels(operations=10, work=1e4)}
+    found = phases("strategy=single", figures=figures, product_flop=0.0, operations=10, kernels=counted)
+    forward = overlapped(np.array([64 * 1e4 / 1e8]), np.array([10e-3]), NEUTRAL["launch_overlap"])[0]
+    assert found.compute_s == pytest.approx(4 * forward + (4 * 2 - 1) * 10e-3)
+
+
+def test_kernels_of_a_site_without_a_rate_in_fp32_are_as_slow_beside_products() -> None:
+    counted = {"attention": Kernels(operations=1, work=1e6, extent=64.0)}
+    rates = {"bf16": RateCurve((1.0,), (8e9,), "site", "a test"), "fp32": RateCurve((1.0,), (1e9,), "site", "a test")}
+    with_it, without = (
+        phases("strategy=single", "precision=bf16", figures=machine(matmul_flops_per_s=each), kernels=counted)
+        for each in (rates, {"bf16": rates["bf16"]})
+    )
+    assert without.compute_s == pytest.approx(with_it.compute_s)
+
+
+def test_a_layer_of_nothing_but_a_product_writes_nothing_else() -> None:
+    bare = phases("strategy=single", output_bytes=1e3, kernels={})
+    older = phases("strategy=single", output_bytes=1e3, kernels=None)
+    assert bare.compute_s == phases("strategy=single").compute_s < older.compute_s
 
 
 def test_ddp_sends_what_a_ring_sends_and_hides_what_gamma_says() -> None:
@@ -130,7 +157,9 @@ def test_a_gpipe_of_equal_stages_idles_by_the_formula() -> None:
 
 
 def test_naive_model_parallelism_is_never_faster_than_one_device() -> None:
-    one, split = phases("strategy=single"), phases("strategy=model_parallel", "devices=4")
+    alone = {"alone": 0.5}
+    one = phases("strategy=single", scales=alone)
+    split = phases("strategy=model_parallel", "devices=4", scales=alone)
     assert split.compute_s + split.bubble_s == pytest.approx(one.compute_s)
     assert split.communication_s == pytest.approx(2 * 3 * 64 * 256 / 1e8)
 
