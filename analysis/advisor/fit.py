@@ -474,7 +474,7 @@ def _weights(layouts: Layouts) -> Values:
 
 KERNELS = (
     *("hidden", "heads", "kv_heads", "mlp_width", "sequence", "context", "micro_batch", "tensor"),
-    *("sequence_parallel", "fused_attention", "fp8", "experts"),
+    *("sequence_parallel", "fused_attention", "fp8", "gated", "experts", "top_k", "capacity"),
 )
 """Columns of which equal values mean equal kernels."""
 KERNEL_SIZE = 0.08

@@ -159,7 +159,7 @@ def matrix_flops(layouts: Layouts) -> Values:
 
 
 MULTIPROCESSORS = 108.0
-"""Of an A100, each of which computes one tile at a time."""
+"""Of an A100, each of which computes one tile at a time; taken for every GPU."""
 TILES = ((256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.8), (64.0, 64.0, 0.6))
 """Rows and columns of a tile, and its speed ÷ that of large ones, which read less per FLOP: an assumption."""
 
@@ -304,8 +304,6 @@ UPDATE_BYTES = 34.0
 the gradient read and cleared, the half-precision copy written, the norm of gradients."""
 OPERATIONS = 100.0
 """Launched for one layer, forward: about as many as a counted block has; what it takes is fitted."""
-FIRST_OPERATIONS, LAST_OPERATIONS = 15.0, 40.0
-"""The same of the embedding, and of the last norm, the head and the loss, as vTrain's rows on one node show them."""
 
 
 def work_of(layouts: Layouts) -> Work:
@@ -335,7 +333,7 @@ def work_of(layouts: Layouts) -> Work:
         odd_flop=layers(last=np.where(odd, head, 0.0)),
         traffic_bytes=layers(elementwise_bytes(layouts) + score_bytes(layouts)),
         logits=layers(last=logits(layouts)),
-        operations=layers(OPERATIONS, first=FIRST_OPERATIONS, last=LAST_OPERATIONS),
+        operations=layers(OPERATIONS),
         tensor_operations=layers(np.where(layouts.tensor > 1, 1.0, 0.0)),
         softmax_operations=layers(unfused_softmax(layouts)),
         backward=layers(BACKWARD, first=BACKWARD, last=BACKWARD),
