@@ -30,6 +30,7 @@ from parallelbench.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from multiprocessing.process import BaseProcess
+    from multiprocessing.synchronize import Semaphore
     from typing import Unpack
 
     from numpy.typing import NDArray
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0
 """Time that workers have to end, s."""
-_BATCH_S = 300.0
-"""Time that each of them has for a batch, its own start included, s."""
+_START_S = 60.0
+"""Time that each of them has to begin, s."""
 _DEATH_S = 1.0
 """Time within which a worker that broke something by its end has ended, s."""
 _SOCKET_PATH_BYTES = 107
@@ -69,6 +70,7 @@ class _Part:
         fork = multiprocessing.get_context("fork")
         if several:
             _choose_socket_folder()
+            self._begun = fork.Semaphore(0)
         self._batches = _Batches()
         with _without_advice():
             self._loader = DataLoader(
@@ -78,8 +80,7 @@ class _Part:
                 pin_memory=pinned and options.pin_memory,
                 prefetch_factor=options.prefetch_factor if several else None,
                 persistent_workers=options.persistent_workers and several,
-                worker_init_fn=functools.partial(_begin, os.getpid()) if several else None,
-                timeout=_BATCH_S if several else 0,
+                worker_init_fn=functools.partial(_begin, os.getpid(), self._begun) if several else None,
                 # The data set is inherited; other ways of starting would send it to each worker.
                 multiprocessing_context=fork if several else None,
                 # Its workers' seeds must not be drawn from what a model's dropout draws from.
@@ -96,7 +97,12 @@ class _Part:
         others = set(multiprocessing.active_children())
         with _without_advice(), _without_interruption(), self._explained():
             self._pass = iter(self._loader)
-        self._workers |= set(multiprocessing.active_children()) - others
+        started = set(multiprocessing.active_children()) - others
+        self._workers |= started
+        if not all(self._begun.acquire(timeout=_START_S) for _ in started):
+            raise ConfigError(
+                f"not all worker processes of the loader began within {_START_S:g} s: choose loader.workers=0, or fewer"
+            )
         while (batch := self._next(this)) is not None:
             yield batch
 
@@ -161,13 +167,14 @@ def _without_interruption() -> Iterator[None]:
             signal.signal(signal.SIGCHLD, before)
 
 
-def _begin(parent: int, _: int) -> None:
-    """In a worker: end when the rank does, however it ends, and lose no batch in silence."""
+def _begin(parent: int, begun: Semaphore, _: int) -> None:
+    """In a worker: say so, end when the rank does, however it ends, and lose no batch in silence."""
     die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
     # A batch that can't be sent would only be printed there, and the rank wait for it without end.
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
+    begun.release()
 
 
 def _send_error(queue: Any, _error: Exception, item: tuple[int, Any]) -> None:
