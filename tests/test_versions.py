@@ -30,6 +30,9 @@ OF_A_RELEASE = {
     ("data=digits", "model=vit_tiny", "strategy=fsdp", "devices=4", "precision=bf16", "repeat=3"): (
         "2e171b94d12c6e6cc653d29dc28b657d35b5ee76eb7ab285a6cd11927092a828"
     ),
+    ("strategy=downpour", "devices=3", "optimizer=adagrad"): (
+        "91a8388acae29ed4367847b4a0ec2ecd31b381b7e29034b606dcdd270bc328d6"
+    ),
     (*TINY, "launcher=slurm"): "7e66367e5ba839dd36f81dbf18df6c85b08aed4e471a7d4860a5fa317a7d7bed",
     (*TINY, "launcher.oversubscribe=true", "optimizer=sgd", "optimizer.lr=0.1"): (
         "c1edec97e7587aa1ce44f6b92f98e3b7c0a454fd7b163f536db773e5bb7e7a6c"

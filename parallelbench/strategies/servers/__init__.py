@@ -70,6 +70,8 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         """Counts that don't fit, and options that servers can't combine."""
+        if self.name == "downpour":
+            yield from self._of_downpour(run)
         yield (
             run.devices <= self.servers,
             f"strategy.servers={self.servers} of devices={run.devices} leaves no worker",
@@ -108,27 +110,8 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         """All parameters are one real vector."""
         return first_of(why_untouched(traits), why_complex(traits))
 
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """A worker, or on the last ranks a server."""
-        from parallelbench.strategies.servers.servers import Layout, Schedule, server_of
-        from parallelbench.strategies.servers.workers import worker_of
-
-        layout = Layout(rank=world.rank, workers=run.devices - self.servers, servers=self.servers)
-        schedule = Schedule(run.steps_per_epoch, self.n_push, self.n_fetch) if self.mode == "async" else None
-        if world.rank >= layout.workers:
-            return server_of(model, layout, schedule, run=run)
-        slowdown = self.slow_worker_factor if world.rank == 0 else 1.0
-        return worker_of(model, layout, schedule, slowdown=slowdown, run=run, world=world)
-
-
-class Downpour(ParameterServer, frozen=True, kw_only=True):
-    """Downpour SGD (Dean et al. 2012): asynchronous, with Adagrad on the server: choose optimizer=adagrad too.
-
-    What else servers can do is `strategy=parameter_server`.
-    """
-
-    def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Updates that are no Downpour SGD, and what servers refuse."""
+    def _of_downpour(self, run: RunConfig) -> Rules:
+        """All but Downpour SGD as Dean et al. (2012) define it: the rest is `strategy=parameter_server`."""
         yield (
             self.mode != "async",
             "strategy=downpour with strategy.mode=sync is refused: Downpour SGD is asynchronous",
@@ -142,4 +125,15 @@ class Downpour(ParameterServer, frozen=True, kw_only=True):
             "plain SGD, on the server, and any other optimizer strategy=parameter_server strategy.mode=async",
             ("optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0"),
         )
-        yield from super().rules(run, device_type)
+
+    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
+        """A worker, or on the last ranks a server."""
+        from parallelbench.strategies.servers.servers import Layout, Schedule, server_of
+        from parallelbench.strategies.servers.workers import worker_of
+
+        layout = Layout(rank=world.rank, workers=run.devices - self.servers, servers=self.servers)
+        schedule = Schedule(run.steps_per_epoch, self.n_push, self.n_fetch) if self.mode == "async" else None
+        if world.rank >= layout.workers:
+            return server_of(model, layout, schedule, run=run)
+        slowdown = self.slow_worker_factor if world.rank == 0 else 1.0
+        return worker_of(model, layout, schedule, slowdown=slowdown, run=run, world=world)
