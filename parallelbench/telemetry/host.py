@@ -1,11 +1,15 @@
-"""A host's energy, memory, network traffic and clock, by psutil but for the energy. What can't be read is null."""
+"""A host's energy, memory, network traffic and clock, of /sys and psutil. What can't be read is null."""
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Reading = dict[str, Any]
 
@@ -17,21 +21,20 @@ class Host:
     """
 
     def __init__(self, root: Path = Path("/"), *, clock_every: int = 10) -> None:
-        self._interfaces = root / "sys/class/net"
+        self._interfaces, self._cpus = root / "sys/class/net", root / "sys/devices/system/cpu"
         packages = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
         self._packages = [Package(path) for path in packages if _is_package(path)]
         self._clock_every, self._readings = clock_every, 0
 
     def read(self, *, clock: bool = False) -> Reading:
         """Columns of `telemetry`."""
-        frequency = psutil.cpu_freq() if clock or self._readings % self._clock_every == 0 else None
+        clock_hz = _or_null(self._clock_hz) if clock or self._readings % self._clock_every == 0 else None
         self._readings += 1
-        memory = psutil.virtual_memory()
-        sent, received = self._network()
+        sent, received = _or_null(self._network) or (None, None)
         return {
             "energy_j": self._energy_j(),
-            "memory_used_bytes": memory.total - memory.available,
-            "clock_hz": frequency.current * 1e6 if frequency is not None else None,
+            "memory_used_bytes": _or_null(_memory_used_bytes),
+            "clock_hz": clock_hz,
             "network_sent_bytes": sent,
             "network_received_bytes": received,
         }
@@ -58,6 +61,14 @@ class Host:
         """Exclude parts of another device, which counts for both (a virtual function below its synthetic one)."""
         interface = self._interfaces / name
         return (interface / "device").exists() and not (interface / "master/device").exists()
+
+    def _clock_hz(self) -> float | None:
+        """The mean over all cores that run. psutil's clocks are of groups of cores where /proc/cpuinfo has none."""
+        clocks_khz = [_number(path) or 0.0 for path in self._cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+        if not any(clocks_khz):
+            clocks_khz = [each.current * 1e3 for each in psutil.cpu_freq(percpu=True)]
+        running = [khz for khz in clocks_khz if khz > 0]
+        return statistics.fmean(running) * 1e3 if running else None
 
 
 class Package:
@@ -92,6 +103,19 @@ def _is_package(path: Path) -> bool:
         return (path / "name").read_text().startswith("package")
     except OSError:
         return False
+
+
+def _memory_used_bytes() -> int:
+    memory = psutil.virtual_memory()
+    return int(memory.total - memory.available)
+
+
+def _or_null(read: Callable[[], Any]) -> Any:
+    """What is read, if it can be: psutil raises errors of many kinds where a system hides files or writes others."""
+    try:
+        return read()
+    except Exception:
+        return None
 
 
 def _number(path: Path) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -29,7 +30,6 @@ def package(root: Path, number: int, energy_uj: int, *, name: str = "package-0")
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What psutil takes for /proc."""
     put(tmp_path, "proc/meminfo", "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 400 kB\n" + MEMORY)
-    monkeypatch.setattr(psutil, "cpu_freq", lambda: None)
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     return tmp_path / "proc"
 
@@ -38,9 +38,44 @@ MEMORY = "".join(f"{name}: 0 kB\n" for name in ("Buffers", "Cached", "Active", "
 
 
 def test_what_a_machine_without_sensors_has_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "cpu_freq", lambda: None)
+    monkeypatch.setattr(psutil, "cpu_freq", lambda **_: [])
     found = Host(tmp_path).read()
     assert (found["energy_j"], found["clock_hz"]) == (None, None)
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, ValueError, OSError])
+@pytest.mark.parametrize(
+    ("function", "columns"),
+    [
+        ("cpu_freq", {"clock_hz"}),
+        ("virtual_memory", {"memory_used_bytes"}),
+        ("net_io_counters", {"network_sent_bytes", "network_received_bytes"}),
+    ],
+)
+def test_what_psutil_can_not_read_is_null_alone(
+    tmp_path: Path,
+    proc: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    columns: set[str],
+    error: type[Exception],
+) -> None:
+    package(tmp_path, 0, 900_000)
+    put(proc, "net/dev", "Inter-|\n face |\n eth0: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0")
+    monkeypatch.setattr(psutil, "cpu_freq", lambda **_: [SimpleNamespace(current=2000.0)])
+    monkeypatch.setattr(psutil, function, Mock(side_effect=error))
+    assert {column for column, value in Host(tmp_path).read().items() if value is None} == columns
+
+
+def test_the_clock_is_the_mean_over_cores_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six cores of one policy and two of another, whose clocks psutil would give once each; one core is offline."""
+    for core in range(8):
+        put(tmp_path, f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq", f"{(1000 + 1400 * (core > 5))}000")
+    (tmp_path / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").unlink()
+    assert Host(tmp_path).read()["clock_hz"] == 1.4e9
+    of_policies = [SimpleNamespace(current=mhz) for mhz in (0.0, 1000.0, 2400.0)]
+    monkeypatch.setattr(psutil, "cpu_freq", lambda **_: of_policies)
+    assert Host(tmp_path / "without").read()["clock_hz"] == 1.7e9
 
 
 def test_packages_are_added_and_wrapping_around_is_made_good(tmp_path: Path) -> None:
@@ -98,7 +133,7 @@ def test_what_passes_on_the_traffic_of_other_interfaces_is_not_counted_again(tmp
 
 
 def test_the_clock_is_not_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "cpu_freq", lambda: SimpleNamespace(current=2000.0))
+    monkeypatch.setattr(psutil, "cpu_freq", lambda **_: [SimpleNamespace(current=2000.0)])
     host = Host(tmp_path, clock_every=2)
     assert [host.read()["clock_hz"] for _ in range(4)] == [2e9, None, 2e9, None]
     host.read()
