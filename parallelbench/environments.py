@@ -1,11 +1,13 @@
 """Environments of their own, for TensorFlow and for engines: where each is, and whether a run can use it.
 
-Only the names of installed distributions are looked at; nothing is started or imported.
+An interpreter is asked where it looks for packages, since that is not seen from outside; no package is imported.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from functools import cache
 from importlib import metadata
@@ -40,7 +42,9 @@ def why_not(framework: str, device_type: str) -> str:
     if framework == "torch":
         return ""
     python = python_of(framework)
-    found = installed(python)
+    remedy = f"run `make venv-tensorflow`, or set {TENSORFLOW_PYTHON} to the python of an environment that has it"
+    if (found := installed(python)) is None:
+        return f"{python} is missing, or does not work: {remedy}"
     version = found.get("tensorflow") or found.get("tensorflow-cpu") or "none"
     if not version.startswith(f"{TENSORFLOW}."):
         lacks = f"TensorFlow {TENSORFLOW} (found: {version})"
@@ -53,10 +57,7 @@ def why_not(framework: str, device_type: str) -> str:
         )
     else:
         return ""
-    return (
-        f"{python} lacks {lacks}: run `make venv-tensorflow`, or set {TENSORFLOW_PYTHON} to the python of an "
-        "environment that has it"
-    )
+    return f"{python} lacks {lacks}: {remedy}"
 
 
 def require(framework: str, device_type: str) -> None:
@@ -77,10 +78,7 @@ _IN_OWN = {"numpy": "numpy", "torch": "torch", "arrow": "pyarrow", "polars": "po
 
 
 def interpreter(engine: str) -> Path:
-    """The Python that an engine runs in; `ConfigError` with the fix where its library is missing or of another version.
-
-    This takes a millisecond.
-    """
+    """The Python that an engine runs in; `ConfigError` with the fix where its library is not there in its version."""
     if engine == "velox":
         return _velox()
     package = _IN_OWN[engine]
@@ -95,7 +93,7 @@ def interpreter(engine: str) -> Path:
 
 def _velox() -> Path:
     python = Path(os.environ.get(VELOX_PYTHON) or Path(sys.prefix).parent / VELOX_FOLDER / "bin" / "python")
-    found = installed(python)
+    found = installed(python) or {}
     for package, version in VELOX.items():
         if found.get(package) != version:
             raise ConfigError(
@@ -106,12 +104,20 @@ def _velox() -> Path:
 
 
 @cache
-def installed(python: Path) -> dict[str, str]:
-    """The distributions in an interpreter's environment, with their versions; none where it can't be executed."""
-    if not os.access(python, os.X_OK):
-        return {}
-    folders = [str(path) for path in python.parent.parent.glob("lib/python3*/site-packages")]
-    return {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions(path=folders)}
+def installed(python: Path) -> dict[str, str] | None:
+    """The distributions that an interpreter finds, with their versions; None where it is missing, or does not work.
+
+    They may be anywhere: Debian's folders, those of the user, of the environment below, or behind a shim.
+    """
+    command = [str(python), "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
+    try:
+        asked = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=True)
+        folders = json.loads(asked.stdout.splitlines()[-1])  # what a user's sitecustomize prints comes before
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    # The first of a name is the one that is imported.
+    found = reversed([*metadata.distributions(path=folders)])
+    return {each.name.lower().replace("_", "-"): each.version for each in found if each.name}
 
 
 def engine_states() -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -166,14 +167,17 @@ def test_what_can_not_be_done_is_refused_before_anything_starts(overrides: list[
         check_run(configured(*TINY, *overrides), "cpu")
 
 
-def fake_environment(folder: Path, **versions: str) -> Path:
+def fake_environment(folder: Path, *, works: bool = True, **versions: str) -> Path:
+    """An interpreter that says where its packages are, as Debian's has them; whatever else it is to run, it aborts."""
+    packages = folder / "local" / "lib" / "python3.11" / "dist-packages"
     for package, version in versions.items():
-        info = folder / "lib" / "python3.11" / "site-packages" / f"{package}-{version}.dist-info"
+        info = packages / f"{package}-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\nkill -ABRT $$\n")
+    says = f"[ \"$1\" = -c ] && exec echo '{json.dumps([str(packages)])}'\n" if works else ""
+    python.write_text(f"#!/bin/sh\n{says}kill -ABRT $$\n")
     python.chmod(0o755)
     return python
 

@@ -84,7 +84,8 @@ BESIDE = dict.fromkeys(("msgspec", "PyYAML", "psutil", "nvidia-ml-py", "scikit_l
 @pytest.mark.parametrize(
     ("versions", "text"),
     [
-        (None, r"lacks TensorFlow 2\.21 \(found: none\)"),
+        (None, "is missing, or does not work"),
+        ("broken", "is missing, or does not work"),
         ({"numpy": "2.4"}, r"lacks TensorFlow 2\.21 \(found: none\)"),
         ({"tensorflow": "2.15.1"}, r"found: 2\.15\.1"),
         ({"tensorflow": "2.21.0"} | BESIDE | {"psutil": ""}, "lacks psutil"),
@@ -92,10 +93,12 @@ BESIDE = dict.fromkeys(("msgspec", "PyYAML", "psutil", "nvidia-ml-py", "scikit_l
     ],
 )
 def test_an_environment_that_will_not_do_is_named_with_the_remedy(
-    versions: dict[str, str] | None, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    versions: dict[str, str] | str | None, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = {name: version for name, version in (versions or {}).items() if version}
-    python = tmp_path / "python" if versions is None else fake_environment(tmp_path, **there)
+    works = isinstance(versions, dict)
+    complete = versions if isinstance(versions, dict) else {"tensorflow": "2.21.0"} | BESIDE
+    there = {name: version for name, version in complete.items() if version}
+    python = tmp_path / "python" if versions is None else fake_environment(tmp_path, works=works, **there)
     monkeypatch.setenv(TENSORFLOW_PYTHON, str(python))
     if text is None:
         require("tensorflow", "cpu")
