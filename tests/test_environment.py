@@ -153,3 +153,20 @@ def test_what_each_gpu_says_counts_once() -> None:
     assert _unlike(alone, both) == {}
     uneven = {"cuda": {"driver": "570.1\n570.1", "power_limit_w": "400.00\n300.00"}}
     assert _unlike(alone, uneven) == {"cuda.power_limit_w": ("400.00", "300.00, 400.00")}
+    other = {"framework": "tensorflow"}
+    assert _unlike(alone, both | other) == {}
+    assert _unlike(alone, uneven | other) == {"cuda.power_limit_w": ("400.00", "300.00, 400.00")}
+    for_processors = {"cuda": None}
+    assert _unlike(for_processors, both | other) == {}, "a torch that uses no GPU tells of no driver"
+    assert set(_unlike(for_processors, both)) == {"cuda.driver", "cuda.power_limit_w"}
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("cuda", [None, {"version": "12.8"}])
+def test_each_framework_that_could_use_gpus_tells_of_their_driver(
+    framework: str, cuda: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "entries_of", lambda _: {"packages": {}, "cuda": cuda and cuda.copy()})
+    monkeypatch.setattr(environment, "output_of", lambda command: command[1])
+    asked = {"driver": "--query-gpu=driver_version", "power_limit_w": "--query-gpu=power.limit", "topology": "topo"}
+    assert environment.capture(framework)["cuda"] == (cuda and cuda | asked)

@@ -34,6 +34,8 @@ def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str,
     `plugin`: a user's package that the run's classes come from.
     """
     own = entries_of(framework)
+    if own["cuda"] is not None:
+        own["cuda"] |= _of_driver()
     return {
         VERSION: ENTRIES_VERSION,
         FRAMEWORK: framework,
@@ -135,7 +137,7 @@ def _read(path: str) -> str | None:
         return None
 
 
-def of_driver() -> dict[str, str | None]:
+def _of_driver() -> dict[str, str | None]:
     """What the driver says of all GPUs of this machine; nothing where there is none."""
     return {
         "driver": output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),

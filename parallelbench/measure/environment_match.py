@@ -175,6 +175,9 @@ def differences(
         apart.add(_PLUGIN_SOURCES)  # a run of the suite's own classes, or one that an older release measured
     if len(frameworks) > 1 and not (one.get(_SUITE) and other.get(_SUITE)):
         apart.add(_SUITE)  # in another framework's environment the suite is imported, but not installed
+    if len(frameworks) > 1:
+        # On processors torch tells of a driver only where it could use it; on GPUs each framework does.
+        apart |= {key for key in _OF_EACH_GPU if one.get(key) is None or other.get(key) is None}
     keys = sorted(key for key in one.keys() | other.keys() if relevant(key) and key not in apart)
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 

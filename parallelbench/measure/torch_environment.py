@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from parallelbench.measure.environment import of_driver, version
+from parallelbench.measure.environment import version
 from parallelbench.world.world import group_kinds
 
 
@@ -33,5 +33,4 @@ def _cuda() -> dict[str, Any] | None:
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         "devices": [{"name": d.name, "uuid": str(d.uuid), "memory_bytes": d.total_memory} for d in devices],
-        **of_driver(),
     }

@@ -15,7 +15,6 @@ import tensorflow as tf
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET
 from parallelbench.frameworks.meeting import ControlGroup, host_group, join_group
-from parallelbench.measure.environment import of_driver
 from parallelbench.world.machine import visible_gpus
 
 if TYPE_CHECKING:
@@ -168,6 +167,6 @@ def entries() -> dict[str, Any]:
         "packages": {"tensorflow": tf.__version__},
         "threads": threads // devices,
         "tensorflow": {"intra_op_threads": threads, "logical_cpus": devices},
-        "cuda": {"version": build.get("cuda_version"), "cudnn": build.get("cudnn_version"), **of_driver()},
+        "cuda": {"version": build.get("cuda_version"), "cudnn": build.get("cudnn_version")},
         "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
     }
