@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -137,23 +136,10 @@ class OnThisMachine(Launcher):
         return supervise(training, watcher=watcher, begin=workers.start)
 
 
-_FEWER_THREADS = ("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS")
-"""What OpenMP reads when torch is loaded; a process that the suite starts has none of them."""
-
-
 class InThisProcess(OnThisMachine):
     """The calling process trains: `breakpoint()` and debuggers work."""
 
     name = "inline"
-
-    def prepare(self, planned: PlannedRun) -> Prepared:
-        """Refuse a process whose torch may have fewer threads than it asks for: its kernels would wait for ever."""
-        if "torch" in sys.modules and (found := [name for name in _FEWER_THREADS if name in os.environ]):
-            raise ConfigError(
-                f"{found[0]} was set when this process loaded torch, which may get fewer threads than it asks for: "
-                "choose launcher=local, or unset it and start the process again"
-            )
-        return super().prepare(planned)
 
     def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
         return in_this_process(training)

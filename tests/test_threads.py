@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.results.journal import read_tables
 from parallelbench.training.checks.before_training import check_arithmetic
@@ -95,18 +94,6 @@ def test_the_shell_decides_no_threads(tmp_path: Path, monkeypatch: pytest.Monkey
         epochs = read_tables(the_run(results).attempts()[-1].path)[0]["epochs"]
         losses.append([row["train_loss"] for row in epochs])
     assert losses == [losses[-1]] * 4
-
-
-@pytest.mark.parametrize("name", FEWER)
-def test_a_process_whose_torch_may_lack_threads_trains_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(name, FEWER[name])
-    assert main(["run", *TINY, "launcher=inline", f"results={tmp_path}"]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert f"{name} was set when this process loaded torch" in told
-    assert "launcher=local" in told
 
 
 class Forked(torch.autograd.Function):
