@@ -150,6 +150,24 @@ def test_what_only_slows_a_run_down_or_is_not_known_refuses_none(profile: str, t
     assert not machine(*found).require(devices=2, device_type="cuda", cores_per_device=1, oversubscribe=False)
 
 
+def test_gpus_without_peer_access_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "profile.txt"
+    path.write_text("device GPU-a\npeers 0\ndevice GPU-b\npeers 5\ndevice GPU-c\npeers 0\n")
+    look = "from parallelbench.world.machine import *; print(*gpu_caveats(visible_gpus()))"
+    found = {
+        visible: subprocess.run(
+            [sys.executable, "-c", look],
+            env=environment(path, library()) | {"CUDA_VISIBLE_DEVICES": visible},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for visible in ("0,1,2", "0,1", "1")
+    }
+    told = "no peer access between the GPUs {}: messages between them go through the host"
+    assert found == {"0,1,2": told.format("1 and 2"), "0,1": "", "1": ""}
+
+
 def test_ranks_of_gpus_stay_on_their_numa_node(tmp_path: Path) -> None:
     found = gpus_of(tmp_path, "device GPU-a\ncores 15\ndevice GPU-b\ncores 240\ndevice GPU-c\n")
     assert [sorted(gpu.cores) for gpu in found] == [[0, 1, 2, 3], [4, 5, 6, 7], []]

@@ -7,6 +7,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,12 +118,34 @@ def problems(gpus: Sequence[Gpu]) -> Iterator[str]:
 
 def gpu_caveats(gpus: Sequence[Gpu]) -> list[str]:
     """What may have slowed a run on these GPUs down."""
-    return [
+    found = [
         f"{count_of(gpu.other_processes, 'other process', 'other processes')} used GPU {index} ({gpu.name}) when this "
         f"run started and may have slowed it down; hide it with CUDA_VISIBLE_DEVICES, or ask for a node of your own"
         for index, gpu in enumerate(gpus)
         if gpu.other_processes
     ]
+    if apart := ", ".join(_apart(gpus)):
+        found.append(f"no peer access between the GPUs {apart}: messages between them go through the host")
+    return found
+
+
+def _apart(gpus: Sequence[Gpu]) -> list[str]:
+    """Pairs of GPUs between which the driver refuses peer access; none where it does not say."""
+    import pynvml
+
+    read = 0  # NVML_P2P_CAPS_INDEX_READ, which the package defines as a tuple
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
+            return [
+                f"{a} and {b}"
+                for (a, one), (b, other) in combinations(enumerate(handles), 2)
+                if pynvml.nvmlDeviceGetP2PStatus(one, other, read) != pynvml.NVML_P2P_STATUS_OK
+            ]
+        finally:
+            pynvml.nvmlShutdown()
+    return []
 
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
