@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import polars as pl
 
 from analysis import text
 from analysis.runs.published import LOADED, Tables
-from analysis.runs.reader import Runs, load
+from analysis.runs.reader import Runs, Skipped, load
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import no_runs, require_folder
 
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 def load_all(paths: Sequence[Path | str], *, plugin: str | None = None) -> Runs:
     """Read all runs at or below these folders, as `analysis.load` does with each.
 
-    Of several folders, run ids end in `@FOLDER`, and groups are those of one folder. What can't be read is in
-    `skipped`. Raises `ConfigError` for a folder that lies in another one, or without runs.
+    Of several folders, run ids end in `@FOLDER`, and groups are those of one folder. What can't be read, and copies of
+    what an earlier folder holds, are in `skipped`. Raises `ConfigError` for a folder that lies in another one, or
+    without runs.
     """
     if len(paths) == 1:
         return load(paths[0], plugin=plugin)
@@ -37,6 +39,7 @@ def load_all(paths: Sequence[Path | str], *, plugin: str | None = None) -> Runs:
     for runs in parts:
         if runs.run.is_empty() and not any(skipped.is_run for skipped in runs.skipped):
             raise ConfigError(no_runs(runs.root))
+    parts = _without_copies(parts)
     last = [runs.root.resolve().name for runs in parts]
     names = [name if last.count(name) == 1 else str(runs.root) for name, runs in zip(last, parts, strict=True)]
     of_names = dict(zip(names, parts, strict=True))
@@ -68,6 +71,26 @@ def _require_apart(paths: Sequence[Path | str]) -> None:
                 raise ConfigError(f"{root} and {other} are the same folder: name it once")
             if root.resolve().is_relative_to(other.resolve()):
                 raise ConfigError(f"{root} lies in {other}, whose runs include its own: name one of them")
+
+
+def _without_copies(parts: Sequence[Runs]) -> list[Runs]:
+    """The same without copies of what an earlier folder holds: runs of one id that were trained at one time of day."""
+    read: dict[tuple[str, float], Path] = {}
+    kept = []
+    for runs in parts:
+        started = runs.select("ranks", "run_id", "training_started_at").drop_nulls().group_by("run_id").min()
+        rows = runs.run.select("run_id", "folder").join(started, on="run_id", maintain_order="left").rows()
+        own = {(run_id, at): Path(folder) for run_id, folder, at in rows}
+        copies = {key: folder for key, folder in own.items() if key in read}
+        others = ~pl.col("run_id").is_in([run_id for run_id, _ in copies])
+        skipped = [
+            Skipped(folder, f"copied from {read[key].parent}, or to there (equal times of day): it counts once")
+            for key, folder in copies.items()
+        ]
+        tables = Tables({table: runs.scan(table).filter(others) for table in LOADED})
+        kept.append(replace(runs, tables=tables, skipped=(*runs.skipped, *skipped)) if copies else runs)
+        read = own | read
+    return kept
 
 
 def replications(runs: Runs) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -10,7 +11,7 @@ import pytest
 
 from analysis import facts, load, summary
 from analysis.comparison.exclusions import excluded
-from analysis.folders import load_all
+from analysis.folders import load_all, replications
 from analysis.report import page as page_module
 from parallelbench import cli
 from parallelbench.errors import ConfigError
@@ -29,7 +30,8 @@ TOLD = ["configuration", "steady_epoch_time_s", "speed_up", "speed_up_pairs", "r
 
 def on(host: str | None, time_s: float, **entries: Any) -> Fake:
     environment = ENVIRONMENT | {"host": host} | entries
-    return Fake(epoch_time_s=lambda epoch, rank: time_s, environment=json.dumps(environment))
+    started_at = Fake.started_at + 1e6 * (host == "beta")
+    return Fake(epoch_time_s=lambda epoch, rank: time_s, environment=json.dumps(environment), started_at=started_at)
 
 
 def measured(root: Path, host: str | None, single_s: float, ddp_s: float, *, repeats: int = 3, **run: Any) -> Path:
@@ -90,6 +92,23 @@ def test_a_run_that_died_early_has_the_device_of_its_own_folder(two: list[Path])
     path.unlink()
     rows = facts(load_all(two)).filter(strategy="fsdp")
     assert rows["group"].to_list() == ["digits · cnn_small · folder b"]
+
+
+@pytest.mark.exhaustive
+def test_a_copy_counts_nowhere_and_is_told_from_another_measurement(two: list[Path]) -> None:
+    copy = shutil.copytree(two[0], two[0].parent / "copy")
+    assert summary(load_all([two[0], copy]))["runs"].to_list() == [3, 3]
+    published(config(copy, strategy="fsdp", devices=2), on("alpha", 5.0))
+    runs = load_all([two[0], copy])
+    assert sorted({each.reason for each in runs.skipped}) == [
+        f"copied from {two[0]}/demo, or to there (equal times of day): it counts once"
+    ]
+    assert len(runs.skipped) == 6
+    assert {each.path.parent for each in runs.skipped} == {copy / "demo"}
+    assert runs.run["strategy"].to_list().count("fsdp") == 1 == runs.run.height - 6
+    assert not any("replications" in line for line in replications(runs))
+    again = published(config(two[0].parent / "again"), Fake(started_at=Fake.started_at + 1e5))
+    assert load_all([two[0], again.path.parent]).skipped == ()
 
 
 def damage(run: RunFolder) -> None:
