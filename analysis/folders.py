@@ -84,7 +84,11 @@ def _without_copies(parts: Sequence[Runs]) -> list[Runs]:
         copies = {key: folder for key, folder in own.items() if key in read}
         others = ~pl.col("run_id").is_in([run_id for run_id, _ in copies])
         skipped = [
-            Skipped(folder, f"copied from {read[key].parent}, or to there (equal times of day): it counts once")
+            Skipped(
+                folder,
+                f"copied from {read[key].parent}, or to there (equal times of day): it counts once",
+                is_twin=True,
+            )
             for key, folder in copies.items()
         ]
         tables = Tables({table: runs.scan(table).filter(others) for table in LOADED})

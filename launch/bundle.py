@@ -451,9 +451,13 @@ _OURS = ("launcher", "site")
 
 
 def require_readable(bundled: Runs, bundle: Path) -> None:
-    """Raise `ConfigError` for a bundle with results that can't be read, or without any."""
+    """Raise `ConfigError` for a bundle with results that can't be read, or without any.
+
+    Bundles of a development version may hold a run twice.
+    """
     for skipped in bundled.skipped:
-        raise ConfigError(f"{bundle} holds results that can't be read: {skipped.path.name}: {skipped.reason}")
+        if not skipped.is_twin:
+            raise ConfigError(f"{bundle} holds results that can't be read: {skipped.path.name}: {skipped.reason}")
     if bundled.run.filter(state="done").is_empty():
         raise ConfigError(f"{bundle} holds no finished run: there is nothing to train again")
 

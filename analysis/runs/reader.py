@@ -285,6 +285,8 @@ class Skipped:
     reason: str
     is_run: bool = True
     """Whether it was made for a run, as far as its files tell."""
+    is_twin: bool = False
+    """Whether its run is read from another folder."""
 
 
 def without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
@@ -302,7 +304,7 @@ def without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
             twin = first.folder.path
             of = f"in {twin.parent}" if twin.name == run.folder.path.name else str(twin)
             why = f"the same run as {of} (equal run id), which is read instead; name one folder to read this one"
-            skipped.append(Skipped(run.folder.path, why))
+            skipped.append(Skipped(run.folder.path, why, is_twin=True))
     return {run.folder.path for run in read.values()}, skipped
 
 

@@ -259,6 +259,8 @@ def test_each_run_is_bundled_once_and_nothing_that_is_damaged(here: Path, capsys
     assert summary(bundled).drop("group").equals(summary(runs).drop("group"))
     require_readable(bundled, Path("a.tar.gz"))
     assert len(planned_again(bundled, here / "again", [], NOTHING)) == 2
+    shutil.copytree(here / "results" / "two", root / "results" / "two")  # as a development version bundled it
+    require_readable(load(root / "results"), Path("a.tar.gz"))
 
 
 @pytest.mark.exhaustive
