@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import text
 from analysis.comparison.exclusions import excluded
-from analysis.comparison.issues import Blocker, Caveat, Issue, said_once
+from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_once
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
 from analysis.comparison.run import ComparedRun, compared_runs
@@ -47,14 +47,22 @@ def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
 
 
 def refused(runs: Runs) -> list[str]:
-    """What is not compared with one device, with what differs and the remedies, in sentences."""
+    """What is not compared with one device, with what differs and the remedies, in sentences.
+
+    `compare` judges all groups of a configuration at once, so that the keys of all are named.
+    """
     pairings = against_one_device(runs)
+    keys: dict[str, dict[str, None]] = defaultdict(dict)
+    for (_, configuration), pairing in pairings.items():
+        keys[configuration] |= dict.fromkeys(pairing.unlike_environments)
     several = len({group for group, _ in pairings}) > 1
     of_groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for (group, configuration), pairing in pairings.items():
         for issue in pairing.blockers():
             strategy = pairing.pairs[0].runs[0].definition["strategy.name"]
-            of_groups[group, f"{strategy} × 1", str(issue)].append(configuration)
+            unlike = issue.kind is Blocker.ENVIRONMENT
+            words = refusal(issue.differences, tuple(keys[configuration])) if unlike else str(issue)
+            of_groups[group, f"{strategy} × 1", words].append(configuration)
     alike: dict[tuple[tuple[str, ...], str, str], list[str]] = defaultdict(list)
     for (group, baseline, words), members in of_groups.items():  # one line for all works of which this is true
         alike[tuple(members), baseline, words].append(group)

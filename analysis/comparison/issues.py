@@ -32,7 +32,7 @@ class UnlikeWork(ConfigError):  # noqa: N818
 
     def __init__(self, differences: Differences, *, across: Sequence[str]) -> None:
         """`across`: the keys with which the comparison is made, in `--across`; empty where no keys are enough."""
-        self.across = tuple(across)
+        self.differences, self.across = differences, tuple(across)
         super().__init__(refusal(differences, self.across))
 
 
@@ -203,7 +203,7 @@ def refusal(differences: Differences, across: Sequence[str]) -> str:
     if any(key in PROBED or environment_match.must_match(key) for key in differences):
         ways.append("measure both in one environment, by one submit")
     if across:
-        ways.append(f"compare across exactly that: `--across {','.join(across)}`")
+        ways.append(f"compare across what differs: `parallelbench compare … --across {','.join(across)}`")
     if not ways:
         ways.append("choose folders, or --by, so that each side has one of these")
     told = "the sides differ in"

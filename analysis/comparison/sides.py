@@ -421,7 +421,11 @@ def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()
     readable = replace(runs, skipped=())
     between = WAYS if key == CONFIGURATION else (key,)
     sides = (readable.only(run_ids[one]), readable.only(run_ids[other]))
-    compared = compare(*sides, across=(*across, *between))
+    try:
+        compared = compare(*sides, across=(*across, *between))
+    except UnlikeWork as refused:
+        named = [key for key in refused.across if key not in between]
+        raise UnlikeWork(refused.differences, across=named) from None
     unread = format_exclusions(replace(runs.only([]), skipped=runs.skipped))
     return replace(compared, notes=(*compared.notes, *unread))
 

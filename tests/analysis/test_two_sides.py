@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from analysis import UnlikeWork, by, compare, load
 from analysis.comparison import printed
+from analysis.comparison.baseline import refused
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published, steady
@@ -98,7 +99,7 @@ def test_a_refusal_names_all_that_differs_and_naming_it_compares(tmp_path: Path)
     with pytest.raises(UnlikeWork) as refusal:
         compare(a, b)
     differences, names = str(refusal.value), refusal.value.across
-    assert f"`--across {','.join(names)}`" in differences
+    assert f"`parallelbench compare … --across {','.join(names)}`" in differences
     assert sorted(names) == [
         "cuda.driver", "device_name", "packages.torch", "precision", "variables.NCCL_ALGO",
     ]  # fmt: skip
@@ -188,7 +189,7 @@ def test_two_values_of_a_key_are_compared_all_else_being_equal(tmp_path: Path) -
     found = by(runs, "strategy", "ddp", "fsdp")
     assert [(row.configuration, row.verdict) for row in found.rows] == [("ddp × 2 → fsdp × 2", "slower")]
     assert found.notes == (), "interleaved, by one commit"
-    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2; compare across .*`--across strategy,devices`$"):
+    with pytest.raises(UnlikeWork, match=r"devices: 1 and 2; compare across .* --across devices`$"):
         by(runs, "strategy", "single", "ddp")
     found = by(runs, "strategy", "single", "ddp", across=["devices"])
     assert [row.time and row.time.median for row in found.rows] == pytest.approx([0.6])
@@ -213,6 +214,21 @@ def test_what_may_differ_must_not_differ_within_a_side(tmp_path: Path) -> None:
     assert [row.verdict for row in found.rows] == ["equal within 5 %"] * 2
     assert len(found.only_a) == 2
     assert "batch size 128" in found.only_a[0]
+
+
+@pytest.mark.exhaustive
+def test_the_reports_refusals_name_the_keys_of_all_works_so_that_compare_takes_them(tmp_path: Path) -> None:
+    sweep(tmp_path, BEFORE)
+    sweep(tmp_path, {"single": BEFORE["single"]}, changes={"batch_size": 64})
+    sweep(tmp_path, {"fsdp": BEFORE["ddp"]}, environment={"nice": 5})
+    runs = sweep(tmp_path, {"fsdp": BEFORE["ddp"]}, environment={"python": "3.11"}, changes={"batch_size": 64})
+    lines = refused(runs)
+    assert ["differ in nice" in line for line in lines].count(True) == 1 == len(lines) - 1
+    asked = {line.partition("`parallelbench compare … --across ")[2].removesuffix("`.") for line in lines}
+    assert {tuple(sorted(keys.split(","))) for keys in asked} == {("nice", "python")}
+    with pytest.raises(UnlikeWork, match=r"`parallelbench compare … --across (nice,python|python,nice)`$"):
+        by(runs, "configuration", "single × 1", "fsdp × 2")
+    assert by(runs, "configuration", "single × 1", "fsdp × 2", across=["nice", "python"]).rows
 
 
 def test_epochs_of_unequal_length_are_compared_by_sample(tmp_path: Path) -> None:
