@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,9 +26,8 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.configurations import facts, summary
-from analysis.comparison.exclusions import require_finished
-from analysis.comparison.ratio import SpeedVerdict
-from analysis.comparison.work import natural
+from analysis.comparison.exclusions import Exclusion, require_finished
+from analysis.comparison.work import IS_BASELINE, natural
 from analysis.figures import draw, specification, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
@@ -252,6 +251,7 @@ def _filters(rows: pl.DataFrame) -> dict[str, Any]:
     columns = rows.select("group", "configuration", *(pl.col(name).cast(pl.String) for name in FILTERS))
     index = columns.unique(maintain_order=True)
     choices = {name: list(index[name].unique(maintain_order=True)) for name in FILTERS}
+    choices["devices"].sort(key=int)
     return {
         "choices": {name: values for name, values in choices.items() if len(values) > 1},
         "index": script_json(index.to_dicts()),
@@ -319,20 +319,25 @@ def _grouped(rows: pl.DataFrame, columns: tuple[Column, ...]) -> list[tuple[str,
 
 
 def _measured(runs: Runs) -> str:
-    """Number of runs by outcome, and the days on which they were measured."""
-    states = runs.run.select(pl.coalesce("outcome", "state").alias("label")).group_by("label").len().sort("label")
-    counts = ", ".join(f"{count} {label}" for label, count in states.rows())
+    """How many runs count, why the others don't, and the days on which they were measured."""
+    reasons = Counter(facts(runs).select(_in_words()).to_series())
+    counting = reasons.pop(None, 0)
+    told = [f"{counting} count{'s' if counting == 1 else ''}"]
+    told += [f"{count} {reason}" for reason, count in sorted(reasons.items())]
     low, high = runs.epochs.select(low=pl.col("finished_at").min(), high=pl.col("finished_at").max()).row(0)
     days = sorted({datetime.fromtimestamp(t, tz=UTC).strftime("%Y-%m-%d") for t in (low, high) if t is not None})
-    return f"{count_of(runs.run.height, 'run')} ({counts})" + (f", measured {' to '.join(days)} (UTC)" if days else "")
+    when = f"; measured {' to '.join(days)} (UTC)" if days else ""
+    return f"{count_of(runs.run.height, 'run')}: {', '.join(told)}{when}"
 
 
 MOST_COLUMNS = 12
-"""Configurations that fit beside each other; with more, those of the most rows are shown."""
+"""Columns that fit beside each other; of more, those of the fastest and slowest are kept, then those of most cells."""
+NAMED = 4
+"""Of the fastest, so many are named in the headline at most."""
 
 
 class Glance(NamedTuple):
-    """A verdict beside one device; all empty where there is no such configuration."""
+    """A verdict beside one device, or why no run counts; all empty where there is no such configuration."""
 
     verdict: str = ""
     speed_up: str = ""
@@ -340,28 +345,61 @@ class Glance(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A row per group of like work, a column per configuration."""
+    """Groups of like work against configurations: whichever are fewer are the columns."""
 
+    alike: str
+    """What all groups have in common; their labels say the rest."""
     columns: list[str]
     rows: list[tuple[str, list[Glance]]]
     omitted: int
-    """Configurations that have no column."""
+    """Groups or configurations that have no column."""
 
 
 def matrix(runs: Runs) -> Matrix | None:
     """The verdicts of all groups; None where one group alone has any, as sentences say it better."""
-    rows = summary(runs).filter(pl.col("verdict").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
-    if rows["group"].n_unique() < 2:
+    rows = _glances(runs)
+    axes = {"group": [natural("group")], "configuration": [pl.col("devices"), natural("configuration")]}
+    names = {axis: rows.sort(order)[axis].unique(maintain_order=True).to_list() for axis, order in axes.items()}
+    if len(names["group"]) < 2:
         return None
-    counts = rows.group_by("configuration", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
-    kept = counts.head(MOST_COLUMNS)["configuration"]
-    columns = rows.filter(pl.col("configuration").is_in(kept.implode())).sort("devices", natural("configuration"))
-    names = columns["configuration"].unique(maintain_order=True).to_list()
-    shown = []
-    for (group,), members in rows.group_by("group", maintain_order=True):
-        cells = {row["configuration"]: _cell(row) for row in members.iter_rows(named=True)}
-        shown.append((str(group), [cells.get(name, Glance()) for name in names]))
-    return Matrix(names, shown, counts.height - len(names))
+    down, across = sorted(names, key=lambda axis: -len(names[axis]))
+    speed = pl.col("speed_up")
+    named = ((speed.rank("ordinal", descending=True) <= NAMED) | (speed == speed.min())).fill_null(False)
+    columns = rows.with_columns(named=named).group_by(across, maintain_order=True).agg(pl.col("named").any(), pl.len())
+    kept = set(columns.sort("named", "len", descending=True, maintain_order=True).head(MOST_COLUMNS)[across])
+    alike, labels = _told_apart(names["group"])
+    shown = [name for name in names[across] if name in kept]
+    cells = {(row[down], row[across]): _cell(row) for row in rows.iter_rows(named=True)}
+    return Matrix(
+        alike,
+        [labels.get(name, name) for name in shown],
+        [(labels.get(name, name), [cells.get((name, column), Glance()) for column in shown]) for name in names[down]],
+        len(names[across]) - len(shown),
+    )
+
+
+def _glances(runs: Runs) -> pl.DataFrame:
+    """The rows of `summary` that have a verdict beside others; where no run counts, it says why."""
+    keys = ("group", "configuration")
+    why = facts(runs).group_by(keys).agg(why=_in_words().unique(maintain_order=True).str.join(", "))
+    told = pl.coalesce("verdict", pl.when(pl.col("repeats") == 0).then("why"))
+    rows = summary(runs).join(why, on=keys, maintain_order="left").with_columns(verdict=told)
+    return rows.filter(~IS_BASELINE, pl.col("verdict").is_not_null())
+
+
+def _in_words() -> pl.Expr:
+    """Why a run doesn't count."""
+    oom = Exclusion.OOM
+    words: pl.Expr = pl.col("exclusion").replace(oom.value, oom.words).str.replace_all("_", " ")
+    return words
+
+
+def _told_apart(groups: list[str]) -> tuple[str, dict[str, str]]:
+    """What all labels of groups have in common, and each label without it."""
+    parts = {group: group.split(" · ") for group in groups}
+    alike = [part for part in parts[groups[0]] if all(part in others for others in parts.values())]
+    rest = {group: " · ".join(part for part in own if part not in alike) for group, own in parts.items()}
+    return (" · ".join(alike), rest) if all(rest.values()) else ("", {})
 
 
 def _cell(row: dict[str, Any]) -> Glance:

@@ -12,10 +12,10 @@ from analysis import load
 from analysis.claims import judge
 from analysis.comparison.configurations import facts
 from analysis.metrics.runs import computation_per_communication
-from analysis.report import notes
+from analysis.report import notes, page
 from analysis.report.claims import shown, summed_up, table
-from analysis.report.page import matrix
-from tests.analysis.factory import Fake, config, published, steady
+from analysis.report.page import _measured, matrix
+from tests.analysis.factory import Fake, config, failed, published, steady
 from tests.analysis.made_up import IN_TWO, altered, environment
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 
@@ -32,7 +32,7 @@ def plant(root: Path, times: dict[tuple[str, int], float], **work: Any) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path) -> None:
+def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 6.0, ("ddp", 4): 4.0}, batch_size=128)
     assert matrix(load(tmp_path)) is None, "of one work, sentences say it"
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 15.0}, batch_size=64)
@@ -40,15 +40,36 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path) -> None:
     assert found is not None
     assert (found.columns, found.omitted) == (["ddp × 2", "ddp × 4"], 0)
     verdicts = {group: [cell.verdict for cell in cells] for group, cells in found.rows}
-    assert verdicts == {
-        "digits · cnn_small · batch size 64": ["slower", ""],
-        "digits · cnn_small · batch size 128": ["faster", "faster"],
-    }
+    assert found.alike == "digits · cnn_small"
+    assert verdicts == {"batch size 64": ["slower", ""], "batch size 128": ["faster", "faster"]}
     assert [group for group, _ in found.rows] == list(verdicts), "numbers sort as numbers"
     assert found.rows[0][1][0].speed_up == "0.67 ×"
     told = notes.headline(load(tmp_path))
     assert told[0] == "Beside one device, over 2 kinds of work and 3 configurations: 2 faster, 1 slower."
     assert [line.partition(" (")[0] for line in told[1:3]] == ["ddp × 4", "ddp × 2"]
+    # Of more configurations than works, each is a row; where no run counts, the cell says why.
+    plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 9.0, ("ddp", 4): 8.0}, batch_size=32)
+    failed(config(tmp_path, strategy="ddp", devices=4, batch_size=64), "oom", "out of memory", epochs=1)
+    published(config(tmp_path, strategy="fsdp", devices=2, batch_size=64), Fake(parity_passed=False))
+    failed(config(tmp_path, strategy="fsdp", devices=4, batch_size=64), "timeout", "too slow", epochs=1)
+    runs = load(tmp_path)
+    found = matrix(runs)
+    assert found is not None
+    assert (found.columns, found.omitted) == (["batch size 32", "batch size 64", "batch size 128"], 0)
+    assert {configuration: [cell.verdict for cell in cells] for configuration, cells in found.rows} == {
+        "ddp × 2": ["faster", "slower", "faster"],
+        "fsdp × 2": ["", "parity failed", ""],
+        "ddp × 4": ["faster", "out of memory", "faster"],
+        "fsdp × 4": ["", "timeout", ""],
+    }
+    told = _measured(runs)
+    assert told == "51 runs: 48 count, 1 out of memory, 1 parity failed, 1 timeout; measured 2023-11-14 (UTC)"
+    # The fastest and the slowest, which the headline names, are never cut.
+    monkeypatch.setattr(page, "MOST_COLUMNS", 2)
+    monkeypatch.setattr(page, "NAMED", 1)
+    found = matrix(runs)
+    assert found is not None
+    assert (found.columns, found.omitted) == (["batch size 64", "batch size 128"], 1)
 
 
 def test_epochs_sort_as_numbers(tmp_path: Path) -> None:
