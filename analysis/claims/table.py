@@ -106,9 +106,10 @@ def lines(judgement: Judgement, *, most: int) -> list[str]:
 
 
 def effect_of(case: Case, claim: Claim) -> str:
-    """ "0.512 (0.498 – 0.530), 6 repeats: mnist · cnn_small, devices 1 → 2"."""
+    """ "0.512 (0.498 – 0.530), 6 repeats: mnist · cnn_small, devices 1 → 2"; no interval of too few for a verdict."""
     ends = {_value(end, claim) for end in (case.median, case.low, case.high)}
-    span = "" if case.low is None or case.high is None or len(ends) == 1 else f" ({_ends(case.low, case.high, claim)})"
+    shown = case.enough and len(ends) > 1
+    span = f" ({_ends(case.low, case.high, claim)})" if shown and case.low is not None and case.high is not None else ""
     also = "" if case.also is None else f"; {claim.also}: {_value(case.also, claim)}"
     place = f"{case.where}, {case.step}"
     return f"{_value(case.median, claim)}{span}, {text.repeats(len(case.effects))}: {place}{also}"

@@ -9,6 +9,7 @@ import polars as pl
 from analysis.claims import judge_all
 from analysis.claims.table import effect_of, lines, nothing
 from analysis.claims.verdict import VERDICTS
+from analysis.comparison.ratio import ENOUGH_REPEATS
 from analysis.report import latex
 from analysis.report.tables import Table
 from analysis.runs.reader import once
@@ -25,6 +26,10 @@ MOST_CASES = 8
 """Cases that the page shows of one claim; the CSV has all."""
 MOST_ROWS = 18
 """Of a table in LaTeX: of three lines each, in footnotesize, they fit on a page."""
+_INTERVALS = (
+    "An interval in brackets allows for all effects of all claims together: it is another than that of the same ratio "
+    f"beside a speed-up, and often wider. Fewer than {ENOUGH_REPEATS} repeats have none."
+)
 _SHAPE = (latex.broken(0.28), "l", latex.broken(0.5))
 _COLUMNS = {
     **dict.fromkeys(("publication", "claim", "section", "verdict", "why", "sweeps"), pl.String),
@@ -47,13 +52,13 @@ def shown(judgements: Sequence[Judgement]) -> list[tuple[Judgement, list[str]]]:
 
 
 def summed_up(judgements: Sequence[Judgement]) -> str:
-    """All claims in one sentence."""
+    """All claims in one sentence, and what an interval beside them is."""
     verdicts = [judgement.verdict for judgement in judgements if judgement.cases]
     if not verdicts:
         return nothing(judgements)
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
     rest = f"; {len(judgements) - len(verdicts)} not measured" if len(verdicts) < len(judgements) else ""
-    return f"Of {count_of(len(judgements), 'claim')}: {counts}{rest}."
+    return f"Of {count_of(len(judgements), 'claim')}: {counts}{rest}. {_INTERVALS}"
 
 
 def table(judgements: Sequence[Judgement]) -> Table:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from analysis import load
 from analysis.claims import Publication, judge, judge_all, publications, require_claims
 from analysis.claims.claim import Claim, Expect
+from analysis.claims.table import effect_of
 from analysis.claims.verdict import decide
 from launch.sweep.compose import group_choices
 from parallelbench.cli import main
@@ -72,6 +73,7 @@ def test_few_repeats_decide_nothing_however_large_the_effect(usual: Runs, n: int
     assert finding.verdict == "inconclusive"
     assert f"{n} repeat" in finding.why
     assert "sweep.repeats=6" in finding.why
+    assert " (" not in effect_of(finding.cases[0], finding.claim), "no interval seems to say otherwise"
 
 
 def test_pairs_are_by_repeat(tmp_path: Path) -> None:
