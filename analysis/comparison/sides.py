@@ -416,7 +416,11 @@ def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()
         raise ConfigError(f"--by {key}: both sides are {key}={one}; {choices(one, set(run_ids) - {one})}")
     for value in (one, other):
         if value not in run_ids:
-            raise ConfigError(f"--by {key}: no run in {runs.root} has {key}={value}; {choices(value, run_ids)}")
+            told = f"in {runs.root} has {key}={value}; {choices(value, run_ids)}"
+            if twins := sum(skipped.is_twin for skipped in runs.skipped):
+                skipped = f"skipped: {text.number_of_runs(twins)} that other folders hold, too; name one folder"
+                raise ConfigError(f"--by {key}: no run that was read {told} ({skipped})")
+            raise ConfigError(f"--by {key}: no run {told}")
     # Folders that can't be read belong to neither side: they are reported once.
     readable = replace(runs, skipped=())
     between = WAYS if key == CONFIGURATION else (key,)

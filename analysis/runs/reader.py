@@ -302,8 +302,10 @@ def without_twins(found: list[Found]) -> tuple[set[Path], list[Skipped]]:
         # A finished run has all that its unfinished twin has.
         if first is not run and (run.state == "done" or first.state != "done"):
             twin = first.folder.path
-            of = f"in {twin.parent}" if twin.name == run.folder.path.name else str(twin)
-            why = f"the same run as {of} (equal run id), which is read instead; name one folder to read this one"
+            of = f"in {twin.parent}" if twin.name == run.folder.path.name else f"from {twin}"
+            why = (
+                f"the same run, or another measurement of it, is read {of} (equal run id); name one folder for this one"
+            )
             skipped.append(Skipped(run.folder.path, why, is_twin=True))
     return {run.folder.path for run in read.values()}, skipped
 

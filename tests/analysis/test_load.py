@@ -215,7 +215,7 @@ def test_the_same_run_in_two_sweeps_counts_once_and_the_finished_one_wins(tmp_pa
     assert runs.epochs.height == 3
     assert [s.path for s in runs.skipped if s.path == third.path]
     assert runs.skipped[-1].reason.startswith(
-        f"the same run as in {second.path.parent} (equal run id), which is read instead"
+        f"the same run, or another measurement of it, is read in {second.path.parent} (equal run id)"
     )
 
 

@@ -10,6 +10,7 @@ from analysis import by, compare, load, summary
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.issues import Caveat
 from analysis.comparison.ratio import SpeedVerdict
+from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published, steady
 from tests.analysis.test_claims import REPEATS
 
@@ -48,7 +49,9 @@ def test_runs_of_the_smaller_sweep_are_apart_from_the_larger_ones_baseline(both:
     assert rows["single × 1"]["steady_epoch_time_s"] == pytest.approx(10.25)
     assert [rows[name]["verdict"] for name in ("ddp × 2", "zero1 × 2")] == ["faster", "not interleaved"]
     assert {each.path.parent.name for each in both.skipped} == {"b"}
-    assert "name one folder to read this one" in both.skipped[0].reason
+    assert "name one folder for this one" in both.skipped[0].reason
+    with pytest.raises(ConfigError, match=r"no run that was read .* \(skipped: 6 runs that other folders hold, too; "):
+        by(both, "strategy", "single", "zero2")
     (row,) = by(both, "configuration", "single × 1", "zero1 × 2").rows
     assert row.verdict is SpeedVerdict.NOT_INTERLEAVED
     (issue,) = (issue for group, issue in unlike_groups(both).items() if "batch size 64" not in group)
