@@ -159,7 +159,7 @@ def summary_table(runs: Runs) -> RichTable:
 
     rows = summary(runs)
     groups = list(rows["group"].unique(maintain_order=True))
-    name = " + ".join(folder.resolve().name for folder in runs.folders or (runs.root,))
+    name = " + ".join(dict.fromkeys(runs.own_folder.values())) or runs.root.resolve().name
     title = " · ".join([name, *groups] if len(groups) == 1 else [name])
     shown = RichTable.grid()
     shown.title, shown.title_justify = Text(title, style="italic"), "left"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import facts, load, summary
+from analysis import facts, load, summary, summary_table
 from analysis.comparison.exclusions import excluded
 from analysis.folders import load_all, replications
 from analysis.report import page as page_module
@@ -96,7 +96,7 @@ def test_a_run_that_died_early_has_the_device_of_its_own_folder(two: list[Path])
 
 @pytest.mark.exhaustive
 def test_a_copy_counts_nowhere_and_is_told_from_another_measurement(two: list[Path]) -> None:
-    copy = shutil.copytree(two[0], two[0].parent / "copy")
+    copy = shutil.copytree(two[0], two[0].parent / "copy" / "a")
     assert summary(load_all([two[0], copy]))["runs"].to_list() == [3, 3]
     published(config(copy, strategy="fsdp", devices=2), on("alpha", 5.0))
     runs = load_all([two[0], copy])
@@ -104,6 +104,7 @@ def test_a_copy_counts_nowhere_and_is_told_from_another_measurement(two: list[Pa
         f"copied from {two[0]}/demo, or to there (equal times of day): it counts once"
     ]
     assert len(runs.skipped) == 6
+    assert str(summary_table(runs).title) == f"{two[0]} + {copy}", "as much as tells them apart"
     assert {each.path.parent for each in runs.skipped} == {copy / "demo"}
     assert runs.run["strategy"].to_list().count("fsdp") == 1 == runs.run.height - 6
     assert not any("replications" in line for line in replications(runs))
