@@ -218,6 +218,8 @@ async function begin() {
   })]);
   if (form) {
     form.hidden = false;
+    const told = () => document.documentElement.style.setProperty("--filter-height", `${form.offsetHeight}px`);
+    new ResizeObserver(told).observe(form); // it lies above what a link leads to
     form.addEventListener("change", drawAll);
     form.addEventListener("reset", () => {
       document.body.dataset.drawn = "";
