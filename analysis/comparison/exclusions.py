@@ -128,8 +128,8 @@ def _disturbed(runs: Runs) -> dict[str, str]:
     columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share")
     on_gpus = dict(runs.run.select("run_id", pl.col("device_type") == "cuda").rows())
     return {
-        run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {share or 0:.0%} of a core"
-        f"{' or computed on its GPU' if on_gpus[run_id] else ''}: when the machine is free, {_MEASURE_AGAIN}"
+        run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {text.percent(share or 0)} of a "
+        f"core{' or computed on its GPU' if on_gpus[run_id] else ''}: when the machine is free, {_MEASURE_AGAIN}"
         for run_id, disturbed, steady, share in per_run(runs).select(columns).rows()
         if rests_on_disturbed(disturbed, steady)
     }
@@ -188,8 +188,10 @@ def format_exclusions(runs: Runs) -> list[str]:
     ]
 
 
-def disturbed_lines(runs: Runs) -> list[str]:
-    """The configurations whose runs others disturbed, what of them is withheld and what is shown, with the remedy."""
+def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
+    """The configurations whose runs others disturbed, what of them is withheld and what is shown, with the remedy
+    unless the caller has one for all.
+    """
     known = labels(runs).join(excluded(runs), on="run_id", how="left").join(per_run(runs), on="run_id")
     disturbed = pl.col("exclusion") == Exclusion.DISTURBED.value
     rows = known.group_by("configuration", "group", maintain_order=True).agg(
@@ -200,11 +202,11 @@ def disturbed_lines(runs: Runs) -> list[str]:
         True: "Their times are shown (*), without speed-up or verdict.",
         False: "Other runs of the same count; these do not.",
     }
+    remedy = f" When the machine is free, {_MEASURE_AGAIN}." if advise else ""
     on_gpus = ", or computed on a GPU" if (runs.run["device_type"] == "cuda").any() else ""
     return [
         f"Others disturbed {number_of_runs(int(members['disturbed'].sum()))} of {listed(_names(members), most=MOST)}: "
-        f"they took up to {max(members['share'].fill_null(0.0)):.0%} of a core{on_gpus}. {withheld[none]} When "
-        f"the machine is free, {_MEASURE_AGAIN}."
+        f"they took up to {text.percent(members['share'].max() or 0.0)} of a core{on_gpus}. {withheld[none]}{remedy}"
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from analysis.comparison.ratio import (
 from analysis.comparison.run import environments_of
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
 from analysis.folders import replications
+from analysis.report.claims import judged
 from analysis.runs.reader import format_skipped
 from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
@@ -57,11 +59,27 @@ _SLOWED = {
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
-    """The answers, then the configurations that are not compared, and runs that others disturbed."""
-    not_compared, disturbed = refused(runs)[:most], disturbed_lines(runs)
-    if _compared(runs).is_empty() and (not_compared or disturbed):
-        return [*not_compared, *disturbed]
-    return [*answers(runs, most=most), *not_compared, *disturbed]
+    """The answers, then the configurations that are not compared, runs that others disturbed, and what to do next."""
+    not_compared, disturbed = refused(runs)[:most], disturbed_lines(runs, advise=False)
+    found = [] if _compared(runs).is_empty() and (not_compared or disturbed) else answers(runs, most=most)
+    return [*found, *not_compared, *disturbed, *_next(runs)]
+
+
+_AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)
+"""What may not happen again, and is tried again only where `--retry` names it."""
+
+
+def _next(runs: Runs) -> list[str]:
+    """One line for all advice to measure more: the most repeats that any names, and what to try again."""
+    named = [*_repeats(runs), *(judgement.why for judgement in judged(runs) if judgement.cases)]
+    advised = [int(found) for line in named for found in re.findall(r"sweep\.repeats=(\d+)", line)]
+    repeats = max([*advised, *summary(runs)["repeats_to_decide"].drop_nulls()], default=None)
+    gone = set(facts(runs)["exclusion"])
+    retried = [each.value for each in _AT_RANDOM if each.value in gone]
+    options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
+    when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
+    what = "sweep" if runs.run["sweep"].n_unique() == 1 else "sweeps"
+    return [f"Next: {when}submit the {what} again with `{' '.join(options)}`."] if options else []
 
 
 def answers(runs: Runs, *, most: int = 4) -> list[str]:
@@ -75,8 +93,31 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
     if several and more:
-        return [_counted(compared), *(_gain(row, named=True) for row in _extremes(ordered))]
-    return [_gain(row, named=several) for row in rows] + ([f"{more} more are in the table."] if more else [])
+        fastest, *_, slowest = (_gain(row, named=True) for row in ordered.to_dicts())
+        shown = [_counted(compared), f"Fastest: {fastest}{_ties(ordered)}", f"Slowest: {slowest}"]
+    else:
+        fastest, *others = (_gain(row, named=several) for row in rows)
+        shown = [f"{fastest}{_ties(ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
+    return [*_one_device_is_fastest(compared), *shown]
+
+
+def _ties(ordered: pl.DataFrame) -> str:
+    """The configurations of the same work whose intervals reach into that of the fastest; without one, its speed-up."""
+    low, high = (pl.coalesce(f"speed_up_{end}", "speed_up") for end in ("low", "high"))
+    alike = ordered.filter(pl.col("group") == pl.col("group").first(), high >= low.first())
+    tied = alike["configuration"].to_list()[1:]
+    return f" Not told apart from it: {text.listed(tied)}." if tied else ""
+
+
+def _one_device_is_fastest(compared: pl.DataFrame) -> list[str]:
+    """Whether all of several configurations are slower than one device, or too few repeats say so."""
+    verdicts = compared.group_by("group").agg(pl.col("verdict").unique())["verdict"].to_list()
+    rest = set().union(*verdicts) - {SpeedVerdict.SLOWER}
+    is_clear = rest <= {SpeedVerdict.TOO_FEW} and all(SpeedVerdict.SLOWER in found for found in verdicts)
+    if compared.height < 2 or not is_clear or (compared["speed_up"] >= 1).any():
+        return []
+    where = f" in all {len(verdicts)} kinds of work" if len(verdicts) > 1 else ""
+    return [f"One device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
 
 
 def _counted(compared: pl.DataFrame) -> str:
@@ -85,11 +126,6 @@ def _counted(compared: pl.DataFrame) -> str:
     words = [f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict]]
     works = count_of(compared["group"].n_unique(), "kind of work", "kinds of work")
     return f"Beside one device, over {works} and {count_of(compared.height, 'configuration')}: {', '.join(words)}."
-
-
-def _extremes(ordered: pl.DataFrame) -> list[dict[str, Any]]:
-    """The fastest and the slowest configuration."""
-    return [ordered.row(0, named=True), ordered.row(-1, named=True)]
 
 
 def _compared(runs: Runs) -> pl.DataFrame:

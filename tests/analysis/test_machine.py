@@ -65,10 +65,10 @@ def test_disturbed_times_count_nowhere_and_what_was_learned_counts(usual: Runs) 
     runs = disturbed(usual, 3, 4)
     gone = excluded(runs)
     assert set(gone["exclusion"]) == {"disturbed"}
-    assert "2 of 3 steady epochs, in which others took up to 48% of a core" in gone["exclusion_detail"][0]
+    assert "2 of 3 steady epochs, in which others took up to 48.0\u202f% of a core" in gone["exclusion_detail"][0]
     assert "when the machine is free, submit the sweep again with `--retry disturbed`" in gone["exclusion_detail"][0]
     on_gpus = altered(runs, "run", device_type=pl.lit("cuda"))
-    assert "48% of a core or computed on its GPU: when the" in excluded(on_gpus)["exclusion_detail"][0]
+    assert "48.0\u202f% of a core or computed on its GPU: when the" in excluded(on_gpus)["exclusion_detail"][0]
     learned = judge(runs, claim(metric="final_test_accuracy", expect={"above": 0.9}), seed="0")
     assert learned.verdict == "reproduced"
 

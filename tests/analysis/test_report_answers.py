@@ -46,7 +46,7 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
     assert found.rows[0][1][0].speed_up == "0.67 ×"
     told = notes.headline(load(tmp_path))
     assert told[0] == "Beside one device, over 2 kinds of work and 3 configurations: 2 faster, 1 slower."
-    assert [line.partition(" (")[0] for line in told[1:3]] == ["ddp × 4", "ddp × 2"]
+    assert [line.partition(" (")[0] for line in told[1:3]] == ["Fastest: ddp × 4", "Slowest: ddp × 2"]
     # Of more configurations than works, each is a row; where no run counts, the cell says why.
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 9.0, ("ddp", 4): 8.0}, batch_size=32)
     failed(config(tmp_path, strategy="ddp", devices=4, batch_size=64), "oom", "out of memory", epochs=1)
@@ -70,6 +70,32 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
     found = matrix(runs)
     assert found is not None
     assert (found.columns, found.omitted) == (["batch size 64", "batch size 128"], 1)
+
+
+@pytest.mark.exhaustive
+def test_ties_with_the_fastest_are_named_and_one_device_is_where_all_are_slower(tmp_path: Path) -> None:
+    times = {("single", 1): 4.0, ("ddp", 2): 10.0, ("fsdp", 2): 10.0, ("ddp", 4): 6.0, ("fsdp", 4): 6.01}
+    plant(tmp_path, times)
+    told = notes.headline(load(tmp_path))
+    assert told[0] == "One device is fastest."
+    assert told[1].startswith("ddp × 4 trains an epoch 0.67 times")
+    assert told[1].endswith(" Not told apart from it: fsdp × 4.")
+    plant(tmp_path, times, batch_size=64)
+    told = notes.headline(load(tmp_path))
+    assert told[0] == "One device is fastest in all 2 kinds of work."
+    assert told[2].startswith("Fastest: ddp × 4 (")
+    assert told[2].endswith(" Not told apart from it: fsdp × 4.")
+    assert told[3].startswith("Slowest: ")
+
+
+@pytest.mark.slow
+def test_one_line_says_what_to_measure_next(usual: Runs) -> None:
+    assert not any(line.startswith("Next") for line in notes.headline(usual))
+    outcomes = pl.when(FIRST).then(pl.lit("error")).when(IN_TWO & (pl.col("repeat") == 1)).then(pl.lit("oom"))
+    runs = altered(usual, "run", outcome=outcomes.otherwise("outcome"))
+    few = runs.only(set(runs.run.filter(pl.col("repeat") < 4)["run_id"]))
+    assert "(sweep.repeats=8)" in "".join(notes.warnings(few)), "4 more than the 2 that count, after the fourth"
+    assert notes.headline(few)[-1] == "Next: submit the sweep again with `sweep.repeats=8 --retry error`."
 
 
 def test_epochs_sort_as_numbers(tmp_path: Path) -> None:
