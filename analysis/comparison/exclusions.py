@@ -206,7 +206,8 @@ def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
     on_gpus = ", or computed on a GPU" if (runs.run["device_type"] == "cuda").any() else ""
     return [
         f"Others disturbed {number_of_runs(int(members['disturbed'].sum()))} of {listed(_names(members), most=MOST)}: "
-        f"they took up to {text.percent(max(members['share'].fill_null(0.0).to_list()))} of a core{on_gpus}. {withheld[none]}{remedy}"
+        f"they took up to {text.percent(max(members['share'].fill_null(0.0).to_list()))} of a core{on_gpus}. "
+        f"{withheld[none]}{remedy}"
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
 
