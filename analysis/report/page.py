@@ -387,10 +387,13 @@ def _glances(runs: Runs) -> pl.DataFrame:
     return rows.filter(~IS_BASELINE, pl.col("verdict").is_not_null())
 
 
+_IN_WORDS = {Exclusion.OOM.value: "out of memory", Exclusion.PARITY_FAILED.value: "parity failed"}
+"""Reasons of which the value in tables is no English."""
+
+
 def _in_words() -> pl.Expr:
     """Why a run doesn't count."""
-    oom = Exclusion.OOM
-    words: pl.Expr = pl.col("exclusion").replace(oom.value, oom.words).str.replace_all("_", " ")
+    words: pl.Expr = pl.col("exclusion").replace_strict(_IN_WORDS, default=pl.col("exclusion"))
     return words
 
 
