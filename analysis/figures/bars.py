@@ -55,14 +55,16 @@ class Bars(Chart):
     """What the axis says of the line besides."""
     room: float = 1.22
     """The axis is so many times as long as needed, for the text."""
+    scale: str = "group"
+    """Column: rows with the same value of it share a scale."""
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
-        """Panels of one group share their scale; groups of other work have their own."""
+        """Panels of one `scale` share it; those of other work have their own."""
         goal = self.goal if self.goal is not None and data[self.goal].count() else None
         unit = self.unit + (self.goal_unit if goal else "")
         data = with_medians(data, ("panel", "configuration"))
         ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
-        room = ends.max().over("group") * self.room
+        room = ends.max().over(self.scale) * self.room
         data = data.with_columns(label=self.label + mark(data), largest=ends, room=room)
         y = names_axis(data)
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
@@ -319,6 +321,7 @@ energy = Bars(
     ),
     unit="Energy of all GPUs (J)",
     label=written(_joules, "median"),
+    scale="panel",  # an epoch takes a sliver of what the target takes
     finding=Sentence(
         by="gpu_energy_per_sample_j",
         each=_cost,
