@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.counterparts import held_against_one_device, unlike_one_device
+from analysis.comparison.counterparts import NO_COUNTERPART, held_against_one_device, unlike_one_device
 from analysis.comparison.issues import format_differences, rests_on_disturbed, unlike_contents
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
@@ -246,9 +246,12 @@ def unchecked(runs: Runs) -> list[str]:
     gone = excluded(runs).select("run_id")
     rows = held_against_one_device(runs).drop_nulls("unchecked").join(gone, on="run_id", how="anti")
     rows = rows.join(labels(runs), on="run_id", maintain_order="left")
+    rows = rows.join(runs.run.select("run_id", "scaling"), on="run_id", maintain_order="left")
+    weak = (pl.col("scaling") == "weak") & (pl.col("unchecked") == NO_COUNTERPART)  # a larger global batch by design
     return [
-        f"Losses not held against one device: {listed(sorted(set(members['configuration'])), most=MOST)}: {why}."
-        for (why,), members in rows.group_by("unchecked", maintain_order=True)
+        f"Losses not held against one device: {listed(sorted(set(members['configuration'])), most=MOST)}: {why}"
+        f"{' (expected with scaling=weak)' if expected else ''}."
+        for (why, expected), members in rows.group_by("unchecked", weak.alias("expected"), maintain_order=True)
     ]
 
 

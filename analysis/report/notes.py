@@ -37,6 +37,8 @@ from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from analysis.runs.reader import Runs
 
 
@@ -192,10 +194,22 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
 
 def _excluded(runs: Runs, *, most: int) -> list[str]:
     gone = facts(runs).filter(pl.col("exclusion") != Exclusion.DISTURBED.value)  # which have a line of their own
-    alike = gone.group_by("exclusion", "exclusion_detail", maintain_order=True).agg("slug").rows()
-    lines = [f"Excluded from all comparisons: {text.listed(slugs)}: {describe(*why)}." for *why, slugs in alike[:most]]
-    more = sum(len(slugs) for *_, slugs in alike[most:])
+    of_errors = pl.when(pl.col("exclusion") == Exclusion.ERROR.value).then("exclusion_detail")  # each its own cause
+    alike = gone.group_by("exclusion", of_errors.alias("error"), maintain_order=True).agg("slug", "exclusion_detail")
+    lines = [
+        f"Excluded from all comparisons: {text.listed(slugs)}: {_why(exclusion, details)}."
+        for exclusion, _, slugs, details in alike.head(most).rows()
+    ]
+    more = alike["slug"].list.len().slice(most).sum()
     return lines + ([f"{more} more runs are excluded: see the table of all runs."] if more > 0 else [])
+
+
+def _why(exclusion: str, details: Sequence[str | None]) -> str:
+    """The reason of like exclusions, with the first run's detail for an example where they differ."""
+    if exclusion == Exclusion.OOM.value:  # how many bytes were asked for says nothing of the run
+        return Exclusion.OOM.words
+    first = describe(exclusion, details[0])
+    return first if len(set(details)) == 1 else f"{first} (the first one; the table of all runs has each one's reason)"
 
 
 def _packed(runs: Runs) -> list[str]:
@@ -217,7 +231,9 @@ def _repeats(runs: Runs) -> list[str]:
         return []
     if few < FEWEST_REPEATS:
         advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
-        return [f"Some ratios rest on {_pairs(few)} only and have no interval: {advice}."]
+        without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
+        names = text.listed(without["configuration"].unique(maintain_order=True).to_list())
+        return [f"Some ratios rest on {_pairs(few)} only and have no interval ({names}): {advice}."]
     error = error_of_intervals(runs)
     widths = ", ".join(f"with {n - few} more per side {half_width(n, error):.1f} times" for n in (6, 10) if n > few)
     return [
@@ -237,14 +253,20 @@ def _by_chance(runs: Runs) -> list[str]:
 
 
 def _energies(runs: Runs) -> list[str]:
-    """The flags of energies, by configuration."""
+    """The configurations on GPUs without energy, where others have it, and the flags of energies."""
     rows = summary(runs).filter(pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null())
     by_flag: dict[str, list[str]] = defaultdict(list)
     for configuration, flags in rows.select("configuration", "energy_flags").rows():
         for flag in (flags or "").split():
             if configuration not in by_flag[flag]:
                 by_flag[flag].append(configuration)
-    return [
+    sampled = rows.select("group", "configuration")
+    on_gpus = counted(runs).filter(pl.col("device_type") == "cuda")
+    silent = on_gpus.join(sampled, on=["group", "configuration"], how="anti", maintain_order="left")
+    without = text.listed(silent["configuration"].unique(maintain_order=True).to_list()) if silent.height else ""
+    reason = "no energy or power was sampled there, or it has one epoch only"
+    lines = [f"Energy per epoch is not known of {without}: {reason}."] if without and rows.height else []
+    return lines + [
         f"{'Telemetry' if flag == 'sparse' else 'Energy'} of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})."
         for flag, names in sorted(by_flag.items())
     ]

@@ -105,7 +105,7 @@ def test_after_a_single_step_only_the_loss_before_the_update_is_rounding(
     [
         (six_seconds(rounding=None), {}, NOT_ALIKE),
         (six_seconds(), {"repeat": 5}, NO_COUNTERPART),
-        (six_seconds(), {"scaling": "weak"}, NO_COUNTERPART),
+        (six_seconds(), {"scaling": "weak"}, f"{NO_COUNTERPART} (expected with scaling=weak)"),
     ],
 )
 def test_what_was_not_held_against_one_device_is_said(
