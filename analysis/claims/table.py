@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from analysis import text
+from analysis.claims.claim import TO_ACCURACY
 from analysis.claims.verdict import VERDICTS
 from parallelbench.errors import count_of
 
@@ -138,7 +139,8 @@ def _value(value: float | None, claim: Claim) -> str:
     if claim.compare == "efficiency":
         return text.percent(value)
     if claim.compare == "difference":
-        return f"{value:+.4g}"
+        is_share = claim.metric.endswith("_accuracy") and claim.metric not in TO_ACCURACY
+        return (f"{100 * value:+.2f} points" if is_share else f"{value:+.4g}").replace("-", "−")
     return f"{value:.3f}"
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.claims import judge_all
+from analysis.claims import judge_all, publications
 from analysis.claims.table import effect_of, lines, nothing
 from analysis.claims.verdict import VERDICTS
 from analysis.comparison.ratio import ENOUGH_REPEATS
@@ -47,8 +47,9 @@ def judged(runs: Runs) -> tuple[Judgement, ...]:
 
 
 def shown(judgements: Sequence[Judgement]) -> list[tuple[Judgement, list[str]]]:
-    """The claims that these runs say something of, each with what is expected, and the effects, in lines."""
-    return [(judgement, lines(judgement, most=MOST_CASES)) for judgement in judgements if judgement.cases]
+    """The claims that these runs say something of, decided ones first, each with what is expected, and the effects."""
+    told = sorted(judgements, key=lambda judgement: VERDICTS.index(judgement.verdict))
+    return [(judgement, lines(judgement, most=MOST_CASES)) for judgement in told if judgement.cases]
 
 
 def summed_up(judgements: Sequence[Judgement]) -> str:
@@ -58,7 +59,14 @@ def summed_up(judgements: Sequence[Judgement]) -> str:
         return nothing(judgements)
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
     rest = f"; {len(judgements) - len(verdicts)} not measured" if len(verdicts) < len(judgements) else ""
-    return f"Of {count_of(len(judgements), 'claim')}: {counts}{rest}. {_INTERVALS}"
+    return f"Of {count_of(len(judgements), 'claim')}: {counts}{rest}. {_INTERVALS}{_titles(judgements)}"
+
+
+def _titles(judgements: Sequence[Judgement]) -> str:
+    """What the numbers of the shown claims' publications stand for."""
+    seeds = {judgement.seed for judgement in judgements if judgement.cases}
+    named = [f"{each.seed}: {each.title}" for each in publications() if each.seed in seeds]
+    return f" Publications: {'; '.join(named)}." if named else ""
 
 
 def table(judgements: Sequence[Judgement]) -> Table:
