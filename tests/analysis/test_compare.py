@@ -243,10 +243,10 @@ def test_a_sweep_over_loaders_labels_each_and_compares_them_where_asked(tmp_path
     frame = labels(runs).join(runs.run, on="run_id")
     groups = frame.select("loader", "batch_size", "group")
     assert sorted(groups.rows()) == [
-        ("streamed", 128, "digits · cnn_small · batch size 128 · loader streamed"),
         ("dataloader", 64, "digits · cnn_small · batch size 64 · loader dataloader · workers 7"),
         ("dataloader", 128, "digits · cnn_small · batch size 128 · loader dataloader · workers 2"),
         ("resident", 128, "digits · cnn_small · batch size 128 · loader resident"),
+        ("streamed", 128, "digits · cnn_small · batch size 128 · loader streamed"),
     ]
     (row,) = by(runs, "loader", "resident", "streamed").rows
     assert (row.time.median, row.group) == (1.5, "digits · cnn_small")
