@@ -140,9 +140,9 @@ def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
     (sent,) = [row["detail"] for row in weak.tables["checks"] if row["check"] == "bytes"]
     assert f"{8 * VALUES * 2} bytes per step reported" in sent  # of both ranks: 2(n - 1)/n of 8 bytes per value
     wrong = copies | {"passed": False, "difference": 1.0, "limit": 0.0}
-    reason = _unlike("one device", {"outcome": "ok"}, {"checks": [wrong]}, [])
+    reason = _unlike("one device", {"outcome": "ok"}, {"checks": [wrong]})
     assert reason == f"copies after epoch 1: 1, limit 0 ({wrong['detail']})"
-    assert _unlike("one device", {"outcome": "ok"}, weak.tables, []) is None
+    assert _unlike("one device", {"outcome": "ok"}, weak.tables) is None
 
 
 @pytest.mark.slow
