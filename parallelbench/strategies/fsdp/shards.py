@@ -120,22 +120,26 @@ def shard_one_by_one(
     policy = MixedPrecisionPolicy()
     if gather == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shards, gathered, trained = mesh.size(mesh.ndim - 1), 0, False
-    sizes: dict[nn.Parameter, int] = {}
+    shards, gathered, gradients, trained = mesh.size(mesh.ndim - 1), 0, 0, False
+    of_tied: dict[nn.Parameter, int] = {}  # others' whole parameters must not be held: shards replace them
     for name, layer in model.named_children():
         to_device(layer, contiguous, device)
         if first is not None:
             first(name, layer)
         own = {each: _padded_bytes(local(each), shards) for each in layer.parameters()}
-        sizes |= own
         trained = trained or any(each.requires_grad for each in own)
+        if name in tied:
+            of_tied |= own
+        else:
+            gradients += sum(size for each, size in own.items() if each.requires_grad)
         if own and name not in tied:
             # No gradient passes a layer that only frozen ones precede.
             gathered += sum(own.values()) * (2 if reshard_after_forward and trained else 1)
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+        del own
     left = nn.ModuleDict({name: layer for name, layer in model.named_children() if name in tied})
-    gathered += sum(sizes[each] for each in left.parameters())  # once for the whole model, whatever the option says
-    gradients = sum(size for each, size in sizes.items() if each.requires_grad)
+    gathered += sum(of_tied[each] for each in left.parameters())  # once for the whole model, whatever the option says
+    gradients += sum(size for each, size in of_tied.items() if each.requires_grad)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy if tied else MixedPrecisionPolicy())
     return PaddedBytes(gathered, gradients)
 
