@@ -20,7 +20,7 @@ from parallelbench.errors import ConfigError, count_of, duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from launch.slurm.jobs import Job
+    from launch.slurm.jobs import Job, JobGroup
     from launch.slurm.limits import Allowed
 
 
@@ -65,16 +65,18 @@ class Cluster:
         """Ask for each of several jobs; once Slurm did not say, it isn't asked about the others."""
         untold = ""
         for job in jobs:
-            answer = Answer() if self.kinds is None else self._answer(job, untold)
+            answer = self.answer(job, untold=untold)
             yield answer
             untold = answer.untold
 
-    def _answer(self, job: Job, untold: str) -> Answer:
-        """`untold`: why Slurm isn't to be asked; empty: it is."""
+    def answer(self, job: Job, *, untold: str = "") -> Answer:
+        """Ask for one job; `untold`: why Slurm isn't to be asked."""
+        if self.kinds is None:
+            return Answer()
         refusals, notes = self._never(job)
         for reservation in [each for each in self.reservations if each.name == job.site.reservation]:
             refusals += reservation.refusals(job.minutes)
-            notes += reservation.notes
+            notes += reservation.notes(job.minutes)
         wait_s = None
         try:
             starts_at = scheduler.estimated_start(job.script()) if not untold else None
@@ -88,6 +90,11 @@ class Cluster:
                 untold = str(error)
         notes += [f"Slurm did not say whether it takes such jobs: {untold}"] if untold else []
         return Answer(refusals, notes, wait_s, untold)
+
+    def notes_on_all(self, groups: Sequence[JobGroup]) -> Iterator[str]:
+        """Why jobs can't be queued yet, or wait in the queue; of several partitions the first one's limits count."""
+        if self.allowed is not None:
+            yield from self.allowed.warnings([(group.job, len(group.tasks())) for group in groups])
 
     def _never(self, job: Job) -> tuple[list[str], list[str]]:
         """Why none of its partitions would ever start a job, and why some would not, or not now."""
@@ -150,7 +157,7 @@ def cluster_of(*, patient: bool = False) -> Cluster:
     if not kinds:
         return replace(cluster, unknown="sinfo lists no partition, so the cluster's limits were not checked")
     try:
-        return replace(cluster, allowed=allowed())
+        return replace(cluster, allowed=allowed(next((kind.name for kind in kinds if kind.default), "")))
     except SchedulerError as error:
         return replace(cluster, unknown=f"the limits of your account could not be checked: {error}")
 
@@ -175,7 +182,7 @@ def require_accepted(jobs: Sequence[Job]) -> None:
 
 
 _RECURRING = {"HOURLY", "DAILY", "WEEKDAY", "WEEKEND", "WEEKLY"}
-"""Flags of reservations that come again, at their whole length."""
+"""Flags of reservations that come again."""
 
 
 @dataclass(frozen=True)
@@ -236,30 +243,33 @@ class Reservation:
     minutes: int | None
     """How long it lasts, and so its longest job; None: no limit."""
     left_min: int | None = None
-    """While it is active, for the last time: whole minutes until it ends, and so the longest job; None: no limit."""
+    """While it is active: whole minutes until it ends, and so the longest job that starts now; None: no limit."""
     ends: str = ""
     """When it ends, as Slurm writes times."""
+    recurs: bool = False
+    """Whether it comes again, at its whole length."""
 
     def refusals(self, limit_min: int) -> list[str]:
         """Why a job of so many minutes never starts, or is ended while it runs."""
         if self.minutes is not None and limit_min > self.minutes:
             return [f"launcher.time_limit_min={limit_min}, but the reservation {self.name} lasts {self.minutes}"]
+        lower = f"lower it to {self.left_min} or less" if self.left_min else "name another, or none"
+        return [] if self.recurs else [f"{text}: {lower}" for text in self._outlasted(limit_min)]
+
+    def notes(self, limit_min: int) -> list[str]:
+        """What such a job waits for, or risks."""
+        if not self.active:
+            return [f"the reservation {self.name} is not active: jobs wait for it (begins {self.began})"]
+        return self._outlasted(limit_min) if self.recurs else []
+
+    def _outlasted(self, limit_min: int) -> list[str]:
+        """Whether less is left of it than a job that starts now may take."""
         if self.left_min is None or limit_min <= self.left_min:
             return []
-        lower = f"lower it to {self.left_min} or less" if self.left_min else "name another, or none"
         return [
             f"launcher.time_limit_min={limit_min}, but {self.left_min} min are left of the reservation {self.name} "
-            f"(ends {self.ends}), and Slurm ends what runs then: {lower}"
+            f"(ends {self.ends}), and Slurm ends what runs then"
         ]
-
-    @property
-    def notes(self) -> list[str]:
-        """What jobs wait for."""
-        return (
-            []
-            if self.active
-            else [f"the reservation {self.name} is not active: jobs wait for it (begins {self.began})"]
-        )
 
 
 def reservations(*, patient: bool = False) -> list[Reservation]:
@@ -279,8 +289,9 @@ def _reservation(shown: Mapping[str, str]) -> Reservation:
         active=active,
         began=shown.get("StartTime", ""),
         minutes=lasts,
-        left_min=_minutes_until(ends) if active and lasts is not None and not flags & _RECURRING else None,
+        left_min=_minutes_until(ends) if active and lasts is not None else None,
         ends=ends,
+        recurs=bool(flags & _RECURRING),
     )
 
 

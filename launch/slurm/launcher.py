@@ -73,8 +73,7 @@ class OnSlurm(Launcher):
     def wait_s(self, prepared: Prepared) -> float | None:
         """As Slurm expects (`sbatch --test-only`)."""
         (group,) = job_groups([prepared])
-        (answer,) = known_cluster().answers([group.job])
-        return answer.wait_s
+        return known_cluster().answer(group.job).wait_s
 
     def submitted(self, sweep: Path) -> bool:
         """Whether the sweep has a folder of submissions."""
@@ -151,16 +150,17 @@ class OnSlurm(Launcher):
 
     def site_findings(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
         """Whether the cluster takes a job of one device, and one of all devices of the site's nodes."""
-        run, cluster, groups = one_run(["launcher=slurm", *overrides], extension).run, known_cluster(), []
+        run, cluster, untold = one_run(["launcher=slurm", *overrides], extension).run, known_cluster(), ""
         for devices in dict.fromkeys((1, run.site.devices_per_node)):
             whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
             planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
-            groups += job_groups([prepare_for_site(planned)])
-        for group, answer in zip(groups, cluster.answers([group.job for group in groups]), strict=True):
+            (group,) = job_groups([prepare_for_site(planned)])
+            answer = cluster.answer(group.job, untold=untold)
+            untold = answer.untold
             found = [*answer.refusals, *answer.notes, cluster.unknown]
             took = f"the cluster takes it{f', and it {answer.start}' if answer.start else ''}"
             said = "; ".join(filter(None, found)) or took
-            yield f"site={run.site.name}, {count_of(group.shape.devices, 'device')}", f"{group.shape}: {said}"
+            yield f"site={run.site.name}, {count_of(devices, 'device')}", f"{group.shape}: {said}"
 
     def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
         """All-reduces between nodes, in a short job."""
@@ -259,6 +259,8 @@ def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Co
         if answer.start:
             console.print(answer.start, highlight=False)
         console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
+    for warning in cluster.notes_on_all(groups):
+        console.print(f"[yellow]note[/]: {escape(warning)}")
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)
     if cluster.unknown:

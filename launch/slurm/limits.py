@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
 from launch.slurm.scheduler import SchedulerError, minutes
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from parallelbench.config.sites import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")
-_OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES", "MaxTRESMins")
-_OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs")
-_OF_QOS = (*_OF_BOTH, "MaxTRESPU", "MaxJobsPU", "MaxSubmitPU")
-_OF_GROUPS = ("GrpTRES",)
+_OF_BOTH = ("MaxWall", "MaxTRES", "GrpTRES")
+_OF_ACCOUNTS = (*_OF_BOTH, "MaxJobs", "MaxSubmitJobs", "MaxTRESMins", "GrpTRESMins")
+_OF_QOS = (*_OF_BOTH, "MaxJobsPU", "MaxSubmitPU", "MaxTRESPU", "MaxTRESMins", "GrpTRESMins")
+_OF_GROUPS = ("GrpTRES", "GrpTRESMins")
 _OF_PARENTS = ("Cluster", "Account", "ParentName", "User", *_OF_GROUPS)
-"""An account's limit on its group is the only one that its associations don't show."""
+"""An account's limits on its group are the only ones that its associations don't show."""
+_COUNTS = {"MaxJobs": "MaxJobs", "MaxJobsPU": "MaxJobs", "MaxSubmitJobs": "MaxSubmit", "MaxSubmitPU": "MaxSubmit"}
 _MIB = {"M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _UNITS = {"cpu": "cores", "mem": "MiB", "node": "nodes", "gres/gpu": "GPUs"}
 
@@ -38,7 +40,7 @@ class Limit:
 
 
 Limits = dict[str, Limit]
-"""By Slurm's names: `MaxWall` (minutes), `MaxJobs`, `MaxTRES cpu`, `MaxTRESPU gres/gpu`, … (memory in MiB)."""
+"""`MaxWall` (minutes), `MaxJobs`, `MaxSubmit`, or `MaxTRES cpu`, `MaxTRESPU gres/gpu`, … (memory in MiB)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,14 @@ class Allowed:
 
     associations: Sequence[Association]
     qos: Mapping[str, Limits]
+    default_partition: str = ""
+    queued: int = 0
+    """This user's jobs in the queue."""
+    safe: bool = False
+    """Whether Slurm starts only jobs that a group's minutes (`GrpTRESMins`) let run to their end; else it kills them.
+
+    A job's own minutes (`MaxTRESMins`) hold it either way (acct_policy.c).
+    """
 
     def refusals(self, job: Job, partition: str) -> Iterator[str]:
         """Why Slurm would take a job for a partition, and let it wait for ever."""
@@ -71,10 +81,33 @@ class Allowed:
                 if (most := limits.get(key)) and wanted > most.value:
                     yield f"{wanted} {_unit(name)} a job, but the {most.source} allows {most.value}: ask for fewer"
                     break
-            if (most := limits.get(f"MaxTRESMins {name}")) and wanted * job.minutes > most.value:
+            yield from self._minutes(limits, name, wanted, job.minutes)
+
+    def _minutes(self, limits: Limits, name: str, wanted: int, wall_min: int) -> Iterator[str]:
+        for key, whose in (("MaxTRESMins", "a job"), *([("GrpTRESMins", "in all")] if self.safe else [])):
+            if (most := limits.get(f"{key} {name}")) and wanted * wall_min > most.value:
                 yield (
-                    f"{wanted} {_unit(name)} for {job.minutes} min, but the {most.source} allows {most.value} "
-                    f"{_unit(name)} × min a job: lower launcher.time_limit_min, or ask for fewer"
+                    f"{wanted} {_unit(name)} for {wall_min} min, but the {most.source} allows {most.value} "
+                    f"{_unit(name)} × min {whose}: lower launcher.time_limit_min, or ask for fewer"
+                )
+
+    def warnings(self, batches: Sequence[tuple[Job, int]]) -> Iterator[str]:
+        """Why jobs, so many of each kind, can't be queued yet, or wait in the queue, although all run in the end."""
+        jobs = Counter[tuple[str, Limit]]()
+        for job, count in batches:
+            limits = self._limits(job.site, (job.site.partition or self.default_partition).partition(",")[0])
+            jobs.update({(key, limits[key]): count for key in ("MaxSubmit", "MaxJobs") if key in limits})
+            at_once = min(_at_once(job, limits), key=lambda limit: limit.value, default=None)
+            if at_once is not None and at_once.value < count:
+                yield f"the {at_once.source} lets {at_once.value} of these {count} jobs run at once ({job.shape})"
+        for (key, limit), count in jobs.items():
+            if key == "MaxJobs" and count > limit.value:
+                yield f"the {limit.source} lets {limit.value} of these {count} jobs run at once"
+            if key == "MaxSubmit" and count + self.queued > limit.value:
+                there = f" and {self.queued} are queued already" if self.queued else ""
+                yield (
+                    f"the {limit.source} allows {count_of(limit.value, 'job')} in the queue, these are {count}{there}: "
+                    "submit the rest later"
                 )
 
     def findings(self) -> Iterator[tuple[str, str]]:
@@ -84,10 +117,10 @@ class Allowed:
             qos = ", ".join(f"{name} (default)" if name == each.default_qos else name for name in each.qos)
             yield (
                 f"account {each.account}{where}{' (default)' * each.default}",
-                "; ".join([f"QOS {qos or 'none'}", *_shown(each.limits)]),
+                "; ".join([f"QOS {qos or 'none'}", *map(_shown, each.limits.items())]),
             )
         for name in sorted({name for each in self.associations for name in each.qos} & self.qos.keys()):
-            yield f"QOS {name}", "; ".join(_shown(self.qos[name])) or "no limits of its own"
+            yield f"QOS {name}", "; ".join(map(_shown, self.qos[name].items())) or "no limits of its own"
 
     def _limits(self, site: Site, partition: str) -> Limits:
         """A QOS overrides the account, limit by limit (Slurm's resource_limits page, on their hierarchy)."""
@@ -101,7 +134,7 @@ class Allowed:
         return association.limits | self.qos.get(site.qos or association.default_qos or only, {})
 
 
-def allowed() -> Allowed | None:
+def allowed(default_partition: str = "") -> Allowed | None:
     """The limits of accounting; None where it limits nothing. Raises `SchedulerError` where it gives no answer."""
     settings = scheduler.configuration()
     enforced = set(settings.get("AccountingStorageEnforce", "none").split(","))
@@ -117,7 +150,8 @@ def allowed() -> Allowed | None:
         groups = _groups(cluster)
         associations = [replace(a, limits=_tightest(a.limits, groups.get(a.account, {}))) for a in associations]
         qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
-    return Allowed(associations, qos)
+    queued = len(scheduler.queue())
+    return Allowed(associations, qos, default_partition, queued, safe=bool(enforced & {"safe", "all"}))
 
 
 def _user() -> str:
@@ -173,7 +207,7 @@ def _limits(row: Mapping[str, str], source: str, columns: Sequence[str]) -> Limi
         elif column == "MaxWall":
             limits |= {column: Limit(most, source)} if text and (most := minutes(text)) is not None else {}
         elif text:
-            limits[column] = Limit(int(text), source)
+            limits[_COUNTS[column]] = Limit(int(text), source)
     return limits
 
 
@@ -196,14 +230,35 @@ def _tres(job: Job) -> dict[str, int]:
     return resources | ({f"gres/gpu:{kind}": gpus} if kind else {})
 
 
+def _at_once(job: Job, limits: Limits) -> Iterator[Limit]:
+    """How many such jobs each limit on resources lets run at the same time."""
+    for name, amount in _tres(job).items():
+        for key in (f"MaxTRESPU {name}", f"GrpTRES {name}"):
+            if amount and (most := limits.get(key)) and most.value >= amount:
+                yield Limit(most.value // amount, most.source)
+
+
 def _unit(name: str) -> str:
     """What is counted under one of Slurm's names, such as `gres/gpu:a100`."""
     kind = name.removeprefix("gres/gpu:")
     return f"{kind} GPUs" if kind != name else _UNITS.get(name, name)
 
 
-def _shown(limits: Limits) -> list[str]:
-    return [f"{name} {limit.value}" for name, limit in limits.items()]
+def _shown(item: tuple[str, Limit]) -> str:
+    key, limit = item
+    kind, _, name = key.partition(" ")
+    unit = _unit(name)
+    texts = {
+        "MaxWall": f"{limit.value} min a job",
+        "MaxJobs": f"{count_of(limit.value, 'job')} at once",
+        "MaxSubmit": f"{count_of(limit.value, 'job')} in the queue",
+        "MaxTRES": f"{limit.value} {unit} a job",
+        "MaxTRESPU": f"{limit.value} {unit} a user",
+        "GrpTRES": f"{limit.value} {unit} in all",
+        "MaxTRESMins": f"{limit.value} {unit} × min a job",
+        "GrpTRESMins": f"{limit.value} {unit} × min in all",
+    }
+    return texts[kind]
 
 
 def check_budget(groups: Sequence[JobGroup], most: float | None) -> None:

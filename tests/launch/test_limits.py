@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from tests.launch.fake_slurm import FakeSlurm
 
 ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,qos\n"
-# Cluster DefaultAccount Account Partition QOS DefaultQOS MaxWall MaxTRES GrpTRES MaxTRESMins MaxJobs MaxSubmitJobs
+# Cluster DefaultAccount Account Partition QOS DefaultQOS MaxWall MaxTRES GrpTRES MaxJobs MaxSubmitJobs MaxTRESMins
+# GrpTRESMins
 USERS = (
-    "here|lab|lab||normal,short||02:00:00|cpu=64,gres/gpu=4||cpu=3000|9|30\n"
-    "here|lab|lab|preemptible|normal|normal||||||\n"
-    "here|lab|grp_b||short|short||||||\n"
-    "here|lab|cpus|cpu|normal,short|||||||\n"
+    "here|lab|lab||normal,short||02:00:00|cpu=64,gres/gpu=4||9|30|cpu=3000|\n"
+    "here|lab|lab|preemptible|normal|normal|||||||\n"
+    "here|lab|grp_b||short|short|||||||\n"
+    "here|lab|cpus|cpu|normal,short||||||||\n"
     "there|lab|far||normal|||||||\n"
 )
-#         Cluster Account ParentName User GrpTRES
+#         Cluster Account ParentName User GrpTRES GrpTRESMins
 GROUPS = (
-    "here|root|||\nhere|root|root|root|\nhere|science|root||gres/gpu:a100=2,cpu=500\n"
-    "here|grp_b|science||cpu=600\nhere|grp_b||me|\nhere|lab|root||\nhere|cpus|root||\n"
-    "there|grp_b|root||gres/gpu=1\n"
+    "here|root||||\nhere|root|root|root||\nhere|science|root||gres/gpu:a100=2,cpu=500|cpu=4000\n"
+    "here|grp_b|science||cpu=600|\nhere|grp_b||me||\nhere|lab|root|||\nhere|cpus|root|||\n"
+    "there|grp_b|root||gres/gpu=1|cpu=1\n"
 )
-#      Name MaxWall MaxTRES GrpTRES MaxTRESMins MaxTRESPU MaxJobsPU MaxSubmitPU
-QOS = "normal|||||||\nshort|1-00:00:00|gres/gpu=2,mem=20G|||gres/gpu=6,cpu=20|2|\nbrief||||cpu=50|||\n"
+#      Name MaxWall MaxTRES GrpTRES MaxJobsPU MaxSubmitPU MaxTRESPU MaxTRESMins GrpTRESMins
+QOS = "normal||||||||\nshort|1-00:00:00|gres/gpu=2,mem=20G||2||gres/gpu=6,cpu=20||\nbrief|||||||cpu=50|cpu=90\n"
 
 
 @pytest.fixture
@@ -53,18 +54,21 @@ def refusals(found: Allowed, asked: JobGroup) -> list[str]:
     return list(found.refusals(asked.job, asked.job.site.partition or "normal"))
 
 
+def warnings(found: Allowed, *asked: JobGroup) -> list[str]:
+    return list(found.warnings([(each.job, len(each.tasks())) for each in asked]))
+
+
 def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
     found: Any = allowed()
     assert [each.account for each in found.associations] == ["lab", "lab", "grp_b", "cpus"]
     assert dict(found.findings()) == {
-        "account lab (default)": "QOS normal, short; MaxWall 120; MaxTRES cpu 64; MaxTRES gres/gpu 4; "
-        "MaxTRESMins cpu 3000; MaxJobs 9; MaxSubmitJobs 30",
+        "account lab (default)": "QOS normal, short; 120 min a job; 64 cores a job; 4 GPUs a job; "
+        "9 jobs at once; 30 jobs in the queue; 3000 cores × min a job",
         "account lab on preemptible (default)": "QOS normal (default)",
-        "account grp_b": "QOS short (default); GrpTRES cpu 500; GrpTRES gres/gpu:a100 2",
+        "account grp_b": "QOS short (default); 500 cores in all; 2 a100 GPUs in all; 4000 cores × min in all",
         "account cpus on cpu": "QOS normal, short",
         "QOS normal": "no limits of its own",
-        "QOS short": "MaxWall 1440; MaxTRES gres/gpu 2; MaxTRES mem 20480; MaxTRESPU gres/gpu 6; MaxTRESPU cpu 20; "
-        "MaxJobsPU 2",
+        "QOS short": "1440 min a job; 2 GPUs a job; 20480 MiB a job; 2 jobs at once; 6 GPUs a user; 20 cores a user",
     }
 
 
@@ -92,7 +96,7 @@ def test_only_this_clusters_accounts_count(slurm: FakeSlurm) -> None:
 def test_what_accounting_refuses_is_said(
     slurm: FakeSlurm, overrides: list[str], message: str | None, tmp_path: Path
 ) -> None:
-    found: Any = allowed()
+    found: Any = allowed("normal")
     texts = list(refusals(found, group(tmp_path, "launcher.time_limit_min=5", *overrides)))
     assert len(texts) == (message is not None), texts
     assert message is None or message in texts[0]
@@ -108,10 +112,38 @@ def test_a_limit_of_a_type_of_gpu_counts_for_that_type(slurm: FakeSlurm, tmp_pat
 
 
 def test_an_accounts_only_qos_is_the_one_that_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.answers["user"] = "here|lab|lab||short|||||||\n"
+    slurm.answers["user"] = "here|lab|lab||short||||||||\n"
     found: Any = allowed()
     (text,) = refusals(found, group(tmp_path, "launcher.time_limit_min=1441"))
     assert "the QOS short allows 1440" in text
+
+
+def test_what_waits_is_counted(slurm: FakeSlurm, tmp_path: Path) -> None:
+    found: Any = allowed()
+    few = group(tmp_path, "sweep.repeats=9")
+    assert warnings(found, few) == []
+    assert warnings(found, few, group(tmp_path, "launcher.time_limit_min=5")) == [
+        "the account lab lets 9 of these 10 jobs run at once"
+    ]
+    many = group(tmp_path, "sweep.repeats=31")
+    assert warnings(found, many) == [
+        "the account lab allows 30 jobs in the queue, these are 31: submit the rest later",
+        "the account lab lets 9 of these 31 jobs run at once",
+    ]
+    wide = group(tmp_path, "sweep.repeats=5", "strategy=ddp", "devices=4", "site.account=grp_b", "site.qos=normal")
+    assert warnings(found, wide) == []
+    two = group(tmp_path, "sweep.repeats=5", "strategy=ddp", "devices=2", "site.qos=short")
+    assert warnings(found, two) == [
+        f"the QOS short lets 3 of these 5 jobs run at once ({two.shape})",
+        "the QOS short lets 2 of these 5 jobs run at once",
+    ]
+
+
+def test_jobs_in_the_queue_count(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answers["squeue"] = "".join(f"{job}|N/A|{job}|PENDING|None|N/A|mine\n" for job in range(25))
+    found: Any = allowed()
+    text = "allows 30 jobs in the queue, these are 6 and 25 are queued already: submit the rest later"
+    assert text in warnings(found, group(tmp_path, "sweep.repeats=6"))[0]
 
 
 @pytest.mark.parametrize(
@@ -124,12 +156,34 @@ def test_only_what_is_enforced_refuses(slurm: FakeSlurm, enforced: str, time: bo
     assert bool(list(refusals(found, group(tmp_path, "launcher.time_limit_min=121")))) == time
 
 
-@pytest.mark.parametrize(("wall_min", "refused"), [(50, False), (51, True)])
-def test_a_jobs_own_minutes_hold(slurm: FakeSlurm, wall_min: int, refused: bool, tmp_path: Path) -> None:
-    slurm.answers["user"] = "here|lab|lab||brief|brief||||||\n"
+@pytest.mark.parametrize(
+    ("enforced", "wall_min", "messages"),
+    [
+        ("limits,qos", 50, []),
+        ("limits,qos", 51, ["allows 50 cores × min a job"]),
+        ("limits,qos", 91, ["allows 50 cores × min a job"]),
+        ("safe,qos", 91, ["allows 50 cores × min a job", "allows 90 cores × min in all"]),
+    ],
+)
+def test_a_groups_minutes_hold_only_where_safe_is_enforced_a_jobs_own_always(
+    slurm: FakeSlurm, enforced: str, wall_min: int, messages: list[str], tmp_path: Path
+) -> None:
+    """slurm.conf(5) on `safe`: only jobs that end within `GrpTRESMins` start; without it, they start and are killed."""
+    slurm.answers["scontrol"] = f"ClusterName = here\nAccountingStorageEnforce = {enforced}\n"
+    slurm.answers["user"] = "here|lab|lab||brief|brief|||||||\n"
     found: Any = allowed()
     texts = list(refusals(found, group(tmp_path, f"launcher.time_limit_min={wall_min}")))
-    assert ["allows 50 cores × min a job" in text for text in texts] == [True] * refused
+    assert len(texts) == len(messages), texts
+    assert all(message in text for message, text in zip(messages, texts, strict=True)), texts
+
+
+def test_minutes_of_the_accounts_above_count_for_their_own_cluster(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answers["scontrol"] = "ClusterName = here\nAccountingStorageEnforce = safe\n"
+    found: Any = allowed()
+    mine = ["site.account=grp_b", "site.qos=normal", "cores_per_device=4"]
+    assert list(refusals(found, group(tmp_path, *mine, "launcher.time_limit_min=1000"))) == []
+    (text,) = refusals(found, group(tmp_path, *mine, "launcher.time_limit_min=1001"))
+    assert "4 cores for 1001 min, but the account science allows 4000 cores × min in all" in text
 
 
 @pytest.mark.parametrize("enforced", ["none", "nojobs,nosteps"])

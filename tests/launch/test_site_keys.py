@@ -47,7 +47,7 @@ def limits(**changes: Any) -> Cluster:
 
 def said(cluster: Cluster, asked: JobGroup) -> tuple[list[str], list[str]]:
     """Refusals and notes."""
-    answer = next(cluster.answers([asked.job]))
+    answer = cluster.answer(asked.job)
     return answer.refusals, answer.notes
 
 
@@ -181,19 +181,26 @@ def test_what_slurm_can_not_date_waits_for_its_reservation(results: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("left_min", "refused"),
+    ("left_min", "recurs", "refused", "noted"),
     [
-        (None, []),
-        (60, []),
-        (59, [f"{OUTLASTS.format(59)}, and Slurm ends what runs then: lower it to 59 or less"]),
-        (0, [f"{OUTLASTS.format(0)}, and Slurm ends what runs then: name another, or none"]),
+        (None, False, [], []),
+        (60, False, [], []),
+        (59, False, [f"{OUTLASTS.format(59)}, and Slurm ends what runs then: lower it to 59 or less"], []),
+        (0, False, [f"{OUTLASTS.format(0)}, and Slurm ends what runs then: name another, or none"], []),
+        (59, True, [], [f"{OUTLASTS.format(59)}, and Slurm ends what runs then"]),
     ],
 )
 def test_a_job_starts_only_within_what_is_left_of_its_reservation(
-    results: Path, left_min: int | None, refused: list[str]
+    results: Path,
+    left_min: int | None,
+    recurs: bool,
+    refused: list[str],
+    noted: list[str],
 ) -> None:
-    found = Reservation("deadline", True, "", minutes=120, left_min=left_min, ends="2030-01-01T02:00:00")
-    assert said(limits(reservations=[found]), group(results, "site.reservation=deadline")) == (refused, [])
+    asked = group(results, "site.reservation=deadline")
+    ends = "2030-01-01T02:00:00"
+    found = Reservation("deadline", True, "", minutes=120, left_min=left_min, ends=ends, recurs=recurs)
+    assert said(limits(reservations=[found]), asked) == (refused, noted)
 
 
 def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +216,8 @@ def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pyt
         line.format("2030-01-01T00:01:00", "SPEC_NODES", "ACTIVE"),
     )
     fake.answers["scontrol"] = "".join(texts)
-    assert [each.left_min for each in reservations()] == [58, None, None, None, None, 0]
+    left = [(each.left_min, each.recurs) for each in reservations()]
+    assert left == [(58, False), (58, True), (None, False), (None, False), (None, False), (0, False)]
 
 
 def test_reservations_are_asked_for_once_and_patiently(

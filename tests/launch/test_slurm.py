@@ -118,7 +118,7 @@ def test_a_job_that_no_node_can_take_now_waits_only_for_nodes_that_are_out(
     """Slurm says the same of both; sbatch takes the one that waits."""
     batch = group(tmp_path, "strategy=ddp", "devices=8", "nodes=2")
     monkeypatch.setattr(scheduler, "estimated_start", saying(NO_NODES))
-    answer = next(Cluster([kind(**each) for each in changes]).answers([batch.job]))
+    answer = Cluster([kind(**each) for each in changes]).answer(batch.job)
     assert (bool(answer.refusals), len(answer.notes)) == (not note, bool(note)), answer
     assert note in "".join(answer.notes)
     assert not answer.start
@@ -127,10 +127,10 @@ def test_a_job_that_no_node_can_take_now_waits_only_for_nodes_that_are_out(
 def test_a_refusal_is_slurms_beside_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = group(tmp_path)
     monkeypatch.setattr(scheduler, "estimated_start", saying("allocation failure: Invalid qos specification"))
-    (text,) = next(Cluster([kind()]).answers([batch.job])).refusals
+    (text,) = Cluster([kind()]).answer(batch.job).refusals
     assert text.startswith("sbatch: allocation failure: Invalid qos specification: check site.qos")
     monkeypatch.setattr(scheduler, "estimated_start", saying(NO_NODES))
-    (text,) = next(Cluster([kind(gres="")]).answers([batch.job])).refusals
+    (text,) = Cluster([kind(gres="")]).answer(batch.job).refusals
     assert text.endswith(f"({batch.shape}, but normal has 2 nodes with 8 cores, 11 GiB, no GPUs)")
 
 
@@ -151,10 +151,10 @@ def test_slurms_estimated_start_is_told(
     monkeypatch.setattr("launch.slurm.cluster.time.time", lambda: now)
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now + wait_s))
     fake.answers["sbatch"] = f"sbatch: Job 7 to start at {at} using 1 processors on nodes n1 in partition normal\n"
-    answer = next(Cluster([kind()]).answers([batch.job]))
+    answer = Cluster([kind()]).answer(batch.job)
     assert (answer.start, answer.refusals, answer.notes) == (words, [], [])
     fake.answers["sbatch"] = "a Slurm of another version says something else\n"
-    assert next(Cluster([kind()]).answers([batch.job])).start == ""
+    assert Cluster([kind()]).answer(batch.job).start == ""
 
 
 def test_runs_of_one_shape_make_up_one_array(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_refusal_is_slurms(
         monkeypatch.setenv(name, value)
     plan = expand(["launcher=slurm", "site=local_cluster", f"results={tmp_path}", *overrides])
     (batch,) = job_groups([prepare_for_site(planned) for planned in plan])
-    answer = next(cluster_of().answers([batch.job]))
+    answer = cluster_of().answer(batch.job)
     assert any(said in text for text in answer.refusals), answer
     assert not answer.start
     assert reason in slurms_word(limited, options)
@@ -120,7 +120,7 @@ def slurms_word(cluster: Cluster, options: list[str]) -> str:
     return word
 
 
-def test_the_plan_fails_on_what_would_wait_for_ever(
+def test_the_plan_fails_on_what_would_wait_for_ever_and_counts_what_waits(
     limited: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in limited.env.items():
@@ -128,6 +128,8 @@ def test_the_plan_fails_on_what_would_wait_for_ever(
     monkeypatch.setenv("COLUMNS", "200")
     plan = ["plan", "launcher=slurm", "site=local_cluster", f"results={tmp_path}", "sweep.repeats=6"]
     assert main([*plan, "launcher.time_limit_min=30", "site.qos=short"]) == 0
-    capsys.readouterr()
+    text = capsys.readouterr().out
+    assert "note: the account lab allows 5 jobs in the queue, these are 6: submit the rest later" in text
+    assert "note: the QOS short lets 2 of these 6 jobs run at once" in text
     assert main([*plan, "launcher.time_limit_min=31", "site.qos=short"]) != 0
     assert "launcher.time_limit_min=31, but the QOS short allows 30" in capsys.readouterr().out
