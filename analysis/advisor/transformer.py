@@ -149,15 +149,6 @@ def parameters(layouts: Layouts) -> Values:
     return layouts.layers * layer_parameters(layouts) + ends
 
 
-def matrix_flops(layouts: Layouts) -> Values:
-    """Forward FLOPs of one layer's products with weights, of one micro-batch, on one device: 24·b·s·h² ÷ t in GPT-2.
-
-    Experts' empty room is included.
-    """
-    matrices = attention_matrices(layouts) + layouts.visits * mlp_matrices(layouts)
-    return 2.0 * tokens(layouts) * matrices / layouts.tensor
-
-
 MULTIPROCESSORS = 108.0
 """Of an A100, each of which computes one tile at a time; taken for every GPU."""
 TILES = ((256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.8), (64.0, 64.0, 0.6))

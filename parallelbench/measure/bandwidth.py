@@ -54,11 +54,6 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
             return self.size_bytes
         return (2 if self.operation == "all_reduce" else 1) * (self.ranks - 1) / self.ranks * self.size_bytes
 
-    @property
-    def bus_bytes_per_s(self) -> float:
-        """Bytes per second that each rank sends."""
-        return self.sent_bytes / self.time_s
-
 
 def all_reduces(
     device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES, rounds: int = ROUNDS

@@ -18,14 +18,13 @@ from analysis.advisor.transformer import (
     elementwise_bytes,
     expert_parameters,
     layer_parameters,
-    matrix_flops,
     routed_bytes,
     score_bytes,
     tiled_flops,
     work_of,
 )
 from launch.sweep import one_run
-from tests.advisor.test_formulas import one
+from tests.advisor.test_formulas import matrix_flops, one
 
 LARGE = {"hidden": 2048, "layers": 16, "heads": 16, "vocabulary": 50304, "sequence": 2048, "fused_attention": 1}
 hardware = one_run(["site=h100_80gb"]).run.site.hardware

@@ -130,9 +130,8 @@ def shard_one_by_one(
         trained = trained or any(each.requires_grad for each in own)
         if name in tied:
             of_tied |= own
-        else:
+        elif own:
             gradients += sum(size for each, size in own.items() if each.requires_grad)
-        if own and name not in tied:
             # No gradient passes a layer that only frozen ones precede.
             gathered += sum(own.values()) * (2 if reshard_after_forward and trained else 1)
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
