@@ -135,7 +135,11 @@ def main(folders: list[str], further: list[str]) -> None:
         losses = [session.train_further(device) for device in (("cpu", "gpu") if folder in further else ())]
         found[folder] = {"parity": session.rows(), "losses": losses}
     found["environment"] = capture("tensorflow")
-    with mock.patch("parallelbench.measure.environment.output_of", side_effect=lambda command: command[1]):
+    built = {"is_cuda_build": True, "cuda_version": "12.5", "cudnn_version": "9"}
+    with (
+        mock.patch.object(tf.sysconfig, "get_build_info", return_value=built),
+        mock.patch("parallelbench.measure.environment.output_of", side_effect=lambda command: command[1]),
+    ):
         found["of driver"] = capture("tensorflow")["cuda"]
     print(json.dumps(found))
 

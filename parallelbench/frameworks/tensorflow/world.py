@@ -167,6 +167,6 @@ def entries() -> dict[str, Any]:
         "packages": {"tensorflow": tf.__version__},
         "threads": threads // devices,
         "tensorflow": {"intra_op_threads": threads, "logical_cpus": devices},
-        "cuda": {"version": build.get("cuda_version"), "cudnn": build.get("cudnn_version")},
+        "cuda": {"version": build["cuda_version"], "cudnn": build["cudnn_version"]} if build["is_cuda_build"] else None,
         "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
     }
