@@ -47,7 +47,7 @@ def session_class(framework: str) -> Any:
 
 
 def entries_of(framework: str) -> dict[str, Any]:
-    """The framework's part of the environment of the calling process; `packages` has its packages' versions."""
+    """The framework's part of the environment of the calling process: `packages`, and `cuda` where it has GPUs."""
     entries: dict[str, Any] = _named(FRAMEWORKS[framework].entries)()
     return entries
 

@@ -34,7 +34,7 @@ def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str,
     `plugin`: a user's package that the run's classes come from.
     """
     own = entries_of(framework)
-    if own["cuda"] is not None:
+    if own.get("cuda") is not None:
         own["cuda"] |= _of_driver()
     return {
         VERSION: ENTRIES_VERSION,
