@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from tests.helpers import TINY
 from tests.slurm.daemons import is_alive, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from parallelbench.results.attempt import Attempt, Outcome
     from tests.slurm.cluster import Cluster
@@ -110,6 +111,14 @@ class Sweep:
         """The states of this sweep's jobs in the queue."""
         # Without `check`: it complains about jobs that are long over.
         return self.cluster.run("squeue", "-h", "--format=%T", f"--jobs={','.join(self.jobs)}", check=False).split()
+
+    @contextmanager
+    def nothing_starts(self) -> Iterator[None]:
+        """Hold the jobs that wait in the queue; what runs goes on."""
+        before = ",".join(self.jobs)
+        self.cluster.run("scontrol", "hold", before, check=False)  # it complains about jobs that have started
+        yield
+        self.cluster.run("scontrol", "release", before, check=False)
 
     # --- waiting
 
