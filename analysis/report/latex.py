@@ -22,6 +22,8 @@ _LETTERS = "ĂăĄąĆćČčĎďĐđĘęĚěĞğİıĹĺĽľŁłŃńŇňŐőŒœ
 """What T1 fonts have beyond Latin-1."""
 
 
+# A table of our own: pylatexenc's writes Cyrillic and Greek as commands of font encodings that few papers load, which
+# ends their compilation, and a quotation mark as two apostrophes.
 class _Characters(dict[int, str]):
     """Code of a character → the same in LaTeX, for `str.translate`; what fonts lack is written as its code: U+4E2D."""
 
