@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from parallelbench.config.build import to_mapping
-from parallelbench.config.check import check_run
 from parallelbench.config.identity import canonical_json
+from parallelbench.config.run_rules import check_run
 from parallelbench.config.sites import expanded
 from parallelbench.environments import interpreter, require
 from parallelbench.errors import ConfigError, Refusals, count_of, raised_at, refuse_token

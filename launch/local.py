@@ -16,7 +16,6 @@ import msgspec
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from launch.attempt.affinity import own_cores
 from launch.attempt.processes import (
     CALIBRATION,
     WarmWorkers,
@@ -29,6 +28,7 @@ from launch.attempt.signals import heed
 from launch.attempt.supervisor import Interrupted, carry_out, in_this_process, require_allowed, stoppable, supervise
 from launch.launcher import Launcher, checked, resumption
 from parallelbench.errors import ConfigError, count_of, duration, one_line
+from parallelbench.world.affinity import own_cores
 from parallelbench.world.machine import this_machine, threads_here
 
 if TYPE_CHECKING:

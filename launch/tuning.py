@@ -24,9 +24,9 @@ from launch.launcher import check_data, launcher_of
 from launch.sweep.compose import compose_plain, group_choices, resolve
 from launch.sweep.expansion import single
 from parallelbench.config.build import from_mapping, to_mapping
-from parallelbench.config.check import check_run
 from parallelbench.config.identity import by_first_name, canonical_json, run_id
 from parallelbench.config.plugin import plugin_of
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError, count_of, one_line
 from parallelbench.results.files import storage_errors, write_file
 from parallelbench.training.tuning import Findings, Patch, TrialRequest, patched

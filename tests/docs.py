@@ -27,8 +27,8 @@ from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
 from launch.verbs.arguments import command_line_parser
 from launch.verbs.help import MOST_DEFAULTS, KeyHelp, chosen_by_default, keys
-from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.results.attempt import DISTURBED, OUTCOMES
 from parallelbench.results.tables import TABLES, TABLES_VERSION

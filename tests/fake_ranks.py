@@ -31,10 +31,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from launch.sweep import one_run
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Batch
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.variants import waits_by_design
 from parallelbench.optim.optimizers import FirstOrder

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launch.sweep import one_run
-from parallelbench.config.check import check_run
+from parallelbench.config.run_rules import check_run
 from parallelbench.strategies import mesh
 from parallelbench.strategies.state import local
 from parallelbench.training.replica import new_replica

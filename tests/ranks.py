@@ -8,6 +8,7 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
@@ -79,6 +80,9 @@ def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments:
                 number = waiting.pop(pipe)  # type: ignore[call-overload]
                 failed, results[number], goes_on = ranks[number].answer()
                 if failed:
+                    if "Timed out" in failed:
+                        for other in waiting.values():
+                            ranks[other].tell_where()
                     raise RuntimeError(failed)
                 unchanged += [ranks[number]] if goes_on else []
         _IDLE.extend(unchanged[: MOST_IDLE - len(_IDLE)])
@@ -109,6 +113,11 @@ class _Rank:
             return f"a rank ended without a word, with {self.process.exitcode}", b"", False
         return answer
 
+    def tell_where(self) -> None:
+        """Its stack goes to stderr: it may be what others have waited for."""
+        os.kill(self.process.pid or 0, signal.SIGUSR1)
+        self.process.join(1)
+
     def end(self) -> None:
         self.pipe.close()
         self.process.kill()
@@ -131,6 +140,7 @@ def _end_all() -> None:
 
 def _serve(pipe: Connection) -> None:
     os.environ["TORCH_WARM_POOL"] = "0"  # compilers for Triton, one more torch per rank; C++ is compiled here
+    faulthandler.register(signal.SIGUSR1)
     state = _State()
     with contextlib.suppress(EOFError):
         while True:

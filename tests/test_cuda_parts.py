@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from launch import tuning as tuning_module
-from launch.slurm.jobs import shape_of
+from launch.slurm.sbatch import shape_of
 from launch.sweep import expand
 from launch.tuning import try_out_here
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.loaders import stream as stream_module
 from parallelbench.measure import attribution, bandwidth, machine_probe, memory

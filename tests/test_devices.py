@@ -14,8 +14,10 @@ import pytest
 
 from launch.attempt.supervisor import too_small
 from parallelbench.errors import ConfigError
+from parallelbench.world import affinity as affinity_module
 from parallelbench.world import machine as machine_module
-from parallelbench.world.machine import Gpu, Machine, pin, threads_here
+from parallelbench.world.affinity import pin
+from parallelbench.world.machine import Gpu, Machine, threads_here
 from tests.faults import fault
 from tests.helpers import configured
 from tests.telemetry.playback import environment, library
@@ -184,7 +186,7 @@ def test_a_rank_is_pinned_beside_its_gpu(local_rank: str, cores: set[int], monke
     if len(allowed) < 2:
         pytest.skip("needs two cores")
     near = [Gpu(name="A100", uuid=f"GPU-{core}", memory_bytes=1, cores=frozenset({core})) for core in allowed[:2]]
-    monkeypatch.setattr(machine_module, "this_machine", lambda: Machine(tuple(allowed), len(allowed), tuple(near)))
+    monkeypatch.setattr(affinity_module, "this_machine", lambda: Machine(tuple(allowed), len(allowed), tuple(near)))
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     assert pin(configured("strategy=ddp", "devices=2"), "cuda") == []
     assert os.sched_getaffinity(0) == {allowed[core] for core in cores}

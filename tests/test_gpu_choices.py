@@ -19,10 +19,10 @@ from launch.attempt.processes import Rendezvous, environment
 from launch.attempt.supervisor import too_small
 from launch.sweep.compose import group_choices
 from parallelbench.config.build import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Strategy
 from parallelbench.config.identity import run_id
 from parallelbench.config.run import Measure, Nccl, Preprocess, Settings
+from parallelbench.config.run_rules import check_run
 from parallelbench.data.torchvision import Mnist
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import flatten, is_set_by_launcher, must_match

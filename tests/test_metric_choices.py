@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import torch
 
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.optim.metrics import CalibrationError, MacroF1, NoMetric, TopK
 from parallelbench.strategies.single import Single

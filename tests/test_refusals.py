@@ -12,9 +12,9 @@ import pytest
 from launch.launcher import launcher_of, prepare_all
 from launch.sweep import expand, one_run
 from launch.sweep.compose import group_choices
-from parallelbench.config import check
-from parallelbench.config.check import UnfitError, check_run
-from parallelbench.config.rules import Refusal
+from parallelbench.config import run_rules
+from parallelbench.config.rule import Refusal
+from parallelbench.config.run_rules import UnfitError, check_run
 from parallelbench.errors import MOST_REFUSALS, ConfigError, Refusals
 from tests.docs import OPTIMIZERS, model_and_devices
 from tests.test_cli import here
@@ -308,7 +308,7 @@ def test_all_refusals_come_together_and_what_they_propose_works_together() -> No
 @pytest.mark.parametrize("key", ["batch_size", "strategy", "model.no_such_option", "precision=fp32"])
 def test_where_no_neighbour_works_nothing_is_proposed(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = Refusal("batch_size=95 suits nobody", (key,))
-    monkeypatch.setattr(check, "refusals", lambda _run, _device_type: [refusal])
+    monkeypatch.setattr(run_rules, "refusals", lambda _run, _device_type: [refusal])
     with pytest.raises(UnfitError) as error:
         check_run(one_run([*IMAGES, "strategy=ddp", "devices=2"]).run, "cpu")
     assert error.value.fixes() == [[]]
@@ -322,7 +322,7 @@ def test_fixes_are_searched_only_for_what_is_told(monkeypatch: pytest.MonkeyPatc
         searched.append(run)
         return [[] for _ in found]
 
-    monkeypatch.setattr(check, "fixes", search)
+    monkeypatch.setattr(run_rules, "fixes", search)
     collected, run = Refusals(), one_run([*IMAGES, "strategy=ddp", "devices=2"]).run
     for batch_size in range(1, 95, 2):
         with collected:

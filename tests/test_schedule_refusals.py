@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import Sgd
 from parallelbench.optim.schedules import Cosine

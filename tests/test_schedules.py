@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.optim.schedules import Cosine, LinearWarmup, StepDecay
 from parallelbench.strategies.data_parallel import Ddp

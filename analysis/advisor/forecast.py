@@ -15,7 +15,7 @@ from analysis.advisor.machine import assumed_figures
 from analysis.advisor.sweep_evidence import sweep_evidence
 from analysis.comparison.configurations import counted
 from analysis.runs.reader import once
-from parallelbench.config.check import check_run
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:

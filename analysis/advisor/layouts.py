@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from parallelbench.config.check import check_run
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.single import Single
 

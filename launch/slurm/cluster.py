@@ -20,8 +20,8 @@ from parallelbench.errors import ConfigError, count_of, duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from launch.slurm.jobs import Job, JobGroup
     from launch.slurm.limits import Allowed
+    from launch.slurm.sbatch import Job, JobGroup
 
 
 @dataclass(frozen=True)

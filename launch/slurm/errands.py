@@ -26,8 +26,8 @@ import msgspec
 from launch.attempt.processes import CALIBRATION, calibration_arguments, command_line, environment
 from launch.slurm import record, rendezvous, scheduler
 from launch.slurm.cluster import require_accepted
-from launch.slurm.jobs import Job, Shape, memory_mib, needed_folders, shape_of, slurm
 from launch.slurm.queue import track
+from launch.slurm.sbatch import Job, Shape, memory_mib, needed_folders, shape_of, slurm
 from launch.slurm.scheduler import SchedulerError
 from launch.sweep import one_run
 from launch.sweep.extension import extension

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.attempt import processes
-from launch.attempt.affinity import own_cores
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
 from launch.launcher import saved
 from launch.slurm import record, scheduler
-from launch.slurm.jobs import ask_outside
 from launch.slurm.rendezvous import POLL_S, join, offer
+from launch.slurm.sbatch import ask_outside
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
@@ -36,6 +35,7 @@ from parallelbench.results.attempt import PUBLISHED
 from parallelbench.results.files import fill, storage_errors
 from parallelbench.results.folder import RunFolder
 from parallelbench.training.failure import RankError
+from parallelbench.world.affinity import own_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

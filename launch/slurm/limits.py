@@ -15,7 +15,7 @@ from parallelbench.errors import ConfigError, count_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from launch.slurm.jobs import Job, JobGroup
+    from launch.slurm.sbatch import Job, JobGroup
     from parallelbench.config.sites import Site
 
 _ASSOCIATION = ("Cluster", "DefaultAccount", "Account", "Partition", "QOS", "DefaultQOS")

@@ -16,7 +16,7 @@ import msgspec
 from launch.launcher import RunStatus, saved
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
-from launch.slurm.jobs import Hours, most_seconds, slurm
+from launch.slurm.sbatch import Hours, most_seconds, slurm
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import HEARTBEAT_S, Attempt
 

@@ -29,10 +29,10 @@ from launch.sweep.compose import (
 )
 from launch.sweep.keys import unknown_key
 from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, build, from_mapping, load_yaml
-from parallelbench.config.check import check_fit
 from parallelbench.config.identity import PLACES, run_id
 from parallelbench.config.plugin import imported_sources, training_plugin
 from parallelbench.config.run import Sweep, SweepBlock
+from parallelbench.config.run_rules import check_fit
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
 from parallelbench.results.folder import find_runs

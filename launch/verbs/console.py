@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType
 
     from analysis.claims.verdict import Case, Judgement
-    from analysis.comparison.printed import Gate
+    from analysis.comparison.gate import Gate
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.sides import Compared, Comparison
     from launch.verbs.plan import Estimate

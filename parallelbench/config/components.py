@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from msgspec import Meta
 
-from parallelbench.config.rules import Ruled
+from parallelbench.config.rule import Ruled
 from parallelbench.config.sites import prepare_line, shipped
 from parallelbench.config.structure import Component
 from parallelbench.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.config.build import COMPONENTS, build, build_launcher
-from parallelbench.config.rules import Refusal
+from parallelbench.config.rule import Refusal
 from parallelbench.config.run import Settings
 from parallelbench.config.sites import shipped
 from parallelbench.config.structure import fits, listed

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from parallelbench.config.build import from_mapping
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
+from parallelbench.config.run_rules import check_run
 from parallelbench.config.sites import shipped
 from parallelbench.errors import ConfigError
 from parallelbench.gpu_check.results import SkippedError

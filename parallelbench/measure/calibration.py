@@ -26,7 +26,8 @@ from parallelbench.measure.memory import release
 from parallelbench.processes import die_with_parent
 from parallelbench.results.calibration import BACKWARD, write_calibration
 from parallelbench.world import cuda
-from parallelbench.world.machine import device_name, others_running, pin
+from parallelbench.world.affinity import pin
+from parallelbench.world.machine import device_name, others_running
 from parallelbench.world.settings import configure_torch
 from parallelbench.world.world import join
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from parallelbench.config.rules import Rules
+    from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parallelbench.config.rules import Rules
+    from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Traits
-    from parallelbench.config.rules import Rules
+    from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
 
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.config.build import from_mapping
-from parallelbench.config.check import check_run
 from parallelbench.config.dataset_check import checked
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError, one_line, program
 from parallelbench.training.failure import classify
-from parallelbench.world.machine import pin
+from parallelbench.world.affinity import pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,8 @@ from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal
 from parallelbench.telemetry.sampler import SamplerSettings, sampling
 from parallelbench.training.failure import LINGER_S, record
-from parallelbench.world.machine import node_name, pin
+from parallelbench.world.affinity import pin
+from parallelbench.world.machine import node_name
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig

@@ -16,7 +16,6 @@ from parallelbench.errors import ConfigError, choices, count_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from parallelbench.config.run import RunConfig
     from parallelbench.frameworks import RankWorld
 
 
@@ -347,25 +346,6 @@ def _quota(folder: Path) -> float | None:
         return None if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError):
         return None
-
-
-def pin(run: RunConfig, device_type: str) -> list[int]:
-    """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores.
-
-    A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them.
-    Returns the cores that no rank is pinned to; none where ranks drive GPUs.
-    """
-    local_rank, machine = int(os.environ.get("LOCAL_RANK", "0")), this_machine()
-    if device_type != "cpu":
-        gpus = run.devices // run.strategy.processes(run, device_type)
-        if near := machine.near(range(local_rank * gpus, (local_rank + 1) * gpus)):
-            os.sched_setaffinity(0, near)
-        return []
-    per_rank = run.devices // run.strategy.processes(run, device_type) * run.cores_per_device
-    cores, first = machine.cores, local_rank * per_rank
-    own = {cores[index % len(cores)] for index in range(first, first + per_rank)}
-    os.sched_setaffinity(0, own)
-    return list(cores[run.devices // run.nodes * run.cores_per_device :])
 
 
 def device_name(world: RankWorld) -> str:

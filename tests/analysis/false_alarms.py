@@ -16,8 +16,8 @@ from scipy.special import stdtrit
 
 from analysis.claims.claim import Expect
 from analysis.claims.verdict import decide
+from analysis.comparison.gate import SLOWER, gate
 from analysis.comparison.pairing import pools
-from analysis.comparison.printed import SLOWER, gate
 from analysis.comparison.ratio import (
     ERROR,
     FEWEST_REPEATS,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis import by, compare, format_exclusions, load
-from analysis.comparison import printed
+from analysis.comparison import gate
 from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
 from analysis.report.notes import warnings
@@ -111,13 +111,13 @@ def test_the_gate_does_not_pass_what_one_side_has_lost(tmp_path: Path) -> None:
     a, b = whole(tmp_path / "a"), half_dead(tmp_path / "b")
     found = compare(a, b)
     assert "B: ddp × 2: 2 of 4 runs do not count (2 oom)." in found.notes
-    gate = printed.gate(found, margin=0.5)
-    assert gate.code == printed.UNDECIDED
-    assert "side B lacks 2 of 4 repeats of ddp × 2" in gate.message
+    judged = gate.gate(found, margin=0.5)
+    assert judged.code == gate.UNDECIDED
+    assert "side B lacks 2 of 4 repeats of ddp × 2" in judged.message
     later = {"started_at": LATER}
     measured(tmp_path / "c", [10.0, 10.1, 10.2], fake=later)
     fewer = measured(tmp_path / "c", [6.0, 6.1, 6.2], fake=later, strategy="ddp", devices=2)
-    assert printed.gate(compare(fewer, a), margin=0.5).code == printed.PASSED, "more repeats do no harm"
+    assert gate.gate(compare(fewer, a), margin=0.5).code == gate.PASSED, "more repeats do no harm"
 
 
 @pytest.mark.exhaustive
@@ -140,7 +140,7 @@ def test_one_epoch_has_no_steady_state_and_more_repeats_would_not_help(tmp_path:
     found = compare(a, b, across=["epochs"])
     why = "no steady epoch on side A: epochs=1, at least 2 are needed"
     assert [row.shown_verdict for row in found.rows] == [why]
-    assert printed.gate(found, margin=0.5).message.startswith(f"UNDECIDED: single × 1: {why}")
+    assert gate.gate(found, margin=0.5).message.startswith(f"UNDECIDED: single × 1: {why}")
     assert compare(b, a, across=["epochs"]).rows[0].shown_verdict == why.replace("side A", "side B")
 
 
@@ -154,7 +154,7 @@ def test_all_configurations_are_all_or_there_is_no_ratio_of_all(tmp_path: Path) 
     found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
     assert (found.overall, found.verdict) == (None, "not all have a time")
     assert sorted(row.time is None for row in found.rows) == [False, True]
-    assert "all configurations" not in printed.gate(found, margin=0.1).message
+    assert "all configurations" not in gate.gate(found, margin=0.1).message
 
 
 def test_energy_is_compared_per_sample_like_time(tmp_path: Path) -> None:

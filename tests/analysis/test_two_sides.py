@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import UnlikeWork, by, compare, load
-from analysis.comparison import printed
+from analysis.comparison import gate, printed
 from analysis.comparison.baseline import refused
 from parallelbench import cli
 from parallelbench.errors import ConfigError
@@ -143,10 +143,10 @@ def test_the_gate_names_what_one_side_lacks(tmp_path: Path) -> None:
     lacks = [
         f"{name} (digits · cnn_small · batch size 64): no counted run on side B" for name in ("ddp × 2", "single × 1")
     ]
-    found = printed.gate(compare(a, b), margin=0.03)
-    assert found.code == printed.UNDECIDED
+    found = gate.gate(compare(a, b), margin=0.03)
+    assert found.code == gate.UNDECIDED
     assert all(words in found.message for words in lacks)
-    assert printed.gate(compare(b, a), margin=0.03).code == printed.PASSED
+    assert gate.gate(compare(b, a), margin=0.03).code == gate.PASSED
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_the_gate_fails_what_is_slower_with_confidence_and_passes_nothing_that_m
     wobble = (1.0, 1.01, 0.99, 1.01, 0.99, 1.0)
     after = {name: [t * factor * w for t, w in zip(times, wobble, strict=True)] for name, times in before.items()}
     found = compare(sweep(tmp_path / "a", before), sweep(tmp_path / "b", after, at=BETWEEN))
-    gate = printed.gate(found, margin=0.03)
-    assert (gate.code, gate.message[: len(message)]) == (code, message)
+    judged = gate.gate(found, margin=0.03)
+    assert (judged.code, judged.message[: len(message)]) == (code, message)
     assert code == 1 or re.search(
-        r"; with these repeats a slow-down of \d\.\d+ % or more fails in 80 % of cases", gate.message
+        r"; with these repeats a slow-down of \d\.\d+ % or more fails in 80 % of cases", judged.message
     )
 
 
@@ -290,11 +290,11 @@ def test_submits_of_one_side_after_those_of_the_other_are_no_more_than_one(tmp_p
         assert row.time is not None
         assert (row.verdict, row.time.low, row.time.n) == ("not interleaved", None, 3)
         assert any("submit each side 3 times or more, in alternation" in note for note in found.notes)
-        gate = printed.gate(found, margin=0.01)
-        assert gate == (2, "UNDECIDED: single × 1: not interleaved. Measure both sides in turn, then compare")
+        judged = gate.gate(found, margin=0.01)
+        assert judged == (2, "UNDECIDED: single × 1: not interleaved. Measure both sides in turn, then compare")
     # As it advises, it decides.
     c = sweep(tmp_path / "c", {"single": [10.3 * w for w in wobble]}, at=BETWEEN)
-    assert (compare(a, c).rows[0].verdict, printed.gate(compare(a, c), margin=0.01).code) == ("slower", 1)
+    assert (compare(a, c).rows[0].verdict, gate.gate(compare(a, c), margin=0.01).code) == ("slower", 1)
 
 
 @pytest.mark.exhaustive
@@ -336,12 +336,10 @@ def test_the_intervals_of_every_metric_allow_for_all_rows(tmp_path: Path) -> Non
 
 @pytest.mark.exhaustive
 def test_the_gate_says_how_many_repeats_decide_and_they_do(tmp_path: Path) -> None:
-    def measured(root: Path, repeats: int) -> printed.Gate:
+    def measured(root: Path, repeats: int) -> gate.Gate:
         wobble = [(1.0, 1.02, 0.98)[repeat % 3] for repeat in range(repeats)]
         a = sweep(root / "a", {"single": [10.0] * repeats})
-        return printed.gate(
-            compare(a, sweep(root / "b", {"single": [10.0 * w for w in wobble]}, at=BETWEEN)), margin=0.02
-        )
+        return gate.gate(compare(a, sweep(root / "b", {"single": [10.0 * w for w in wobble]}, at=BETWEEN)), margin=0.02)
 
     before = measured(tmp_path / "before", 6)
     assert before.code == 2
@@ -354,12 +352,12 @@ def test_the_gate_says_how_many_repeats_decide_and_they_do(tmp_path: Path) -> No
 def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
     one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=BETWEEN))
-    gate = printed.gate(one, margin=0.03)
+    judged = gate.gate(one, margin=0.03)
     assert gate.code == 2
     assert gate.message.startswith("UNDECIDED: ddp × 2: too few repeats: n=1; single × 1: too few repeats: n=1; ")
-    assert gate.message.endswith(" Add 2 repeats per side, in turn; and measure the missing runs, then compare")
+    assert judged.message.endswith(" Add 2 repeats per side, in turn; and measure the missing runs, then compare")
     lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=BETWEEN))
-    assert printed.gate(lacking, margin=0.03)[:2] == (
+    assert gate.gate(lacking, margin=0.03)[:2] == (
         2,
         "UNDECIDED: single × 1: no counted run on side B. Measure the missing runs, then compare",
     )
@@ -367,13 +365,13 @@ def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "share"), [("0%", 0.0), (" 2.5 %", 0.025)])
 def test_percentages(given: str, share: float) -> None:
-    assert printed.percentage(given) == pytest.approx(share)
+    assert gate.percentage(given) == pytest.approx(share)
 
 
 @given(text=st.text(alphabet="0123456789.%-+ enaif٣", max_size=8))
 def test_any_text_is_a_percentage_or_refused(text: str) -> None:
     try:
-        share = printed.percentage(text)
+        share = gate.percentage(text)
     except ConfigError:
         return
     assert 0 <= share < 100
@@ -383,7 +381,7 @@ def test_any_text_is_a_percentage_or_refused(text: str) -> None:
 @pytest.mark.parametrize("bad", ["0.03", "-3%", "nan%", "99999%"])
 def test_what_is_no_percentage_is_refused(bad: str) -> None:
     with pytest.raises(ConfigError, match=r"expected a percentage of 0 or more, such as 3% or 0\.5%"):
-        printed.percentage(bad)
+        gate.percentage(bad)
 
 
 @pytest.mark.exhaustive

@@ -13,10 +13,10 @@ import torch
 
 from launch.sweep import one_run
 from parallelbench import cli
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Arrays, Data, Model, Shard
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.data.sklearn import BreastCancer
 from parallelbench.errors import ConfigError
 from parallelbench.measure.layer_memory import model_memory

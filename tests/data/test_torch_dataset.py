@@ -12,11 +12,11 @@ import pytest
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.config.build import component_class, from_mapping, to_mapping
-from parallelbench.config.check import check_run
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import run_id
 from parallelbench.config.plugin import plugin_of, training_plugin
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.data.content import content_sha256
 from parallelbench.data.torch_dataset import _read
 from parallelbench.errors import ConfigError

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launch.slurm import record
-from launch.slurm.jobs import JobGroup, job_groups, slurm
 from launch.slurm.record import Submission
+from launch.slurm.sbatch import JobGroup, job_groups, slurm
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.config.run import RunConfig

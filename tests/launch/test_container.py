@@ -11,7 +11,7 @@ import pytest
 
 from launch.slurm import errands, job, scheduler
 from launch.slurm.job import Job
-from launch.slurm.jobs import ask_outside, job_groups, shape_of
+from launch.slurm.sbatch import ask_outside, job_groups, shape_of
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch.slurm.jobs import Hours
 from launch.slurm.launcher import _hours
 from launch.slurm.queue import JobStatus, Tracker, left, used
 from launch.slurm.record import Submission
+from launch.slurm.sbatch import Hours
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder, State
 from tests.faults import fault

@@ -13,7 +13,7 @@ import pytest
 
 from launch.attempt.processes import Training
 from launch.slurm import job, record
-from launch.slurm.jobs import slurm
+from launch.slurm.sbatch import slurm
 from launch.sweep import one_run
 from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder

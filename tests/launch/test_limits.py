@@ -13,7 +13,7 @@ from tests.launch.fake_slurm import group
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.jobs import JobGroup
+    from launch.slurm.sbatch import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
 ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,qos\n"

@@ -17,7 +17,7 @@ import pytest
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.config.build import component_class
-from parallelbench.config.check import check_run
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.compared import as_reference, rounding
 from parallelbench.training.checks.parity import as_checked, checks_parity, parity_reference

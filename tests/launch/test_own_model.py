@@ -18,8 +18,8 @@ from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.cli import main
 from parallelbench.config.build import component_class
-from parallelbench.config.check import check_run
 from parallelbench.config.dataset_check import checked
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.components import check_scores
 from tests.launch.programs import program

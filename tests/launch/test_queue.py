@@ -14,10 +14,10 @@ from rich.console import Console
 from launch.launcher import RunStatus
 from launch.slurm import record, scheduler
 from launch.slurm.job import Job
-from launch.slurm.jobs import slurm
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.queue import JobStatus, Tracker, track
 from launch.slurm.record import Submission
+from launch.slurm.sbatch import slurm
 from launch.slurm.scheduler import QueuedJob, tasks_of
 from launch.slurm.submit import not_submitted
 from parallelbench.errors import StorageError

@@ -16,7 +16,7 @@ from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand
 from launch.sweep.compose import group_choices
 from parallelbench.cli import main
-from parallelbench.config.check import check_run
+from parallelbench.config.run_rules import check_run
 from parallelbench.data.torchvision import MANIFEST
 from tests.launch.plans import plan
 

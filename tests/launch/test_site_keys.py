@@ -12,8 +12,8 @@ import pytest
 from launch.slurm import scheduler
 from launch.slurm.cluster import Cluster, Partition, Reservation, partitions, require_accepted, reservations
 from launch.slurm.errands import errand, report_script
-from launch.slurm.jobs import OWN, Hours, shape_of
 from launch.slurm.limits import Allowed, Association, Limit
+from launch.slurm.sbatch import OWN, Hours, shape_of
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
@@ -23,7 +23,7 @@ from tests.launch.fake_slurm import ON_SITE, group
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch.slurm.jobs import JobGroup
+    from launch.slurm.sbatch import JobGroup
     from tests.launch.fake_slurm import FakeSlurm
 
 NORMAL = Partition("normal", True, "up", None, 2, 8, 11_000, "gpu:a100:4", "")

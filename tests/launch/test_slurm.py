@@ -17,8 +17,8 @@ from rich.console import Console
 from launch.launcher import Prepared
 from launch.slurm import cluster, scheduler
 from launch.slurm.cluster import Cluster, Partition, gpus_in
-from launch.slurm.jobs import Hours, job_groups, job_of_runs, shape_of
 from launch.slurm.launcher import OnSlurm, show_plan
+from launch.slurm.sbatch import Hours, job_groups, job_of_runs, shape_of
 from launch.slurm.scheduler import minutes as minutes_of
 from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension

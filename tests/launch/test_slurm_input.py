@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.slurm import scheduler
-from launch.slurm.jobs import STOP_AT_FAILURE, Job, job_groups
+from launch.slurm.sbatch import STOP_AT_FAILURE, Job, job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main

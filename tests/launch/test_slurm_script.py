@@ -13,8 +13,8 @@ from rich.console import Console
 
 from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import launcher
-from launch.slurm.jobs import FIRST_LINES, site_lines
 from launch.slurm.launcher import OnSlurm
+from launch.slurm.sbatch import FIRST_LINES, site_lines
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from parallelbench.config.sites import Site

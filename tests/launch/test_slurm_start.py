@@ -12,7 +12,7 @@ import pytest
 
 from launch.slurm import errands, rendezvous, scheduler, start
 from launch.slurm.errands import gpu_check_job, main
-from launch.slurm.jobs import STOP_AT_FAILURE, Job, job_of_runs, shape_of
+from launch.slurm.sbatch import STOP_AT_FAILURE, Job, job_of_runs, shape_of
 from parallelbench.errors import ConfigError
 from tests.faults import fault
 from tests.helpers import configured

@@ -18,9 +18,9 @@ from launch.launcher import launcher_of, prepare_all
 from launch.sweep.compose import NOTHING, Extension, by_hydra, parse, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _set, expand, one_run, points_of
 from parallelbench.config.build import from_mapping
-from parallelbench.config.check import check_run
 from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig, SweepBlock
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import MOST_REFUSALS, ConfigError, Refusals
 from parallelbench.world.machine import Machine, this_machine
 from tests.faults import fault

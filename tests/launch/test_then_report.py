@@ -15,8 +15,8 @@ from rich.console import Console
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler
 from launch.slurm.errands import queue_report, report_name, report_script
-from launch.slurm.jobs import job_of_runs, shape_of, slurm
 from launch.slurm.launcher import OnSlurm
+from launch.slurm.sbatch import job_of_runs, shape_of, slurm
 from launch.slurm.scheduler import SchedulerError
 from launch.sweep import one_run
 from launch.verbs import run as run_module

@@ -236,7 +236,7 @@ def test_the_published_models_have_their_published_numbers_of_parameters(
 @pytest.mark.slow
 def test_models_for_clusters_are_planned_without_torch() -> None:
     code = (
-        "import sys; from launch.sweep import one_run; from parallelbench.config.check import check_run\n"
+        "import sys; from launch.sweep import one_run; from parallelbench.config.run_rules import check_run\n"
         "data = ['data=tokens', 'data.vocabulary=50257', 'data.sequence=2048']\n"
         "for name, strategy in (('mpt_70b', 'fsdp'), ('mpt_30b', 'tensor_parallel')):\n"
         "    run = one_run([*data, f'model={name}', f'strategy={strategy}', 'devices=8', 'batch_size=64']).run\n"

@@ -14,9 +14,9 @@ import pytest
 from launch.launcher import check_engine
 from parallelbench import environments
 from parallelbench.cli import main
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Arrays
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError, EngineError
 from parallelbench.preprocess import stage, tables
 from parallelbench.preprocess.recipes import prepare

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launch.slurm.cluster import cluster_of
-from launch.slurm.jobs import job_groups
+from launch.slurm.sbatch import job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand
 from parallelbench.cli import main

@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.measure import clock
 from parallelbench.optim.optimizers import Adam

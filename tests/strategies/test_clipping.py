@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.measure.spans import Spans, divided_by
 from parallelbench.measure.traffic import Traffic

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import torch
 
-from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.training.torch_session import build_model

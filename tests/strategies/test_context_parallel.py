@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from launch.sweep import one_run
-from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.context import blocks
 from parallelbench.strategies.context.tokens import own_places

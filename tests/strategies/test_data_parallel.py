@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from launch.sweep import one_run
-from parallelbench.config.check import check_run
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.compared import local_statistics
 from parallelbench.training.checks.parity import as_checked

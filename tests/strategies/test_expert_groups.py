@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelbench.config.check import check_run
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.measure.spans import Spans, divided_by
 from parallelbench.training.torch_session import build_model

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from parallelbench.config.components import Anatomy, Shard
-from parallelbench.config.rules import enforce
+from parallelbench.config.rule import enforce
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.strategies.fsdp import shards as fsdp_shards

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from launch.sweep import one_run
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Traits
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks import components
 from parallelbench.training.checks.before_training import check_parity
@@ -42,7 +42,7 @@ STRATEGIES = (
 WAITING = set(STRATEGIES) - {"single", "tensor_parallel"}
 LAYERWISE = ("fsdp", "hsdp", "dp_tp", "model_parallel", "pipeline", "dp_pp", "dp_pp_tp")
 REFUSED: dict[Oddity, tuple[str, set[str]]] = {
-    "tuple_in_training": ("gets tuple from its layer odd: return one tensor", set(STRATEGIES)),
+    "tuple_in_training": ("gets tuple from its layer odd in training: return one tensor", set(STRATEGIES)),
     "unused": ("steps leave odd.more without a gradient", WAITING),
     "stochastic_depth": ("steps leave odd.linear.weight, odd.linear.bias without", WAITING),
     "scalar": ("cuts parameters along their first dimension, which odd.more lacks", {"fsdp", "hsdp", "dp_tp"}),

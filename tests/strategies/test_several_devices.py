@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from launch.sweep import one_run
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Batch
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.strategies.pipeline import ModelParallel
 from parallelbench.strategies.pipeline.partition import assign
 from parallelbench.strategies.replica import ModuleReplica

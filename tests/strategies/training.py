@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from launch.sweep import one_run
-from parallelbench.config.check import check_run
 from parallelbench.config.components import Shard
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
+from parallelbench.config.run_rules import check_run
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.training.checks.compared import as_reference

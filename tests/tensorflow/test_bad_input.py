@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launch.attempt.outcome import judge
-from parallelbench.config.check import check_run
+from parallelbench.config.run_rules import check_run
 from parallelbench.environments import TENSORFLOW_PYTHON, require
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks import RENDEZVOUS, meeting

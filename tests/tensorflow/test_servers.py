@@ -60,7 +60,7 @@ def test_each_server_sends_the_bytes_of_the_variables_that_it_holds(tmp_path: Pa
 def test_a_rank_that_stops_answering_is_named(strategy: str, tmp_path: Path) -> None:
     """gRPC itself waits for ever."""
     devices = 3 if strategy == "tf_parameter_server" else 2
-    limits = ("launcher.oversubscribe=true", "launcher.collective_timeout_s=20", "measure.parity=false")
+    limits = ("launcher.oversubscribe=true", "launcher.collective_timeout_s=60", "measure.parity=false")
     run = ("run", *TINY, f"strategy={strategy}", f"devices={devices}", "epochs=400", *limits)
     with Program(*run, results=tmp_path) as program:
         attempt = program.attempt()

@@ -20,7 +20,7 @@ from parallelbench.optim.optimizers import AdamW, FirstOrder
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Arrays
-    from parallelbench.config.rules import Rules
+    from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
     from parallelbench.training.exchange import Exchange

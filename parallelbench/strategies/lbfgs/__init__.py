@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.components import Traits
     from parallelbench.config.replica import Replica
-    from parallelbench.config.rules import Rules
+    from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
 

@@ -14,7 +14,7 @@ from parallelbench.strategies.refusals import SCALES_ALONE, no_fp16
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from parallelbench.config.rules import Rules
+    from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
 
 

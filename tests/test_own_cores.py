@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from launch.attempt import affinity
-from launch.attempt.affinity import own_cores
+from parallelbench.world import affinity
+from parallelbench.world.affinity import own_cores
 from parallelbench.world.machine import Machine
 from tests.faults import fault
 

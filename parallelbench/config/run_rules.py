@@ -9,7 +9,7 @@ import msgspec
 
 from parallelbench.config.build import package_of
 from parallelbench.config.fixes import accepted, fixes, in_words
-from parallelbench.config.rules import Refusal, RefusedError, enforce
+from parallelbench.config.rule import Refusal, RefusedError, enforce
 from parallelbench.config.run import Preprocess
 from parallelbench.config.task import RECIPES, SELECTING
 from parallelbench.errors import ConfigError, count_of, raised_at
@@ -17,7 +17,7 @@ from parallelbench.errors import ConfigError, count_of, raised_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from parallelbench.config.rules import Rules
+    from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
 
 

@@ -1,4 +1,4 @@
-"""Cores of a run's own: else each job that Slurm binds to none, and each local run, would take the first cores."""
+"""On which cores a run and its ranks stay: else all runs that are bound to none would take the first ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from parallelbench.world.machine import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from parallelbench.config.run import RunConfig
 
 
 @contextmanager
@@ -55,3 +57,22 @@ def _taken(wanted: int, held: ExitStack) -> tuple[set[int], set[int]]:
         held.callback(claim.close)
         taken.add(core)
     return taken, others
+
+
+def pin(run: RunConfig, device_type: str) -> list[int]:
+    """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores.
+
+    A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them.
+    Returns the cores that no rank is pinned to; none where ranks drive GPUs.
+    """
+    local_rank, machine = int(os.environ.get("LOCAL_RANK", "0")), this_machine()
+    if device_type != "cpu":
+        gpus = run.devices // run.strategy.processes(run, device_type)
+        if near := machine.near(range(local_rank * gpus, (local_rank + 1) * gpus)):
+            os.sched_setaffinity(0, near)
+        return []
+    per_rank = run.devices // run.strategy.processes(run, device_type) * run.cores_per_device
+    cores, first = machine.cores, local_rank * per_rank
+    own = {cores[index % len(cores)] for index in range(first, first + per_rank)}
+    os.sched_setaffinity(0, own)
+    return list(cores[run.devices // run.nodes * run.cores_per_device :])
