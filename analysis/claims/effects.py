@@ -224,14 +224,18 @@ def _measured(
 
 
 def _as_every_strategy(measured: Measured) -> Measured:
-    """One device stands for every strategy of its framework at `devices=1`, as in sweeps over devices."""
+    """One device stands for every strategy of its framework at `devices=1`, as in sweeps over devices, unless the
+    strategy was run on one device itself.
+    """
     levels = measured.levels
     strategy = [key for key in _keys(levels) if is_below(key, ("strategy",))]
     alike = ["framework", *(key for key in _keys(levels) if not is_below(key, WAYS))]
     names = list(map(_json, BASELINES.values()))
     is_baseline = pl.col("strategy.name").is_in(names) & (pl.col("devices") == _json(1))
     several = levels.filter(~is_baseline)
+    own = several.filter(pl.col("devices") == _json(1))
     others = several.select(*alike, *strategy).unique(maintain_order=True)
+    others = others.join(own, on=[*alike, *strategy], how="anti", nulls_equal=True, maintain_order="left")
     stand_ins = levels.filter(is_baseline).drop(strategy).join(others, on=alike, maintain_order="left_right")
     levels = pl.concat([several, stand_ins.select(levels.columns)]).rename({"level": "of"}).with_row_index("level")
     values = levels.select("level", "of").join(measured.values, left_on="of", right_on="level", maintain_order="left")

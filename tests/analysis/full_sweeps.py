@@ -4,6 +4,7 @@ that a simple model of GPUs gives it. They show that a full sweep's page and fig
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -103,7 +104,10 @@ def fake(run: RunConfig) -> Fake:
         pace = 2200 if "cifar" in run.data.name else 60
         return shape.reaches * hundred * (1 - 0.8 * math.exp(-steps / pace)) * wobble**0.1
 
+    trainer = {"framework": "tensorflow", "packages": {"tensorflow": "2.19"}}
+    own = trainer if run.strategy.name.startswith("tf_") else {}
     return Fake(
+        environment=json.dumps(json.loads(Fake.environment) | own),
         epoch_time_s=epoch_time_s,
         test_accuracy=accuracy,
         train_accuracy=lambda epoch: min(0.999, accuracy(epoch) * (1 + 0.0012 * epoch)),

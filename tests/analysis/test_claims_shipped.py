@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,18 @@ def test_scale_up_is_the_gain_of_further_gpus(tmp_path: Path) -> None:
     finding = shipped(tmp_path, "several_processes_scale_better")
     assert (finding.verdict, finding.cases[0].step) == ("reproduced", "devices 1 → 2, by data_parallel → ddp")
     assert shipped(tmp_path, "several_processes_faster_than_one").verdict == "reproduced"
+
+
+def test_mirrored_scales_from_its_own_run_on_one_gpu(tmp_path: Path) -> None:
+    """Another way of TensorFlow to train on one GPU is beside it, four times as slow."""
+    tensorflow = json.dumps(json.loads(Fake.environment) | {"framework": "tensorflow"})
+    plant(tmp_path, {("single", 1): 10.0, ("data_parallel", 2): 9.0}, LARGE)
+    ways = {("tf_single", 1): 40.0, ("tf_mirrored", 1): 10.0, ("tf_mirrored", 2): 6.0}
+    plant(tmp_path, ways, LARGE, environment=tensorflow)
+    for name in ("mirrored_scales_better", "mirrored_faster_than_one_process", "mirrored_large_model_gains_with_gpus"):
+        finding = shipped(tmp_path, name)
+        assert (finding.verdict, len(finding.cases)) == ("reproduced", 1), name
+    assert finding.cases[0].median == pytest.approx(10 / 6, rel=0.05)
 
 
 @pytest.mark.parametrize(("large", "verdict"), [(9.0, "reproduced"), (14.0, "refuted")])

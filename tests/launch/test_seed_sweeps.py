@@ -35,9 +35,9 @@ CONFIGURATIONS = {
     "tutorial_mlp_small": 6,
     "mnist_two_devices": 2 * 2 * 2,
     "mnist_two_devices_small": 2 * 2 * 2,
-    # 3 sizes of data × 3 models × 3 batches × (one GPU, then 2 and 4 by two strategies; all three by TensorFlow's)
-    "uw_frameworks": 3 * 3 * 3 * (1 + 2 * 2 + 3),
-    "uw_frameworks_small": 2 * (2 * 2 * 2 + 2 * 2),
+    # 3 sizes of data × 3 models × 3 batches × (one GPU, then 2 and 4 by two strategies; TensorFlow's one, and all 3)
+    "uw_frameworks": 3 * 3 * 3 * (1 + 2 * 2 + 1 + 3),
+    "uw_frameworks_small": 2 * 3 * (2 + 2 + 1),
     # 2 large models × 5 batches × (one GPU, then 2 and 4 by two strategies)
     "uw_largest_batch": 2 * 5 * (1 + 2 * 2),
     "uw_largest_batch_small": 3 * 2,
@@ -150,7 +150,7 @@ def test_a_cluster_with_four_gpus_takes_the_whole_sweep(
         kinds.setdefault(prepare_for_site(planned).device_type, set()).add(planned.run.strategy.name)
     assert kinds.keys() == {"cuda"}
     if name == "uw_frameworks":
-        assert kinds["cuda"] == {"single", "data_parallel", "ddp", "tf_mirrored"}
+        assert kinds["cuda"] == {"single", "data_parallel", "ddp", "tf_single", "tf_mirrored"}
 
 
 @pytest.mark.exhaustive
