@@ -281,7 +281,7 @@ PER_CONFIGURATION = (
         "that margin; no difference shown where it holds 1 and reaches further; too few repeats for an interval; not "
         "interleaved where the sides were measured apart; no repeat in common; disturbed where others took cores or "
         "GPUs of all runs of a side; not comparable where the environments differ in what must match", null=_NO_PAIR,
-        heading="Against one device", show=Show.VERDICT, beside=("speed_up_pairs",)),
+        heading="Against one device", show=Show.VERDICT, beside=("speed_up_pairs", "strategy")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
         "ratios vary as now", null="decided, no interval, or more than 100 further ones",
         heading="Repeats that would decide", where_known=True),

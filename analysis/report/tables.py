@@ -14,6 +14,7 @@ from analysis import text
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, describe
 from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.work import BASELINES
 from analysis.metrics.columns import brief_columns
 from analysis.report.latex import MOST_ROWS, floats
 from analysis.runs.published import without_tokens
@@ -94,6 +95,10 @@ def is_disturbed(row: Mapping[str, Any]) -> bool:
     return bool(row.get("disturbed")) or row.get("exclusion") == Exclusion.DISTURBED.value
 
 
+_FRAMEWORKS = {strategy: framework for framework, strategy in BASELINES.items()}
+"""Strategy that is a baseline on one device → the framework whose strategies are compared with it."""
+
+
 def _plain(value: Any) -> str:
     return text.MISSING if value is None else str(value)
 
@@ -115,7 +120,9 @@ def _interval(*ends: float | None) -> str:
     return shown.replace("–", "\u2060–\u2060") if "(" in shown else shown  # breaks before its interval only
 
 
-def _verdict(value: str | None, pairs: int) -> str:
+def _verdict(value: str | None, pairs: int, strategy: str) -> str:
+    if value == SpeedVerdict.BASELINE:
+        return f"{value} of {_FRAMEWORKS[strategy]}"
     if value == SpeedVerdict.TOO_FEW:
         return f"{value}: n={pairs}"
     return _plain(value)

@@ -9,7 +9,9 @@ import pytest
 
 from analysis import by, load, summary
 from analysis.comparison.ratio import SpeedVerdict
+from analysis.metrics.columns import page_columns
 from analysis.report.notes import warnings
+from analysis.report.tables import cells
 from tests.analysis.factory import Fake, config, published, steady
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ def test_each_strategy_is_compared_with_one_device_of_its_framework(tmp_path: Pa
     runs = measured(tmp_path, *TIMES_S)
     rows = {row["configuration"]: row for row in summary(runs).to_dicts()}
     assert [rows[name]["verdict"] for name in ("single × 1", "tf_single × 1")] == ["baseline"] * 2
+    column = next(column for column in page_columns("configurations") if column.name == "verdict")
+    shown = [cells(rows[name], [column])[0].shown for name in ("single × 1", "tf_single × 1")]
+    assert [words.split()[-1] for words in shown] == ["torch", "tensorflow"]
     assert rows["ddp × 2"]["speed_up"] == pytest.approx(2.0, rel=0.05)
     assert rows["tf_multi_worker × 2"]["speed_up"] == pytest.approx(30 / 16, rel=0.05)
     assert rows["tf_multi_worker × 2"]["verdict"] == "faster"
