@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group
 from rich.markup import escape
@@ -26,6 +28,8 @@ _COLOURS = {"reproduced": "green", "refuted": "red", "inconclusive": "yellow"}
 _MOST_CASES = 4
 """Cases that the table of all claims shows of one; by its name, all are shown."""
 
+_MOST_REASONS = 4
+"""Reasons for no verdict that a claim is shown with, those of most cases first."""
 _MOST_WARNINGS = 3
 
 
@@ -45,7 +49,7 @@ def _shown(judgement: Judgement) -> tuple[RenderableType, RenderableType]:
     """A claim's whole name, which no narrow terminal cuts, and a few lines below it."""
     claim, colour = judgement.claim, _COLOURS[judgement.verdict]
     head = f"[{colour}]{judgement.verdict}[/] · {judgement.seed}, {escape(claim.section)}: “{escape(claim.quote)}”\n"
-    body = Text.from_markup(head) + Text("\n".join(lines(judgement, most=_MOST_CASES)))
+    body = Text.from_markup(head) + Text("\n".join(chain(*lines(judgement, most=_MOST_CASES))))
     return Text.from_markup(f"[bold]{claim.name}[/]", overflow="ignore"), Padding(body, (0, 0, 1, 4))
 
 
@@ -97,13 +101,34 @@ def expected(claim: Claim) -> str:
     return f"{claim.metric}, {claim.compare} {span}{refuted}"
 
 
-def lines(judgement: Judgement, *, most: int) -> list[str]:
+class Lines(NamedTuple):
+    """What is shown of a claim, in short lines."""
+
+    reasons: list[str]
+    """What is expected, in how many cases it holds, and of each reason why others decide nothing how many it keeps."""
+    effects: list[str]
+
+
+def lines(judgement: Judgement, *, most: int) -> Lines:
     """What is expected, why it is not decided, and the effects."""
     claim = judgement.claim
     cases = sorted(judgement.cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
-    shown = [expected(claim), *([judgement.why] if judgement.why and judgement.cases else [])]
-    shown += [effect_of(case, claim) for case in cases[:most]]
-    return shown + ([f"and {len(cases) - most} more cases"] if len(cases) > most else [])
+    effects = [effect_of(case, claim) for case in cases[:most]]
+    more = [f"and {len(cases) - most} more cases"] if len(cases) > most else []
+    return Lines([f"expected: {expected(claim)}", *_reasons(judgement)], effects + more)
+
+
+def _reasons(judgement: Judgement) -> list[str]:
+    """The verdicts of several cases, and each reason why some decide nothing, once."""
+    cases = judgement.cases
+    lacks = Counter(case.lacks for case in cases if case.lacks)
+    if len(cases) < 2 or not lacks:
+        return [judgement.why] if judgement.why else []
+    verdicts = Counter(case.verdict for case in cases)
+    tally = text.listed([f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS if verdicts[verdict]])
+    told = [f"{count_of(count, 'case')}: {why}" for why, count in lacks.most_common(_MOST_REASONS)]
+    more = [f"and {len(lacks) - _MOST_REASONS} more reasons"] if len(lacks) > _MOST_REASONS else []
+    return [f"{tally} of {len(cases)} cases", *told, *more]
 
 
 def effect_of(case: Case, claim: Claim) -> str:

@@ -18,6 +18,7 @@ from parallelbench.errors import count_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from analysis.claims.table import Lines
     from analysis.claims.verdict import Judgement
     from analysis.runs.reader import Runs
 
@@ -46,7 +47,7 @@ def judged(runs: Runs) -> tuple[Judgement, ...]:
     return tuple(judge_all(runs))
 
 
-def shown(judgements: Sequence[Judgement]) -> list[tuple[Judgement, list[str]]]:
+def shown(judgements: Sequence[Judgement]) -> list[tuple[Judgement, Lines]]:
     """The claims that these runs say something of, decided ones first, each with what is expected, and the effects."""
     told = sorted(judgements, key=lambda judgement: VERDICTS.index(judgement.verdict))
     return [(judgement, lines(judgement, most=MOST_CASES)) for judgement in told if judgement.cases]
