@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.columns import aggregates, epoch_aggregates, of_row, per_epoch_columns, run_aggregates
+from analysis.metrics.columns import aggregates, epoch_aggregates, of_row, per_epoch_columns
 from analysis.metrics.disturbance import (
-    GPU_PROCESSES,
     OF_POOLS,
     SOURCES,
     disturbed,
@@ -19,7 +18,6 @@ from analysis.metrics.disturbance import (
 from analysis.metrics.tokens import in_nats, perplexity
 from analysis.runs.published import finite
 from analysis.runs.reader import once
-from parallelbench.results.tables import TABLES
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
@@ -35,19 +33,9 @@ def per_epoch(runs: Runs) -> pl.DataFrame:
     return numbered_epochs(runs).with_columns(AS_TEXT)
 
 
-@once
 def numbered_epochs(runs: Runs) -> pl.DataFrame:
     """The same, with `run_id` as an enumeration."""
-    derived = [column.name for column in per_epoch_columns()]
-    raw = runs.epochs.columns
-    rows = _epochs(runs, *raw).join(_in_nats(runs), on="run_id", how="left", maintain_order="left")
-    rows = rows.with_columns(perplexity=pl.when("in_nats").then(perplexity("test_loss")))
-    return finite(rows.select(*raw, *derived))
-
-
-def _in_nats(runs: Runs) -> pl.DataFrame:
-    rows = numbered(runs, "run", "tokens_per_sample", "config_json")
-    return rows.select("run_id", in_nats=in_nats())
+    return measured(runs).select(*runs.epochs.columns, *(column.name for column in per_epoch_columns()))
 
 
 @once
@@ -72,18 +60,20 @@ def run_and(column: str) -> pl.Expr:
 
 
 @once
-def _epochs(runs: Runs, *columns: str) -> pl.DataFrame:
-    """`per_epoch` of some columns, and `owned_samples`: those that its ranks say they trained on."""
-    needed = dict.fromkeys(("epoch", "attempt", "train_samples", GPU_PROCESSES, *columns))
-    needed.pop("run_id", None)
+def measured(runs: Runs) -> pl.DataFrame:
+    """`numbered_epochs` and `owned_samples`: those that its ranks say they trained on."""
+    of_runs = numbered(runs, "run", "cores_per_device", "tokens_per_sample", "config_json").select(
+        "run_id", "cores_per_device", in_nats=in_nats()
+    )
+    of_tokens = pl.when("in_nats").then(perplexity("test_loss"))
     epochs = (
-        numbered(runs, "epochs", *needed)
+        numbered(runs, "epochs", *(name for name in runs.epochs.columns if name != "run_id"))
         .with_columns(run_and("epoch"))
         .join(_over_ranks(runs), on="_both", how="left")
         .sort("_both")
         .drop("_both")
-        .join(numbered(runs, "run", "cores_per_device"), on="run_id", how="left", maintain_order="left")
-        .with_columns(lost_share(), disturbed(), *of_row(per_epoch_columns()))
+        .join(of_runs, on="run_id", how="left", maintain_order="left")
+        .with_columns(lost_share(), disturbed(), *of_row(per_epoch_columns()), perplexity=of_tokens)
     )
     return judged_in_pools(finite(epochs), lambda: numbered(runs, "ranks", "epoch", "rank", *OF_POOLS))
 
@@ -100,13 +90,6 @@ def _over_ranks(runs: Runs) -> pl.DataFrame:
         .agg(*aggregates(plain), lost_time_s(), owned_samples=pl.col("train_samples").sum())
         .collect(engine="streaming")  # twice as fast here
     )
-
-
-def measured(runs: Runs) -> pl.DataFrame:
-    """Of each epoch the columns that the metrics of its run are made of."""
-    raw = {column.name for column in TABLES["epochs"]}
-    sources = (source.name for source, _ in run_aggregates() if source.name in raw)
-    return _epochs(runs, *dict.fromkeys(("steps", "test_accuracy", "test_loss", "gpu_energy_j", *sources)))
 
 
 def miscounted(runs: Runs) -> set[str]:
