@@ -119,9 +119,14 @@ def choices(wrong: str, valid: Iterable[str]) -> str:
 
 def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
     """ "did you mean ddp?", with up to three names where they are equally near; empty where none is like it."""
-    near = _near(wrong, sorted(set(valid)))
-    meant = [name for name in near if _edits(wrong, name) == _edits(wrong, near[0])]
+    meant = most_like(wrong, valid)
     return f"did you mean {' or '.join(meant)}?" if meant else ""
+
+
+def most_like(wrong: str, valid: Iterable[str]) -> list[str]:
+    """Up to three names that are equally near; none where none is like it."""
+    near = _near(wrong, sorted(set(valid)))
+    return [name for name in near if _edits(wrong, name) == _edits(wrong, near[0])]
 
 
 def _near(wrong: str, names: Sequence[str]) -> list[str]:

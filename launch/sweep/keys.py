@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from launch.known import known
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, choices, most_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -82,9 +82,12 @@ def _below(word: str, node: Any, group: str) -> str:
         if about["of"] and other and group in ("", name):
             elsewhere.setdefault(option, []).append(f"{key}, a key of {name}={','.join(about['of'])}")
     beside = node.get(group) if group else node
-    nearest = difflib.get_close_matches(word, [*beside, *here, *elsewhere] if isinstance(beside, dict) else [], n=1)
-    meant = "" if not nearest or nearest[0] in beside else " or ".join((elsewhere | here)[nearest[0]])
-    return f"did you mean {meant}?" if meant else ""
+    if not isinstance(beside, dict):
+        return ""
+    nearest = most_like(word, difflib.get_close_matches(word, {*beside, *here, *elsewhere}, n=5))
+    if not nearest or (nearest != [word] and any(name in nearest or name.startswith(word) for name in beside)):
+        return ""
+    return f"did you mean {' or '.join((elsewhere | here)[nearest[0]])}?"
 
 
 def _leaves(value: Any, above: str) -> Iterator[str]:
