@@ -353,8 +353,8 @@ def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", BEFORE)
     one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=BETWEEN))
     judged = gate.gate(one, margin=0.03)
-    assert gate.code == 2
-    assert gate.message.startswith("UNDECIDED: ddp × 2: too few repeats: n=1; single × 1: too few repeats: n=1; ")
+    assert judged.code == 2
+    assert judged.message.startswith("UNDECIDED: ddp × 2: too few repeats: n=1; single × 1: too few repeats: n=1; ")
     assert judged.message.endswith(" Add 2 repeats per side, in turn; and measure the missing runs, then compare")
     lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=BETWEEN))
     assert gate.gate(lacking, margin=0.03)[:2] == (
