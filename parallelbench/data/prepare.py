@@ -1,4 +1,4 @@
-"""Downloads a data set, verifies it, converts it once and publishes it, whole or not at all.
+"""Converts a data set once and publishes it, whole or not at all; `download.py` gets the published files.
 
 Everything is written into a folder with a unique name beside its destination, flushed to disk, and renamed. A
 process that is killed leaves such a folder, which nothing reads and a later `prepare` removes; of two
@@ -11,13 +11,11 @@ import errno
 import json
 import secrets
 import shutil
-import socket
 import time
 import tokenize
 import zipfile
 import zlib
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +23,7 @@ import msgspec
 
 from parallelbench.config.sites import prepare_line
 from parallelbench.data.content import OwnContent, file_digest, named
+from parallelbench.data.download import published
 from parallelbench.data.text import Text, file_of, stored_sha256, write_text
 from parallelbench.data.torchvision import MANIFEST, PreparedData, fingerprint_of
 from parallelbench.errors import ConfigError, StorageError
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 STALE_AGE_S = 24 * 3600
 """Older temporary folders are removed; younger ones may belong to a living process on another machine."""
-NETWORK_TIMEOUT_S = 30.0
-"""After this long without an answer, a mirror is given up."""
 
 
 def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = print) -> None:
@@ -71,7 +68,8 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
         )
     with storage_errors(root):
         (root / "raw").mkdir(parents=True, exist_ok=True)
-        md5, arrays = _published(data, root / "raw", progress=progress)
+        with temporary_folder(root / "raw", "download") as own:
+            md5, arrays = published(data, root / "raw", own, progress=progress)
         _check(data, arrays, "torchvision.datasets", "install the torchvision that constraints.txt names")
         with temporary_folder(root, data.folder) as temporary:
             write(data, arrays, temporary, md5=md5, progress=progress)
@@ -152,69 +150,6 @@ def is_complete(data: PreparedData, data_dir: Path) -> bool:
         return False
 
 
-def _published(data: PreparedData, raw_dir: Path, *, progress: Callable[[str], None]) -> tuple[dict[str, str], Arrays]:
-    """The MD5 of the published files by their paths, and what torchvision reads from them.
-
-    It downloads and unpacks into a folder of its own, so that of two processes none reads what the other unpacks.
-    """
-    kind = data.source()
-    md5 = {f"{kind.__name__}/raw/{name}": md5 for name, md5 in getattr(kind, "resources", ())}
-    md5 = md5 or {kind.filename: kind.tgz_md5}
-    absent = [path for path in md5 if not (raw_dir / path).is_file()]
-    for path in md5:
-        if path not in absent and (found := file_digest(raw_dir / path, "md5")) != md5[path]:
-            raise ConfigError(
-                f"{raw_dir / path} is not the published file: its MD5 is {found}, published is {md5[path]}. Delete it "
-                f"and run `{prepare_line(data.name, raw_dir.parent)}` again; arrays of your own: data.files=FILE.npz"
-            )
-    for path in absent:
-        progress(f"{data.name}: downloading {Path(path).name}")
-    with temporary_folder(raw_dir, "download") as own, _network_timeout():
-        for path in md5:
-            (own / path).parent.mkdir(parents=True, exist_ok=True)
-            (raw_dir / path).parent.mkdir(parents=True, exist_ok=True)
-            if path not in absent:
-                (own / path).symlink_to((raw_dir / path).absolute())
-        progress(f"{data.name}: reading the raw files")
-        try:
-            try:
-                train, test = (kind(own, train=part, download=True) for part in (True, False))
-            finally:
-                for path in absent:  # one that is whole need not be downloaded again
-                    if (own / path).is_file() and file_digest(own / path, "md5") == md5[path]:
-                        sync(own / path)
-                        (own / path).replace(raw_dir / path)
-        except (RuntimeError, OSError, HTTPException) as error:
-            missing = {path: md5[path] for path in absent if not (raw_dir / path).is_file()}
-            if not missing or (isinstance(error, OSError) and _is_storage(error)):
-                raise
-            raise ConfigError(_by_hand(data, kind, missing, raw_dir, error)) from None
-        return md5, _arrays(train, test)
-
-
-def _arrays(train: Any, test: Any) -> Arrays:
-    """From torchvision's layout: without channels, or with them last."""
-    import numpy as np
-
-    from parallelbench.config.components import Arrays
-
-    images = [np.asarray(part.data) for part in (train, test)]
-    images = [each[:, np.newaxis] if each.ndim == 3 else each.transpose(0, 3, 1, 2) for each in images]
-    labels = [np.asarray(part.targets, np.int64) for part in (train, test)]
-    return Arrays(images[0], labels[0], images[1], labels[1])
-
-
-def _by_hand(data: PreparedData, kind: Any, missing: dict[str, str], raw_dir: Path, error: Exception) -> str:
-    """The message for machines without a network: every missing file, its source and its path."""
-    source = kind.mirrors[0] if hasattr(kind, "mirrors") else kind.url.removesuffix(kind.filename)
-    lines = [f"  {source}{Path(path).name}\n    → {raw_dir / path}  (MD5 {md5})" for path, md5 in missing.items()]
-    return (
-        f"data={data.name} can't be downloaded:\n  {error}\n"
-        f"Fetch these files where there is a network and put them here:\n" + "\n".join(lines) + "\n"
-        f"Then run `{prepare_line(data.name, raw_dir.parent)}` again"
-    )
-
-
 def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
     """Rename the folder to its final name, unless another process was faster; replace a damaged folder.
 
@@ -264,24 +199,6 @@ def _remove_stale(parent: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
         except FileNotFoundError:  # removed by another process meanwhile
             continue
-
-
-@contextmanager
-def _network_timeout() -> Iterator[None]:
-    """torchvision's downloader sets no timeout of its own."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(NETWORK_TIMEOUT_S)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-def _is_storage(error: OSError) -> bool:
-    """Whether the disk refused, as against the network: URL errors carry no file name and no such number."""
-    return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO} or (
-        error.filename is not None and error.errno in {errno.EACCES, errno.EPERM}
-    )
 
 
 @contextmanager
