@@ -115,7 +115,9 @@ class _Rank:
 
     def tell_where(self) -> None:
         """Its stack goes to stderr: it may be what others have waited for."""
-        os.kill(self.process.pid or 0, signal.SIGUSR1)
+        assert self.process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGUSR1)
         self.process.join(1)
 
     def end(self) -> None:

@@ -235,7 +235,7 @@ def _as_every_strategy(measured: Measured) -> Measured:
     several = levels.filter(~is_baseline)
     own = several.filter(pl.col("devices") == _json(1))
     others = several.select(*alike, *strategy).unique(maintain_order=True)
-    others = others.join(own, on=[*alike, *strategy], how="anti", nulls_equal=True, maintain_order="left")
+    others = others.join(own, on=[*alike, *strategy], how="anti", maintain_order="left")
     stand_ins = levels.filter(is_baseline).drop(strategy).join(others, on=alike, maintain_order="left_right")
     levels = pl.concat([several, stand_ins.select(levels.columns)]).rename({"level": "of"}).with_row_index("level")
     values = levels.select("level", "of").join(measured.values, left_on="of", right_on="level", maintain_order="left")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,8 +27,6 @@ _COLOURS = {"reproduced": "green", "refuted": "red", "inconclusive": "yellow"}
 _MOST_CASES = 4
 """Cases that the table of all claims shows of one; by its name, all are shown."""
 
-_MOST_REASONS = 4
-"""Reasons for no verdict that a claim is shown with, those of most cases first."""
 _MOST_WARNINGS = 3
 
 
@@ -105,30 +102,17 @@ class Lines(NamedTuple):
     """What is shown of a claim, in short lines."""
 
     reasons: list[str]
-    """What is expected, in how many cases it holds, and of each reason why others decide nothing how many it keeps."""
+    """What is expected, in how many cases it holds, and what a verdict lacks."""
     effects: list[str]
 
 
 def lines(judgement: Judgement, *, most: int) -> Lines:
-    """What is expected, why it is not decided, and the effects."""
+    """What is expected, what a verdict lacks, and the effects."""
     claim = judgement.claim
     cases = sorted(judgement.cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
     effects = [effect_of(case, claim) for case in cases[:most]]
     more = [f"and {len(cases) - most} more cases"] if len(cases) > most else []
-    return Lines([f"expected: {expected(claim)}", *_reasons(judgement)], effects + more)
-
-
-def _reasons(judgement: Judgement) -> list[str]:
-    """The verdicts of several cases, and each reason why some decide nothing, once."""
-    cases = judgement.cases
-    lacks = Counter(case.lacks for case in cases if case.lacks)
-    if len(cases) < 2 or not lacks:
-        return [judgement.why] if judgement.why else []
-    verdicts = Counter(case.verdict for case in cases)
-    tally = text.listed([f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS if verdicts[verdict]])
-    told = [f"{count_of(count, 'case')}: {why}" for why, count in lacks.most_common(_MOST_REASONS)]
-    more = [f"and {len(lacks) - _MOST_REASONS} more reasons"] if len(lacks) > _MOST_REASONS else []
-    return [f"{tally} of {len(cases)} cases", *told, *more]
+    return Lines([f"expected: {expected(claim)}", *(judgement.reasons if cases else ())], effects + more)
 
 
 def effect_of(case: Case, claim: Claim) -> str:

@@ -169,8 +169,13 @@ class Judgement:
     cases: tuple[Case, ...]
     """Of the runs that the publication speaks of; others decide nothing."""
     verdict: Verdict
-    why: str
-    """In how many cases it holds, or what is missing for a verdict."""
+    reasons: tuple[str, ...]
+    """In how many cases it holds, and what is missing for a verdict."""
+
+    @property
+    def why(self) -> str:
+        """All reasons in one line."""
+        return "; ".join(self.reasons)
 
 
 def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
@@ -197,7 +202,8 @@ def _judge(runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed:
         _case(each, error=error, where=where, also=others.get(each.effect.compared))
         for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
     )
-    return Judgement(seed, claim, cases, *(_overall(cases, claim) if cases else ("inconclusive", missing(runs, claim))))
+    verdict, reasons = _overall(cases, claim) if cases else ("inconclusive", (missing(runs, claim),))
+    return Judgement(seed, claim, cases, verdict, reasons)
 
 
 def _also(runs: Runs, claim: Claim) -> list[Effect]:
@@ -230,10 +236,10 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | N
     )
 
 
-def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:
+def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, tuple[str, ...]]:
     """The common verdict of all cases with enough repeats; inconclusive where they differ."""
     judged = [case for case in cases if case.enough] or cases
-    few = f"{len(cases) - len(judged)} more with too few repeats" if len(judged) < len(cases) else ""
+    few = (f"{len(cases) - len(judged)} more with too few repeats",) if len(judged) < len(cases) else ()
     verdicts = _together(judged, claim) if claim.together else [case.verdict for case in judged]
     counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
     for verdict in ("reproduced", "refuted"):
@@ -243,10 +249,10 @@ def _overall(cases: Sequence[Case], claim: Claim) -> tuple[Verdict, str]:
     open_ = "it depends on the work" if counts["refuted"] else whole
     lacks = next((case.lacks for case in judged if case.lacks), open_)
     if len(cases) == 1:
-        return "inconclusive", lacks
+        return "inconclusive", (lacks,)
     tally = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     of = f"{tally} of {len(verdicts)} {'kinds of work' if claim.together else 'cases'}"
-    return "inconclusive", "; ".join(filter(None, [of, few, lacks]))
+    return "inconclusive", (of, *few, lacks)
 
 
 def _together(cases: Sequence[Case], claim: Claim) -> list[Verdict]:

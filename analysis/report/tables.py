@@ -122,7 +122,8 @@ def _interval(*ends: float | None) -> str:
 
 def _verdict(value: str | None, pairs: int, strategy: str) -> str:
     if value == SpeedVerdict.BASELINE:
-        return f"{value} of {_FRAMEWORKS[strategy]}"
+        framework = _FRAMEWORKS[strategy]
+        return value if framework == "torch" else f"{value} of {framework}"
     if value == SpeedVerdict.TOO_FEW:
         return f"{value}: n={pairs}"
     return _plain(value)

@@ -1,4 +1,4 @@
-"""On which cores a run and its ranks stay: else all runs that are bound to none would take the first ones."""
+"""On which cores a run and its ranks stay: else all runs that nobody binds to cores would take the first ones."""
 
 from __future__ import annotations
 

@@ -117,8 +117,10 @@ class Sweep:
         """Hold the jobs that wait in the queue; what runs goes on."""
         before = ",".join(self.jobs)
         self.cluster.run("scontrol", "hold", before, check=False)  # it complains about jobs that have started
-        yield
-        self.cluster.run("scontrol", "release", before, check=False)
+        try:
+            yield
+        finally:
+            self.cluster.run("scontrol", "release", before, check=False)
 
     # --- waiting
 
