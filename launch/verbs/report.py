@@ -102,12 +102,13 @@ def compare(
     as_json: bool,
 ) -> int:
     """Print the comparison of the second side with the first; the exit code is 0, or the gate's with a margin."""
-    from analysis.comparison import gate, printed
+    from analysis.comparison import printed
+    from analysis.comparison.gate import gate, percentage
 
-    margin = None if fail_if_slower is None else gate.percentage(fail_if_slower)
+    margin = None if fail_if_slower is None else percentage(fail_if_slower)
     roots = [str(existing(folder)) for folder in folders]
     comparison = _comparison(roots, extension, by=by, across=tuple(filter(None, across.split(","))))
-    passed = None if margin is None else gate.gate(comparison, margin=margin)
+    passed = None if margin is None else gate(comparison, margin=margin)
     if as_json:
         print_comparison(comparison, printed.notes(comparison), passed)
     else:
