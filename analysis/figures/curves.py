@@ -260,26 +260,34 @@ class Across:
             (work, configuration): _smallest_and_largest(runs, members)
             for (work, configuration), members in compared.group_by("panel", "configuration", maintain_order=True)
         }
-        error = of_several(pairing.ratio(self.metric) for pairing in pairings.values())
-        return per_group(compared, partial(_changes, self, pairings, error=error), by="panel") or nothing
+        ratios = {key: ratio for key, pairing in pairings.items() if (ratio := pairing.ratio(self.metric))}
+        error = of_several(ratios.values())
+        told = per_group(compared, partial(_changes, self, pairings, error=error), by="panel") or nothing
+        several = compared["panel"].n_unique() > 1
+        caveats = (
+            (f"{configuration} ({work})" if several else str(configuration), caveat)
+            for work, configuration in ratios
+            for caveat in pairings[work, configuration].caveats()
+            if caveat.kind in LIMITS
+        )
+        return "\n".join([told, *said_once(caveats, of=len(ratios))])
 
 
 def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: pl.DataFrame, *, error: float) -> str:
     # Not all need have been measured over the same levels: the largest batch may not have fitted all.
     shown: dict[tuple[int, int], list[str]] = defaultdict(list)
-    refused, caveats = [], []
+    refused = []
     for (work, configuration), members in rows.group_by("panel", "configuration", maintain_order=True):
         pairing = pairings[work, configuration]
         refused += [f"{configuration} is not compared: {issue}" for issue in pairing.blockers()]
         if ratio := pairing.ratio(across.metric):
-            caveats += [(str(configuration), caveat) for caveat in pairing.caveats() if caveat.kind in LIMITS]
             ends = members.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
             shown[ends].append(f"{_gain(ratio.at(error))} with {configuration}")
     steps = [
         f"from {across.name.lower()} {low:,} to {high:,}, {across.counted} are {text.listed(gains, most=4)}"
         for (low, high), gains in shown.items()
     ]
-    return "; ".join([*steps, *refused, *(line.removesuffix(".") for line in said_once(caveats))])
+    return "; ".join([*steps, *refused])
 
 
 def _gain(ratio: Ratio) -> str:

@@ -102,10 +102,10 @@ def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
         speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
         if speed and configuration not in BASELINE_LABELS:
-            taking = f", taking {_ends(memory)} times the memory" if memory else ""
-            told = f"{configuration} trains {_ends(speed)} times as fast, once warm{taking}"
+            taking = f" and takes {_ends(memory)} times the memory" if memory else ""
+            told = f"{configuration} is {_ends(speed)} times as fast{taking}"
             shown.setdefault(_baseline(runs, members), []).append(told)
-    return "; ".join(f"beside {of}, {text.listed(those, most=4, sep='; ')}" for of, those in shown.items())
+    return "; ".join(f"once warm, beside {of}, {text.listed(those, sep='; ')}" for of, those in shown.items())
 
 
 def _baseline(runs: Runs, rows: pl.DataFrame) -> str:
@@ -130,6 +130,8 @@ def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = Non
 
 
 def _ends(ratios: list[tuple[Ratio, str]]) -> str:
-    """The smallest and the largest ratio, with their intervals."""
-    ends = dict.fromkeys(f"{text.interval(r.median, r.low, r.high)} [{model}]" for r, model in (ratios[0], ratios[-1]))
-    return " to ".join(ends)
+    """The smallest and the largest ratio, with their intervals; one, where both are written alike."""
+    ends = [(text.interval(ratio.median, ratio.low, ratio.high), model) for ratio, model in (ratios[0], ratios[-1])]
+    if len(dict(ends)) == 1:
+        return ends[0][0]
+    return " to ".join(f"{figure} [{model}]" for figure, model in ends)
