@@ -163,7 +163,8 @@ OF_SOME_FAMILIES = {
     **dict.fromkeys(("pipeline", "dp_pp", "model_parallel", "data_parallel"), ALL - {"experts"}),
 }
 """Strategies that refuse the others, whatever the number of GPUs."""
-IN_STAGES = ("pipeline", "dp_pp", "dp_pp_tp", "model_parallel")
+STAGE_EACH = ("pipeline", "model_parallel")
+"""Strategies of which each device has layers of its own."""
 NOT_ON_MADE_UP_GPUS = {
     "downpour": NOT_POSSIBLE["downpour"],
     "expert_parallel": "how many rows go to whom is a value, and there are none",
@@ -180,7 +181,7 @@ def test_every_family_of_models_trains_on_gpus(strategy: str) -> None:
     What torch does not allow without a GPU: DDP's reducer, which needs memory (a stand-in wraps the model), its threads
     of the backward pass (the test walks the graph), and replays of CUDA graphs.
     """
-    sizes, work = (1, 2, 4, 8), families(8 if strategy in IN_STAGES else 3)
+    cells = list(product(families(1), (1, 2, 4, 8)))
     wanted = [
         {
             "strategy": strategy,
@@ -188,13 +189,15 @@ def test_every_family_of_models_trains_on_gpus(strategy: str) -> None:
             "rank": size - 1 if strategy in LAST_ONES else size // 2,
             "on_gpus": True,
             "overrides": [
-                *(*family, "data.train_samples=256", "data.test_samples=64", "batch_size=64"),
+                *families(max(2, size) if strategy in STAGE_EACH else 2)[family],
+                *("data.train_samples=256", "data.test_samples=64", "batch_size=64"),
                 *(["nodes=2"] if size == 8 else []),
+                *(["strategy.micro_batches=4"] if strategy in LAST_ONES[:3] else []),
             ],
         }
-        for family, size in product(work.values(), sizes)
+        for family, size in cells
     ]
-    texts = dict(zip(product(work, sizes), tried(wanted), strict=True))
+    texts = dict(zip(cells, tried(wanted), strict=True))
     assert {cell: text for cell, text in texts.items() if text != "ok" and not text.startswith("refused")} == {}
     trained = {family for (family, _), text in texts.items() if text == "ok"}
     assert trained == OF_SOME_FAMILIES.get(strategy, ALL), texts
