@@ -52,7 +52,9 @@ def model_memory(run: RunConfig) -> ModelMemory:
             torch.set_default_dtype(usual)
         few, many = ([*_counted(model, run, numerics, samples=count)] for count in SAMPLES)
         owned = parameters_by_layer(model)
-        updates = [_update_peaks(own, run) for own in owned]
+        alike = {_sizes(own): own for own in owned}  # many blocks are: each is updated once
+        peaks = {sizes: _update_peaks(own, run) for sizes, own in alike.items()}
+        updates = [peaks[_sizes(own)] for own in owned]
         together = _update_peaks([*model.parameters()], run)
     names = [*dict(model.named_children()), "loss"]
     modules: list[nn.Module | None] = [*model, None]
@@ -125,6 +127,10 @@ def _loss_counts(values: Tensor, labels: Tensor, numerics: Numerics) -> Counts:
         loss.backward()
         backward = live.peak - kept
     return kept, forward, backward
+
+
+def _sizes(parameters: Sequence[nn.Parameter]) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+    return tuple((each.shape, each.dtype) for each in parameters)
 
 
 def _update_peaks(parameters: Sequence[nn.Parameter], run: RunConfig) -> dict[str, float]:

@@ -76,10 +76,15 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("size", [2, 4])
-def test_training_does_not_depend_on_when_values_are_drawn(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "among"),
+    [(2, {"ddp", "fsdp", "tensor_parallel", "pipeline", "model_parallel"}), (4, {"hsdp", "dp_tp", "dp_pp_tp"})],
+)
+def test_training_does_not_depend_on_when_values_are_drawn(tmp_path: Path, size: int, among: set[str]) -> None:
+    """Of four ranks, what two can't train."""
     runs = possible(size, KINDS)
-    assert {name.partition(",")[0] for name in runs} >= {"ddp", "fsdp", "tensor_parallel", "pipeline", "model_parallel"}
+    runs = {name: run for name, run in runs.items() if size == 2 or name not in possible(2, KINDS)}
+    assert {name.partition(",")[0] for name in runs} >= among
     assert run_ranks(unlike, size, tmp_path, runs) == [[]] * size
 
 
