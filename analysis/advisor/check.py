@@ -26,9 +26,9 @@ from analysis.advisor.fit import (
     predictable,
 )
 from analysis.advisor.layouts import strategy_name
-from analysis.advisor.measurements import layout_keys, read_measured, shipped_files
 from analysis.advisor.rows import extrapolated, half_widths
 from analysis.advisor.step import Phases
+from analysis.advisor.step_tables import layout_keys, read_measured, shipped_files
 from analysis.advisor.transformer import model_flops
 from parallelbench.errors import ConfigError
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from analysis.advisor.fit import PublishedFit
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine import MachineFigures
-    from analysis.advisor.measurements import Evidence, Source
+    from analysis.advisor.step_tables import Evidence, Source
     from analysis.advisor.sweep_evidence import MeasuredStep, SweepEvidence
 
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine import MachineFigures, Machines
-    from analysis.advisor.measurements import Evidence
     from analysis.advisor.step import Phases
+    from analysis.advisor.step_tables import Evidence
     from analysis.advisor.sweep_evidence import MeasuredStep
     from parallelbench.config.run import RunConfig
 

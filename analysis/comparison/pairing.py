@@ -24,7 +24,7 @@ from analysis.comparison.issues import (
     unlike_probes,
     unrecorded,
 )
-from analysis.comparison.ratio import is_apart, ratio_of_pairs
+from analysis.comparison.ratio import PER_EPOCH, WITH_STARTUP, Fraction, is_apart, ratio_of_pairs
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import COMPARED, highest_repeats, is_below, without
 from analysis.runs.reader import once
@@ -282,28 +282,6 @@ def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
 
 ABOVE_IDEAL = 1.05
 """Times the number of devices: a speed-up whose whole interval lies above is not believed."""
-
-
-class Fraction(NamedTuple):
-    """What a ratio is of: the metric of the second run ÷ that of the first; with a rate, how many times as fast the
-    second one is.
-    """
-
-    metric: str
-    rate: str = ""
-    """In place of the metric, a time, where epochs hold unequally many samples."""
-
-    def of(self, one: ComparedRun, other: ComparedRun) -> tuple[float | None, float | None]:
-        """Numerator and denominator."""
-        if not self.rate:
-            return other.value(self.metric), one.value(self.metric)
-        if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
-            return one.value(self.metric), other.value(self.metric)
-        return other.value(self.rate), one.value(self.rate)
-
-
-PER_EPOCH = Fraction("steady_epoch_time_s", "throughput_samples_per_s")
-WITH_STARTUP = Fraction("total_time_s", "throughput_with_startup_samples_per_s")
 
 
 class Scaling(NamedTuple):

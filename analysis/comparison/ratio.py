@@ -1,4 +1,4 @@
-"""Ratios that come with their uncertainty, and verdicts on speed.
+"""What is divided by what, ratios that come with their uncertainty, and verdicts on speed.
 
 The interval is Student's t on the logarithms of the paired ratios (Student, "The probable error of a mean", Biometrika
 1908), wide enough that it may be looked at after every further repeat: a group-sequential boundary (Pocock, Biometrika
@@ -16,10 +16,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from analysis.comparison.run import ComparedRun
 
 
 CONFIDENCE = 0.95
@@ -33,6 +35,28 @@ FEW_REPEATS = 4
 """Fewest pairs for a narrow interval: with 3 it reaches four times as far to each side as the pairs vary."""
 EQUAL_WITHIN = 0.05
 """By how much one of two speeds that are called equal may exceed the other."""
+
+
+class Fraction(NamedTuple):
+    """What a ratio is of: the metric of the second run ÷ that of the first; with a rate, how many times as fast the
+    second one is.
+    """
+
+    metric: str
+    rate: str = ""
+    """In place of the metric, a time, where epochs hold unequally many samples."""
+
+    def of(self, one: ComparedRun, other: ComparedRun) -> tuple[float | None, float | None]:
+        """Numerator and denominator."""
+        if not self.rate:
+            return other.value(self.metric), one.value(self.metric)
+        if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
+            return one.value(self.metric), other.value(self.metric)
+        return other.value(self.rate), one.value(self.rate)
+
+
+PER_EPOCH = Fraction("steady_epoch_time_s", "throughput_samples_per_s")
+WITH_STARTUP = Fraction("total_time_s", "throughput_with_startup_samples_per_s")
 
 Ends = tuple[float, float]
 """Lower and upper end of an interval."""

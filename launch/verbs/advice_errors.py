@@ -14,7 +14,7 @@ from parallelbench.errors import ConfigError, choices, count_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from analysis.advisor.measurements import Evidence, Measured
+    from analysis.advisor.step_tables import Evidence, Measured
     from launch.sweep.compose import Extension
     from parallelbench.config.sites import Hardware
 
@@ -25,7 +25,7 @@ def advise(overrides: Sequence[str], extension: Extension, *, check: str, known:
         return check_sweeps([check, *overrides], known, extension.plugin, as_json=as_json)
     from analysis.advisor.check import judged, shipped
     from analysis.advisor.fit import published_fit
-    from analysis.advisor.measurements import read_measured, reasons
+    from analysis.advisor.step_tables import read_measured, reasons
 
     for override in parse(overrides, extension.conf):
         if override.key_or_group.partition(".")[0] != "site":
@@ -56,7 +56,7 @@ def measured_steps(measured: Measured, overrides: Sequence[str], extension: Exte
     import msgspec
 
     from analysis.advisor.machine import machines_of
-    from analysis.advisor.measurements import Evidence
+    from analysis.advisor.step_tables import Evidence
 
     found: dict[str | None, Hardware] = {}
     for accelerator in dict.fromkeys(step.accelerator for step in measured.steps):

@@ -16,7 +16,7 @@ import numpy as np
 from analysis.advisor.check import Errors, Judged, Seen, joined, judged
 from analysis.advisor.fit import PublishedFit, fitted_to, half_widths_of, place
 from analysis.advisor.machine import COLUMNS, made_of
-from analysis.advisor.measurements import VTRAIN_VOCABULARY, Evidence, read_measured, shipped_files
+from analysis.advisor.step_tables import VTRAIN_VOCABULARY, Evidence, read_measured, shipped_files
 from launch.sweep.compose import NOTHING
 from launch.verbs.advice_errors import measured_steps
 

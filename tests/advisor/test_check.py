@@ -19,8 +19,8 @@ from analysis.advisor.check import Judged, Points, Seen, guesses, judged
 from analysis.advisor.fit import SHEET, fit, half_width, kernel_errors, kernel_keys, published_fit, values_of
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.machine import machines_of
-from analysis.advisor.measurements import Evidence, layout_keys, read_measured, shipped_files
 from analysis.advisor.step import Values, step_phases
+from analysis.advisor.step_tables import Evidence, layout_keys, read_measured, shipped_files
 from analysis.advisor.transformer import work_of
 from launch.sweep import one_run
 from parallelbench import cli

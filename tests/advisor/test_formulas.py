@@ -12,8 +12,8 @@ from analysis.advisor import links, transformer
 from analysis.advisor.fit import SHEET, values_of
 from analysis.advisor.layouts import Layouts, layouts_of
 from analysis.advisor.machine import machines_of
-from analysis.advisor.measurements import read_measured, shipped_files
 from analysis.advisor.step import Values, overlapped, step_phases
+from analysis.advisor.step_tables import read_measured, shipped_files
 from parallelbench.config.sites import Hardware
 
 SMALL = {

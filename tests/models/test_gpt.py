@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import analysis.advisor
 from analysis.advisor.layouts import layouts_of
-from analysis.advisor.measurements import SHAPES
+from analysis.advisor.step_tables import SHAPES
 from analysis.advisor.transformer import GptShape, gpt_shape, model_flops
 from analysis.advisor.transformer import parameters as formula
 from parallelbench.config.build import build

@@ -21,9 +21,9 @@ from parallelbench.training.checks.compared import (
     uncompared,
     why_in_evaluation,
 )
-from parallelbench.training.checks.judge import Judge
 from parallelbench.training.checks.parity import ComparedStep, as_arrays, parity_rows
 from parallelbench.training.checks.plain import PlainTraining, stay_in_evaluation
+from parallelbench.training.checks.plain_step import Judge
 from parallelbench.training.replica import new_replica
 from parallelbench.world.numerics import dtype_of, matching, set_precision, wide
 from parallelbench.world.world import World
