@@ -24,10 +24,10 @@ from parallelbench.strategies.single import Single
 from parallelbench.training.checks.before_training import Initial
 from parallelbench.training.checks.closing import ClosingCheck
 from parallelbench.training.checks.compared import CLOSING_STEPS, WIDEST_TOLERANCE
+from parallelbench.training.checks.copies import unlike_ranks
 from parallelbench.training.checks.parity import as_arrays, largest_difference
 from parallelbench.training.checks.plain_step import LARGEST_LIMIT, MARGIN, _unscaled, relative_difference, unmoved
 from parallelbench.training.loop import Trainer
-from parallelbench.training.observers import unlike_ranks
 from parallelbench.training.torch_session import build_model, draw_apart
 from parallelbench.world.numerics import checksum
 from parallelbench.world.settings import configure_torch

@@ -14,9 +14,10 @@ from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import known_cluster
 from launch.slurm.errands import queue_report, reports
+from launch.slurm.order import in_turns
 from launch.slurm.queue import PAUSED, WAITING, Tracker, left, stuck, track, used
 from launch.slurm.record import FOLDER, holding
-from launch.slurm.sbatch import Hours, in_turns, job_groups
+from launch.slurm.sbatch import Hours, job_groups
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
 from launch.sweep import one_run

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.launcher import RunStatus, saved
+from launch.launcher import RunStatus
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
-from launch.slurm.sbatch import Hours, most_seconds, slurm
+from launch.slurm.retry import what_must_change
+from launch.slurm.sbatch import Hours, most_seconds
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import HEARTBEAT_S, Attempt
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
     from parallelbench.config.run import RunConfig
-    from parallelbench.config.sites import Site, SlurmLauncher
     from parallelbench.results.folder import RunFolder, State
 
 
@@ -174,7 +174,7 @@ class Tracker:
         ended = self.ended.get((job, submission.name), "")
         packed = len(submission.tasks[task]) > 1
         alone = queued is None and state.label == "killed" and not packed
-        needs = remedy(folder, ended, submission, run) if ended and alone else ""
+        needs = what_must_change(folder, ended, submission, run) if ended and alone else ""
         return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, needs=needs)
 
     def silent(self, folder: RunFolder, state: State) -> bool:
@@ -303,26 +303,6 @@ class _Adoption:
             if self.locked:
                 raise  # without the lock, `status` shows what there is, also where nothing can be written
         return submission
-
-
-def remedy(folder: RunFolder, ended: str, submission: Submission, run: RunConfig | None) -> str:
-    """What must change before a killed run is worth another try; empty: nothing, or it has changed in `run` already."""
-    attempts = folder.attempts()
-    supervisor = attempts[-1].supervisor() if attempts else None
-    if supervisor is None or not supervisor.job.startswith(f"{submission.token}."):
-        return ""  # something else has tried it since
-    had, site = submission.launcher, submission.site
-    has, its_site = (slurm(run), run.site) if run is not None else (had, site)
-    if ended == "OUT_OF_MEMORY" and memory_gib(has, its_site) <= memory_gib(had, site):
-        return f"out of host memory: raise launcher.memory_gib_per_device above {memory_gib(had, site):g}"
-    if ended == "TIMEOUT" and has.time_limit_min <= had.time_limit_min and not saved(folder):
-        return f"nothing was saved within launcher.time_limit_min={had.time_limit_min}: raise it"
-    return ""
-
-
-def memory_gib(launcher: SlurmLauncher, site: Site) -> float:
-    """Host memory that a job asks for with each device, GiB."""
-    return launcher.memory_gib_per_device or site.memory_gib_per_device
 
 
 _HOLDING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT"}

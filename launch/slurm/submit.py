@@ -22,8 +22,9 @@ from launch.leftovers import remove_intent, untouched
 from launch.slurm import job, record, scheduler
 from launch.slurm.cluster import require_accepted
 from launch.slurm.limits import check_budget
+from launch.slurm.order import in_turns
 from launch.slurm.queue import track
-from launch.slurm.sbatch import check_container, in_turns, job_groups, job_of_runs, shape_of, site_flags
+from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import storage_errors
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launch.launcher import Prepared, SubmitOptions
+    from launch.slurm.order import Turn
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
-    from launch.slurm.sbatch import Job, JobGroup, Shape, Turn
+    from launch.slurm.sbatch import Job, JobGroup, Shape
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Site

@@ -14,6 +14,7 @@ from parallelbench.measure.traffic import KINDS, Sent
 from parallelbench.results.telemetry import NOTHING
 from parallelbench.training import observers
 from parallelbench.training.checks.compared import checks_arithmetic
+from parallelbench.training.checks.copies import Copies
 from parallelbench.world import cuda
 from parallelbench.world.machine import node_name
 
@@ -59,7 +60,7 @@ class Trainer:
         own_cores = os.sched_getaffinity(0) if world.device_type == "cpu" else ()
         self._observers: list[Observer] = [
             self._scores,
-            *([observers.Copies(replica, run, world)] if run.measure.parity else []),
+            *([Copies(replica, run, world)] if run.measure.parity else []),
             observers.StepLosses(run),
             observers.EvaluatedMetric(run),
             observers.ExpertBalance(replica, run),

@@ -11,8 +11,9 @@ from rich.console import Console
 from launch.launcher import SubmitOptions
 from launch.slurm import scheduler, submit
 from launch.slurm.launcher import show_plan
+from launch.slurm.order import MOST_TURNS, in_turns
 from launch.slurm.record import Submission
-from launch.slurm.sbatch import MOST_TURNS, in_turns, job_groups
+from launch.slurm.sbatch import job_groups
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from tests.launch.fake_slurm import MISSING, SINFO, FakeSlurm, prepared
 

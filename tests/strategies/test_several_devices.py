@@ -15,7 +15,7 @@ from parallelbench.strategies.pipeline import ModelParallel
 from parallelbench.strategies.pipeline.partition import assign
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.checks.before_training import Initial
-from parallelbench.training.observers import Copies
+from parallelbench.training.checks.copies import Copies
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.fake_devices import without_values

@@ -1,0 +1,34 @@
+"""Whether a run that Slurm has ended is worth another try as it was, or what must change before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launch.launcher import saved
+from launch.slurm.sbatch import slurm
+
+if TYPE_CHECKING:
+    from launch.slurm.record import Submission
+    from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site, SlurmLauncher
+    from parallelbench.results.folder import RunFolder
+
+
+def what_must_change(folder: RunFolder, ended: str, submission: Submission, run: RunConfig | None) -> str:
+    """What must change before a killed run is worth another try; empty: nothing, or it has changed in `run` already."""
+    attempts = folder.attempts()
+    supervisor = attempts[-1].supervisor() if attempts else None
+    if supervisor is None or not supervisor.job.startswith(f"{submission.token}."):
+        return ""  # something else has tried it since
+    had, site = submission.launcher, submission.site
+    has, its_site = (slurm(run), run.site) if run is not None else (had, site)
+    if ended == "OUT_OF_MEMORY" and _memory_gib(has, its_site) <= _memory_gib(had, site):
+        return f"out of host memory: raise launcher.memory_gib_per_device above {_memory_gib(had, site):g}"
+    if ended == "TIMEOUT" and has.time_limit_min <= had.time_limit_min and not saved(folder):
+        return f"nothing was saved within launcher.time_limit_min={had.time_limit_min}: raise it"
+    return ""
+
+
+def _memory_gib(launcher: SlurmLauncher, site: Site) -> float:
+    """Host memory that a job asks for with each device, GiB."""
+    return launcher.memory_gib_per_device or site.memory_gib_per_device

@@ -1,0 +1,103 @@
+"""The check that ranks which hold copies of the same parameters hold the same values, after every epoch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.results.tables import COPIES, SETTLED
+from parallelbench.training.checks.compared import Finding
+from parallelbench.training.observers import Observer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from parallelbench.config.replica import Replica
+    from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks import RankWorld
+    from parallelbench.training.observers import Row
+
+
+_HALF = 2**32
+
+
+class Copies(Observer):
+    """What a rank's parameters are after each epoch: the same as others', and as at the end of the training window.
+
+    Both by checksums. An update that comes after the window would be in no time that is published.
+    """
+
+    def __init__(self, replica: Replica, run: RunConfig, world: RankWorld) -> None:
+        self._replica, self._run, self._world = replica, run, world
+        self._trained: int | None = None
+        self._evaluated: int | None = None
+
+    def epoch_starts(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def epoch_trained(self, trained: Any) -> Row:
+        self._trained = self._checksum()
+        return {}
+
+    def epoch_evaluated(self, evaluated: Any) -> Row:
+        self._evaluated = self._checksum()
+        return {}
+
+    def sums(self) -> list[float]:
+        """Whether this rank holds something, and whether it has changed; then a table with one row a rank."""
+        table = [0.0] * (4 * self._world.size)
+        if self._evaluated is not None:
+            halves = map(float, divmod(self._evaluated % 2**64, _HALF))
+            table[4 * self._world.rank : 4 * self._world.rank + 4] = [1.0, float(self._replica.copy_group), *halves]
+        return [float(self._trained is not None), float(self._trained != self._evaluated), *table]
+
+    def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
+        held, changed, *table = total
+        for finding in (self._unchanged(held, changed), self._alike(table)):
+            if finding is not None:
+                yield "checks", finding.row(self._epoch)
+
+    def _unchanged(self, held: float, changed: float) -> Finding | None:
+        """Whether training ended with its window. Where it did, that is said after the last epoch only."""
+        if not (changed or self._is_last):
+            return None
+        if self._replica.shares_at_evaluation:
+            return Finding(SETTLED, "parameters are shared before each evaluation") if self._is_last else None
+        if not held:
+            return Finding(SETTLED, "ranks hold nothing that others hold, too, or do not say so")
+        what = f"ranks whose parameters changed after the training window, until evaluated, of {held:.0f}"
+        return Finding(SETTLED, what, difference=changed, limit=0.0)
+
+    def _alike(self, table: Sequence[float]) -> Finding | None:
+        """Whether ranks hold the same copies of the same parameters."""
+        if self._world.size == 1:
+            return None
+        held, unlike = unlike_ranks(table)
+        if held < 2:
+            nothing = Finding(COPIES, "no two ranks hold the same parameters, shards or stages")
+            return nothing if self._is_last else None
+        what = f"ranks whose copied parameters differ from the first's, of {held} that hold them"
+        return Finding(COPIES, what, difference=float(unlike), limit=0.0)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._epoch == self._run.epochs
+
+    def _checksum(self) -> int | None:
+        copied = list(self._replica.copied())
+        return self._world.checksum(copied) if copied else None
+
+
+def unlike_ranks(table: Sequence[float]) -> tuple[int, int]:
+    """How many ranks have a checksum that others should have, too; how many have another one than the first of them.
+
+    `table`: four numbers a rank: whether it holds anything, its group, whose ranks hold copies of each other, and the
+    halves of its checksum.
+    """
+    groups: dict[float, list[tuple[float, ...]]] = defaultdict(list)
+    for start in range(0, len(table), 4):
+        holds, group, *checksum = table[start : start + 4]
+        if holds:
+            groups[group].append(tuple(checksum))
+    copied = [members for members in groups.values() if len(members) > 1]
+    return sum(map(len, copied)), sum(one != members[0] for members in copied for one in members)
