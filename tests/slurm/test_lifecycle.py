@@ -360,7 +360,9 @@ class _lost_by_slurm:  # noqa: N801
         self._processes = [psutil.Process(sweep.pid_of(name, attempt)) for name in ("supervisor", "rank 0")]
         # They would pass on what the controller wants; without them the others would be told to hang up.
         self._slurm = [p for p in self._processes[0].parents() if p.name() == "slurmstepd"]
-        self._slurm += [p for p in psutil.process_iter() if p.name() == "srun" and _job_of(p) == sweep.job]
+        self._slurm += [
+            p for p in psutil.process_iter(["name"]) if p.info["name"] == "srun" and _job_of(p) == sweep.job
+        ]
 
     def __enter__(self) -> tuple[psutil.Process, psutil.Process]:
         for process in (*self._processes, *self._slurm):
