@@ -165,6 +165,8 @@ OF_SOME_FAMILIES = {
 """Strategies that refuse the others, whatever the number of GPUs."""
 STAGE_EACH = ("pipeline", "model_parallel")
 """Strategies of which each device has layers of its own."""
+LAYERS = {"model_parallel_tutorial": 3}
+"""The tutorial's number; others train two."""
 NOT_ON_MADE_UP_GPUS = {
     "downpour": NOT_POSSIBLE["downpour"],
     "expert_parallel": "how many rows go to whom is a value, and there are none",
@@ -189,7 +191,7 @@ def test_every_family_of_models_trains_on_gpus(strategy: str) -> None:
             "rank": size - 1 if strategy in LAST_ONES else size // 2,
             "on_gpus": True,
             "overrides": [
-                *families(max(2, size) if strategy in STAGE_EACH else 2)[family],
+                *families(max(2, size) if strategy in STAGE_EACH else LAYERS.get(strategy, 2))[family],
                 *("data.train_samples=256", "data.test_samples=64", "batch_size=64"),
                 *(["nodes=2"] if size == 8 else []),
                 *(["strategy.micro_batches=4"] if strategy in LAST_ONES[:3] else []),
