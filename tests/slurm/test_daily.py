@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launch.slurm.cluster import partitions, reservations
-from launch.slurm.sbatch import MOST_TURNS
+from launch.slurm.order import MOST_TURNS
 from parallelbench.results.folder import find_runs
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
