@@ -130,8 +130,8 @@ def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = Non
 
 
 def _ends(ratios: list[tuple[Ratio, str]]) -> str:
-    """The smallest and the largest ratio, with their intervals; one, where both are written alike."""
+    """The smallest and the largest ratio, with their intervals and models; of several that are written alike, one."""
     ends = [(text.interval(ratio.median, ratio.low, ratio.high), model) for ratio, model in (ratios[0], ratios[-1])]
-    if len(dict(ends)) == 1:
+    if len(ratios) > 1 and len(dict(ends)) == 1:
         return ends[0][0]
-    return " to ".join(f"{figure} [{model}]" for figure, model in ends)
+    return " to ".join(dict.fromkeys(f"{figure} [{model}]" for figure, model in ends))

@@ -129,8 +129,9 @@ def _loss_counts(values: Tensor, labels: Tensor, numerics: Numerics) -> Counts:
     return kept, forward, backward
 
 
-def _sizes(parameters: Sequence[nn.Parameter]) -> tuple[tuple[torch.Size, torch.dtype], ...]:
-    return tuple((each.shape, each.dtype) for each in parameters)
+def _sizes(parameters: Sequence[nn.Parameter]) -> tuple[tuple[torch.Size, torch.dtype, bool], ...]:
+    """All that an update's memory depends on."""
+    return tuple((each.shape, each.dtype, each.requires_grad) for each in parameters)
 
 
 def _update_peaks(parameters: Sequence[nn.Parameter], run: RunConfig) -> dict[str, float]:

@@ -194,7 +194,7 @@ def test_every_family_of_models_trains_on_gpus(strategy: str) -> None:
                 *families(max(2, size) if strategy in STAGE_EACH else LAYERS.get(strategy, 2))[family],
                 *("data.train_samples=256", "data.test_samples=64", "batch_size=64"),
                 *(["nodes=2"] if size == 8 else []),
-                *(["strategy.micro_batches=4"] if strategy in LAST_ONES[:3] else []),
+                *([f"strategy.micro_batches={max(2, size)}"] if strategy == "pipeline" else []),
             ],
         }
         for family, size in cells
