@@ -74,13 +74,14 @@ def _require_apart(paths: Sequence[Path | str]) -> None:
 
 
 def _without_copies(parts: Sequence[Runs]) -> list[Runs]:
-    """The same without copies of what an earlier folder holds: runs of one id that were trained at one time of day."""
+    """The same without copies of what an earlier folder holds: runs of one id that began at one time of day."""
     read: dict[tuple[str, float], Path] = {}
     kept = []
     for runs in parts:
         started = runs.select("ranks", "run_id", "training_started_at").drop_nulls().group_by("run_id").min()
-        rows = runs.run.select("run_id", "folder").join(started, on="run_id", maintain_order="left").rows()
-        own = {(run_id, at): Path(folder) for run_id, folder, at in rows}
+        rows = runs.run.select("run_id", "folder", "launched_at").join(started, on="run_id", how="left")
+        began = pl.coalesce("training_started_at", "launched_at")  # not all have trained
+        own = {(run_id, at): Path(folder) for run_id, at, folder in rows.select("run_id", began, "folder").rows()}
         copies = {key: folder for key, folder in own.items() if key in read}
         others = ~pl.col("run_id").is_in([run_id for run_id, _ in copies])
         skipped = [

@@ -101,7 +101,12 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
         return MISSING
     if low is None or high is None:
         return fixed(value, digits)
-    return f"{fixed(value, _telling(digits, low, high))} ({ends(low, high, digits=digits)})"
+    return f"{estimate(value, low, high, digits=digits)} ({ends(low, high, digits=digits)})"
+
+
+def estimate(value: float, low: float | None, high: float | None, *, digits: int = 2) -> str:
+    """A value with as many digits as its interval has, where there is one: "1.004" of 1.002 to 1.006."""
+    return fixed(value, digits if low is None or high is None else _telling(digits, low, high))
 
 
 def ends(low: float, high: float, *, digits: int = 2) -> str:

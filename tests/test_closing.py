@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +19,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.loaders.torch_loader import TensorLoader
 from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.single import Single
+from parallelbench.training.checks import compared
 from parallelbench.training.checks.before_training import Initial
 from parallelbench.training.checks.closing import ClosingCheck
 from parallelbench.training.checks.compared import CLOSING_STEPS, WIDEST_TOLERANCE
@@ -182,7 +181,7 @@ def test_a_model_that_the_host_can_not_hold_several_times_is_not_compared_whole(
 
     from tests.test_phases import trained
 
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1))
+    monkeypatch.setattr(compared, "host_memory_bytes", lambda: 1)
     home = trained(tmp_path, "data.train_samples=96", "data.test_samples=2048")
     rows = pl.read_parquet(home.path / "result" / "checks.parquet").to_dicts()
     unknown = {row["check"]: row["detail"] for row in rows if row["passed"] is None}
@@ -237,7 +236,7 @@ def drifts_on_the_last_rank(replica: Any, k: int) -> None:
 
     def drift() -> None:
         with torch.no_grad():
-            next(filter(torch.numel, replica.copied())).view(-1)[0] += 1e-6
+            next(filter(torch.numel, chain.from_iterable(replica.copied().values()))).view(-1)[0] += 1e-6
 
     if dist.get_rank() == dist.get_world_size() - 1:
         once_after(replica, k, drift)
@@ -268,10 +267,15 @@ def test_copies_are_compared_within_their_group() -> None:
     assert unlike([(1, 0, 1, 1), (1, 1, 2, 2), (1, 2, 3, 3)]) == (0, 0), "nobody holds a copy"
     assert unlike([(1, 0, 1, 1), (1, 0, 1, 1), (1, 1, 5, 5)]) == (2, 0)
     assert unlike([(1, 0, 1, 1), (0, 0, 0, 0), (1, 0, 1, 1)]) == (2, 0), "one rank holds nothing"
+    dense, other = (1, 0, 7, 7), (1, 0, 8, 8)
+    assert unlike(shards, [dense] * 4) == (4, 0)
+    assert unlike(shards, [dense, other] * 2) == (4, 2), "whose shards are those of each other"
 
 
-def unlike(rows: list[tuple[float, ...]]) -> tuple[int, int]:
-    return unlike_ranks(list(chain.from_iterable(rows)))
+def unlike(rows: Sequence[tuple[float, ...]], others: Sequence[tuple[float, ...]] = ()) -> tuple[int, int]:
+    """Of ranks with a row each, and another one."""
+    both = zip(rows, others or [(0, 0, 0, 0)] * len(rows), strict=True)
+    return unlike_ranks([value for of_rank in both for row in of_rank for value in row])
 
 
 @pytest.mark.exhaustive

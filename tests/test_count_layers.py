@@ -15,6 +15,7 @@ from torch import nn
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.run import RunConfig
+from parallelbench.measure import layers
 from parallelbench.measure.counting import Kernels, decode_counts, encode_counts
 from parallelbench.measure.layers import (
     LARGE,
@@ -144,6 +145,32 @@ def test_counts_are_the_same_after_they_were_kept() -> None:
 )
 def test_products_count_twice_in_the_first_layer_and_three_times_in_others(model: list[str], by_hand: int) -> None:
     run = configure(*IMAGES, *model)
+    assert least_flop_per_sample(run) == by_hand
+
+
+@pytest.mark.parametrize(
+    ("frozen", "by_hand"),
+    [
+        ((0,), 2 * (784 * 64 + 2 * 64 * 32 + 3 * 32 * 10)),
+        ((0, 1), 2 * (784 * 64 + 64 * 32 + 2 * 32 * 10)),
+        ((1,), 2 * (2 * 784 * 64 + 2 * 64 * 32 + 3 * 32 * 10)),
+        ((2,), 2 * (2 * 784 * 64 + 3 * 64 * 32 + 2 * 32 * 10)),
+    ],
+)
+def test_frozen_weights_need_no_gradient(
+    frozen: tuple[int, ...], by_hand: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do the inputs of all layers up to the first that is trained."""
+    run = configure(*IMAGES, "model=mlp", "model.hidden=[64,32]")
+    built = layers.built
+
+    def partly_frozen(*arguments: Any) -> nn.Sequential:
+        model = built(*arguments)
+        for layer in frozen:
+            model[layer].requires_grad_(False)
+        return model
+
+    monkeypatch.setattr(layers, "built", partly_frozen)
     assert least_flop_per_sample(run) == by_hand
 
 

@@ -180,6 +180,19 @@ def test_ranks_of_gpus_stay_on_their_numa_node(tmp_path: Path) -> None:
     assert here.near([2]) == here.near([1, 2]) == set(), "not known"
 
 
+def test_a_rank_whose_numa_node_has_too_few_of_the_jobs_cores_stays_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm gave a job eight cores for its GPU, one of them near it."""
+    pinned: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.append(set(cores)))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for near in ({0}, set(range(8))):
+        gpu = Gpu(name="A100", uuid="GPU-0", memory_bytes=1, cores=frozenset(near))
+        here = Machine(tuple(range(8)), 8, (gpu,))
+        monkeypatch.setattr(affinity_module, "this_machine", lambda here=here: here)
+        assert pin(configured("strategy=single"), "cuda") == []
+    assert pinned == [set(range(8))]
+
+
 @pytest.mark.parametrize(("local_rank", "cores"), [("0", {0}), ("1", {1})])
 def test_a_rank_is_pinned_beside_its_gpu(local_rank: str, cores: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = sorted(os.sched_getaffinity(0))

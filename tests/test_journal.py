@@ -14,7 +14,7 @@ from launch.attempt.outcome import judge, publish_if_finished
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import RETRYABLE
 from parallelbench.results.journal import Journal, kept_entries, read_entries, read_entries_from, read_tables
-from parallelbench.results.tables import TABLES
+from parallelbench.results.tables import TABLES, WARNING
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 from tests.helpers import fill_disk
@@ -240,11 +240,14 @@ def test_a_journal_that_can_not_be_opened_is_a_storage_error(tmp_path: Path) -> 
 def test_a_later_attempt_takes_over_finished_epochs_and_facts(attempt: Attempt) -> None:
     journal = Journal(journal_of(attempt, 0))
     journal.event("stopped", epoch=2, epochs=9, saved=2)
+    journal.event("facts", closing_check_s=1.0)
+    journal.event(WARNING, reason="the sampler ended early", device="a node")
     kept = kept_entries(journal_of(attempt, 0), through=1)
     assert kept is not None
     assert {entry["row"].get("epoch", 1) for entry in kept if "table" in entry} == {1}
     assert {entry["table"] for entry in kept if "table" in entry} == {"ranks", "steps", "parity", "epochs"}
-    assert {entry["event"] for entry in kept if "event" in entry} == {"facts"}
+    assert {entry["event"] for entry in kept if "event" in entry} == {"facts", WARNING}
+    assert not any("closing_check_s" in entry for entry in kept), "the attempt that ends the run closes it"
     later = Journal(attempt.path / "journal-rank9.jsonl")
     later.take_over(kept)
     assert read_entries(attempt.path / "journal-rank9.jsonl") == kept

@@ -306,6 +306,11 @@ def test_what_means_nothing_or_is_not_computed_is_refused(choices: list[str], me
         configure(*([] if GPT[0] in choices else [*SYNTHETIC, *MODELS["mlp"]]), *choices)
 
 
+def test_a_share_of_nothing_is_no_number() -> None:
+    """As the precision of a class that an evaluation predicts nowhere: an epoch must not end the run."""
+    assert metric_value(configure(*SMALL, "metric=top5"), [0.0, 0.0]) is None
+
+
 def test_a_run_that_diverges_says_that_and_has_no_metric() -> None:
     run = configure(*SMALL, "metric=calibration_error", "optimizer.lr=1e200")
     with pytest.raises(NotFiniteError, match="loss was not finite in epoch 1"):

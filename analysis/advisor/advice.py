@@ -92,6 +92,8 @@ class Row:
         """Whether it fits into memory."""
         if self.memory_bytes is None or self.capacity_bytes is None:
             return Fit.UNKNOWN
+        if self.capacity_bytes <= 0:  # libraries alone take more
+            return Fit.TOO_LARGE
         share = self.memory_bytes / self.capacity_bytes
         if abs(share - 1.0) <= MEMORY_MARGIN:
             return Fit.TOO_CLOSE
@@ -176,6 +178,8 @@ CAVEATS = {
     Fit.TOO_CLOSE: "whether it fits is too close to call",
 }
 """What must be said of a choice that may not fit."""
+WORDS_OF: dict[Objective, str] = {"time": "time", "gpu_hours": "time", "energy": "energy", "memory": "memory"}
+"""What an objective counts, of equally many devices."""
 GIB = 2.0**30
 
 
@@ -224,7 +228,8 @@ def how_long(choice: Row) -> str:
 
 def doubts(rows: Sequence[Row], choice: Row, objective: Objective) -> list[str]:
     """What speaks against the choice: its memory, and the best of another strategy."""
-    return [text for text in (CAVEATS.get(choice.fit), _rival(rows, choice, objective)) if text]
+    said = CAVEATS.get(choice.fit), _rival(rows, choice, objective), _faster(rows, choice, objective)
+    return [text for text in said if text]
 
 
 def limits(rows: Sequence[Row], choice: Row) -> list[str]:
@@ -241,12 +246,17 @@ def nothing(rows: Sequence[Row]) -> str:
         return "No layout trains like one device: choose other strategies."
     # What trains alike and isn't chosen doesn't fit, so its memory is known.
     least = min(alike, key=lambda row: row.memory_bytes or 0.0)
-    assert least.memory_bytes is not None
-    assert least.capacity_bytes is not None
     return (
-        f"Nothing fits: even {_named(least)} on {least.devices} devices needs {least.memory_bytes / GIB:.3g} GiB of "
-        f"{least.capacity_bytes / GIB:.3g} on each: take more devices, a smaller batch, or recompute activations."
+        f"Nothing fits: even {_named(least)} on {least.devices} devices needs {_of_capacity(least)} on each: take more "
+        "devices, a smaller batch, or recompute activations."
     )
+
+
+def _of_capacity(row: Row) -> str:
+    """The memory that a row needs, of what there is; both are known of a row that doesn't fit."""
+    assert row.memory_bytes is not None
+    assert row.capacity_bytes is not None
+    return f"{row.memory_bytes / GIB:.3g} GiB of {max(row.capacity_bytes, 0.0) / GIB:.3g}"
 
 
 def _named(row: Row) -> str:
@@ -260,7 +270,7 @@ def _time(seconds: float) -> str:
 def _rival(rows: Sequence[Row], choice: Row, objective: Objective) -> str:
     """The best of another strategy on as many devices, and by what it loses: in a step, by which phase."""
     others = [row for row in rows if row.devices == choice.devices and row.strategy != choice.strategy]
-    rival = chosen(others, objective)
+    rival = chosen([row for row in others if not _clearly_less(row, choice, objective)], objective)
     if rival is None:
         return ""
     if objective in ("memory", "energy"):
@@ -278,14 +288,29 @@ def _rival(rows: Sequence[Row], choice: Row, objective: Objective) -> str:
     return f"{rival.strategy} takes {rival.step_s / choice.step_s:.2f} times as long, most of it {WORDS[worst]}"
 
 
+def _faster(rows: Sequence[Row], choice: Row, objective: Objective) -> str:
+    """What would be better than the choice on as many devices, if only it was known to fit."""
+    unsure = [row for row in rows if row.devices == choice.devices and row.fit in (Fit.TOO_CLOSE, Fit.UNKNOWN)]
+    better = [row for row in unsure if row.trains_alike and _clearly_less(row, choice, objective)]
+    best = min(better, key=lambda row: row.cost(objective), default=None)
+    if best is None:
+        return ""
+    share = best.cost(objective) / choice.cost(objective)
+    return f"{_named(best)} would take {share:.2f} times as much {WORDS_OF[objective]}, but {CAVEATS[best.fit]}"
+
+
+def _clearly_less(row: Row, choice: Row, objective: Objective) -> bool:
+    return row.cost_ends(objective)[1] < choice.cost_ends(objective)[0]
+
+
 def _too_large(rows: Sequence[Row], choice: Row) -> str:
     """A strategy that does not fit on as many devices."""
     large = [row for row in rows if row.devices == choice.devices and row.fit is Fit.TOO_LARGE]
     apart = [row for row in large if row.strategy != choice.strategy]
     least = min(apart, key=lambda row: row.memory_bytes or 0.0, default=None)
-    if least is None or least.memory_bytes is None or least.capacity_bytes is None:
+    if least is None:
         return ""
-    return f"{least.strategy} needs {least.memory_bytes / GIB:.3g} GiB of {least.capacity_bytes / GIB:.3g}"
+    return f"{least.strategy} needs {_of_capacity(least)}"
 
 
 def _knee(rows: Sequence[Row], choice: Row) -> str:

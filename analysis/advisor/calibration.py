@@ -75,6 +75,7 @@ def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, sou
         accelerator=facts["device_name"],
         device_type=kind,
         devices_per_node=max(used, _devices_of_node(facts)),
+        multiprocessors=facts.get("multiprocessors"),
         busy_devices=used,
         peak_flops_per_s={},
         matmul_flops_per_s=products,

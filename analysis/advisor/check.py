@@ -133,13 +133,13 @@ class Judged:
         return found
 
     def rank_correlation(self) -> float | None:
-        """Spearman's, of predicted and measured times: the median over works with 3 steps or more."""
+        """Spearman's, of predicted and measured times: the median over works with 3 steps or more that differ."""
         from scipy.stats import spearmanr
 
         found = [
             float(spearmanr(self.measured_s[places], self.predicted_s[places])[0])
             for places in self._choices()
-            if len(places) > 2
+            if len(places) > 2 and np.ptp(self.measured_s[places]) > 0 < np.ptp(self.predicted_s[places])
         ]
         return float(np.median(found)) if found else None
 
@@ -244,26 +244,24 @@ def learnt_from(evidence: SweepEvidence, figures: MachineFigures | None = None) 
     steps, _ = predictable(evidence.steps, machine)
     if not steps:
         return Learnt()
-    usual = wide = float(np.log(ASSUMED_FACTOR))
+    usual, far = float(np.log(ASSUMED_FACTOR)), dict[str, float]()
     if len(steps) >= FEWEST_ERRORS:
         near = split_check(steps, machine, "folds")
         usual = (half_width(near.log_errors) if near is not None else None) or usual
-        wide = max(
-            (width for errors in _far(steps, machine) if (width := half_width(errors)) is not None), default=wide
-        )
-    return learnt(fitted(steps, machine), steps, half_width=usual, far_half_width=max(usual, wide))
+        far = {name: width for name, errors in _far(steps, machine) if (width := half_width(errors)) is not None}
+    return learnt(fitted(steps, machine), steps, half_width=usual, far_half_widths=far)
 
 
-def _far(steps: Sequence[MeasuredStep], machine: MachineFigures) -> Iterator[Values]:
-    """Log errors of fits that lacked a strategy, a model, or the most devices."""
-    for name in ("leave_one_strategy_out", "leave_one_model_out"):
-        if (split := split_check(steps, machine, name)) is not None:
-            yield split.log_errors
+def _far(steps: Sequence[MeasuredStep], machine: MachineFigures) -> Iterator[tuple[str, Values]]:
+    """Log errors of fits that lacked what they predict, by the respect in which they did."""
+    for respect in ("strategy", "model"):
+        if (split := split_check(steps, machine, f"leave_one_{respect}_out")) is not None:
+            yield respect, split.log_errors
     devices = most_devices(steps)
     rest = [step for place, step in enumerate(steps) if place not in devices]
     if devices and len(rest) >= FEWEST_STEPS:
         fit = fitted(rest, machine)
-        yield np.log([steps[place].step_s / fit.phases(steps[place]).step_s for place in devices])
+        yield "devices", np.log([steps[place].step_s / fit.phases(steps[place]).step_s for place in devices])
 
 
 def _steps(evidence: SweepEvidence, figures: MachineFigures | None) -> tuple[list[MeasuredStep], list[str]]:

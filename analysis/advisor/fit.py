@@ -238,8 +238,9 @@ class Learnt:
     """The same of models, by `model_key`: what their kernels have in common under every strategy."""
     half_width: float = math.log(ASSUMED_FACTOR)
     """Half of the 90 % interval of log time, for what is like the measured runs."""
-    far_half_width: float = math.log(ASSUMED_FACTOR)
-    """The same for rows that extrapolate: larger device counts, other strategies, other models."""
+    far_half_widths: Mapping[str, float] = field(default_factory=dict)
+    """The same for what extrapolates in a respect (`Seen.outside`), by fits that lacked what they predicted; where too
+    few steps could be left out, it is `ASSUMED_FACTOR`'s."""
     seen: Seen = field(default_factory=Seen)
     rows: int = 0
     """Measured configurations that it rests on; 0: everything is assumed."""
@@ -247,6 +248,11 @@ class Learnt:
     """One device's power while it computes, from the energy of measured runs; None: none was measured."""
     waiting_power_w: float | None = None
     """The same while it waits for others."""
+
+    def half_width_of(self, outside: Sequence[str]) -> float:
+        """Half of the interval of a run that extrapolates in these respects."""
+        far = (self.far_half_widths.get(each, math.log(ASSUMED_FACTOR)) for each in outside)
+        return max(self.half_width, *far) if outside else self.half_width
 
     def stretch(self, run: RunConfig) -> float:
         """Measured ÷ predicted that is to be expected of a run, by those of its strategy and of its model."""
@@ -337,7 +343,9 @@ def _fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
     return SuiteFit(scales, _residual(steps, scales, figures), figures)
 
 
-def learnt(fit: SuiteFit, steps: Sequence[MeasuredStep], *, half_width: float, far_half_width: float) -> Learnt:
+def learnt(
+    fit: SuiteFit, steps: Sequence[MeasuredStep], *, half_width: float, far_half_widths: Mapping[str, float]
+) -> Learnt:
     """What the advice rests on: the fit, how wide its intervals are, and what was seen."""
     busy_w, waiting_w = powers(steps, fit)
     return Learnt(
@@ -345,7 +353,7 @@ def learnt(fit: SuiteFit, steps: Sequence[MeasuredStep], *, half_width: float, f
         offsets=fit.residual.strategies,
         model_offsets=fit.residual.models,
         half_width=half_width,
-        far_half_width=far_half_width,
+        far_half_widths=far_half_widths,
         seen=Seen.of([step.run for step in steps]),
         rows=len(steps),
         busy_power_w=busy_w,
@@ -451,7 +459,7 @@ def fit(layouts: Layouts, machines: Machines, measured_s: Values) -> Fitted:
     Errors count by a soft absolute value beyond `NOISE_OF_FORMULAS`, so that a few disturbed runs don't bend
     everything.
     """
-    work, log_measured, weights = work_of(layouts), np.log(measured_s), np.sqrt(_weights(layouts))
+    work, log_measured, weights = work_of(layouts, machines), np.log(measured_s), np.sqrt(_weights(layouts))
 
     def errors(columns: Mapping[str, Values]) -> Values:
         said = step_phases(work, layouts, machines, columns).step_s
@@ -527,7 +535,7 @@ class PublishedFit(msgspec.Struct, frozen=True, kw_only=True):
 
     def phases(self, layouts: Layouts, machines: Machines) -> Phases[Values]:
         """Predicted phases of each layout's step."""
-        found = step_phases(work_of(layouts), layouts, machines, self.parameters)
+        found = step_phases(work_of(layouts, machines), layouts, machines, self.parameters)
         return found.stretched(np.exp([self.kernels.get(key, 0.0) for key in kernel_keys(layouts)]))
 
     def interval_kinds(self, layouts: Layouts, per_node: Values) -> NDArray[np.int64]:

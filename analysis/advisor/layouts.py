@@ -391,7 +391,7 @@ def _of_degrees(
         if shape.experts == 1 or sharding["copies"] == 1
     ]
     for sharding, kept, micro_batch in itertools.product(shardings, recomputation, sizes or [1]):
-        for chunks in (1, 2) if interleaved else (1,):
+        for chunks in (1, 2) if interleaved and own // micro_batch % degrees.pipeline == 0 else (1,):
             yield {
                 "tensor": degrees.tensor,
                 "pipeline": degrees.pipeline,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from parallelbench.config.sites import Hardware, Site
 
 
+MULTIPROCESSORS = 108
+"""Of a GPU of which nobody says: an A100's."""
 Origin = Literal["measured", "site", "assumed"]
 """measured: on this machine. site: stands in a site file, from public sources. assumed: nobody knows."""
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -132,6 +134,8 @@ class MachineFigures:
     """Kind of operations (`parallelbench.measure.counting`) → what was measured, in fp32; of others see `kernel`."""
     sharding: Sharding | None = None
     """None: never measured; copies and messages are then all that sharding is taken to cost."""
+    multiprocessors: int | None = None
+    """Streaming multiprocessors of a GPU; None: not known."""
     busy_devices: int | None = None
     """Devices of a node that worked at once while they were measured; None: all."""
     power_w: Known | None = None
@@ -222,6 +226,7 @@ def figures_of(hardware: Hardware) -> MachineFigures:
         memory_bytes_per_s=reached("memory", 1e9 * hardware.memory_gb_per_s),
         memory_bytes=known(2.0**30 * hardware.memory_gib),
         launch_s=Known(LAUNCH_S, "assumed", "no launches were measured"),
+        multiprocessors=hardware.multiprocessors,
         link=tier("link", 1e9 * hardware.link_gb_per_s),
         network=tier("network", 1e9 / 8 * hardware.network_gbit_per_s / hardware.oversubscription),
     )
@@ -298,6 +303,8 @@ class Machines:
     network_bytes_per_s: Values
     """Sent by one node to others, divided by the oversubscription."""
     devices_per_node: Values
+    multiprocessors: Values
+    """Streaming multiprocessors of a GPU, each of which computes one tile of a product at a time."""
     launch_s: Values
     """Host time of one operation, forward."""
     link_latency_s: Values
@@ -337,6 +344,7 @@ def machines_of(hardware: Sequence[Hardware]) -> Machines:
         "link_bytes_per_s": [1e9 * each.link_gb_per_s for each in hardware],
         "network_bytes_per_s": [1e9 / 8 * each.network_gbit_per_s / each.oversubscription for each in hardware],
         "devices_per_node": [float(each.devices_per_node) for each in hardware],
+        "multiprocessors": [float(each.multiprocessors) for each in hardware],
         "launch_s": [LAUNCH_S] * len(hardware),
         "link_latency_s": [LATENCY_S["link"]] * len(hardware),
         "network_latency_s": [LATENCY_S["network"]] * len(hardware),
@@ -370,6 +378,7 @@ def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
         "link_bytes_per_s": figures.link.bytes_per_s.value,
         "network_bytes_per_s": network.bytes_per_s.value,
         "devices_per_node": float(min(figures.devices_per_node, busy)),
+        "multiprocessors": float(figures.multiprocessors or MULTIPROCESSORS),
         "launch_s": figures.launch_s.value,
         "link_latency_s": figures.link.latency_s.value,
         "network_latency_s": network.latency_s.value,

@@ -7,7 +7,7 @@ all layouts at once as columns, in the formulas' own fit to published steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from analysis.advisor.advice import Row
 from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, of_a_step, published_fit
 from analysis.advisor.layouts import Impossible, options_of, strategy_name
-from analysis.advisor.machine import LATENCY_S, LAUNCH_S, machines_of, made_of
+from analysis.advisor.machine import LATENCY_S, LAUNCH_S, MULTIPROCESSORS, machines_of, made_of
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
 from analysis.advisor.strategies import SuiteJob, suite_phases
 from analysis.advisor.transformer import model_flops
@@ -92,7 +92,7 @@ def _suite_row(candidate: SuiteCandidate, question: SuiteQuestion) -> Row:
     job = SuiteJob(run=run, layers=question.layers, figures=figures)
     phases = suite_phases(job, learnt.scales).at(0).stretched(learnt.stretch(run))
     outside = _extrapolates(run, learnt)
-    width = float(np.exp(learnt.far_half_width if outside else learnt.half_width))
+    width = float(np.exp(learnt.half_width_of(outside)))
     row = Row(
         strategy=run.strategy.name,
         options=candidate.options,
@@ -159,6 +159,9 @@ def _mfu(job: SuiteJob, step_s: float) -> float | None:
     return 3.0 * job.model_flop / (step_s * job.run.devices * peak.value)
 
 
+Guessed = Literal["devices", "link", "network"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GptQuestion:
     """What rows are made from."""
@@ -167,8 +170,8 @@ class GptQuestion:
     """One row."""
     figures: MachineFigures
     steps_per_epoch: int | None
-    assumed: bool
-    """Nobody measured or described the machine: its speeds are guesses."""
+    guessed: frozenset[Guessed]
+    """What nobody measured or described."""
 
 
 def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
@@ -191,6 +194,7 @@ def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
         "link_bytes_per_s": figures.link.bytes_per_s.value * scales["link_scale"],
         "network_bytes_per_s": network.bytes_per_s.value * scales["network_scale"],
         "devices_per_node": float(figures.devices_per_node),
+        "multiprocessors": float(figures.multiprocessors or MULTIPROCESSORS),
         "launch_s": LAUNCH_S,
         **{f"{tier}_latency_s": LATENCY_S[tier] for tier in LATENCY_S},
         **{
@@ -252,7 +256,7 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
     memory = memory_parts(layouts).peak.tolist()
     peak = "bf16" in question.figures.peak_flops_per_s
     flops = (model_flops(layouts) / (layouts.devices * machines.peak_flops_per_s)).tolist()
-    least = OTHER_ACCELERATOR * np.log(ASSUMED_FACTOR) if question.assumed else 0.0
+    least = np.where(_rests_on(layouts, question), OTHER_ACCELERATOR * np.log(ASSUMED_FACTOR), 0.0)
     half = half_widths(layouts, fitted, per_node=machines.devices_per_node, known=known)
     width, outside = np.exp(np.maximum(half, least)).tolist(), extrapolated(layouts, fitted, known=known)
     power = question.figures.power_w
@@ -270,6 +274,12 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
         )
         for place in range(len(layouts))
     ]
+
+
+def _rests_on(layouts: Layouts, question: GptQuestion) -> NDArray[np.bool_]:
+    """Which rows' times rest on a guess."""
+    beyond = {"devices": 0.0, "link": 1.0, "network": float(question.figures.devices_per_node)}
+    return np.asarray(layouts.devices > min((beyond[each] for each in question.guessed), default=np.inf))
 
 
 def _gpt_row(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from analysis.advisor.layouts import Values
 
@@ -145,10 +145,28 @@ def pipeline_s(
     From then on every micro-batch adds the same time, or as many as there are stages do where sends are slow. A test
     compares with the whole replay.
     """
-    stages = len(forward_s)
-    rounds = (micro_batches - 6 * stages) // stages
-    if kind == "gpipe" or rounds <= 1:
-        return replayed(kind, micro_batches, forward_s, backward_s, send_s=send_s)
-    short = replayed(kind, micro_batches - rounds * stages, forward_s, backward_s, send_s=send_s)
-    longer = replayed(kind, micro_batches - (rounds - 1) * stages, forward_s, backward_s, send_s=send_s)
+
+    def of(count: int) -> Values:
+        return replayed(kind, count, forward_s, backward_s, send_s=send_s)
+
+    return of(micro_batches) if kind == "gpipe" else _repeated(of, micro_batches, every=len(forward_s))
+
+
+def interleaved_s(
+    devices: int, micro_batches: int, forward_s: Sequence[Values], backward_s: Sequence[Values], *, send_s: Values
+) -> Values:
+    """The same under interleaved 1F1B, with several stages per device."""
+
+    def of(count: int) -> Values:
+        return replayed_interleaved(devices, count, forward_s, backward_s, send_s=send_s)
+
+    return _repeated(of, micro_batches, every=devices)
+
+
+def _repeated(of: Callable[[int], Values], micro_batches: int, *, every: int) -> Values:
+    """Time of so many micro-batches by that of fewer: in the end, each `every` of them add the same."""
+    rounds = (micro_batches - 6 * every) // every
+    if rounds <= 1:
+        return of(micro_batches)
+    short, longer = of(micro_batches - rounds * every), of(micro_batches - (rounds - 1) * every)
     return longer + (rounds - 1) * (longer - short)

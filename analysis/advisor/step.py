@@ -27,7 +27,7 @@ from analysis.advisor.links import (
     group_of,
     send_s,
 )
-from analysis.advisor.schedules import pipeline_s, replayed_interleaved
+from analysis.advisor.schedules import interleaved_s, pipeline_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -488,8 +488,8 @@ def _pipelined_s(
 ) -> Values:
     """All micro-batches through all stages, `passes` being each layer's forward and backward of one of them.
 
-    Schedules are replayed, or idle by their formula. Interleaving v equal stages per device leaves a v-th of the bubble
-    and v times the messages (Narayanan et al. 2021, §2.2).
+    Schedules are replayed, or idle by their formula. Interleaving v equal stages per device leaves a v-th of the
+    bubble, and sends v times the messages, which others wait for (Narayanan et al. 2021, §2.2).
     """
     total, handover = np.array(busy), np.broadcast_to(fitted["handover_s"], busy.shape)
     if not (plan.pipeline > 1).any():
@@ -512,12 +512,11 @@ def _pipelined_s(
             total[..., rows] = count * longest / (1.0 - plan.bubble[rows])
         elif chunks == 1:
             total[..., rows] = pipeline_s(kind, count, forward, backward, send_s=hop)  # type: ignore[arg-type]
-        elif evenly:
-            first = forward[0] + backward[0] - 2.0 * handover[..., rows]
-            idle = (size - 1.0) * (first + 2.0 * hop) / chunks
-            total[..., rows] = busy[..., rows] + idle + 2.0 * chunks * count * handover[..., rows]
         else:
-            total[..., rows] = replayed_interleaved(size, count, forward, backward, send_s=hop)
+            if evenly:  # a device's part in so many pieces, each of which is handed over
+                once = (1.0 - 1.0 / chunks) * handover[..., rows]
+                forward, backward = ([each / chunks + once for each in way] * chunks for way in (forward, backward))
+            total[..., rows] = interleaved_s(size, count, forward, backward, send_s=hop)
     return total
 
 

@@ -197,6 +197,8 @@ def _foundry(row: Mapping[str, str | None]) -> Step:
     model = row["Model"] or ""
     if model not in SHAPES:
         raise ConfigError(f"Model={model!r} is not known: {choices(model, SHAPES)}")
+    if not row["GPU"]:
+        raise ConfigError("GPU is empty: name what the step ran on, such as a100_40gb")
     layout["stays_gathered"] = _choice(row, "Sharding Strategy", {"FULL_SHARD": 0.0, "SHARD_GRAD_OP": 1.0})
     _choice(row, "Activation CPUOffload", {"False": 0.0})
     layout["recompute"] = _choice(row, "Activation Checkpointing", _YES_NO)

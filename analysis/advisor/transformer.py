@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.advisor.layouts import Layouts, Values
+    from analysis.advisor.machine import Machines
 
 
 NAME = "gpt"
@@ -149,39 +150,42 @@ def parameters(layouts: Layouts) -> Values:
     return layouts.layers * layer_parameters(layouts) + ends
 
 
-MULTIPROCESSORS = 108.0
-"""Of an A100, each of which computes one tile at a time; taken for every GPU."""
 TILES = ((256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.8), (64.0, 64.0, 0.6))
 """Rows and columns of a tile, and its speed ÷ that of large ones, which read less per FLOP: an assumption."""
 
 
-def tiled_flops(layouts: Layouts) -> Values:
+def tiled_flops(layouts: Layouts, processors: Values) -> Values:
     """The same FLOPs, and those that could have been done meanwhile on what tiles leave idle.
 
-    A product's result is cut into tiles, and they are computed in waves, of which the last is rarely full; the fastest
-    tile is taken (NVIDIA, "Matrix multiplication background", tile and wave quantization).
+    A product's result is cut into tiles, and they are computed in waves, one tile on each of a GPU's streaming
+    multiprocessors, of which the last wave is rarely full; the fastest tile is taken (NVIDIA, "Matrix multiplication
+    background", tile and wave quantization).
     """
+
+    def tiled(*sizes: Values) -> Values:
+        return _tiled(*sizes, processors)
+
     rows, width, units = tokens(layouts), layouts.hidden, layouts.mlp_width / layouts.tensor
     queries = (1.0 + 2.0 * layouts.kv_heads / layouts.heads) * width / layouts.tensor
     # Experts share the tokens of their group.
     visits = rows * layouts.visits * layouts.expert / layouts.experts
-    mlp = (1.0 + layouts.gated) * _tiled(visits, units, width) + _tiled(visits, width, units)
+    mlp = (1.0 + layouts.gated) * tiled(visits, units, width) + tiled(visits, width, units)
     router = np.where(layouts.experts > 1, 2.0 * rows * width * layouts.experts / layouts.tensor, 0.0)
-    outside = _tiled(rows, queries, width) + _tiled(rows, width, width / layouts.tensor) + router
+    outside = tiled(rows, queries, width) + tiled(rows, width, width / layouts.tensor) + router
     return outside + layouts.experts / layouts.expert * mlp
 
 
-def _tiled(rows: Values, columns: Values, depth: Values) -> Values:
+def _tiled(rows: Values, columns: Values, depth: Values, processors: Values) -> Values:
     """Of rows × depth by depth × columns: the mean of its forward and its two backward products."""
     sizes = ((rows, columns, depth), (rows, depth, columns), (columns, depth, rows))
-    return np.asarray(sum(_fastest(*each) for each in sizes) / 3.0)
+    return np.asarray(sum(_fastest(*each, processors) for each in sizes) / 3.0)
 
 
-def _fastest(rows: Values, columns: Values, depth: Values) -> Values:
+def _fastest(rows: Values, columns: Values, depth: Values, processors: Values) -> Values:
     taken = []
     for high, wide, speed in TILES:
-        waves = np.ceil(np.ceil(rows / high) * np.ceil(columns / wide) / MULTIPROCESSORS)
-        taken.append(waves * MULTIPROCESSORS * 2.0 * high * wide * depth / speed)
+        waves = np.ceil(np.ceil(rows / high) * np.ceil(columns / wide) / processors)
+        taken.append(waves * processors * 2.0 * high * wide * depth / speed)
     return np.asarray(np.min(taken, axis=0))
 
 
@@ -297,7 +301,7 @@ OPERATIONS = 100.0
 """Launched for one layer, forward: about as many as a counted block has; what it takes is fitted."""
 
 
-def work_of(layouts: Layouts) -> Work:
+def work_of(layouts: Layouts, machines: Machines) -> Work:
     """What the step model takes: blocks, of which each stage has as many, the embedding on the first, the last layer.
 
     Selective recomputation repeats what `analysis.advisor.memory` does not keep: where attention is fused, half of the
@@ -317,7 +321,7 @@ def work_of(layouts: Layouts) -> Work:
         count=layers(layouts.layers, first=1.0, last=1.0),
         stage=layers(EVENLY, last=layouts.pipeline * layouts.chunks - 1.0),
         device=layers(EVENLY, last=layouts.pipeline - 1.0),
-        product_flop=layers(tiled_flops(layouts), last=np.where(odd, 0.0, head)),
+        product_flop=layers(tiled_flops(layouts, machines.multiprocessors), last=np.where(odd, 0.0, head)),
         kernels_s=layers(),
         kernels_backward_s=layers(),
         attention_flop=layers(attention_flops(layouts)),

@@ -130,18 +130,20 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
 def gains(runs: Runs) -> pl.DataFrame:
     """Paired speed-ups over one device, one row per pair of repeats, steady and with start-up.
 
-    Columns: group, configuration, variant, strategy, devices, kind (steady, with_startup), repeat, value.
+    Columns: group, configuration, variant, strategy, devices, nodes, kind (steady, with_startup), repeat, value.
     """
     rows = []
     pairings = against_one_device(runs)
     for configuration in _members(runs):
         if pairing := pairings.get((configuration["group"], configuration["configuration"])):
-            row = [configuration[name] for name in ("group", "configuration", "variant", "strategy", "devices")]
+            row = [
+                configuration[name] for name in ("group", "configuration", "variant", "strategy", "devices", "nodes")
+            ]
             for kind, with_startup in (("steady", False), ("with_startup", True)):
                 ratio = pairing.speed_up(with_startup=with_startup)
                 rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
-    names = ("group", "configuration", "variant", "strategy", "devices", "kind", "repeat", "value")
-    kinds = (*[pl.String] * 4, pl.Int32, pl.String, pl.Int32, pl.Float64)
+    names = ("group", "configuration", "variant", "strategy", "devices", "nodes", "kind", "repeat", "value")
+    kinds = (*[pl.String] * 4, pl.Int32, pl.Int32, pl.String, pl.Int32, pl.Float64)
     table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
     return table.sort(natural("group"), pl.col("kind") != "steady", maintain_order=True)
 
@@ -189,15 +191,17 @@ def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
     pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
     devices = configuration["devices"]
     own = is_baseline(configuration["strategy"], devices)
-    disturbed = configuration["disturbed"] or configuration["group"] in _disturbed_baselines(runs)
+    beside = configuration["group"], configuration["framework"]
+    disturbed = configuration["disturbed"] or beside in _disturbed_baselines(runs)
     compared = gain(runs, pairing, devices=devices, baseline=own, disturbed=disturbed)
     return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(configuration), **compared}
 
 
 @once
-def _disturbed_baselines(runs: Runs) -> set[str]:
-    """The groups whose runs on one device have all been disturbed."""
-    return {row["group"] for row in _members(runs) if row["disturbed"] and is_baseline(row["strategy"], row["devices"])}
+def _disturbed_baselines(runs: Runs) -> set[tuple[str, str]]:
+    """The groups and frameworks whose runs on one device have all been disturbed."""
+    one_device = (row for row in _members(runs) if is_baseline(row["strategy"], row["devices"]))
+    return {(row["group"], row["framework"]) for row in one_device if row["disturbed"]}
 
 
 def _counts(names: list[str]) -> str:

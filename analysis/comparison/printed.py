@@ -68,7 +68,9 @@ def _styled(verdict: SpeedVerdict, shown: str) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """The lines below the table."""
-    verdicts = sum(row.time is not None and row.time.low is not None for row in comparison.rows)
+    times = [row.time for row in comparison.rows]
+    times += [comparison.overall] if len(times) > 1 else []
+    verdicts = sum(time is not None and time.low is not None for time in times)
     lines = list(comparison.notes)
     for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
         if names:

@@ -13,6 +13,7 @@ from analysis.comparison.configurations import displayed, gains, summary, unreac
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
+    MEDIAN,
     NAMES,
     PANEL_WIDTH,
     Chart,
@@ -57,12 +58,14 @@ class Bars(Chart):
     """The axis is so many times as long as needed, for the text."""
     scale: str = "group"
     """Column: rows with the same value of it share a scale."""
+    median: pl.Expr = MEDIAN
+    """Over the repeats of `value`."""
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Panels of one `scale` share it; those of other work have their own."""
         goal = self.goal if self.goal is not None and data[self.goal].count() else None
         unit = self.unit + (self.goal_unit if goal else "")
-        data = with_medians(data, ("panel", "configuration"))
+        data = with_medians(data, ("panel", "configuration"), self.median)
         ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
         room = ends.max().over(self.scale) * self.room
         data = data.with_columns(label=self.label + mark(data), largest=ends, room=room)
@@ -227,11 +230,16 @@ def _shortfalls(runs: Runs) -> pl.DataFrame:
     planned = summary(runs).drop_nulls("theoretical_bubble")
     steady = gains(runs).filter(pl.col("kind") == "steady").select("group", "configuration", "repeat", "value")
     columns = ("group", "configuration", "variant", "strategy", "devices", "theoretical_bubble")
+    # The median speed-up's, which is one of logarithms.
+    middle = pl.col("value").log().median().exp().over("group", "configuration")
+    steady = steady.with_columns(middle=middle)
     rows = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
     data = panel(rows, "Steady state").with_columns(
-        value=100 * (1 - pl.col("value") / pl.col("devices")), bubble=100 * pl.col("theoretical_bubble")
+        pl.col("value", "middle").truediv(pl.col("devices")).mul(-100).add(100),
+        bubble=100 * pl.col("theoretical_bubble"),
     )
-    return pl.concat([data, _idle(runs).select(data.columns)]).sort(natural("group"), maintain_order=True)
+    idle = _idle(runs).with_columns(middle=MEDIAN.over("group", "configuration"))
+    return pl.concat([data, idle.select(data.columns)]).sort(natural("group"), maintain_order=True)
 
 
 def _idle(runs: Runs) -> pl.DataFrame:
@@ -293,6 +301,7 @@ bubble = Bars(
     rows=_shortfalls,
     unit="Shortfall or bubble (bar) and theoretical bubble (line), %",
     label=written(_beside_bubble, "median", "bubble"),
+    median=pl.col("middle").first(),
     goal="bubble",
     room=1.6,
     finding=_explained_by_schedule,

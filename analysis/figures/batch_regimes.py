@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import altair as alt
 import polars as pl
 
-from analysis.comparison.configurations import facts
+from analysis.comparison.configurations import learned
 from analysis.comparison.work import groups_across
 from analysis.figures.chart import DOUBLING, INK, LEGEND, PANEL_WIDTH, doubling, panels, per_group, records, scale, tips
 from analysis.metrics.runs import ACCURACY_LADDER, steps_to_accuracy
@@ -55,12 +55,12 @@ def steps(runs: Runs) -> pl.DataFrame:
     Columns: panel, target, x (the batch), repeat, steps_to_accuracy. It rests on no clock: runs on shared cores count.
     """
     labels = groups_across(runs, _ROOTS)
-    trained = facts(runs).filter((pl.col("outcome") == "ok") & (pl.col("state") == "done"))
-    rows = trained.select(
-        "run_id", "repeat", "strategy", "devices", "best_test_accuracy", x="global_batch_size",
-        panel=pl.format("{} · {} × {}", pl.col("run_id").replace_strict(labels, return_dtype=pl.String), "strategy",
-                        "devices"),
-    )  # fmt: skip
+    work = pl.col("run_id").replace_strict(labels, return_dtype=pl.String)
+    rows = learned(runs).select(
+        *("run_id", "repeat", "best_test_accuracy"),
+        x="global_batch_size",
+        panel=pl.format("{} · {}", work, "configuration"),
+    )
     several = rows.filter(pl.col("x").n_unique().over("panel") >= _ENOUGH_BATCHES)
     curves = [_best(runs, members) for _, members in several.group_by("panel", maintain_order=True)]
     measured = [curve for curve in curves if curve["x"].n_unique() >= _ENOUGH_BATCHES]

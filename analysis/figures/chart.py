@@ -86,7 +86,7 @@ SPARE = ("#882255", "#999933", "#44aa99", "#aa4499", "#117733", "#7f7f7f", "#b21
 _LONG_NAME = 28
 MOST_POINTS = 12_000
 """Most points of a figure's repeats; with more, medians are drawn."""
-NAMES = ("group", "configuration", "variant", "strategy", "devices", "repeat", "disturbed")
+NAMES = ("group", "configuration", "variant", "strategy", "devices", "nodes", "repeat", "disturbed")
 """Columns of a displayed run by which its marks are placed, named and coloured."""
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
@@ -107,13 +107,25 @@ def variants(runs: pl.DataFrame) -> dict[str, str]:
     return {variant: own.get(variant) or spare[variant] for variant, _ in rows}
 
 
-def with_medians(data: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+def lines_of(data: pl.DataFrame) -> pl.DataFrame:
+    """The same, where a variant that was measured on as many devices of one node and of several has a line for each."""
+    several = (pl.col("configuration").n_unique().over("panel", "variant", "devices") > 1).any().over("variant")
+    on_nodes = pl.format("{} on {} nodes", "variant", "nodes")
+    return data.with_columns(variant=pl.when(several & (pl.col("nodes") > 1)).then(on_nodes).otherwise("variant"))
+
+
+MEDIAN = pl.col("value").median()
+RATIO_MEDIAN = pl.col("value").log().median().exp()
+"""As `analysis.comparison.ratio.ratio_median`."""
+
+
+def with_medians(data: pl.DataFrame, by: Sequence[str], median: pl.Expr = MEDIAN) -> pl.DataFrame:
     """Add the `median` of `value` over repeats, its largest, and which row draws them.
 
     Of very many repeats, a point at the median stands for all; its `repeat` says so.
     """
     data = data.with_columns(
-        median=pl.col("value").median().over(by),
+        median=median.over(by),
         largest=pl.col("value").max().over(by),
         first=pl.int_range(pl.len()).over(by) == 0,
     )

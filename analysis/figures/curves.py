@@ -30,6 +30,7 @@ from analysis.figures.chart import (
     Chart,
     Sentence,
     doubling,
+    lines_of,
     panel,
     panels,
     per_group,
@@ -223,6 +224,8 @@ class Across:
     column: str
     roots: tuple[str, ...]
     """The keys of the configuration that differ with it."""
+    follow: tuple[str, ...] = ()
+    """Of these, those that need not: where they differ at one level, each of their values is a panel of its own."""
     name: str
     metric: str = RATE
     """Of `per_run`."""
@@ -234,21 +237,28 @@ class Across:
         Columns: run_id, panel, group, configuration, variant, strategy, devices, repeat, disturbed, x, value, the
         rate's own, and those of `also`.
         """
-        labels = groups_across(runs, self.roots)
+        wide, narrow = (
+            pl.col("run_id").replace_strict(groups_across(runs, keys), return_dtype=pl.String)
+            for keys in (self.roots, tuple(key for key in self.roots if key not in self.follow))
+        )
         rows = displayed(runs).select(
             "run_id",
-            pl.col("run_id").replace_strict(labels, return_dtype=pl.String).alias("panel"),
             *NAMES,
             self.metric,
             *also,
             x=pl.col(self.column),
             value=pl.col(self.metric),
+            panel=wide,
+            narrow=narrow,
         )
+        unlike = pl.col("group").n_unique().over("panel", "configuration", "x") > 1
+        rows = rows.with_columns(panel=pl.when(unlike.any().over("panel")).then("narrow").otherwise("panel"))
         several = pl.col("x").n_unique().over("panel", "configuration") > 1
         return (
-            rows.drop_nulls((self.metric, "x"))
+            rows.drop("narrow")
+            .drop_nulls((self.metric, "x"))
             .filter(several)
-            .sort(natural("panel"), "devices", "configuration", "x", "repeat")
+            .sort(natural("panel"), "devices", "configuration", "x", "repeat", maintain_order=True)
         )
 
     def finding(self, runs: Runs) -> str:
@@ -293,7 +303,7 @@ def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: 
 def _gain(ratio: Ratio) -> str:
     why = f" ({of_speed(ratio)})" if ratio.is_apart else ""
     told = why if ratio.low is None or ratio.high is None else f" ({text.ends(ratio.low, ratio.high)})"
-    return f"{ratio.median:.2f} times as many{told}"
+    return f"{text.estimate(ratio.median, ratio.low, ratio.high)} times as many{told}"
 
 
 def _smallest_and_largest(runs: Runs, rows: pl.DataFrame) -> Pairing:
@@ -329,6 +339,7 @@ _LENGTH = Across(
     "tokens_per_sample",
     ("data.sequence", "model.sequence", "data.train_samples", "batch_size"),
     "Tokens per sample",
+    follow=("data.train_samples", "batch_size"),
     metric="tokens_per_s",
     counted="tokens per second",
 )
@@ -381,7 +392,7 @@ class OverDevices(Chart):
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Lines without a run on one device begin at their framework's baseline."""
-        by, widths = self.by, self.widths
+        by, widths, data = self.by, self.widths, lines_of(data)
         devices = sorted(set(data["devices"]) | {1})
         colour = alt.Color("variant:N", scale=scale(variants(data)), legend=LEGEND)
         data = _with_origins(with_medians(data, ("panel", by, "variant", "devices")), by)

@@ -18,7 +18,9 @@ from analysis.figures.chart import (
     INK,
     LEGEND,
     PANEL_WIDTH,
+    RATIO_MEDIAN,
     Sentence,
+    lines_of,
     panel,
     panels,
     records,
@@ -58,6 +60,7 @@ def _speed_ups(runs: Runs) -> pl.DataFrame:
 
 def _lines(data: pl.DataFrame, title: str) -> alt.FacetChart:
     """A line per variant, labelled with its efficiencies."""
+    data = lines_of(data)
     colours = variants(data)
     devices = sorted(set(data["devices"]) | {1})
     data = pl.concat([_origins(data), _labelled(data), _ideal(data, devices)], how="diagonal")
@@ -82,7 +85,7 @@ def _lines(data: pl.DataFrame, title: str) -> alt.FacetChart:
 def _labelled(data: pl.DataFrame) -> pl.DataFrame:
     """Add the text of each median (its efficiency), and a height for it that keeps texts apart."""
     at = ("panel", "variant", "devices")
-    data = data.with_columns(median=pl.col("value").median().over(at), first=pl.int_range(pl.len()).over(at) == 0)
+    data = data.with_columns(median=RATIO_MEDIAN.over(at), first=pl.int_range(pl.len()).over(at) == 0)
     apart = 0.055 * max(float(data["value"].max()), float(data["devices"].max()))  # type: ignore[arg-type]
     placed: list[dict[str, Any]] = []
     heights: dict[tuple[str, int], float] = {}
@@ -162,6 +165,7 @@ scaling = Scaling(
     ),
     goal="devices",
     room=1.35,
+    median=RATIO_MEDIAN,
     finding=Sentence(
         rows=lambda runs: (
             summary(runs)

@@ -138,7 +138,8 @@ def _compared(runs: Runs) -> pl.DataFrame:
 def _gain(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
     does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
-    speed, pairs = f"{row['speed_up']:.2f} times as fast as one device", text.repeats(row["speed_up_pairs"])
+    times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
+    speed, pairs = f"{times} times as fast as one device", text.repeats(row["speed_up_pairs"])
     rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
     if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
         rest += f", {text.percent(row['efficiency_with_startup'])} including start-up"

@@ -407,7 +407,7 @@ def _told_apart(groups: list[str]) -> tuple[str, dict[str, str]]:
 
 def _cell(row: dict[str, Any]) -> Glance:
     low, high = row["speed_up_low"], row["speed_up_high"]
-    speed_up = "" if row["speed_up"] is None else f"{row['speed_up']:.2f} ×"
+    speed_up = "" if row["speed_up"] is None else f"{text.estimate(row['speed_up'], low, high)} ×"
     return Glance(row["verdict"], speed_up, "" if low is None else text.interval_of_95(low, high))
 
 

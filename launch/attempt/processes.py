@@ -202,6 +202,8 @@ class Rendezvous:
     """Identifies this start of this job: processes of another job on the same port are refused."""
     secret: str
     """Known to this job's nodes alone: what the suite itself listens with refuses everybody else."""
+    interface: str | None = None
+    """Of this node, that gloo is told; None: it finds the right one by itself."""
 
 
 WORKER, CALIBRATION = "parallelbench.training.worker", "parallelbench.measure.calibration"
@@ -282,10 +284,11 @@ def environment(
 
 def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:
     """Variables that choose the interface between ranks. On one machine ranks listen on loopback only."""
-    interface = "lo" if rendezvous is None else run.site.network_interface
-    if interface is None:
-        return {}
-    return {"GLOO_SOCKET_IFNAME": interface} | ({} if rendezvous is None else {"NCCL_SOCKET_IFNAME": interface})
+    if rendezvous is None:
+        return {"GLOO_SOCKET_IFNAME": "lo"}
+    # NCCL never takes loopback by itself.
+    found = {"GLOO_SOCKET_IFNAME": rendezvous.interface, "NCCL_SOCKET_IFNAME": run.site.network_interface}
+    return {name: interface for name, interface in found.items() if interface is not None}
 
 
 def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:

@@ -210,7 +210,8 @@ def gpu_check(arguments: Sequence[str]) -> int:
         with _shared_folder(run, "gpu-check") as folder:
             job = gpu_check_job(run, folder, options)
             _announce(job)
-            return subprocess.run(job.srun(), stdin=subprocess.DEVNULL).returncode
+            with scheduler.clean_environment():
+                return subprocess.run(job.srun(), stdin=subprocess.DEVNULL).returncode
     except ConfigError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return 2

@@ -246,7 +246,8 @@ def _requeue(job: Job, folder: Path) -> None:
         say(f"not queued again: started {job.restarts + 1} times, and launcher.attempts={most}")
         return
     try:
-        scheduler.tell(["scontrol", "requeue", job.id])
+        # Again where Slurm gives no answer: if it has heard, it ends the job anyway.
+        scheduler.ask(["scontrol", "requeue", job.id], patient=True)
     except ConfigError as error:
         if not ask_outside(job.submission.site, folder, job.id):
             say(f"could not be queued again ({error}): submitting the sweep again resumes it")
@@ -254,7 +255,7 @@ def _requeue(job: Job, folder: Path) -> None:
 
 def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
     """Start this node's processes of the attempt that node 0 leads, and end them with it."""
-    attempt, rendezvous = join(folder, job.start, node=job.node, nodes=run.nodes)
+    attempt, rendezvous = join(folder, job.start, node=job.node, nodes=run.nodes, interface=run.site.network_interface)
     if attempt is None or rendezvous is None:
         return _skip(folder, "node 0 has ended it", ok=True)
     training = Training(folder, run, attempt, job.submission.device_type, rendezvous)

@@ -173,8 +173,9 @@ class Tracker:
             queued = None
         ended = self.ended.get((job, submission.name), "")
         packed = len(submission.tasks[task]) > 1
-        alone = queued is None and state.label == "killed" and not packed
-        needs = what_must_change(folder, ended, submission, run) if ended and alone else ""
+        how = ended if state.label == "killed" else "TIMEOUT" if ran_out(folder, state, submission) else ""
+        alone = queued is None and not packed
+        needs = what_must_change(folder, how, submission, run) if how and alone else ""
         return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, needs=needs)
 
     def silent(self, folder: RunFolder, state: State) -> bool:

@@ -12,6 +12,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import stat
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ def asks_for_gpus(site: Site, device_type: str) -> bool:
 
     A CPU run at a GPU site leaves the GPUs to others; a site of CPUs may have GPUs that are only allocated.
     """
-    return bool(site.gpus_per_node) and (device_type == "cuda" or site.device == "cpu")
+    return bool(site.gpus_per_node) and site.gpus_by != "none" and (device_type == "cuda" or site.device == "cpu")
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +99,16 @@ def write(sweep: Path, submission: Submission) -> Path:
     folder = folder_of(sweep, submission.token)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _inherit_nothing(folder)
     path = folder / "submission.json"
-    with private():
-        write_file(path, msgspec.json.encode(submission))
+    write_file(path, msgspec.json.encode(submission), private=True)
     return path
+
+
+def _inherit_nothing(folder: Path) -> None:
+    """Take a folder's default access control list away: under one, new files don't heed the umask (acl(5))."""
+    with contextlib.suppress(OSError):  # mostly there is none
+        os.removexattr(folder, "system.posix_acl_default")
 
 
 @contextmanager
@@ -189,7 +196,10 @@ def lock(sweep: Path) -> Iterator[None]:
     """
     path = sweep / FOLDER / "lock"
     with storage_errors(path), private(readable_by_others()):
+        is_new = not sweep.exists()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if is_new:  # an inherited access control list may let others write
+            sweep.chmod(stat.S_IMODE(sweep.stat().st_mode) & ~0o022)
     require_own(sweep)
     require_own(path.parent)
     _take_over_abandoned(path)

@@ -14,7 +14,6 @@ import psutil
 
 from launch.attempt.processes import Rendezvous
 from launch.attempt.signals import heed
-from launch.slurm.record import private
 from parallelbench.results.files import write_file
 
 if TYPE_CHECKING:
@@ -37,9 +36,17 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     secret: str
 
-    def meeting(self, *, node: int, nodes: int) -> Rendezvous:
-        """It, as one of the nodes takes part."""
-        return Rendezvous(node=node, nodes=nodes, host=self.host, port=self.port, id=self.start, secret=self.secret)
+    def meeting(self, *, node: int, nodes: int, interface: str | None) -> Rendezvous:
+        """It, as this one of the nodes takes part; `interface`: the site's."""
+        return Rendezvous(
+            node=node,
+            nodes=nodes,
+            host=self.host,
+            port=self.port,
+            id=self.start,
+            secret=self.secret,
+            interface=interface_of(interface, nodes=nodes),
+        )
 
 
 def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None) -> Rendezvous:
@@ -49,15 +56,29 @@ def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None)
         probe.bind((host, 0))
         port = probe.getsockname()[1]
     offered = Offer(start=start, host=host, port=port, secret=secrets.token_hex(32))
-    with private():  # anybody who knows it could join the ranks
-        write_file(folder / "rendezvous.json", msgspec.json.encode(offered))
-    return offered.meeting(node=0, nodes=nodes)
+    # Anybody who knows it could join the ranks.
+    write_file(folder / "rendezvous.json", msgspec.json.encode(offered), private=True)
+    return offered.meeting(node=0, nodes=nodes, interface=interface)
 
 
 def address_of(interface: str | None, *, nodes: int) -> str:
     """This host's address for the other ones of so many nodes."""
     host = address(interface)
     return _address_of_route() if nodes > 1 and interface is None and host.startswith("127.") else host
+
+
+def interface_of(interface: str | None, *, nodes: int) -> str | None:
+    """The interface that gloo must be told: by itself it takes that of the host's name, which may be loopback."""
+    if nodes == 1 or interface is not None:
+        return interface
+    with suppress(OSError):  # a name without any address means loopback to it, too
+        if not _address_of_name().startswith("127."):
+            return None
+    with suppress(OSError):
+        route = _address_of_route()
+        named = psutil.net_if_addrs().items()
+        return next((name for name, each in named if any(item.address == route for item in each)), None)
+    return None
 
 
 def address(interface: str | None) -> str:
@@ -92,7 +113,9 @@ def _address_of_route() -> str:
     )
 
 
-def join(folder: RunFolder, start: str, *, node: int, nodes: int) -> tuple[Attempt | None, Rendezvous | None]:
+def join(
+    folder: RunFolder, start: str, *, node: int, nodes: int, interface: str | None
+) -> tuple[Attempt | None, Rendezvous | None]:
     """Wait for the head's offer; (None, None) where the head ends the attempt without one, or takes too long."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -104,7 +127,7 @@ def join(folder: RunFolder, start: str, *, node: int, nodes: int) -> tuple[Attem
             if attempt.outcome() is not None:
                 return None, None
             if (offered := read(attempt.path)) is not None:
-                return attempt, offered.meeting(node=node, nodes=nodes)
+                return attempt, offered.meeting(node=node, nodes=nodes, interface=interface)
         time.sleep(POLL_S)
     return None, None
 

@@ -38,7 +38,7 @@ Flags = dict[str, str | int | bool]
 
 END_TOGETHER = {"kill-on-bad-exit": 1, "wait": 60}
 """Options of every srun: the first task that fails ends the others; once the first has ended, they get so many s."""
-_WARNING_OFF_BY_S = 60
+WARNING_OFF_BY_S = 60
 """Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
 
 
@@ -92,14 +92,19 @@ def shape_of(run: RunConfig, device_type: str) -> Shape:
             f"launcher.time_limit_min={launcher.time_limit_min}, but site={site.name} allows a job "
             f"site.max_time_min={site.max_time_min}: lower it"
         )
-    if launcher.signal_delay_s + _WARNING_OFF_BY_S >= 60 * launcher.time_limit_min:
+    if launcher.signal_delay_s + WARNING_OFF_BY_S >= 60 * launcher.time_limit_min:
         raise ConfigError(
             f"launcher.signal_delay_s={launcher.signal_delay_s} with launcher.time_limit_min={launcher.time_limit_min}:"
-            f" Slurm's warning can come {_WARNING_OFF_BY_S} s early, so a run would be stopped as soon as it starts: "
+            f" Slurm's warning can come {WARNING_OFF_BY_S} s early, so a run would be stopped as soon as it starts: "
             "raise launcher.time_limit_min or lower launcher.signal_delay_s"
         )
     if device_type == "cuda" and not site.gpus_per_node:
         raise ConfigError(f"device=cuda, but site={site.name} has gpus_per_node=0: choose device=cpu or another site")
+    if device_type == "cuda" and site.gpus_by == "none" and not site.exclusive:
+        raise ConfigError(
+            f"site={site.name} has site.gpus_by=none, so other users' jobs could take the same GPUs: set "
+            "site.exclusive=true, or let jobs ask for GPUs by gpus-per-node or gres"
+        )
     gpus = devices if asks_for_gpus(site, device_type) else 0
     cpus = devices * (launcher.cpus_per_gpu if device_type == "cuda" else run.cores_per_device)
     return Shape(run.nodes, devices, gpus, cpus, memory_mib(run, devices))
@@ -149,16 +154,15 @@ class Job:
     def flags(self) -> Flags:
         """Its options; raises `ConfigError` as `site_flags` does."""
         shape, site = self.shape, self.site
-        gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
         return {
             "job-name": self.name,
             "time": self.minutes,
             "nodes": shape.nodes,
             "ntasks-per-node": 1,
             "cpus-per-task": shape.cpus_per_node,
-            "mem": f"{shape.memory_mib_per_node}M",
+            **_memory(shape, site),
             **site_flags(site),
-            **({"gpus-per-node": gpus} if shape.gpus_per_node else {}),
+            **_gpus(shape, site),
         }
 
     def command(self) -> list[str]:
@@ -167,7 +171,7 @@ class Job:
         if container is None or in_pyxis(self.site):
             return [container.python if container else sys.executable, *program]
         binds = [word for mount in _mounts(self.site, self.folders) for word in ("--bind", mount)]
-        nvidia = ["--nv"] if self.shape.gpus_per_node else []
+        nvidia = ["--nv"] if self.shape.gpus_per_node or self.site.gpus_by == "none" else []
         return [container.runtime, "exec", *nvidia, *binds, container.image, container.python, *program]
 
     def srun(self) -> list[str]:
@@ -191,7 +195,7 @@ class Job:
             "setup": [*FIRST_LINES, *site_lines(self.site), *self.lines],
             # Since 22.05 srun doesn't take the number of cores from the job by itself.
             "srun_args": [f"--cpus-per-task={self.shape.cpus_per_node}", *self._step()],
-            "additional_parameters": {**flags, **({"requeue": True} if self.goes_on else {})},
+            "additional_parameters": {**flags, **(self._warned if self.goes_on else {})},
             **({"teardown": after} if after else {}),
         }
 
@@ -205,6 +209,11 @@ class Job:
         # submitit always asks for a signal, which would end a program that doesn't expect it.
         return text if self.goes_on else re.sub(r"^#SBATCH --signal=.*\n", "", text, flags=re.MULTILINE)
 
+    @property
+    def _warned(self) -> Flags:
+        """Options of a job that goes on; submitit would take its signal from a variable of the user's."""
+        return {"requeue": True, "signal": f"USR2@{self.launcher.signal_delay_s}"}
+
     def _step(self) -> list[str]:
         """Options of every srun but those that its job has."""
         pyxis: list[str] = []
@@ -212,6 +221,22 @@ class Job:
             mounts = ",".join(_mounts(self.site, self.folders))
             pyxis = [f"--container-image={self.site.container.image}", f"--container-mounts={mounts}"]
         return [*as_words(END_TOGETHER), *pyxis]
+
+
+def _memory(shape: Shape, site: Site) -> Flags:
+    by: Mapping[str, Flags] = {
+        "node": {"mem": f"{shape.memory_mib_per_node}M"},
+        "cpu": {"mem-per-cpu": f"{-(-shape.memory_mib_per_node // shape.cpus_per_node)}M"},
+        "none": {},
+    }
+    return by[site.memory_by]
+
+
+def _gpus(shape: Shape, site: Site) -> Flags:
+    if not shape.gpus_per_node:
+        return {}
+    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
+    return {"gres": f"gpu:{gpus}"} if site.gpus_by == "gres" else {"gpus-per-node": gpus}
 
 
 def job_of_runs(submission: Submission, shape: Shape, folder: Path) -> Job:

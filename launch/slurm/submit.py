@@ -231,7 +231,7 @@ _KEYS = {
     "SBATCH_COMMENT": "sbatch.comment",
 }
 """Variable → the key of the site that says the same."""
-_WITHOUT_KEY = ("SBATCH_CLUSTERS",)
+_WITHOUT_KEY = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 """Variables that would send jobs elsewhere, too, but have no key."""
 
 

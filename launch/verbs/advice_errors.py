@@ -64,9 +64,11 @@ def measured_steps(measured: Measured, overrides: Sequence[str], extension: Exte
             found[accelerator] = _hardware(overrides or [_site_of(accelerator, measured.source, extension)], extension)
         except ConfigError as error:
             lines = [step.line for step in measured.steps if step.accelerator == accelerator]
-            if overrides or len(lines) == len(measured.steps):
+            if overrides or (not found and len(lines) == len(measured.steps)):
                 raise
             measured.refused[str(error)] = lines
+    if not found:
+        raise ConfigError(f"nothing can be predicted: {'; '.join(measured.refused)}")
     measured.steps[:] = [step for step in measured.steps if step.accelerator in found]
     hardware = [
         found[step.accelerator]

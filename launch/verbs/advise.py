@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from analysis.advisor.knowledge import Knowledge
     from analysis.advisor.layouts import Impossible
     from analysis.advisor.machine import MachineFigures
+    from analysis.advisor.rows import Guessed
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig
 
@@ -59,7 +60,7 @@ def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
 
     if (found := site_figures(run.site)) is not None:
         return found, [f"speeds are shares of data sheets (site={run.site.name}): nothing was calibrated there"]
-    from parallelbench.world.machine import this_machine
+    from parallelbench.world.machine import host_memory_bytes, this_machine
 
     machine = this_machine()
     here = run.site.name == "default"
@@ -69,18 +70,12 @@ def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
     figures = assumed_figures(
         "cuda" if kind == "cuda" else "cpu",
         devices_per_node=count,
-        memory_bytes=_host_bytes() if here and kind == "cpu" else None,
+        memory_bytes=float(host_memory_bytes()) if here and kind == "cpu" else None,
     )
     return figures, [
         f"nothing was measured on site={run.site.name}, so its speeds are assumed: times may be wrong by a factor; run "
         "`parallelbench calibrate` there first, or measure runs and add them with --from RESULTS"
     ]
-
-
-def _host_bytes() -> float:
-    import os
-
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def answered(question: Question, known: Sequence[str] = ()) -> Answer:
@@ -100,11 +95,14 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
     devices = question.devices or [2**power for power in range(figures.devices_per_node.bit_length())]
     allowed, beyond = _within_site(devices, run, figures)
     if question.gpt is not None:
-        rows, impossible = _gpt(question, allowed, figures, measured=knowledge.figures is not None)
+        rows, impossible = _gpt(question, allowed, figures, knowledge)
     else:
         rows, impossible = _suite(question, allowed, figures, knowledge)
     if knowledge.figures is not None:
-        speeds = "; ".join(["speeds were measured", *knowledge.figures.notes])
+        unknown = "network" in _guessed(knowledge, run) and any(row.nodes > 1 for row in rows)
+        network = ["the network between nodes is assumed"] if unknown else []
+        notes += network
+        speeds = "; ".join(["speeds were measured", *knowledge.figures.notes, *network])
     else:
         speeds = "speeds are shares of data sheets" if run.site.hardware is not None else ASSUMED
     return Answer(
@@ -121,11 +119,14 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
 def _measured(knowledge: Knowledge, run: RunConfig, otherwise: MachineFigures) -> tuple[MachineFigures, list[str]]:
     """Measured figures in place of the site's, and what a reader must know; raises where the site contradicts them."""
     from analysis.advisor.machine import devices_of_node, require_site
+    from parallelbench.world.machine import cpu_name
 
     measured = knowledge.figures
     assert measured is not None, "asked for without figures"
     require_site(measured, run.site, run.device, whole_nodes=knowledge.calibrated)
     figures = _completed(measured, otherwise)
+    if measured.memory_bytes is None and measured.device_type == "cpu" and measured.accelerator != cpu_name():
+        figures = replace(figures, memory_bytes=None)  # the runs are another machine's
     if run.site.name != "default":
         figures = replace(figures, devices_per_node=devices_of_node(run.site))
     where = f"speeds were measured on {measured.accelerator}, {count_of(measured.devices_per_node, 'device')} per node"
@@ -144,6 +145,7 @@ def _completed(measured: MachineFigures, otherwise: MachineFigures) -> MachineFi
         memory_bytes=measured.memory_bytes or otherwise.memory_bytes,
         overhead_bytes=measured.overhead_bytes or otherwise.overhead_bytes,
         network=measured.network or otherwise.network,
+        multiprocessors=measured.multiprocessors or otherwise.multiprocessors,
         peak_flops_per_s=measured.peak_flops_per_s or otherwise.peak_flops_per_s,
     )
 
@@ -197,8 +199,21 @@ def _suite(
     return suite_rows(candidates, asked_for)
 
 
+def _guessed(knowledge: Knowledge, run: RunConfig) -> frozenset[Guessed]:
+    """What of the machine was neither measured nor described; the formulas were fitted to GPUs, not to processors."""
+    described, measured = run.site.hardware is not None, knowledge.figures
+    if measured is None:
+        return frozenset(() if described else ("devices",))
+    found: set[Guessed] = {each.name for each in measured.tiers if each.bytes_per_s.origin == "assumed"}
+    if not (described or measured.network):
+        found.add("network")
+    if measured.device_type == "cpu":
+        found.add("devices")
+    return frozenset(found)
+
+
 def _gpt(
-    question: Question, devices: Sequence[int], figures: MachineFigures, *, measured: bool
+    question: Question, devices: Sequence[int], figures: MachineFigures, knowledge: Knowledge
 ) -> tuple[list[Row], list[Impossible]]:
     from analysis.advisor.layouts import KEPT, gpt_layouts
     from analysis.advisor.rows import GptQuestion, gpt_rows, machine_of
@@ -215,12 +230,12 @@ def _gpt(
     )
     if layouts is None:
         return [], impossible
-    machines = machine_of(figures, None if measured else run.site.hardware)
-    assumed = run.site.hardware is None and not measured
+    machines = machine_of(figures, run.site.hardware if knowledge.figures is None else None)
     steps = (
         None if question.gpt_tokens is None else _steps_per_epoch(question.gpt_tokens, run.batch_size, shape.sequence)
     )
-    rows = gpt_rows(layouts, GptQuestion(machines=machines, figures=figures, steps_per_epoch=steps, assumed=assumed))
+    asked_for = GptQuestion(machines=machines, figures=figures, steps_per_epoch=steps, guessed=_guessed(knowledge, run))
+    rows = gpt_rows(layouts, asked_for)
     wanted = question.gpt_strategies
     return (
         [row for row in rows if wanted is None or row.strategy in wanted],

@@ -391,9 +391,9 @@ class Metric(Component, frozen=True, kw_only=True):
         return 2
 
     def value(self, sums: Sequence[float]) -> float:
-        """The metric, from the sums over the whole test set: the first ÷ the second."""
+        """The metric, from the sums over the whole test set: the first ÷ the second; NaN where that is 0."""
         above, below = sums
-        return above / below
+        return above / below if below else math.nan
 
     def check(self, classes: int, loss: Loss) -> None:
         """Raise `ConfigError` with the fix where the metric means nothing after training by `loss`, or for so many
@@ -516,15 +516,17 @@ class Strategy(Ruled, frozen=True, kw_only=True):
         """What each device holds; None where devices hold different parts (stages, servers), or where it is unknown."""
         return None
 
-    def state_bytes(self, run: RunConfig, parameters: int) -> int | None:
+    def state_bytes(self, run: RunConfig, parameters: int, *, frozen: int = 0) -> int | None:
         """Bytes of parameters, gradients and optimizer state on each device, without activations and buffers: section 3
-        of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: of the whole model.
+        of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). `parameters`: those of the whole model that are trained;
+        `frozen`: the others, which have nothing besides.
         """
         shards, states = self.state_shards(run), run.optimizer.states_per_parameter()
         if shards is None or states is None:
             return None
         size_bytes = 8 if run.precision == "fp64" else 4  # autocast keeps parameters in fp32
-        return round(parameters * size_bytes * (shards.parameters + shards.gradients + states * shards.states))
+        trained = parameters * (shards.parameters + shards.gradients + states * shards.states)
+        return round(size_bytes * (trained + frozen * shards.parameters))
 
     def parity_tolerance(self) -> float:
         """Largest relative difference from one device that the parity check allows, in fp64."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor
 
@@ -32,8 +32,6 @@ class Replica(Protocol):
     traffic: Traffic
     """Bytes sent to other ranks; the training loop reads it after each epoch's training window."""
 
-    copy_group: int
-    """Ranks with equal numbers hold the same of what `copied` returns."""
     shares_at_evaluation: bool
     """Whether `evaluate` changes what `copied` returns, to make copies equal to the last bit."""
 
@@ -79,8 +77,11 @@ class Replica(Protocol):
         fills a tensor of the parameter's shape. None, on every rank alike, where it is not gathered.
         """
 
-    def copied(self) -> Iterable[Tensor]:
-        """Parameters of this rank, or shards, that others hold with the same bits between two epochs, in one order."""
+    def copied(self) -> Mapping[int, Iterable[Tensor]]:
+        """Parameters of this rank, or shards, that others hold with the same bits between two epochs, in one order.
+
+        Under a number that all ranks give which hold the same; two numbers at most.
+        """
 
     def local_state(self) -> dict[str, Any]:
         """This rank's state between two epochs: tensors, numbers, and dicts and lists of them.

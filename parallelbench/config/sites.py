@@ -43,6 +43,8 @@ class Hardware(Node, frozen=True, kw_only=True):
     """Bandwidth of all nodes together ÷ what the network's core carries; 1: full bisection."""
     devices_per_node: Count
     """Devices of a node."""
+    multiprocessors: Count = 108
+    """Streaming multiprocessors of a device; an A100 has 108."""
     source: str
     """Where the figures come from."""
 
@@ -233,8 +235,13 @@ class Site(Node, frozen=True, kw_only=True):
     """Most devices of one node that a job may have."""
     gpus_per_node: Annotated[int, Meta(ge=0, le=1000)]
     """GPUs of a node; 0: jobs ask for none."""
+    gpus_by: Literal["gpus-per-node", "gres", "none"]
+    """How jobs ask for GPUs; none: the nodes' GPUs are no resource of Slurm's, so jobs need `exclusive`."""
     memory_gib_per_device: Memory
     """Host memory that a job requests with each device by default, GiB."""
+    memory_by: Literal["node", "cpu", "none"]
+    """Whether jobs ask for memory by node (`--mem`) or by core (`--mem-per-cpu`), as a cluster may demand; none:
+    neither."""
     gpu_type: SlurmName | None
     """Type of the GPUs as Slurm names it (`sinfo -o %G`); null: any."""
     partition: Partitions | None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,7 +26,7 @@ from parallelbench.processes import die_with_parent
 from parallelbench.results.calibration import BACKWARD, write_calibration
 from parallelbench.world import cuda
 from parallelbench.world.affinity import pin
-from parallelbench.world.machine import device_name, others_running
+from parallelbench.world.machine import device_name, host_memory_bytes, others_running
 from parallelbench.world.settings import configure_torch
 from parallelbench.world.world import join
 
@@ -262,6 +261,7 @@ def main(arguments: Sequence[str]) -> int:
             "nodes": run.nodes,
             "cores_per_device": run.cores_per_device if device_type == "cpu" else None,
             "memory_bytes": _memory_bytes(world, here),
+            "multiprocessors": _multiprocessors(world),
             "others_running": others,
             "measured_at": time.time(),
             "environment": capture(),
@@ -276,7 +276,14 @@ def _memory_bytes(world: World, ranks_here: int) -> int:
     """Of one device: a GPU's, or an equal part of the host's."""
     if world.device_type == "cuda":
         return int(torch.cuda.get_device_properties(world.device).total_memory)
-    return int(psutil.virtual_memory().total // ranks_here)
+    return host_memory_bytes() // ranks_here
+
+
+def _multiprocessors(world: World) -> int | None:
+    """Of a GPU."""
+    if world.device_type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(world.device).multi_processor_count)
 
 
 def _device_rows(world: World, ranks_here: int) -> list[Row]:

@@ -46,7 +46,7 @@ memory that a model's devices have and the host may not.
 def count_facts(run: RunConfig, *, parameters: int) -> dict[str, Any]:
     """Columns of the table `run`, counted in one pass; `parameters`: the model's."""
     layers, least_flop = _counts_without_values(run) if parameters >= LARGE else _counts(run)
-    return {"least_flop_per_sample": _of_training(least_flop), "layers_json": encode_counts(layers)}
+    return {"least_flop_per_sample": least_flop, "layers_json": encode_counts(layers)}
 
 
 def layer_counts(run: RunConfig) -> list[LayerCount]:
@@ -57,26 +57,30 @@ def layer_counts(run: RunConfig) -> list[LayerCount]:
 def least_flop_per_sample(run: RunConfig) -> float | None:
     """Forward, and backward for weights and inputs, counted while one sample passes on the CPU. None where none counts.
 
-    Only matrix products and convolutions count. The input of the first of them needs no gradient.
+    Only matrix products and convolutions count. The input of the first that is trained needs no gradient, and frozen
+    weights need none: of a layer that is partly frozen, no weights count.
     """
-    return _of_training(_counts(run)[1])
+    return _counts(run)[1]
 
 
-def _of_training(forward: list[float]) -> float | None:
-    return 3 * sum(forward) - forward[0] if forward else None
-
-
-def _counts(run: RunConfig) -> tuple[list[LayerCount], list[float]]:
-    """The layers, and the operations that each product and convolution of the forward pass takes at least."""
+def _counts(run: RunConfig) -> tuple[list[LayerCount], float | None]:
+    """The layers, and the operations that training on a sample takes at least."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = built(run, torch.float32).eval()
         values = blank(run.data, 1)
-        plan, rows, least_flop = run.model.anatomy().linears.plan, list[LayerCount](), list[float]()
+        plan, rows, least_flop, is_trained = run.model.anatomy().linears.plan, list[LayerCount](), list[float](), False
         for (name, layer), own in zip(model.named_children(), parameters_by_layer(model), strict=True):
-            values, row, least = _counted(name, layer, values, plan)
+            values, row, forward = _counted(name, layer, values, plan)
             rows.append(msgspec.structs.replace(row, parameters=sum(each.numel() for each in own), tensors=len(own)))
-            least_flop += least
-    return rows, least_flop
+            trained = [each.requires_grad for each in layer.parameters()]
+            begins = any(trained) and not is_trained
+            is_trained |= any(trained)
+            # Forward, for inputs, and for weights or, where there are none, for the other factor.
+            ways = 1 + is_trained + (is_trained and all(trained))
+            least_flop += [ways * each for each in forward]
+            if begins and forward:
+                least_flop.append(-forward[0])
+    return rows, sum(least_flop) if least_flop else None
 
 
 def _counted(
@@ -201,7 +205,7 @@ def counts_without_values(run: RunConfig) -> list[LayerCount]:
     return _counts_without_values(run)[0]
 
 
-def _counts_without_values(run: RunConfig) -> tuple[list[LayerCount], list[float]]:
+def _counts_without_values(run: RunConfig) -> tuple[list[LayerCount], float | None]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 OutcomeName = Literal["ok", "parity_failed", "oom", "nan", "timeout", "killed", "storage", "error"]
 OUTCOMES: tuple[str, ...] = get_args(OutcomeName)
 PUBLISHED = ("ok", "parity_failed")
+"""Outcomes of runs that trained to their end and have a `result/`."""
 DISTURBED = "disturbed"
 """No outcome, but what a report says of finished runs, and `submit --retry` takes as well."""
-"""Outcomes of runs that trained to their end and have a `result/`."""
 RETRYABLE = ("timeout", "killed", "storage")
 """Outcomes caused by circumstances, not by the experiment: submitting again tries again."""
 

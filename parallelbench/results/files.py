@@ -38,9 +38,14 @@ def storage_errors(path: Path, *, option: str = "results=DIR", verb: str = "writ
         raise StorageError(f"can't {verb} {path}: {advice}") from error
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write `path` atomically and durably; after a crash it holds its old content or the new, never a part."""
+def write_file(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write `path` atomically and durably; after a crash it holds its old content or the new, never a part.
+
+    `private`: only the user can read and write it, whatever the umask and the folder's access control lists say.
+    """
     with new_file(path) as file:
+        if private:
+            os.fchmod(file.fileno(), 0o600)
         file.write(content)
 
 

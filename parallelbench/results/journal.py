@@ -15,7 +15,7 @@ import msgspec
 
 from parallelbench.redaction import redacted
 from parallelbench.results.files import storage_errors, write_all
-from parallelbench.results.tables import TABLES, check_row
+from parallelbench.results.tables import TABLES, WARNING, check_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -138,7 +138,8 @@ def kept_entries(path: Path, *, through: int) -> list[Row] | None:
 
 def _is_kept(entry: Row, through: int) -> bool:
     if "event" in entry:
-        return entry["event"] in ("facts", "warned")
+        # The attempt that ends the run closes it.
+        return entry["event"] in ("facts", "warned", WARNING) and "closing_check_s" not in entry
     # Parity has no epoch. What follows the last epoch is measured by whichever attempt ends the run.
     return bool(entry["table"] != "phases" and entry["row"].get("epoch", 0) <= through)
 

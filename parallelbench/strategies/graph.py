@@ -71,5 +71,6 @@ class CapturedReplica(ModuleReplica):
             with Generators([device]).unchanged(), undone_updates(self._module, self._optimizer):
                 for _ in range(WARM_STEPS):
                     work()
+            cuda.reset_peaks(device)  # what the steps are undone by is no part of training's peak
 
         return cuda.capture(work, device, warm_up=warm_up)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,7 +58,6 @@ class BaseReplica(ABC):
     waiting: ClassVar[Phase] = "communication"
     hides_communication: bool = False
     whole_epochs: ClassVar[bool] = False
-    copy_group: int = 0
     shares_at_evaluation: bool = False
     _compiles_update: bool = False
 
@@ -108,9 +108,9 @@ class BaseReplica(ABC):
         """None, but where a replica gathers it."""
         return None
 
-    def copied(self) -> Iterable[Tensor]:
+    def copied(self) -> Mapping[int, Iterable[Tensor]]:
         """None, but where a replica says so."""
-        return ()
+        return {}
 
     def take_pushes(self) -> list[Push]:
         """None: there is no parameter server."""
@@ -241,8 +241,6 @@ class ModuleReplica(BaseReplica):
         if tokens is not None or any(isinstance(each, DTensor) for each in parameters):
             # Layers themselves wait for other ranks.
             self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
-        meshes = (mesh for each in parameters if (mesh := _replicated_over(each)))
-        self.copy_group = next((mesh.get_local_rank(mesh.ndim - 1) for mesh in meshes), 0)
 
     def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update."""
@@ -359,17 +357,22 @@ class ModuleReplica(BaseReplica):
         """The module and its optimizer."""
         return self._module, self._optimizer
 
-    def copied(self) -> Iterable[Tensor]:
-        """Parameters that are not sharded, and the shards that several groups of ranks hold.
+    def copied(self) -> Mapping[int, Iterable[Tensor]]:
+        """Parameters that are not sharded, which all ranks hold, and the shards that several groups of ranks hold.
 
         None among ranks that compute alike: what they hold whole is shared before each evaluation, so a comparison
         could not fail.
         """
         if self._alike is not None:
-            return ()
-        parameters = list(self._module.parameters())
-        shards = [local(each) for each in parameters if _replicated_over(each)]
-        return [*(each for each in parameters if not isinstance(each, DTensor)), *shards]
+            return {}
+        everywhere: list[Tensor] = []
+        shards: dict[int, list[Tensor]] = defaultdict(list)
+        for parameter in self._module.parameters():
+            if not isinstance(parameter, DTensor):
+                everywhere.append(parameter)
+            elif mesh := _replicated_over(parameter):
+                shards[1 + mesh.get_local_rank(mesh.ndim - 1)].append(local(parameter))
+        return {0: everywhere, **shards}
 
     def local_state(self) -> dict[str, Any]:
         """Also the scale of the loss."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from parallelbench.errors import StorageError, one_line
-from parallelbench.measure.memory import release
+from parallelbench.measure.memory import release_host
 from parallelbench.results.files import new_file, storage_errors, sync, write_file
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
@@ -249,7 +249,7 @@ class EpochBoundary:
         state = {"replica": replica.local_state(), "random": self._world.random_state()}
         problem = self._checkpoints.save(Key(self._attempt.number, epoch), state)
         del state
-        release()  # it counts in no epoch's peak
+        release_host()  # it counts in no epoch's peak; a GPU's peak is of tensors, whatever its allocator has cached
         if problem is not None:
             self._warn(f"no checkpoint after epoch {epoch}: {problem}")
             return

@@ -77,15 +77,17 @@ class RankSession:
             self._startup.skip()
         return resumed
 
-    def _describe(self, parameters: int, parity_passed: bool | None) -> None:
-        """Columns of the `run` table that are known before training; `parameters`: trainable ones of the model."""
+    def _describe(self, parameters: int, parity_passed: bool | None, *, frozen: int = 0) -> None:
+        """Columns of the `run` table that are known before training; `parameters`: trainable ones of the model, beside
+        those that are `frozen`.
+        """
         self._facts(
             parity_passed=parity_passed,
             parity_reference=None if parity_passed is None else parity_reference(self._run),
             parity_model=None if parity_passed is None else self._parity_model,
             rounding=rounding(self._run, self._traits),
             parameters=parameters,
-            theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters),
+            theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters, frozen=frozen),
             device_name=machine.device_name(self._world),
             theoretical_bubble=self._run.strategy.bubble(self._run),
         )

@@ -95,11 +95,13 @@ class Session(RankSession):
         self._parameters = sum(p.numel() for p in model.parameters())
         self._too_large: str = self._world.gather(why_too_large(self._parameters))[0]
         if resumed is None:
-            self._describe(sum(p.numel() for p in model.parameters() if p.requires_grad), parity_passed)
+            trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            self._describe(trained, parity_passed, frozen=self._parameters - trained)
         else:  # the columns of earlier attempts stay
             parity_passed = resumed.facts.get("parity_passed")
             self._record_warnings(resumed_after=resumed.again())
         replica = self._prepare(model, checks=resumed is None and run.measure.parity)
+        del model  # a replica may hold some of its layers only
         loader = self._loader(arrays, run, replica.data_shard)
         release()
         self._startup.done("data")

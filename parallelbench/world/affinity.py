@@ -62,13 +62,14 @@ def _taken(wanted: int, held: ExitStack) -> tuple[set[int], set[int]]:
 def pin(run: RunConfig, device_type: str) -> list[int]:
     """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores.
 
-    A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them.
+    A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them, and the job has its share there.
     Returns the cores that no rank is pinned to; none where ranks drive GPUs.
     """
     local_rank, machine = int(os.environ.get("LOCAL_RANK", "0")), this_machine()
     if device_type != "cpu":
         gpus = run.devices // run.strategy.processes(run, device_type)
-        if near := machine.near(range(local_rank * gpus, (local_rank + 1) * gpus)):
+        near = machine.near(range(local_rank * gpus, (local_rank + 1) * gpus))
+        if near and len(near) >= len(machine.cores) * gpus * run.nodes // run.devices:
             os.sched_setaffinity(0, near)
         return []
     per_rank = run.devices // run.strategy.processes(run, device_type) * run.cores_per_device

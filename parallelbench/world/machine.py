@@ -310,6 +310,12 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     return min(filter(None, map(_memory_limit, _cgroups("memory", root))), default=None)
 
 
+def host_memory_bytes() -> int:
+    """Memory that this process may use: the machine's, or what its cgroups allow."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(there, memory_limit_bytes() or there)
+
+
 def _cgroups(controller: str, root: Path) -> Iterator[Path]:
     """Folders of this process's cgroups that a controller may limit, from the root on."""
     try:

@@ -206,6 +206,30 @@ def test_guessed_speeds_have_intervals_of_guesses(capsys: pytest.CaptureFixture[
         assert each["step_high_s"] / each["step_s"] >= 2.0**1.5 - 1e-9
 
 
+def test_a_network_that_nobody_measured_is_said_to_be_a_guess(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, *GPT, "devices=8,16", "--from", calibration(tmp_path))
+    widths = {
+        devices: {each["step_high_s"] / each["step_s"] for each in found["rows"] if each["devices"] == devices}
+        for devices in (8, 16)
+    }
+    assert max(widths[8]) < 2.0 < 2.0**1.5 - 1e-9 <= min(widths[16])
+    assert "the network between nodes is assumed" in found["notes"]
+    assert answer(capsys, *GPT, "devices=8", "--from", calibration(tmp_path))["notes"] == found["notes"][:-1]
+
+
+def test_memory_that_libraries_fill_holds_nothing() -> None:
+    assert [row(capacity_bytes=each).fit for each in (0.0, -1e9)] == ["does not fit"] * 2
+
+
+def test_a_faster_strategy_that_may_not_fit_is_named() -> None:
+    rows = [row("fsdp", compute_s=10.0), row("ddp", compute_s=5.0, memory_bytes=3.9e9), row("zero1", compute_s=20.0)]
+    assert "ddp would take 0.50 times as much time, but whether it fits is too close to call" in sentence(rows, "time")
+    assert "zero1 takes 2.00 times as long" in sentence(rows, "time")
+    assert "as fast" not in sentence(rows[:2], "time")
+
+
 def test_memory_is_too_close_to_call_within_the_errors_that_are_published() -> None:
     """The farthest of torchtitan's figures is 13 % off."""
     assert [row(memory_bytes=share * 4e9).fit for share in (0.84, 0.88, 1.13, 1.16)] == [

@@ -139,11 +139,15 @@ def test_a_run_with_another_option_of_a_step_is_no_measurement_of_it(option: str
 def test_rows_say_how_far_they_extrapolate_and_get_wider_intervals() -> None:
     assert {each.extrapolates for each in rows_of(devices=[2])[0]} == {("everything",)}
     seen = Seen.of([one_run([*MLP, "strategy=ddp", "devices=2", f"batch_size={size}"]).run for size in (32, 999)])
-    learnt = Learnt(scales=PLAIN, seen=seen, rows=9, half_width=0.1, far_half_width=0.5, offsets={"ddp": 0.2})
+    learnt = Learnt(
+        scales=PLAIN, seen=seen, rows=9, half_width=0.1, far_half_widths={"devices": 0.5}, offsets={"ddp": 0.2}
+    )
     rows = {(each.strategy, each.devices): each for each in rows_of(devices=[2, 4], learnt=learnt)[0]}
     near, far = rows["ddp", 2], rows["ddp", 4]
     assert (near.extrapolates, far.extrapolates) == ((), ("devices",))
-    assert rows["zero1", 2].extrapolates == ("strategy",)
+    other = rows["zero1", 2]
+    assert other.extrapolates == ("strategy",)
+    assert other.high_s / other.low_s == pytest.approx(4.0), "no strategy could be left out, so nobody knows"
     assert math.log(near.high_s / near.low_s) == pytest.approx(0.2)
     assert math.log(far.high_s / far.low_s) == pytest.approx(1.0)
     plain = {each.strategy: each for each in rows_of(devices=[2])[0]}

@@ -62,7 +62,7 @@ def evidence(rows: int = 60, seed: int = 0) -> Evidence:
 
 
 def said_s(asked: Evidence, fitted: dict[str, float]) -> Values:
-    return step_phases(work_of(asked.layouts), asked.layouts, asked.machines, fitted).step_s
+    return step_phases(work_of(asked.layouts, asked.machines), asked.layouts, asked.machines, fitted).step_s
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -165,6 +165,11 @@ def test_regret_is_what_the_choice_costs() -> None:
         baselines={}, rows=[{}] * 4,
     )  # fmt: skip
     assert found.regrets() == [1.0]
+    alike = Judged(
+        measured_s=times, predicted_s=np.ones(4), widths=np.full(4, np.nan), kinds={}, works=["a"] * 4, baselines={},
+        rows=[{}] * 4,
+    )  # fmt: skip
+    assert alike.rank_correlation() is None, "predictions that don't differ have no order"
     assert found.summary()["coverage"] is None
 
 
@@ -230,12 +235,13 @@ BAD = [
     (SINGLE, {"global batch": "7"}, ["line 2", "multiple of data × micro batch"]),
     (FOUNDRY, {"Model": "8b"}, ["line 2", "Model='8b'", "7b"]),
     (FOUNDRY, {"GPU": "v100"}, ["GPU=v100", "site=…", "a100_40gb"]),
+    (FOUNDRY, {"GPU": ""}, ["line 2", "GPU is empty"]),
     (FOUNDRY, {"Precision": "int4"}, ["line 2", "Precision='int4'", "bf16"]),
     (FOUNDRY, {"Sharding Strategy": "NO_SHARD"}, ["line 2", "FULL_SHARD"]),
 ]
 
 
-@pytest.mark.parametrize(("path", "changes", "named"), BAD, ids=[next(iter(changes)) for _, changes, _ in BAD])
+@pytest.mark.parametrize(("path", "changes", "named"), BAD, ids=[" ".join(*changes.items()) for _, changes, _ in BAD])
 def test_a_row_that_can_not_be_predicted_is_named_and_the_others_are_predicted(
     path: Path, changes: dict[str, str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,6 +292,15 @@ def test_a_file_without_rows_is_refused(
     out.write_bytes(content)
     assert cli.main(["advise", "--check", str(out)]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_file_of_gpus_that_nobody_knows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *rows = FOUNDRY.read_text().splitlines()[:3]
+    out = tmp_path / "rows.csv"
+    out.write_text("\n".join([first, rows[0].replace("a100_40gb", "mi300x"), rows[1].replace("a100_40gb", "gaudi2")]))
+    assert cli.main(["advise", "--check", str(out)]) == 2
+    message = capsys.readouterr().err
+    assert [name for name in ("mi300x", "gaudi2", "site=…") if name not in message] == []
 
 
 def test_a_site_without_figures_and_foreign_overrides_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

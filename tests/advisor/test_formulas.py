@@ -101,10 +101,12 @@ def test_a_steps_model_flops_are_three_times_the_forwards() -> None:
 def test_idle_tiles_cost_what_full_ones_do() -> None:
     """Of 256 × 128 elements, 108 at a time; small or narrow parts of products leave some idle."""
     full = {"hidden": 256 * 108, "heads": 1, "sequence": 256 * 108, "micro_batch": 1, "global_batch": 1}
-    assert transformer.tiled_flops(one(**full)) == pytest.approx(matrix_flops(one(**full)))
+    a100, h100 = np.array([108.0]), np.array([132.0])
+    assert transformer.tiled_flops(one(**full), a100) == pytest.approx(matrix_flops(one(**full)))
+    assert transformer.tiled_flops(one(**full), h100) > matrix_flops(one(**full))
     for narrow in ({"hidden": 1024, "heads": 16}, {"hidden": 8192, "heads": 64, "tensor": 64}):
         layouts = one(**narrow, sequence=1024, micro_batch=1)
-        assert transformer.tiled_flops(layouts) > 1.3 * matrix_flops(layouts)
+        assert transformer.tiled_flops(layouts, a100) > 1.3 * matrix_flops(layouts)
 
 
 def test_a_tensor_group_shares_the_products() -> None:
@@ -182,8 +184,8 @@ def phases(network_gbit_per_s: float = 1600.0, **changes: float) -> dict[str, fl
     figures = {"half_tflops": 312.0, "matmul_tflops": 271.2, "memory_gb_per_s": 2039.0, "memory_gib": 80.0}
     links_of_it = {"link_gb_per_s": 300.0, "network_gbit_per_s": network_gbit_per_s, "oversubscription": 1.0}
     hardware = Hardware(accelerator="a100", devices_per_node=8, source="test", **figures, **links_of_it)
-    layouts = one(**(BIG | changes))
-    found = step_phases(transformer.work_of(layouts), layouts, machines_of([hardware]), values_of(SHEET))
+    layouts, machines = one(**(BIG | changes)), machines_of([hardware])
+    found = step_phases(transformer.work_of(layouts, machines), layouts, machines, values_of(SHEET))
     return {"step_s": found.step_s.item()} | {each.name: getattr(found, each.name).item() for each in fields(found)}
 
 

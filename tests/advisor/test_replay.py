@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.advisor.schedules import actions, pipeline_s, replayed, replayed_interleaved
+from analysis.advisor.schedules import actions, interleaved_s, pipeline_s, replayed, replayed_interleaved
 
 TORCH_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}
 
@@ -73,3 +73,20 @@ def test_the_short_replay_is_the_whole_one(devices: int, micro_batches: int, tim
     send = np.array([times[12] / 100])
     whole = replayed("1f1b", micro_batches, forward, backward, send_s=send)
     assert pipeline_s("1f1b", micro_batches, forward, backward, send_s=send) == pytest.approx(whole, rel=0.01)
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(2, 3),
+    st.integers(1, 12),
+    st.lists(st.floats(0.1, 10.0), min_size=25, max_size=25),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_short_replay_is_the_whole_one_with_several_stages_per_device(
+    devices: int, chunks: int, groups: int, times: list[float]
+) -> None:
+    forward = [np.array([each]) for each in times[: devices * chunks]]
+    backward = [np.array([each]) for each in times[12 : 12 + devices * chunks]]
+    send, micro_batches = np.array([times[24]]), groups * devices
+    whole = replayed_interleaved(devices, micro_batches, forward, backward, send_s=send)
+    assert interleaved_s(devices, micro_batches, forward, backward, send_s=send) == pytest.approx(whole, rel=0.01)

@@ -119,7 +119,16 @@ def test_what_a_strategy_leaves_is_learnt_and_shrunk() -> None:
     assert learnt.rows == len(MODELS) * len(STRATEGIES)
     assert (learnt.seen.devices, len(learnt.seen.models)) == (frozenset({1, 2, 4}), len(MODELS))
     assert {learnt.seen.outside(step.run) for step in made(TRUTH)} == {()}
-    assert 0 < learnt.half_width <= learnt.far_half_width
+    assert learnt.half_width > 0
+    assert learnt.far_half_widths.keys() == {"strategy", "model", "devices"}
+
+
+@pytest.mark.exhaustive
+def test_one_models_strategies_say_nothing_of_another_model() -> None:
+    steps = [each for each in made(TRUTH) if each.model == next(iter(MODELS))]
+    learnt = learnt_from(evidence(steps))
+    assert "model" not in learnt.far_half_widths
+    assert learnt.half_width_of(("strategy", "model")) >= np.log(2.0)
 
 
 def test_power_by_phase_is_what_made_the_energy() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import vl_convert
 
-from analysis import load
+from analysis import load, summary, text
 from analysis.figures import batch_regimes, models
 from analysis.figures.curves import context_length, throughput_batch, throughput_data
-from tests.analysis.factory import MIB, Fake, config, published
+from analysis.figures.scaling import scaling
+from tests.analysis.factory import MIB, Fake, config, published, steady
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +102,34 @@ def test_time_per_token_and_memory_against_the_length_of_the_context(tmp_path: P
         "0.40 times as many with ddp × 2."
     )
     assert throughput_batch.figure(runs) is None
+
+
+def test_lengths_at_unlike_batches_are_not_divided_by_each_other(tmp_path: Path) -> None:
+    """Twice the samples of a step take twice the time; the largest of both was never measured."""
+    for length, batch, tokens_per_s in ((64, 8, 1000.0), (64, 16, 1600.0), (128, 8, 1200.0)):
+        data = {"name": "tokens", "sequence": length, "train_samples": 64}
+        run = config(tmp_path, data=data, model={"name": "gpt_tiny", "sequence": length}, batch_size=batch)
+        time_s = 64 * length / tokens_per_s
+        published(run, Fake(epoch_time_s=lambda epoch, rank, time_s=time_s: time_s))  # type: ignore[misc]
+    assert context_length.finding(load(tmp_path)) == (
+        "From tokens per sample 64 to 128, tokens per second are 1.20 times as many with single × 1."
+    )
+
+
+def test_as_many_devices_of_more_nodes_have_a_line_of_their_own(tmp_path: Path) -> None:
+    for repeat, (near, far) in enumerate(((1.5, 1.1), (1.9, 1.3))):
+        published(config(tmp_path, repeat=repeat), steady(19.0))
+        published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(19.0 / near))
+        published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2, nodes=2), steady(19.0 / far))
+    runs = load(tmp_path)
+    chart = scaling.figure(runs)
+    assert chart is not None
+    (values,) = chart.to_dict()["datasets"].values()
+    rows = {row["variant"]: row for row in values if row.get("label") and row["panel"].endswith("Steady state")}
+    table = {row["configuration"]: row for row in summary(runs).to_dicts()}
+    for variant, configuration in (("ddp", "ddp × 2"), ("ddp on 2 nodes", "ddp × 2 on 2 nodes")):
+        assert rows[variant]["median"] == pytest.approx(table[configuration]["speed_up"])
+        assert rows[variant]["label"] == text.percent(table[configuration]["efficiency"])
 
 
 def test_a_configuration_that_lacks_the_largest_batch_is_told_over_its_own_range(tmp_path: Path) -> None:
@@ -206,3 +235,23 @@ def test_a_bend_beyond_the_batches_has_no_formula(tmp_path: Path) -> None:
     assert "near perfect up to a batch above the largest, 64" in finding
     assert "its bend lies where no batch was measured; the curve fits all runs within a factor of 1.0" in finding
     assert "÷ b" not in finding
+
+
+def test_regimes_are_of_one_configuration_and_of_runs_that_trained_alike(tmp_path: Path) -> None:
+    for batch in (8, 16, 32, 64):
+        for nodes in (1, 2):
+            changes = {
+                "measure": {"steps_per_epoch": 1, "parity": False},
+                "strategy": "ddp",
+                "devices": 2,
+                "nodes": nodes,
+            }
+            run = config(tmp_path, batch_size=batch, epochs=20, **changes)
+            needed = 2 * nodes + 64 // batch
+            fake = Fake(test_accuracy=lambda epoch, n=needed: 0.92 if epoch >= n else 0.3, parity_passed=None)  # type: ignore[misc]
+            published(run, fake)
+    failed = config(tmp_path, batch_size=8, epochs=20, repeat=1, strategy="ddp", devices=2)
+    published(failed, Fake(test_accuracy=lambda epoch: 0.92, parity_passed=False))
+    data = batch_regimes.steps(load(tmp_path))
+    assert data["panel"].n_unique() == 2
+    assert sorted(data.filter(x=8)["steps_to_accuracy"]) == [10, 12]

@@ -58,6 +58,15 @@ def test_each_strategy_is_compared_with_one_device_of_its_framework(tmp_path: Pa
     assert row.verdict is SpeedVerdict.FASTER, "another framework may be faster by more than the devices"
 
 
+def test_a_disturbed_baseline_is_that_of_its_framework(tmp_path: Path) -> None:
+    """Measuring one device again would give ddp a verdict, and TensorFlow none."""
+    measured(tmp_path, "ddp", "tf_multi_worker")
+    for repeat in range(3):
+        published(config(tmp_path, repeat=repeat), steady(10.0, others_time_s=lambda epoch, rank: 5.0))
+    verdicts = {row["configuration"]: row["verdict"] for row in summary(load(tmp_path)).to_dicts()}
+    assert (verdicts["ddp × 2"], verdicts["tf_multi_worker × 2"]) == ("disturbed", None)
+
+
 @pytest.mark.exhaustive
 def test_a_framework_without_one_device_is_named(tmp_path: Path) -> None:
     lines = [line for line in warnings(measured(tmp_path, "single", "ddp", "tf_multi_worker")) if "No speed-up" in line]

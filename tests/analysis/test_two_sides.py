@@ -396,7 +396,7 @@ def test_the_verb_prints_table_notes_and_verdict_and_exits_with_the_gates_code(
     lines = capsys.readouterr().out.splitlines()
     assert any("ddp × 2" in line and "slower" in line for line in lines)
     assert any("all configurations" in line for line in lines)
-    assert any(line.startswith("The intervals allow for 2 verdicts: ") for line in lines)
+    assert any(line.startswith("The intervals allow for 3 verdicts: ") for line in lines)
     assert lines[-1].startswith("FAIL: slower by more than 3 %: ")
 
 

@@ -146,7 +146,7 @@ def test_a_job_asks_outside_only_from_a_container(
     def missing(*_: object, **__: object) -> str:
         raise scheduler.NoSlurmError("there is no scontrol here")
 
-    monkeypatch.setattr(scheduler, "tell", missing)
+    monkeypatch.setattr(scheduler, "ask", missing)
     inside, plain = submission(site=in_container(tmp_path)), submission()
     job._requeue(Job(inside, id="17", restarts=0, task=0, node=0), tmp_path)
     assert (tmp_path / "requeue-17").exists()
@@ -155,3 +155,22 @@ def test_a_job_asks_outside_only_from_a_container(
     assert not (tmp_path / "requeue-18").exists()
     assert "could not be queued again (there is no scontrol here)" in capsys.readouterr().out
     assert not ask_outside(plain.site, tmp_path, "19")
+
+
+def test_a_request_to_queue_again_that_gets_no_answer_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm warns all tasks of an array at once, and they all ask."""
+    asked = []
+
+    def busy(command: list[str], **_: object) -> str:
+        asked.append(command)
+        if len(asked) < 3:
+            raise scheduler.SchedulerError("slurm_requeue error: Socket timed out on send/recv operation")
+        return ""
+
+    monkeypatch.setattr(scheduler, "_run", busy)
+    monkeypatch.setattr(scheduler, "PAUSES_S", (0.0,) * 4)
+    job._requeue(Job(submission(), id="17", restarts=0, task=0, node=0), tmp_path)
+    assert asked == [["scontrol", "requeue", "17"]] * 3
+    assert capsys.readouterr().out == ""

@@ -15,13 +15,14 @@ from launch.launcher import RunStatus
 from launch.slurm import record, scheduler
 from launch.slurm.job import Job
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.queue import JobStatus, Tracker, track
+from launch.slurm.queue import JobStatus, Tracker, by_run, track
 from launch.slurm.record import Submission
 from launch.slurm.sbatch import slurm
 from launch.slurm.scheduler import QueuedJob, tasks_of
 from launch.slurm.submit import not_submitted
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import OUTCOMES, Outcome, OutcomeName
+from parallelbench.results.files import fill
 from parallelbench.results.folder import RunFolder, State
 from tests.launch.fake_slurm import DONE, MISSING, FakeSlurm, run_of, submission
 
@@ -366,6 +367,31 @@ def test_other_ends_are_tried_again(ended: str, tmp_path: Path, fake: FakeSlurm)
     folder, _ = killed(tmp_path, fake, ended)
     assert asked_again(folder).starts(frozenset())
     assert asked_again(folder).reason == f"interrupted by SIGTERM ({ended.split()[0]})"
+
+
+@pytest.mark.parametrize(("ran_s", "starts"), [(60 * 60 - 90, False), (600, True)])
+def test_a_run_that_stopped_at_its_time_limit_with_nothing_saved_waits_for_more_time(
+    ran_s: float, starts: bool, tmp_path: Path
+) -> None:
+    """One that somebody else stopped earlier does not."""
+    mine = submission(job="30", tasks=[["a"], ["b"]])
+    record.write(tmp_path, mine)
+    folder = RunFolder(tmp_path / "a")
+    attempt = folder.claim(job=f"{mine.token}.31.0")
+    assert attempt is not None
+    attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
+    info = attempt.info()
+    assert info is not None
+    attempt.finish("timeout", "stopped when it was warned")
+    outcome = attempt.outcome()
+    assert outcome is not None
+    fill(
+        attempt.path / "outcome.json",
+        msgspec.json.encode(msgspec.structs.replace(outcome, finished_at=info.launched_at + ran_s)),
+    )
+    status = Tracker(by_run([mine])).status(folder, run=run_of())
+    assert status.starts(frozenset()) is starts
+    assert Tracker(by_run([mine])).status(folder, run=run_of("launcher.time_limit_min=90")).starts(frozenset())
 
 
 def test_a_time_limit_after_a_saved_epoch_is_no_obstacle(tmp_path: Path, fake: FakeSlurm) -> None:

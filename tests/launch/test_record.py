@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from pathlib import Path
 
@@ -33,6 +34,27 @@ def test_an_option_that_an_older_release_did_not_have_is_the_shipped_one(tmp_pat
     del plain["site"]["max_nodes"], plain["launcher"]["pack"]
     path.write_text(json.dumps(plain))
     assert record.submissions(tmp_path) == [mine]
+
+
+def test_what_jobs_execute_is_private_under_an_inherited_access_control_list(tmp_path: Path) -> None:
+    """Under one, new files don't heed the umask (acl(5)): in a lab's folder the group may write to all of them."""
+    everybody = ((0x01, 7), (0x04, 7), (0x20, 7))  # the user, the group, others: rwx
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, mode, 2**32 - 1) for tag, mode in everybody)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error.strerror}")
+    (tmp_path / "theirs").touch()
+    assert (tmp_path / "theirs").stat().st_mode & 0o022, "the list has its effect"
+    sweep = tmp_path / "results" / "sweep"
+    with record.lock(sweep):
+        path = record.write(sweep, submission())
+    assert record.read(path)
+    assert [each for each in (sweep, *sweep.rglob("*")) if each.stat().st_mode & 0o022] == []
+    before = os.umask(0o077)
+    (path.parent / "private").touch()
+    os.umask(before)
+    assert (path.parent / "private").stat().st_mode & 0o077 == 0
 
 
 def test_what_others_may_have_written_is_not_executed(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import launcher
+from launch.slurm.cluster import Partition, suits
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.sbatch import FIRST_LINES, site_lines
+from launch.slurm.sbatch import FIRST_LINES, as_words, job_of_runs, shape_of, site_lines, slurm
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from parallelbench.config.sites import Site
@@ -86,7 +87,35 @@ def test_a_comment_that_the_environment_has_is_the_sites_or_refused(monkeypatch:
     prepare_for_site(one_run([*ON_SITE, "site.sbatch={comment: 2026}"]))
 
 
-def test_a_cluster_that_jobs_would_not_go_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBATCH_CLUSTERS", "other")
-    with pytest.raises(ConfigError, match="SBATCH_CLUSTERS='other' in the environment has no effect"):
+@pytest.mark.parametrize("name", ["SBATCH_CLUSTERS", "SLURM_CLUSTERS"])
+def test_a_cluster_that_jobs_would_not_go_to_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "other")
+    with pytest.raises(ConfigError, match=f"{name}='other' in the environment has no effect"):
         prepare_for_site(one_run(ON_SITE))
+
+
+@pytest.mark.parametrize(
+    ("site", "asked"),
+    [
+        ([], {"--mem=65536M", "--gpus-per-node=a100:2"}),
+        (["gpus_by=gres"], {"--mem=65536M", "--gres=gpu:a100:2"}),
+        (["memory_by=cpu"], {"--mem-per-cpu=4096M", "--gpus-per-node=a100:2"}),
+        (["memory_by=none", "gpus_by=none", "exclusive=true"], set()),
+    ],
+)
+def test_jobs_ask_for_memory_and_gpus_as_the_cluster_demands(site: list[str], asked: set[str]) -> None:
+    own = ["strategy=ddp", "devices=2", "site=asu_sol", "launcher=slurm", *(f"site.{each}" for each in site)]
+    run = one_run(own).run
+    job = job_of_runs(submission(launcher=slurm(run), site=run.site), shape_of(run, "cuda"), Path("a/b/c"))
+    words = ("--mem", "--gpus", "--gres")
+    assert {word for word in as_words(job.flags) if word.startswith(words)} == asked
+    gres = "gpu:a100:4" if asked else ""  # Slurm knows nothing of GPUs that it does not allocate
+    size = {"nodes": 1, "cpus_per_node": 64, "memory_mib": 2**20}
+    assert suits(Partition(name="p", default=True, state="up", limit_min=None, gres=gres, **size), job)
+
+
+def test_gpus_that_slurm_does_not_allocate_are_shared_with_nobody() -> None:
+    run = one_run(["strategy=ddp", "devices=2", "site=asu_sol", "launcher=slurm", "site.gpus_by=none"]).run
+    with pytest.raises(ConfigError, match=r"other users' jobs could take the same GPUs: set site\.exclusive=true"):
+        shape_of(run, "cuda")
+    assert shape_of(run, "cpu").gpus_per_node == 0

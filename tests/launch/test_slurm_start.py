@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from launch.attempt.processes import environment
 from launch.slurm import errands, rendezvous, scheduler, start
 from launch.slurm.errands import gpu_check_job, main
 from launch.slurm.sbatch import STOP_AT_FAILURE, Job, job_of_runs, shape_of
@@ -76,6 +77,37 @@ def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
     (offer,) = tmp_path.iterdir()
     assert offer.stat().st_mode & 0o777 == 0o600, "whoever knows the port and the id could join the ranks"
     assert rendezvous.offer(tmp_path, "1.0", nodes=2, interface="lo").host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("named", "nodes", "site", "told"),
+    [
+        ("127.0.1.1", 2, None, "ib0"),
+        ("10.1.2.3", 2, None, None),
+        ("", 2, None, "ib0"),
+        ("127.0.1.1", 2, "eth7", "eth7"),
+        ("127.0.1.1", 1, None, None),
+    ],
+)
+def test_gloo_is_told_an_interface_where_the_hosts_name_means_loopback(
+    named: str, nodes: int, site: str | None, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It binds to the address of the name by itself, and gives that to the other nodes."""
+
+    def resolved(name: str) -> str:
+        if not named:
+            raise socket.gaierror(f"{name}: Name or service not known")
+        return named
+
+    interfaces = {"lo": [SimpleNamespace(address="127.0.0.1")], "ib0": [SimpleNamespace(address="10.1.2.3")]}
+    monkeypatch.setattr(socket, "gethostbyname", resolved)
+    monkeypatch.setattr(rendezvous, "_address_of_route", lambda: "10.1.2.3")
+    monkeypatch.setattr(rendezvous.psutil, "net_if_addrs", lambda: interfaces)
+    offered = rendezvous.Offer(start="1.0", host="h", port=1, secret="s")
+    meeting = offered.meeting(node=1, nodes=nodes, interface=site)
+    run = configured("strategy=ddp", "devices=2", "nodes=2", *([f"site.network_interface={site}"] if site else []))
+    found = environment(run, "cpu", {}, cores=2, rendezvous=meeting)
+    assert (found.get("GLOO_SOCKET_IFNAME"), found.get("NCCL_SOCKET_IFNAME")) == (told, site)
 
 
 def test_a_host_whose_name_has_no_address_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

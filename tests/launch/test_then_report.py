@@ -62,8 +62,10 @@ def test_the_report_waits_for_what_is_queued_however_it_ends(
     assert not flags.keys() & {"--gpus-per-node", "--exclusive", "--nodelist"}
 
 
-def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path) -> None:
+def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warning long before the end would reach a report of 30 minutes at once, and end it."""
+    monkeypatch.setenv("SUBMITIT_PREEMPT_SIGNAL", "USR1")  # which no run expects
+    monkeypatch.setattr("submitit.slurm.slurm.SlurmJobEnvironment.USR_SIG", "USR1")
     options = ("exclusive=true", "nodelist=n1", "exclude=n2", "max_time_min=120", "partition=a,b")
     limits = ("launcher.time_limit_min=120", "launcher.signal_delay_s=3600")
     run = one_run([*ON_SITE, f"results={tmp_path}", *limits, *(f"site.{option}" for option in options)]).run

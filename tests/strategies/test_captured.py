@@ -107,13 +107,22 @@ def test_a_resumed_state_is_not_lost_in_the_warm_up(device: ScriptedCuda) -> Non
 
 
 class LongCapture(ScriptedCuda):
-    """A capture takes 5 s, and memory that is free afterwards."""
+    """A capture takes 5 s, and memory that is free afterwards; warming up for it takes more."""
 
-    def capture(self, work: Callable[[], None], device: torch.device, **others: Any) -> Callable[[], None]:
+    def capture(
+        self, work: Callable[[], None], device: torch.device, *, warm_up: Callable[[], None]
+    ) -> Callable[[], None]:
+        def warmed() -> None:
+            self._allocate_once(5000, device)
+            warm_up()
+            self._allocate_once(1000, device)
+
         self.now_s += 5.0
-        for size_bytes in (1000, -1000):
-            self.allocate(size_bytes, device)
-        return super().capture(work, device, **others)
+        return super().capture(work, device, warm_up=warmed)
+
+    def _allocate_once(self, size_bytes: int, device: torch.device) -> None:
+        self.allocate(size_bytes, device)
+        self.allocate(-size_bytes, device)
 
 
 @pytest.mark.slow

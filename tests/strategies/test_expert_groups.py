@@ -37,9 +37,20 @@ def one_expert_drifts(replica: Any, k: int) -> None:
 
     def drift() -> None:
         with torch.no_grad():
-            [*replica.copied()][-1].view(-1)[0] += 1e-6
+            [*replica.copied().values()][-1][-1].view(-1)[0] += 1e-6
 
     if replica._world.rank == 3:
+        once_after(replica, k, drift)
+
+
+def every_groups_second_drifts(replica: Any, k: int) -> None:
+    """In what all ranks hold; ranks with the same experts stay alike."""
+
+    def drift() -> None:
+        with torch.no_grad():
+            next(iter(replica.copied()[0])).view(-1)[0] += 1e-6
+
+    if replica._world.rank % RANKS:
         once_after(replica, k, drift)
 
 
@@ -56,12 +67,13 @@ def no_sums_from_now_on(replica: Any, k: int) -> None:
 @pytest.mark.slow
 def test_groups_pass_the_closing_check_which_compares_their_experts(tmp_path: Path) -> None:
     run = grouped("precision=fp32", "epochs=1", "clip_norm=1.0", "optimizer=adamw")
-    mutants = [(stays_right, 0), (one_expert_drifts, 2), (no_sums_from_now_on, 2)]
-    right, drifted, apart = run_ranks(on_ranks, 4, tmp_path, run, mutants)[0]
+    mutants = [(stays_right, 0), (one_expert_drifts, 2), (every_groups_second_drifts, 2), (no_sums_from_now_on, 2)]
+    right, drifted, together, apart = run_ranks(on_ranks, 4, tmp_path, run, mutants)[0]
     assert not failed(right), [row for row in right if row["passed"] is False]
     expected = {"settled", "exchanges", "copies", "loss", "bytes", "gradients", "update", "evaluation loss"}
     assert expected <= passed(right)
     assert "copies" in failed(drifted)
+    assert "copies" in failed(together)
     assert {"copies", "gradients", "bytes"} <= failed(apart)
 
 

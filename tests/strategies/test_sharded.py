@@ -71,6 +71,13 @@ def test_where_devices_hold_different_things_there_is_no_formula(strategy: str) 
     assert run.strategy.state_bytes(run, 1000) is None
 
 
+def test_frozen_parameters_have_neither_gradients_nor_states() -> None:
+    run = configure(*MLP, "strategy=ddp", "devices=2", "optimizer=adam")
+    assert run.strategy.state_bytes(run, 100, frozen=900) == 8 * (4 * 100 + 900)  # in fp64
+    sharded = configure(*MLP, "strategy=fsdp", "devices=2", "optimizer=adam")
+    assert sharded.strategy.state_bytes(sharded, 100, frozen=900) == 8 * (4 * 100 + 900) // 2
+
+
 def test_an_optimizer_whose_memory_grows_has_no_formula() -> None:
     run = configure(*DATA, "model=mlp", "optimizer=lbfgs", "batch_size=96")
     assert run.strategy.state_bytes(run, 1000) is None

@@ -211,21 +211,20 @@ class SyncReplica:
         slots = {name: [*map(self._local, each)] for name, each in self._slots.items()}
         return self._twin.optimizer_state(key, slots, self._local(self._step))
 
-    def copied(self) -> Iterable[NDArray[Any]]:
-        """The parameters; equal on all of this rank's devices, or it is an error of the suite."""
-        for name in self._twin.parameters:
-            first, *others = (copy.numpy() for copy in self._copies(self._values[name]))
-            assert all(np.array_equal(first, other) for other in others), f"{name} differs between devices"
-            yield first
+    def copied(self) -> Mapping[int, Iterable[NDArray[Any]]]:
+        """The parameters, of which all ranks hold the same."""
+        return {0: map(self._alike, self._twin.parameters)}
+
+    def _alike(self, name: str) -> NDArray[Any]:
+        """A parameter; equal on all of this rank's devices, or it is an error of the suite."""
+        first, *others = (copy.numpy() for copy in self._copies(self._values[name]))
+        assert all(np.array_equal(first, other) for other in others), f"{name} differs between devices"
+        result: NDArray[Any] = first
+        return result
 
     def _copies(self, variable: Any) -> Iterable[Any]:
         copies: Iterable[Any] = self._distribution.experimental_local_results(variable)
         return copies
-
-    @property
-    def copy_group(self) -> int:
-        """All ranks hold the same."""
-        return 0
 
     def local_state(self) -> State:
         """All variables of this rank's first device; the others' differ in running statistics, which nobody reads."""

@@ -25,7 +25,7 @@ from parallelbench.frameworks.tensorflow.twins import TwinState
 from parallelbench.measure.traffic import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -93,7 +93,6 @@ class TaskReplica:
     """A rank whose server gets its work from the coordinator: a worker, or a server of parameters."""
 
     whole_epochs: ClassVar[bool] = True
-    copy_group: ClassVar[int] = 0
     shares_at_evaluation: ClassVar[bool] = False
 
     def __init__(self, initial: State, run: RunConfig, world: TensorFlowWorld) -> None:
@@ -144,9 +143,9 @@ class TaskReplica:
         """Likewise."""
         return {}
 
-    def copied(self) -> Iterable[NDArray[Any]]:
+    def copied(self) -> Mapping[int, Iterable[NDArray[Any]]]:
         """None: workers read the parameters anew for every slice."""
-        return ()
+        return {}
 
     def local_state(self) -> State:
         """Rank 0 saves what the servers hold."""

@@ -131,7 +131,7 @@ class PipelineReplica(LayersReplica):
         self.hides_communication = position.tensor is not None and waits_are_hidden(
             world.device_type, compiled=run.compile
         )
-        self.copy_group = position.copy_group(world.rank)
+        self._copy_group = position.copy_group(world.rank)
         self._schedule = self._new_schedule()
         self._sums: list[Sums] = []
 
@@ -249,9 +249,11 @@ class PipelineReplica(LayersReplica):
         for grad, mean in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):
             grad.copy_(mean)
 
-    def copied(self) -> Iterable[Tensor]:
+    def copied(self) -> Mapping[int, Iterable[Tensor]]:
         """This rank's layers, or its shards of them, where other pipelines train the same."""
-        return [local(parameter) for parameter in self._layers.parameters()] if self._position.copies > 1 else []
+        if self._position.copies == 1:
+            return {}
+        return {self._copy_group: [local(parameter) for parameter in self._layers.parameters()]}
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:

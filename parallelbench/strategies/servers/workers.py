@@ -28,7 +28,7 @@ from parallelbench.strategies.servers.servers import (
 from parallelbench.strategies.state import FlatParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from parallelbench.config.components import Batch
     from parallelbench.config.run import RunConfig
@@ -174,9 +174,9 @@ class AsyncWorker(WorkerReplica):
 
     whole_epochs: ClassVar[bool] = True
 
-    def copied(self) -> Iterable[Tensor]:
+    def copied(self) -> Mapping[int, Iterable[Tensor]]:
         """None: each worker has fetched at another time."""
-        return ()
+        return {}
 
     def __init__(
         self,

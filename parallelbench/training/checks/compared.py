@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import psutil
 
 from parallelbench.config.components import EXACT, TRAITS
 from parallelbench.config.run import own_reference
 from parallelbench.strategies.single import Single
-from parallelbench.world.machine import memory_limit_bytes
+from parallelbench.world.machine import host_memory_bytes
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Traits
@@ -53,7 +51,7 @@ fp32, and plain code's in fp64."""
 def why_too_large(parameters: int) -> str:
     """Why this machine can't hold all that is compared of a whole model; empty: it can."""
     needed = _BYTES_COMPARED * parameters
-    there = min(psutil.virtual_memory().total, memory_limit_bytes() or sys.maxsize)
+    there = host_memory_bytes()
     if needed <= there:
         return ""
     return f"whole models of {parameters:,} parameters take {needed >> 30} GiB of host memory, of {there >> 30} GiB"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _HALF = 2**32
+_MOST_GROUPS = 2
+"""What a rank holds as one group of ranks does, and as another: dense parameters and shards."""
 
 
 class Copies(Observer):
@@ -29,27 +31,28 @@ class Copies(Observer):
 
     def __init__(self, replica: Replica, run: RunConfig, world: RankWorld) -> None:
         self._replica, self._run, self._world = replica, run, world
-        self._trained: int | None = None
-        self._evaluated: int | None = None
+        self._trained = dict[int, int]()
+        """Number of a group → checksum of what this rank holds as all of the group do."""
+        self._evaluated = dict[int, int]()
 
     def epoch_starts(self, epoch: int) -> None:
         self._epoch = epoch
 
     def epoch_trained(self, trained: Any) -> Row:
-        self._trained = self._checksum()
+        self._trained = self._checksums()
         return {}
 
     def epoch_evaluated(self, evaluated: Any) -> Row:
-        self._evaluated = self._checksum()
+        self._evaluated = self._checksums()
         return {}
 
     def sums(self) -> list[float]:
-        """Whether this rank holds something, and whether it has changed; then a table with one row a rank."""
-        table = [0.0] * (4 * self._world.size)
-        if self._evaluated is not None:
-            halves = map(float, divmod(self._evaluated % 2**64, _HALF))
-            table[4 * self._world.rank : 4 * self._world.rank + 4] = [1.0, float(self._replica.copy_group), *halves]
-        return [float(self._trained is not None), float(self._trained != self._evaluated), *table]
+        """Whether this rank holds something, and whether it has changed; then a table with two rows a rank."""
+        table, first = [0.0] * (4 * _MOST_GROUPS * self._world.size), 4 * _MOST_GROUPS * self._world.rank
+        for place, (group, checksum) in enumerate(self._evaluated.items()):
+            start = first + 4 * place
+            table[start : start + 4] = [1.0, float(group), *map(float, divmod(checksum % 2**64, _HALF))]
+        return [float(bool(self._trained)), float(self._trained != self._evaluated), *table]
 
     def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
         held, changed, *table = total
@@ -83,21 +86,22 @@ class Copies(Observer):
     def _is_last(self) -> bool:
         return self._epoch == self._run.epochs
 
-    def _checksum(self) -> int | None:
-        copied = list(self._replica.copied())
-        return self._world.checksum(copied) if copied else None
+    def _checksums(self) -> dict[int, int]:
+        held = {group: list(copied) for group, copied in self._replica.copied().items()}
+        return {group: self._world.checksum(copied) for group, copied in held.items() if copied}
 
 
 def unlike_ranks(table: Sequence[float]) -> tuple[int, int]:
     """How many ranks have a checksum that others should have, too; how many have another one than the first of them.
 
-    `table`: four numbers a rank: whether it holds anything, its group, whose ranks hold copies of each other, and the
-    halves of its checksum.
+    `table`: two rows of four numbers a rank: whether it holds anything, the group, whose ranks hold copies of each
+    other, and the halves of the checksum.
     """
-    groups: dict[float, list[tuple[float, ...]]] = defaultdict(list)
+    groups: dict[float, list[tuple[int, list[float]]]] = defaultdict(list)
     for start in range(0, len(table), 4):
         holds, group, *checksum = table[start : start + 4]
         if holds:
-            groups[group].append(tuple(checksum))
+            groups[group].append((start // (4 * _MOST_GROUPS), checksum))
     copied = [members for members in groups.values() if len(members) > 1]
-    return sum(map(len, copied)), sum(one != members[0] for members in copied for one in members)
+    unlike = {rank for members in copied for rank, checksum in members if checksum != members[0][1]}
+    return len({rank for members in copied for rank, _ in members}), len(unlike)

@@ -24,7 +24,7 @@ from parallelbench.strategies.single import Single
 from parallelbench.training.session import RankSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -176,7 +176,7 @@ class LightSums:
 class LightReplica:
     """Softmax regression by gradient descent, with what the loop asks of a `Replica`."""
 
-    data_shard, copy_group, shares_at_evaluation = Shard(), 0, False
+    data_shard, shares_at_evaluation = Shard(), False
 
     def __init__(self, run: RunConfig, *, inputs: int) -> None:
         strategy: Any = run.strategy
@@ -205,8 +205,8 @@ class LightReplica:
         correct = (logs.argmax(axis=1) == labels).sum()
         return logs, LightSums([(float(loss), float(correct))], batch.size)
 
-    def copied(self) -> Iterable[NDArray[np.float64]]:
-        return [self.weights]
+    def copied(self) -> Mapping[int, Iterable[NDArray[np.float64]]]:
+        return {0: [self.weights]}
 
     def local_state(self) -> dict[str, Any]:
         return {"weights": self.weights}
