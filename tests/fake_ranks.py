@@ -51,7 +51,7 @@ PRELOADED = (
     *("torch.distributed.optim", "torch.nn.parallel"),
     *("torch._subclasses.fake_tensor", "torch.utils.flop_counter"),
     *("parallelbench.strategies.tensor.shards", "parallelbench.strategies.pipeline.stages"),
-    "parallelbench.strategies.expert.exchange",
+    "parallelbench.strategies.expert.dispatch",
     *("parallelbench.strategies.servers.servers", "parallelbench.strategies.lbfgs.sandblaster"),
 )
 """Loaded once, before the cases' processes are forked."""

@@ -16,7 +16,7 @@ from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.run import RunConfig
 from parallelbench.measure import layers
-from parallelbench.measure.counting import Kernels, decode_counts, encode_counts
+from parallelbench.measure.layer_counts import Kernels, decode_counts, encode_counts
 from parallelbench.measure.layers import (
     LARGE,
     WINOGRAD,

@@ -178,7 +178,7 @@ CAVEATS = {
     Fit.TOO_CLOSE: "whether it fits is too close to call",
 }
 """What must be said of a choice that may not fit."""
-WORDS_OF: dict[Objective, str] = {"time": "time", "gpu_hours": "time", "energy": "energy", "memory": "memory"}
+COUNTED: dict[Objective, str] = {"time": "time", "gpu_hours": "time", "energy": "energy", "memory": "memory"}
 """What an objective counts, of equally many devices."""
 GIB = 2.0**30
 
@@ -296,7 +296,7 @@ def _faster(rows: Sequence[Row], choice: Row, objective: Objective) -> str:
     if best is None:
         return ""
     share = best.cost(objective) / choice.cost(objective)
-    return f"{_named(best)} would take {share:.2f} times as much {WORDS_OF[objective]}, but {CAVEATS[best.fit]}"
+    return f"{_named(best)} would take {share:.2f} times as much {COUNTED[objective]}, but {CAVEATS[best.fit]}"
 
 
 def _clearly_less(row: Row, choice: Row, objective: Objective) -> bool:

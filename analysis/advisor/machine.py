@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.measure.counting import IMAGES
+from parallelbench.measure.layer_counts import IMAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ class MachineFigures:
     network: TierFigures | None
     """None: there is one node."""
     kernels: Mapping[str, KernelRates] = field(default_factory=dict)
-    """Kind of operations (`parallelbench.measure.counting`) → what was measured, in fp32; of others see `kernel`."""
+    """Kind of operations (`measure.layer_counts`) → what was measured, in fp32; of others see `kernel`."""
     sharding: Sharding | None = None
     """None: never measured; copies and messages are then all that sharding is taken to cost."""
     multiprocessors: int | None = None

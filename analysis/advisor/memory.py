@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.strategies import SuiteJob
-    from parallelbench.measure.counting import LayerMemory, ModelMemory
+    from parallelbench.measure.layer_counts import LayerMemory, ModelMemory
 
 
 WHOLE = StateShards.even(1)

@@ -14,13 +14,13 @@ from analysis.advisor.fit import of_a_step
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
-from parallelbench.measure.counting import decode_counts, decode_memory
+from parallelbench.measure.layer_counts import decode_counts, decode_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parallelbench.config.run import RunConfig
-    from parallelbench.measure.counting import LayerCount, ModelMemory
+    from parallelbench.measure.layer_counts import LayerCount, ModelMemory
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from analysis.runs.reader import load
 from parallelbench.config.build import PLUGIN_SOURCES, from_mapping
 from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.measure.counting import decode_counts
+from parallelbench.measure.layer_counts import decode_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from analysis.comparison.work import Differences
     from analysis.runs.reader import Runs
     from parallelbench.config.run import RunConfig
-    from parallelbench.measure.counting import LayerCount
+    from parallelbench.measure.layer_counts import LayerCount
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -162,8 +162,8 @@ def tiled_flops(layouts: Layouts, processors: Values) -> Values:
     background", tile and wave quantization).
     """
 
-    def tiled(*sizes: Values) -> Values:
-        return _tiled(*sizes, processors)
+    def tiled(rows: Values, columns: Values, depth: Values) -> Values:
+        return _tiled(rows, columns, depth, processors)
 
     rows, width, units = tokens(layouts), layouts.hidden, layouts.mlp_width / layouts.tensor
     queries = (1.0 + 2.0 * layouts.kv_heads / layouts.heads) * width / layouts.tensor

@@ -28,6 +28,7 @@ from analysis.claims.claim import (
 )
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
 from analysis.comparison.work import BASELINES, WAYS, canonical, definitions, is_below, varying_keys, work_label
+from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed, undisturbed_epochs
 from analysis.metrics.epochs import AS_TEXT, gathered, numbered
 from analysis.metrics.runs import (
     computation_per_communication,
@@ -36,7 +37,6 @@ from analysis.metrics.runs import (
     steps_to_accuracy,
     time_to_accuracy,
 )
-from analysis.metrics.validity import disturbed_to_accuracy, resting_on_disturbed, undisturbed_epochs
 from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
 

@@ -19,7 +19,7 @@ from analysis.comparison.configurations import facts
 from analysis.comparison.issues import Blocker, Issue
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
-from analysis.metrics.validity import resting_on_disturbed
+from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:
@@ -334,15 +334,12 @@ class ClaimedEffect:
         least, most = self._spreads
         if least is None or most is None:
             return None
-        low, high = least.ends(error, more)
-        return low, high if least is most else most.ends(error, more)[1]
+        return least.ends(error, more)[0], most.ends(error, more)[1]
 
     @cached_property
     def _spreads(self) -> tuple[Spread | None, Spread | None]:
-        """Of the least possible effects, and of the largest possible ones; one object where nothing is uncertain."""
-        values, least, most = zip(*self.effect.values.values(), strict=True)
-        if values == least == most:
-            return self._exact, self._exact
+        """Of the least possible effects, and of the largest possible ones."""
+        _, least, most = zip(*self.effect.values.values(), strict=True)
         return self._spread(least), self._spread(most)
 
     @cached_property

@@ -124,16 +124,11 @@ def error_of_intervals(runs: Runs, metric: str | None = None) -> float:
     """The error of each interval of a metric's ratio (None: of the speed-up): all that are not one device's own are
     looked at together.
     """
-    return of_several(speed_ups(runs) if metric is None else (pairing.ratio(metric) for pairing in _others(runs)))
-
-
-def speed_ups(runs: Runs) -> list[Ratio]:
-    """Those of all configurations but one device itself."""
-    return [ratio for ratio, _ in speed_ups_and_repeats(runs)]
+    return of_several(each.speed_up() if metric is None else each.ratio(metric) for each in _others(runs))
 
 
 def speed_ups_and_repeats(runs: Runs) -> list[tuple[Ratio, int]]:
-    """The same, each with the highest repeat of its configurations."""
+    """The speed-ups of all configurations but one device itself, each with the highest repeat of its configurations."""
     return [(ratio, pairing.highest_repeat) for pairing in _others(runs) if (ratio := pairing.speed_up())]
 
 

@@ -14,9 +14,9 @@ from analysis.comparison.counterparts import NO_COUNTERPART, held_against_one_de
 from analysis.comparison.issues import format_differences, rests_on_disturbed, unlike_contents
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
+from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, miscounted, numbered_epochs
 from analysis.metrics.runs import per_run
-from analysis.metrics.validity import resting_on_disturbed
 from analysis.runs.reader import format_skipped, once
 from analysis.text import listed, number_of_runs
 from parallelbench.errors import ConfigError

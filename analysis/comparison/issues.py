@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from analysis import text
 from analysis.comparison.ratio import FEWEST_REPEATS
 from analysis.comparison.work import PROBED, Differences, plain
-from analysis.metrics.validity import beyond_own_cores, partly_unmeasured
+from analysis.metrics.cores_used import beyond_own_cores
+from analysis.metrics.disturbed_times import partly_unmeasured
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.measure import environment_match
 

@@ -15,9 +15,9 @@ import msgspec
 import polars as pl
 
 from analysis.comparison.work import PROBED, definitions, is_baseline
+from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import per_run
-from analysis.metrics.validity import resting_on_disturbed
 from analysis.runs.reader import once
 from parallelbench.measure import environment_match
 

@@ -31,8 +31,8 @@ from analysis.figures.chart import (
     with_medians,
     written,
 )
+from analysis.metrics.disturbed_times import disturbed_to_accuracy
 from analysis.metrics.runs import measured_bubbles, ring_times
-from analysis.metrics.validity import disturbed_to_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

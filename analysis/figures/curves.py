@@ -224,12 +224,12 @@ class Across:
     column: str
     roots: tuple[str, ...]
     """The keys of the configuration that differ with it."""
-    follow: tuple[str, ...] = ()
-    """Of these, those that need not: where they differ at one level, each of their values is a panel of its own."""
     name: str
     metric: str = RATE
     """Of `per_run`."""
     counted: str = "samples per second"
+    follow: tuple[str, ...] = ()
+    """Of the keys, those that need not: where they differ at one level, each of their values is a panel of its own."""
 
     def rates(self, runs: Runs, *also: str) -> pl.DataFrame:
         """The rate in steady state of every displayed run that another differs from in the quantity only.

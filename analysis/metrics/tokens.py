@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from parallelbench.measure.counting import decode_counts
+from parallelbench.measure.layer_counts import decode_counts
 
 if TYPE_CHECKING:
-    from parallelbench.measure.counting import LayerCount
+    from parallelbench.measure.layer_counts import LayerCount
 
 
 FORWARD_AND_BACKWARD = 3

@@ -32,9 +32,9 @@ from analysis.figures import draw, specification, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import require_accuracy
-from analysis.report import claims, latex, notes, publication
-from analysis.report.notes import environment
+from analysis.report import answers, claims, latex, publication, warnings
 from analysis.report.tables import Cell, Shown, Table, cells
+from analysis.report.warnings import environment
 from analysis.runs.reader import load
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
@@ -201,9 +201,9 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
     return pages.get_template("report.html.j2").render(
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
-        headline=notes.headline(runs),
+        headline=answers.headline(runs),
         matrix=matrix(runs),
-        warnings=notes.warnings(runs),
+        warnings=warnings.warnings(runs),
         measured=_measured(runs),
         **_figures(drawn),
         configurations=_table(summary(runs), "configurations"),

@@ -277,8 +277,9 @@ def _checking(folder: Path, interface: str | None, options: list[str]) -> int:
 
 
 def _through(interface: str | None) -> None:
-    if interface:
-        os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    of_gloo = rendezvous.interface_of(interface, nodes=int(os.environ["SLURM_NTASKS"]))
+    found = {"GLOO_SOCKET_IFNAME": of_gloo, "NCCL_SOCKET_IFNAME": interface}
+    os.environ |= {name: each for name, each in found.items() if each}
 
 
 def met(folder: Path, interface: str | None) -> Rendezvous:
@@ -289,7 +290,7 @@ def met(folder: Path, interface: str | None) -> Rendezvous:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if (offer := rendezvous.read(folder)) is not None:
-            return offer.meeting(node=node, nodes=nodes)
+            return offer.meeting(node=node, nodes=nodes, interface=interface)
         time.sleep(rendezvous.POLL_S)
     raise TimeoutError(
         f"node 0 did not write its address to {folder} within {WAIT_S:g} s: do all nodes see that folder?"

@@ -16,7 +16,7 @@ import msgspec
 from launch.launcher import RunStatus
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
-from launch.slurm.retry import what_must_change
+from launch.slurm.retry import ran_out, what_must_change
 from launch.slurm.sbatch import Hours, most_seconds
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import HEARTBEAT_S, Attempt

@@ -35,7 +35,7 @@ def report(
     from analysis.comparison.configurations import unreached
     from analysis.folders import load_all, replications
     from analysis.metrics.runs import require_accuracy
-    from analysis.report.notes import answers
+    from analysis.report.answers import answers
     from analysis.report.page import write_report_of
 
     require_accuracy(target)

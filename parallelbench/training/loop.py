@@ -13,8 +13,8 @@ from parallelbench.measure.clock import TimedWindow
 from parallelbench.measure.traffic import KINDS, Sent
 from parallelbench.results.telemetry import NOTHING
 from parallelbench.training import observers
-from parallelbench.training.checks.compared import checks_arithmetic
 from parallelbench.training.checks.copies import Copies
+from parallelbench.training.checks.tolerances import checks_arithmetic
 from parallelbench.world import cuda
 from parallelbench.world.machine import node_name
 

@@ -23,9 +23,9 @@ from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal
 from parallelbench.training.checks.before_training import Reference
 from parallelbench.training.checks.closing import why_no_steps
-from parallelbench.training.checks.compared import CLOSING_STEPS, Finding, as_reference
 from parallelbench.training.checks.parity import as_arrays, as_checked, checks_parity
 from parallelbench.training.checks.plain_step import Judge, Taken
+from parallelbench.training.checks.tolerances import CLOSING_STEPS, Finding, as_reference
 from parallelbench.training.exchange import Exchange, Order
 from parallelbench.training.failure import record
 from parallelbench.training.torch_session import build_loader, build_model

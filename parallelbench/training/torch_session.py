@@ -23,7 +23,6 @@ from parallelbench.results.tables import INITIAL
 from parallelbench.training import session
 from parallelbench.training.checks.before_training import Initial, check_arithmetic, check_parity
 from parallelbench.training.checks.closing import ClosingCheck
-from parallelbench.training.checks.compared import Finding, checks_arithmetic, why_too_large
 from parallelbench.training.checks.components import (
     check_logits,
     check_rate,
@@ -33,6 +32,7 @@ from parallelbench.training.checks.components import (
 )
 from parallelbench.training.checks.excerpt import excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
+from parallelbench.training.checks.tolerances import Finding, checks_arithmetic, why_too_large
 from parallelbench.training.replica import new_replica
 from parallelbench.training.session import RankSession
 from parallelbench.world import machine

@@ -12,7 +12,7 @@ from launch.sweep import expand
 from launch.verbs import advise
 from launch.verbs import run as run_module
 from parallelbench.cli import main
-from parallelbench.measure.counting import encode_counts
+from parallelbench.measure.layer_counts import encode_counts
 from parallelbench.results.folder import RunFolder
 from tests.advisor.machine import layer
 from tests.advisor.test_advise import row

@@ -172,7 +172,7 @@ def _tracked_bytes(run: Any) -> float:
 
 def test_a_walk_through_two_layers_by_hand() -> None:
     """Kept, peaks and gradients as one adds them up on paper."""
-    from parallelbench.measure.counting import LayerMemory, Linear, ModelMemory
+    from parallelbench.measure.layer_counts import LayerMemory, Linear, ModelMemory
 
     none = {"cpu": 0.0}
 

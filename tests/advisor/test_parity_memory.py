@@ -18,9 +18,9 @@ from parallelbench.data.tokens import Tokens
 from parallelbench.models.gpt import Gpt
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
-from parallelbench.training.checks.compared import as_reference
 from parallelbench.training.checks.excerpt import SMALL_BYTES, excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity
+from parallelbench.training.checks.tolerances import as_reference
 from tests.advisor.machine import machine
 
 pytestmark = pytest.mark.slow

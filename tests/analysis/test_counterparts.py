@@ -24,10 +24,10 @@ from analysis.comparison.counterparts import (
 )
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.ratio import SpeedVerdict
-from analysis.report.notes import warnings
+from analysis.report.warnings import warnings
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks.compared import UNIT_ROUNDOFF
+from parallelbench.training.checks.tolerances import UNIT_ROUNDOFF
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
 from tests.analysis.factory import Fake, config, published

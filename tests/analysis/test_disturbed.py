@@ -15,7 +15,7 @@ from analysis.comparison.exclusions import format_exclusions
 from analysis.figures import draw
 from analysis.figures.chart import DISTURBED
 from analysis.metrics.columns import page_columns
-from analysis.metrics.validity import undisturbed_epochs
+from analysis.metrics.disturbed_times import undisturbed_epochs
 from analysis.report.page import render
 from analysis.report.tables import cells
 from analysis.text import DISTURBED_MARK

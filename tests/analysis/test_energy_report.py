@@ -9,7 +9,7 @@ import pytest
 from analysis import load
 from analysis.figures import draw
 from analysis.metrics.runs import per_run
-from analysis.report import notes
+from analysis.report import warnings
 from tests.analysis.factory import config, published
 from tests.analysis.test_metrics import powered
 
@@ -76,7 +76,7 @@ def test_gpus_that_were_slowed_down_are_named(tmp_path: Path) -> None:
         published(config(tmp_path, repeat=repeat), fake)
     runs = load(tmp_path)
     assert sorted(per_run(runs)["steady_gpu_throttle_reasons"]) == [0x0, 0x4, 0x40, 0x43]
-    said = [warning for warning in notes.warnings(runs) if "Clocks were lowered" in warning]
+    said = [warning for warning in warnings.warnings(runs) if "Clocks were lowered" in warning]
     assert sorted(said) == [
         "Clocks were lowered by heat (hardware) while these trained, which made their times longer: "
         "single × 1 (2 repeats).",

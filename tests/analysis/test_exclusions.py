@@ -10,7 +10,7 @@ from analysis import by, compare, format_exclusions, load
 from analysis.comparison import gate
 from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
-from analysis.report.notes import warnings
+from analysis.report.warnings import warnings
 from parallelbench.cli import main
 from tests.analysis.factory import STARTUP, Fake, config, failed, published, steady
 from tests.faults import fault

@@ -18,7 +18,7 @@ from analysis.comparison.pairing import one_after_the_other
 from analysis.figures.bars import time_to_accuracy
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import per_run
-from analysis.report.notes import warnings
+from analysis.report.warnings import warnings
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import differences, entries
 from tests.analysis.factory import Fake, config, published, steady

@@ -10,7 +10,7 @@ import pytest
 from analysis import load, per_run, summary
 from analysis.claims import judge_all
 from analysis.figures import draw
-from analysis.report import notes
+from analysis.report import answers
 from analysis.report.page import Drawn, render
 from analysis.runs.published import INDISPENSABLE, LOADED
 from parallelbench.results.folder import find_runs
@@ -61,7 +61,7 @@ def test_all_answers_come_without_later_columns(tables: tuple[str, ...], tmp_pat
     assert runs.run.height == len(folders)
     drawn = [Drawn(figure, "") for figure in draw(runs)]
     assert "<html" in render(runs, drawn)
-    assert notes.headline(runs)
+    assert answers.headline(runs)
     assert summary(runs).height
     assert judge_all(runs)
 

@@ -19,7 +19,7 @@ from analysis.comparison.pairing import paired
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.comparison.run import compared_runs
 from analysis.figures import draw
-from analysis.report import notes
+from analysis.report import answers, warnings
 from analysis.runs.published import LOADED
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
@@ -108,11 +108,11 @@ def test_every_room_gives_the_answers(
     assert (figures["scaling"].chart is not None) == (sweep.speed_up is not None)
     if sweep.counted:
         words["scaling"] = figures["scaling"].finding
-    words["report"] = "\n".join([*notes.headline(runs), *notes.warnings(runs)])
+    words["report"] = "\n".join([*answers.headline(runs), *warnings.warnings(runs)])
     for room, said in words.items():
         assert sweep.why in said, room
         assert sweep.why or not any(each.why and each.why in said for each in SWEEPS.values()), room
-    assert sweep.speed_up is None or f"{sweep.speed_up:.2f} times as fast" in notes.headline(runs)[0]
+    assert sweep.speed_up is None or f"{sweep.speed_up:.2f} times as fast" in answers.headline(runs)[0]
 
 
 @pytest.mark.parametrize(("number", "key"), list(enumerate(sorted({*MUST_MATCH, *VARIABLES} - {PACKED}))))  # a column
@@ -140,7 +140,7 @@ ASYNC_ERRORS = "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING"
 def test_what_may_differ_is_compared_and_told(key: str, usual: Runs) -> None:
     runs = in_environments(usual, {key: "one"}, {key: "another"})
     assert summary(runs).row(1, named=True)["speed_up"] == pytest.approx(SPEED_UP)
-    told = [*notes.warnings(runs), *by(runs, "strategy", "ddp", "single", across=["devices"]).notes]
+    told = [*warnings.warnings(runs), *by(runs, "strategy", "ddp", "single", across=["devices"]).notes]
     assert sum(f"differ in {key}" in note for note in told) == (2 if key in REPORTED else 0)
 
 
@@ -175,7 +175,7 @@ def test_the_launcher_shares_the_cores_out_among_gpus_and_a_cpu_device_keeps_its
         return
     assert summary(runs).row(1, named=True)["verdict"] == SpeedVerdict.FASTER.value
     assert any(f"{key}: " in note for note in by(runs, "strategy", "single", "ddp", across=["devices"]).notes)
-    assert any(key in warning for warning in notes.warnings(runs)), "a difference that the launcher explains is told"
+    assert any(key in warning for warning in warnings.warnings(runs)), "a difference that the launcher explains is told"
 
 
 @pytest.mark.cases("1-not comparable")

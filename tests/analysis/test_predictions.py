@@ -14,7 +14,7 @@ from analysis.advisor.sweep_evidence import sweep_evidence
 from analysis.figures import predictions
 from analysis.folders import load
 from analysis.runs.reader import Runs
-from parallelbench.measure.counting import encode_counts
+from parallelbench.measure.layer_counts import encode_counts
 from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
 from tests.analysis.factory import Fake, config, published
 from tests.faults import fault

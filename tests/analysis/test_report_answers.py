@@ -12,7 +12,7 @@ from analysis import load
 from analysis.claims import judge
 from analysis.comparison.configurations import facts
 from analysis.metrics.runs import computation_per_communication
-from analysis.report import notes, page
+from analysis.report import answers, page, warnings
 from analysis.report.claims import shown, summed_up, table
 from analysis.report.page import _measured, matrix
 from tests.analysis.factory import Fake, config, failed, published, steady
@@ -44,7 +44,7 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
     assert verdicts == {"batch size 64": ["slower", ""], "batch size 128": ["faster", "faster"]}
     assert [group for group, _ in found.rows] == list(verdicts), "numbers sort as numbers"
     assert found.rows[0][1][0].speed_up == "0.67 ×"
-    told = notes.headline(load(tmp_path))
+    told = answers.headline(load(tmp_path))
     assert told[0] == "Beside one device, over 2 kinds of work and 3 configurations: 2 faster, 1 slower."
     assert [line.partition(" (")[0] for line in told[1:3]] == ["Fastest: ddp × 4", "Slowest: ddp × 2"]
     # Of more configurations than works, each is a row; where no run counts, the cell says why.
@@ -76,12 +76,12 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
 def test_ties_with_the_fastest_are_named_and_one_device_is_where_all_are_slower(tmp_path: Path) -> None:
     times = {("single", 1): 4.0, ("ddp", 2): 10.0, ("fsdp", 2): 10.0, ("ddp", 4): 6.0, ("fsdp", 4): 6.01}
     plant(tmp_path, times)
-    told = notes.headline(load(tmp_path))
+    told = answers.headline(load(tmp_path))
     assert told[0] == "One device is fastest."
     assert told[1].startswith("ddp × 4 trains an epoch 0.67 times")
     assert told[1].endswith(" Not told apart from it: fsdp × 4.")
     plant(tmp_path, times, batch_size=64)
-    told = notes.headline(load(tmp_path))
+    told = answers.headline(load(tmp_path))
     assert told[0] == "One device is fastest in all 2 kinds of work."
     assert told[2].startswith("Fastest: ddp × 4 (")
     assert told[2].endswith(" Not told apart from it: fsdp × 4.")
@@ -90,12 +90,12 @@ def test_ties_with_the_fastest_are_named_and_one_device_is_where_all_are_slower(
 
 @pytest.mark.slow
 def test_one_line_says_what_to_measure_next(usual: Runs) -> None:
-    assert not any(line.startswith("Next") for line in notes.headline(usual))
+    assert not any(line.startswith("Next") for line in answers.headline(usual))
     outcomes = pl.when(FIRST).then(pl.lit("error")).when(IN_TWO & (pl.col("repeat") == 1)).then(pl.lit("oom"))
     runs = altered(usual, "run", outcome=outcomes.otherwise("outcome"))
     few = runs.only(set(runs.run.filter(pl.col("repeat") < 4)["run_id"]))
-    assert "(sweep.repeats=8)" in "".join(notes.warnings(few)), "4 more than the 2 that count, after the fourth"
-    assert notes.headline(few)[-1] == "Next: submit the sweep again with `sweep.repeats=8 --retry error`."
+    assert "(sweep.repeats=8)" in "".join(warnings.warnings(few)), "4 more than the 2 that count, after the fourth"
+    assert answers.headline(few)[-1] == "Next: submit the sweep again with `sweep.repeats=8 --retry error`."
 
 
 def test_epochs_sort_as_numbers(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_limits_the_numbers_is_told(
 ) -> None:
     runs = altered(usual, table_name, **columns)
     first = runs.run.filter(FIRST)["slug"].item()
-    new = [line for line in notes.warnings(runs) if line not in notes.warnings(usual)]
+    new = [line for line in warnings.warnings(runs) if line not in warnings.warnings(usual)]
     for words in told:
         assert any(words.format(first=first) in line for line in new), new
     assert sum("Excluded" in line for line in new) <= 1, "named once, not run by run"
@@ -176,7 +176,7 @@ def test_what_limits_the_numbers_is_told(
 @pytest.mark.slow
 def test_a_runs_own_warning_is_told_by_the_report_and_by_claims(usual: Runs) -> None:
     runs = altered(usual, "run", warnings=pl.when(FIRST).then(pl.lit("its clock went back")))
-    (line,) = [line for line in notes.warnings(runs) if "its clock went back" in line]
+    (line,) = [line for line in warnings.warnings(runs) if "its clock went back" in line]
     assert line.startswith("ddp × 2: its clock went back (1 run: ")
     (case,) = judge(runs, claim(), seed="0").cases
     assert case.warnings == ("its clock went back",)

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from analysis import load, per_run, summary
-from analysis.report import notes
+from analysis.report import warnings
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
@@ -35,7 +35,7 @@ def test_only_runs_whose_whole_model_was_never_compared_are_listed(strategy: str
     published(config(tmp_path, strategy="tensor_parallel", devices=2))
     runs = load(tmp_path)
     assert [
-        name for line in notes._parity_off(runs) for name in ("ddp", "fsdp", "tensor_parallel") if name in line
+        name for line in warnings._parity_off(runs) for name in ("ddp", "fsdp", "tensor_parallel") if name in line
     ] == [strategy]
     made = set(per_run(runs)["checks_made"].to_list())
     assert made == {"not compared: steps (made up)", "passed: gradients"}
@@ -48,4 +48,4 @@ def test_results_of_before_the_column_say_nothing_of_it(tmp_path: Path) -> None:
     rewrite(folder, TABLES_VERSION - 1, lambda tables: tables | {"run": tables["run"].drop("parity_model")})
     runs = load(tmp_path)
     assert per_run(runs)["parity_small_only"].to_list() == [False]
-    assert notes._parity_off(runs) == []
+    assert warnings._parity_off(runs) == []

@@ -19,7 +19,7 @@ from analysis.metrics.columns import OF_TOKENS
 from analysis.report import page as page_module
 from analysis.report.tables import summary_table
 from parallelbench import cli
-from parallelbench.measure.counting import LayerCount, encode_counts
+from parallelbench.measure.layer_counts import LayerCount, encode_counts
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite

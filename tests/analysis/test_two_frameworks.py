@@ -10,8 +10,8 @@ import pytest
 from analysis import by, load, summary
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.metrics.columns import page_columns
-from analysis.report.notes import warnings
 from analysis.report.tables import cells
+from analysis.report.warnings import warnings
 from tests.analysis.factory import Fake, config, published, steady
 
 if TYPE_CHECKING:

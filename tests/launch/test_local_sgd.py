@@ -19,8 +19,8 @@ from launch.sweep.compose import Extension
 from parallelbench.config.build import component_class
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks.compared import as_reference, rounding
 from parallelbench.training.checks.parity import as_checked, checks_parity, parity_reference
+from parallelbench.training.checks.tolerances import as_reference, rounding
 from tests.helpers import TINY
 from tests.launch.programs import program
 from tests.ranks import run_ranks

@@ -19,7 +19,7 @@ import yaml
 
 from analysis import excluded, load
 from analysis.comparison.exclusions import Exclusion
-from analysis.report.notes import warnings
+from analysis.report.warnings import warnings
 from launch.attempt import processes
 from launch.attempt.processes import Training, WarmWorkers, _Parent
 from launch.sweep import one_run

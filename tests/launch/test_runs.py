@@ -19,7 +19,7 @@ import pytest
 
 from analysis import excluded, load, summary
 from analysis.metrics.epochs import per_epoch
-from analysis.report.notes import warnings
+from analysis.report.warnings import warnings
 from parallelbench.cli import main
 from parallelbench.results.folder import find_runs
 from parallelbench.results.publish import NO_CLOSING

@@ -17,13 +17,13 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.models.gpt_layers import CausalAttention, TokenEmbed, attended
+from parallelbench.strategies.autograd import exchanged
 from parallelbench.strategies.context.attention import Ring
 from parallelbench.strategies.context.tokens import ContextGroup
 from parallelbench.strategies.data_parallel import ring
 from parallelbench.strategies.data_parallel.ring import ring_average
-from parallelbench.strategies.exchange import exchanged
-from parallelbench.strategies.expert import exchange
-from parallelbench.strategies.expert.exchange import GroupSums, TokenExchange, expert_mesh
+from parallelbench.strategies.expert import dispatch
+from parallelbench.strategies.expert.dispatch import GroupSums, TokenExchange, expert_mesh
 from parallelbench.strategies.fsdp import shards as fsdp_shards
 from parallelbench.strategies.lbfgs import sandblaster
 from parallelbench.strategies.lbfgs.sandblaster import ShardedVector
@@ -338,7 +338,7 @@ FAULTS: dict[tuple[str, str, int, str], dict[str, Plant]] = {
     ("moe", "expert_parallel", 2, ""): {
         "gradients are summed": in_code(DTensor, "register_hook", lambda _: lambda *_: None),
         "rows come back further on": in_code(TokenExchange, "__call__", rows_one_place_further),
-        "gradients of rows don't travel back": with_gradient(exchange, lambda values, _: torch.zeros_like(values)),
+        "gradients of rows don't travel back": with_gradient(dispatch, lambda values, _: torch.zeros_like(values)),
     },
     ("moe", "expert_parallel", 4, "strategy.expert_ranks=2"): {
         "groups apart": in_code(GroupSums, "begin", lambda _: lambda *_: None),

@@ -16,7 +16,7 @@ from parallelbench.config.run_rules import check_run
 from parallelbench.environments import TENSORFLOW_PYTHON, require
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks import RENDEZVOUS, meeting
-from parallelbench.frameworks.meeting import PatienceError, Watchdog, host_group, join_group
+from parallelbench.frameworks.control_group import PatienceError, Watchdog, host_group, join_group
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.exits import exits_file, read_exits
 from parallelbench.training import starter

@@ -167,7 +167,7 @@ class MirroredCopies(TensorFlowStrategy, frozen=True, kw_only=True):
 
     def prepare(self, model: Any, run: RunConfig, world: Any) -> Any:
         """This rank's replica; `model` is the initial state, under torch's names, in torch's layout."""
-        from parallelbench.frameworks.tensorflow.replica import SyncReplica
+        from parallelbench.frameworks.tensorflow.synchronous import SyncReplica
 
         return SyncReplica(model, run, world)
 

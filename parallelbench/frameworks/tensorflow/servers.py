@@ -20,7 +20,7 @@ from parallelbench.frameworks.tensorflow.feed import (
     orders_of_shard,
     padded,
 )
-from parallelbench.frameworks.tensorflow.replica import StepSums
+from parallelbench.frameworks.tensorflow.synchronous import StepSums
 from parallelbench.frameworks.tensorflow.twins import TwinState
 from parallelbench.measure.traffic import Traffic
 

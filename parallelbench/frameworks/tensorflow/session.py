@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from parallelbench.frameworks.meeting import PatienceError, Watchdog
+from parallelbench.frameworks.control_group import PatienceError, Watchdog
 from parallelbench.frameworks.tensorflow.twins import BUFFERS
 from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
 from parallelbench.loaders.order import endless
 from parallelbench.measure.memory import release
-from parallelbench.training.checks.compared import CLOSING_STEPS
 from parallelbench.training.checks.parity import ComparedStep, as_checked, checks_parity, gathered, parity_rows
+from parallelbench.training.checks.tolerances import CLOSING_STEPS
 from parallelbench.training.exchange import Exchange
 from parallelbench.training.failure import give_up
 from parallelbench.training.session import RankSession, require_one_type

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET
-from parallelbench.frameworks.meeting import ControlGroup, host_group, join_group
+from parallelbench.frameworks.control_group import ControlGroup, host_group, join_group
 from parallelbench.world.machine import visible_gpus
 
 if TYPE_CHECKING:

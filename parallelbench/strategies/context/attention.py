@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.models.gpt_layers import attended
+from parallelbench.strategies.autograd import exchanged
 from parallelbench.strategies.context.blocks import Merged, block, block_gradients
-from parallelbench.strategies.exchange import exchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -77,7 +77,7 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Keep this rank's experts, and wrap the rest in DDP."""
-        from parallelbench.strategies.expert.exchange import divide_experts, exchange_tokens, new_replica
+        from parallelbench.strategies.expert.dispatch import divide_experts, exchange_tokens, new_replica
 
         ranks = self.ranks_per_copy(run)
         divide_experts(model, world, ranks)

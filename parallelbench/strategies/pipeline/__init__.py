@@ -216,7 +216,7 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Spread the layers."""
-        from parallelbench.strategies.pipeline.split import LayerSplitReplica, crossing_bytes, spread
+        from parallelbench.strategies.pipeline.naive import LayerSplitReplica, crossing_bytes, spread
         from parallelbench.strategies.replica import ModuleReplica
 
         layers = assign(model, run, self.device_map)

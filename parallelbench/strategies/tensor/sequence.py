@@ -17,7 +17,7 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parallelbench.models.plan import matching
-from parallelbench.strategies.exchange import exchanged
+from parallelbench.strategies.autograd import exchanged
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 
 from parallelbench.optim.losses import CrossEntropy
-from parallelbench.strategies.exchange import exchanged
+from parallelbench.strategies.autograd import exchanged
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import divides_vocabulary
 

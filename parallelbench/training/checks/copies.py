@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.results.tables import COPIES, SETTLED
-from parallelbench.training.checks.compared import Finding
+from parallelbench.training.checks.tolerances import Finding
 from parallelbench.training.observers import Observer
 
 if TYPE_CHECKING:

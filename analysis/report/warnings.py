@@ -1,11 +1,10 @@
-"""The headline of a report, its environments, and its warnings: which runs don't count, and what limits the numbers."""
+"""What limits the numbers of a report: runs that don't count, wide intervals, unlike environments; a line for each."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -24,14 +23,12 @@ from analysis.comparison.ratio import (
     ENOUGH_REPEATS,
     FEW_REPEATS,
     FEWEST_REPEATS,
-    MOST_FURTHER,
     SpeedVerdict,
     half_width,
 )
 from analysis.comparison.run import environments_of
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
 from analysis.folders import replications
-from analysis.report.claims import judged
 from analysis.runs.reader import format_skipped
 from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
@@ -60,112 +57,6 @@ _SLOWED = {
 """Bits of `gpu_throttle_reasons` (nvml.h) that slow down some runs on a GPU and not others → their cause."""
 
 
-def headline(runs: Runs, *, most: int = 4) -> list[str]:
-    """The answers, then the configurations that are not compared, runs that others disturbed, and what to do next."""
-    not_compared, disturbed = refused(runs)[:most], disturbed_lines(runs, advise=False)
-    found = [] if _compared(runs).is_empty() and (not_compared or disturbed) else answers(runs, most=most)
-    return [*found, *not_compared, *disturbed, *_next(runs)]
-
-
-_AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)
-"""What may not happen again, and is tried again only where `--retry` names it."""
-
-
-def _next(runs: Runs) -> list[str]:
-    """One line for all advice to measure more: the most repeats that any names, and what to try again."""
-    named = [*_repeats(runs), *(judgement.why for judgement in judged(runs) if judgement.cases)]
-    advised = [int(found) for line in named for found in re.findall(r"sweep\.repeats=(\d+)", line)]
-    repeats = max([*advised, *summary(runs)["repeats_to_decide"].drop_nulls()], default=None)
-    gone = set(facts(runs)["exclusion"])
-    retried = [each.value for each in _AT_RANDOM if each.value in gone]
-    options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
-    when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
-    what = "sweep" if runs.run["sweep"].n_unique() == 1 else "sweeps"
-    return [f"Next: {when}submit the {what} again with `{' '.join(options)}`."] if options else []
-
-
-def answers(runs: Runs, *, most: int = 4) -> list[str]:
-    """The speed-ups over one device in sentences, the largest first."""
-    compared = _compared(runs)
-    if compared.is_empty():
-        return ["No configuration can be compared with one device: see the warnings."]
-    several = compared["group"].n_unique() > 1
-    ordered = compared.sort("speed_up", descending=True)
-    # Of several groups of like work, the fastest of each; of a single one, all.
-    rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
-    more = compared.height - len(rows)
-    if several and more:
-        fastest, *_, slowest = (_gain(row, named=True) for row in ordered.to_dicts())
-        shown = [_counted(compared), f"Fastest: {fastest}{_ties(ordered)}", f"Slowest: {slowest}"]
-    else:
-        fastest, *others = (_gain(row, named=several) for row in rows)
-        shown = [f"{fastest}{_ties(ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
-    return [*_one_device_is_fastest(compared), *shown]
-
-
-def _ties(ordered: pl.DataFrame) -> str:
-    """The configurations of the same work whose intervals reach into that of the fastest; without one, its speed-up."""
-    low, high = (pl.coalesce(f"speed_up_{end}", "speed_up") for end in ("low", "high"))
-    alike = ordered.filter(pl.col("group") == pl.col("group").first(), high >= low.first())
-    tied = alike["configuration"].to_list()[1:]
-    return f" Not told apart from it: {text.listed(tied)}." if tied else ""
-
-
-def _one_device_is_fastest(compared: pl.DataFrame) -> list[str]:
-    """Whether all of several configurations are slower than one device, or too few repeats say so."""
-    verdicts = compared.group_by("group").agg(pl.col("verdict").unique())["verdict"].to_list()
-    rest = set().union(*verdicts) - {SpeedVerdict.SLOWER}
-    is_clear = rest <= {SpeedVerdict.TOO_FEW} and all(SpeedVerdict.SLOWER in found for found in verdicts)
-    if compared.height < 2 or not is_clear or (compared["speed_up"] >= 1).any():
-        return []
-    where = f" in all {len(verdicts)} kinds of work" if len(verdicts) > 1 else ""
-    return [f"One device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
-
-
-def _counted(compared: pl.DataFrame) -> str:
-    """How many configurations have which verdict beside one device."""
-    counts = Counter(compared["verdict"])
-    words = [f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict]]
-    works = count_of(compared["group"].n_unique(), "kind of work", "kinds of work")
-    return f"Beside one device, over {works} and {count_of(compared.height, 'configuration')}: {', '.join(words)}."
-
-
-def _compared(runs: Runs) -> pl.DataFrame:
-    """The rows of `summary` that have a speed-up over other runs."""
-    return summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
-
-
-def _gain(row: dict[str, Any], *, named: bool) -> str:
-    what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
-    does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
-    times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
-    speed, pairs = f"{times} times as fast as one device", text.repeats(row["speed_up_pairs"])
-    rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
-    if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
-        rest += f", {text.percent(row['efficiency_with_startup'])} including start-up"
-    if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
-        rest += " (more than the ideal: by chance, or an error of the measurement)"
-    if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
-        return f"{does} {speed} ({pairs}, but measured apart from it: no interval): {rest}."
-    if row["verdict"] == SpeedVerdict.TOO_FEW:
-        return f"{does} {speed} in {pairs}, too few for an interval: {rest}."
-    told = f"{speed} ({text.interval_of_95(row['speed_up_low'], row['speed_up_high'])}, {pairs})"
-    if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
-        return f"{what}: {row['verdict']}: {told}; {_would_decide(row['repeats_to_decide'])}."
-    return (
-        f"{what}: {row['verdict']}: {told}: {rest}."
-        if row["verdict"] == SpeedVerdict.EQUAL
-        else f"{does} {told}: {rest}."
-    )
-
-
-def _would_decide(repeats: int | None) -> str:
-    """How many repeats would decide, if the ratio and what it varies by stay as they are."""
-    if repeats is None:
-        return f"more than {MOST_FURTHER} further repeats would be needed to decide"
-    return f"if it stays so, {text.repeats(repeats)} would decide (sweep.repeats={repeats})"
-
-
 def warnings(runs: Runs, *, most: int = 25) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     return [
@@ -178,7 +69,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *_packed(runs),
         *format_skipped(runs.skipped, root=runs.root),
         *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
-        *_repeats(runs),
+        *few_repeats(runs),
         *_by_chance(runs),
         *_baselines(runs),
         *_samples(runs),
@@ -224,7 +115,7 @@ def _packed(runs: Runs) -> list[str]:
     ]
 
 
-def _repeats(runs: Runs) -> list[str]:
+def few_repeats(runs: Runs) -> list[str]:
     """How many repeats would narrow the intervals; sides that were measured apart are told of elsewhere."""
     pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
     few = min((n for n, _ in pairs), default=ENOUGH_REPEATS)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from parallelbench.config.components import Shard
 from parallelbench.models.initial import fill
 from parallelbench.models.moe_layers import Experts, MixtureOfExperts
-from parallelbench.strategies.exchange import exchanged
+from parallelbench.strategies.autograd import exchanged
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.strategies.state import local, size_bytes

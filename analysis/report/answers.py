@@ -1,0 +1,127 @@
+"""The answers of a report in sentences, the first that a reader sees: speed-ups over one device, what to do next."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis import text
+from analysis.comparison.baseline import refused
+from analysis.comparison.configurations import facts, summary
+from analysis.comparison.exclusions import Exclusion, disturbed_lines
+from analysis.comparison.ratio import MOST_FURTHER, SpeedVerdict
+from analysis.report.claims import judged
+from analysis.report.warnings import few_repeats
+from parallelbench.errors import count_of
+
+if TYPE_CHECKING:
+    from analysis.runs.reader import Runs
+
+
+def headline(runs: Runs, *, most: int = 4) -> list[str]:
+    """The answers, then the configurations that are not compared, runs that others disturbed, and what to do next."""
+    not_compared, disturbed = refused(runs)[:most], disturbed_lines(runs, advise=False)
+    found = [] if _compared(runs).is_empty() and (not_compared or disturbed) else answers(runs, most=most)
+    return [*found, *not_compared, *disturbed, *_next(runs)]
+
+
+_AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)
+"""What may not happen again, and is tried again only where `--retry` names it."""
+
+
+def _next(runs: Runs) -> list[str]:
+    """One line for all advice to measure more: the most repeats that any names, and what to try again."""
+    named = [*few_repeats(runs), *(judgement.why for judgement in judged(runs) if judgement.cases)]
+    advised = [int(found) for line in named for found in re.findall(r"sweep\.repeats=(\d+)", line)]
+    repeats = max([*advised, *summary(runs)["repeats_to_decide"].drop_nulls()], default=None)
+    gone = set(facts(runs)["exclusion"])
+    retried = [each.value for each in _AT_RANDOM if each.value in gone]
+    options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
+    when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
+    what = "sweep" if runs.run["sweep"].n_unique() == 1 else "sweeps"
+    return [f"Next: {when}submit the {what} again with `{' '.join(options)}`."] if options else []
+
+
+def answers(runs: Runs, *, most: int = 4) -> list[str]:
+    """The speed-ups over one device in sentences, the largest first."""
+    compared = _compared(runs)
+    if compared.is_empty():
+        return ["No configuration can be compared with one device: see the warnings."]
+    several = compared["group"].n_unique() > 1
+    ordered = compared.sort("speed_up", descending=True)
+    # Of several groups of like work, the fastest of each; of a single one, all.
+    rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
+    more = compared.height - len(rows)
+    if several and more:
+        fastest, *_, slowest = (_gain(row, named=True) for row in ordered.to_dicts())
+        shown = [_counted(compared), f"Fastest: {fastest}{_ties(ordered)}", f"Slowest: {slowest}"]
+    else:
+        fastest, *others = (_gain(row, named=several) for row in rows)
+        shown = [f"{fastest}{_ties(ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
+    return [*_one_device_is_fastest(compared), *shown]
+
+
+def _ties(ordered: pl.DataFrame) -> str:
+    """The configurations of the same work whose intervals reach into that of the fastest; without one, its speed-up."""
+    low, high = (pl.coalesce(f"speed_up_{end}", "speed_up") for end in ("low", "high"))
+    alike = ordered.filter(pl.col("group") == pl.col("group").first(), high >= low.first())
+    tied = alike["configuration"].to_list()[1:]
+    return f" Not told apart from it: {text.listed(tied)}." if tied else ""
+
+
+def _one_device_is_fastest(compared: pl.DataFrame) -> list[str]:
+    """Whether all of several configurations are slower than one device, or too few repeats say so."""
+    verdicts = compared.group_by("group").agg(pl.col("verdict").unique())["verdict"].to_list()
+    rest = set().union(*verdicts) - {SpeedVerdict.SLOWER}
+    is_clear = rest <= {SpeedVerdict.TOO_FEW} and all(SpeedVerdict.SLOWER in found for found in verdicts)
+    if compared.height < 2 or not is_clear or (compared["speed_up"] >= 1).any():
+        return []
+    where = f" in all {len(verdicts)} kinds of work" if len(verdicts) > 1 else ""
+    return [f"One device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
+
+
+def _counted(compared: pl.DataFrame) -> str:
+    """How many configurations have which verdict beside one device."""
+    counts = Counter(compared["verdict"])
+    words = [f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict]]
+    works = count_of(compared["group"].n_unique(), "kind of work", "kinds of work")
+    return f"Beside one device, over {works} and {count_of(compared.height, 'configuration')}: {', '.join(words)}."
+
+
+def _compared(runs: Runs) -> pl.DataFrame:
+    """The rows of `summary` that have a speed-up over other runs."""
+    return summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
+
+
+def _gain(row: dict[str, Any], *, named: bool) -> str:
+    what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
+    does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
+    times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
+    speed, pairs = f"{times} times as fast as one device", text.repeats(row["speed_up_pairs"])
+    rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
+    if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
+        rest += f", {text.percent(row['efficiency_with_startup'])} including start-up"
+    if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
+        rest += " (more than the ideal: by chance, or an error of the measurement)"
+    if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
+        return f"{does} {speed} ({pairs}, but measured apart from it: no interval): {rest}."
+    if row["verdict"] == SpeedVerdict.TOO_FEW:
+        return f"{does} {speed} in {pairs}, too few for an interval: {rest}."
+    told = f"{speed} ({text.interval_of_95(row['speed_up_low'], row['speed_up_high'])}, {pairs})"
+    if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
+        return f"{what}: {row['verdict']}: {told}; {_would_decide(row['repeats_to_decide'])}."
+    return (
+        f"{what}: {row['verdict']}: {told}: {rest}."
+        if row["verdict"] == SpeedVerdict.EQUAL
+        else f"{does} {told}: {rest}."
+    )
+
+
+def _would_decide(repeats: int | None) -> str:
+    """How many repeats would decide, if the ratio and what it varies by stay as they are."""
+    if repeats is None:
+        return f"more than {MOST_FURTHER} further repeats would be needed to decide"
+    return f"if it stays so, {text.repeats(repeats)} would decide (sweep.repeats={repeats})"
