@@ -79,9 +79,11 @@ def _without_copies(parts: Sequence[Runs]) -> list[Runs]:
     kept = []
     for runs in parts:
         started = runs.select("ranks", "run_id", "training_started_at").drop_nulls().group_by("run_id").min()
-        rows = runs.run.select("run_id", "folder", "launched_at").join(started, on="run_id", how="left")
-        began = pl.coalesce("training_started_at", "launched_at")  # not all have trained
-        own = {(run_id, at): Path(folder) for run_id, at, folder in rows.select("run_id", began, "folder").rows()}
+        rows = runs.run.select("run_id", "folder", "launched_at").join(
+            started, on="run_id", how="left", maintain_order="left"
+        )
+        began = rows.select("run_id", pl.coalesce("training_started_at", "launched_at"), "folder")  # not all trained
+        own = {(run_id, at): Path(folder) for run_id, at, folder in began.drop_nulls().rows()}
         copies = {key: folder for key, folder in own.items() if key in read}
         others = ~pl.col("run_id").is_in([run_id for run_id, _ in copies])
         skipped = [

@@ -267,7 +267,7 @@ def test_copies_are_compared_within_their_group() -> None:
     assert unlike([(1, 0, 1, 1), (1, 1, 2, 2), (1, 2, 3, 3)]) == (0, 0), "nobody holds a copy"
     assert unlike([(1, 0, 1, 1), (1, 0, 1, 1), (1, 1, 5, 5)]) == (2, 0)
     assert unlike([(1, 0, 1, 1), (0, 0, 0, 0), (1, 0, 1, 1)]) == (2, 0), "one rank holds nothing"
-    dense, other = (1, 0, 7, 7), (1, 0, 8, 8)
+    dense, other = (1, 9, 7, 7), (1, 9, 8, 8)  # of a group that all ranks are in
     assert unlike(shards, [dense] * 4) == (4, 0)
     assert unlike(shards, [dense, other] * 2) == (4, 2), "whose shards are those of each other"
 

@@ -181,16 +181,16 @@ def test_ranks_of_gpus_stay_on_their_numa_node(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_numa_node_has_too_few_of_the_jobs_cores_stays_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm gave a job eight cores for its GPU, one of them near it."""
+    """Slurm gave a job eight cores for its GPU, one of them near it; on whole nodes one GPU has a share of them."""
     pinned: list[set[int]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.append(set(cores)))
     monkeypatch.setenv("LOCAL_RANK", "0")
-    for near in ({0}, set(range(8))):
+    for near, gpus in (({0}, 1), (set(range(8)), 1), ({0, 1, 2, 3}, 2)):
         gpu = Gpu(name="A100", uuid="GPU-0", memory_bytes=1, cores=frozenset(near))
-        here = Machine(tuple(range(8)), 8, (gpu,))
+        here = Machine(tuple(range(8)), 8, (gpu,) * gpus)
         monkeypatch.setattr(affinity_module, "this_machine", lambda here=here: here)
         assert pin(configured("strategy=single"), "cuda") == []
-    assert pinned == [set(range(8))]
+    assert pinned == [set(range(8)), {0, 1, 2, 3}]
 
 
 @pytest.mark.parametrize(("local_rank", "cores"), [("0", {0}), ("1", {1})])

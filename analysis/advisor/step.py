@@ -498,10 +498,8 @@ def _pipelined_s(
     rings = np.minimum(sent.machines.devices_per_node, plan.stage_stride)
     hops = np.broadcast_to(send_s(work.boundary_bytes, crosses, sent.links, rings=rings), busy.shape)
     for rows, size, count, chunks in _alike(work, plan):
-        evenly = (work.stage[rows] == EVENLY).any()
-        stages = size if evenly else size * chunks
         forward, backward = (
-            list(_parts(each[..., rows, :], work, rows, work.stage[rows], stages) + handover[..., rows])
+            list(_parts(each[..., rows, :], work, rows, work.stage[rows], size * chunks) + handover[..., rows])
             for each in passes
         )
         hop, kind = hops[..., rows], "gpipe" if plan.gpipe[rows][0] else "1f1b"
@@ -513,9 +511,6 @@ def _pipelined_s(
         elif chunks == 1:
             total[..., rows] = pipeline_s(kind, count, forward, backward, send_s=hop)  # type: ignore[arg-type]
         else:
-            if evenly:  # a device's part in so many pieces, each of which is handed over
-                once = (1.0 - 1.0 / chunks) * handover[..., rows]
-                forward, backward = ([each / chunks + once for each in way] * chunks for way in (forward, backward))
             total[..., rows] = interleaved_s(size, count, forward, backward, send_s=hop)
     return total
 

@@ -172,6 +172,7 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         pl.col("exclusion").drop_nulls().alias("reasons"),
         passed.sum().alias("passed"),
         passed.count().alias("checked"),
+        pl.col("framework").fill_null("torch").first(),
         pl.col("parity_reference").drop_nulls().unique(maintain_order=True).alias("references"),
         # A run that ended before its check says nothing either way.
         ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),

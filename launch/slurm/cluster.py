@@ -306,9 +306,8 @@ def _minutes_until(text: str) -> int | None:
 
 def suits(kind: Partition, job: Job) -> bool:
     """Whether such nodes have what a job asks of each of its nodes."""
-    shape = job.shape
-    cores = shape.cpus_per_node <= kind.cpus_per_node and shape.memory_mib_per_node <= kind.memory_mib
-    return cores and shape.gpus_per_node <= gpus_in(kind.gres, job.site.gpu_type)
+    cores = job.shape.cpus_per_node <= kind.cpus_per_node and job.memory_asked_mib <= kind.memory_mib
+    return cores and job.gpus_asked <= gpus_in(kind.gres, job.site.gpu_type)
 
 
 def whole_nodes(job: Job, kinds: Sequence[Partition]) -> Job:
@@ -316,7 +315,7 @@ def whole_nodes(job: Job, kinds: Sequence[Partition]) -> Job:
     least = min((kind for kind in kinds if suits(kind, job)), key=lambda kind: kind.cpus_per_node, default=None)
     if not job.site.exclusive or least is None:
         return job
-    gpus = gpus_in(least.gres, job.site.gpu_type) if job.shape.gpus_per_node else 0
+    gpus = gpus_in(least.gres, job.site.gpu_type) if job.gpus_asked else job.shape.gpus_per_node
     return replace(job, shape=replace(job.shape, cpus_per_node=least.cpus_per_node, gpus_per_node=gpus))
 
 

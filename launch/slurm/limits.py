@@ -220,10 +220,10 @@ def _amount(text: str) -> int:
 def _tres(job: Job) -> dict[str, int]:
     """The resources that a job requests, by Slurm's names."""
     shape, kind = job.shape, job.site.gpu_type
-    gpus = shape.nodes * shape.gpus_per_node
+    gpus = shape.nodes * job.gpus_asked
     resources = {
         "cpu": shape.nodes * shape.cpus_per_node,
-        "mem": shape.nodes * shape.memory_mib_per_node,
+        "mem": shape.nodes * job.memory_asked_mib,
         "node": shape.nodes,
         "gres/gpu": gpus,
     }

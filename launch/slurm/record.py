@@ -39,7 +39,7 @@ def asks_for_gpus(site: Site, device_type: str) -> bool:
 
     A CPU run at a GPU site leaves the GPUs to others; a site of CPUs may have GPUs that are only allocated.
     """
-    return bool(site.gpus_per_node) and site.gpus_by != "none" and (device_type == "cuda" or site.device == "cpu")
+    return bool(site.gpus_per_node) and (device_type == "cuda" or site.device == "cpu")
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,7 +72,7 @@ def interface_of(interface: str | None, *, nodes: int) -> str | None:
     if nodes == 1 or interface is not None:
         return interface
     with suppress(OSError):  # a name without any address means loopback to it, too
-        if not _address_of_name().startswith("127."):
+        if not socket.gethostbyname(socket.gethostname()).startswith("127."):
             return None
     with suppress(OSError):
         route = _address_of_route()

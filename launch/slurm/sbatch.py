@@ -160,10 +160,34 @@ class Job:
             "nodes": shape.nodes,
             "ntasks-per-node": 1,
             "cpus-per-task": shape.cpus_per_node,
-            **_memory(shape, site),
+            **self._memory,
             **site_flags(site),
-            **_gpus(shape, site),
+            **self._gpus,
         }
+
+    @property
+    def gpus_asked(self) -> int:
+        """GPUs that Slurm is asked for on each node; it may not allocate those that the job has."""
+        return 0 if self.site.gpus_by == "none" else self.shape.gpus_per_node
+
+    @property
+    def memory_asked_mib(self) -> int:
+        """Memory that Slurm is asked for on each node."""
+        return 0 if self.site.memory_by == "none" else self.shape.memory_mib_per_node
+
+    @property
+    def _gpus(self) -> Flags:
+        if not self.gpus_asked:
+            return {}
+        gpus = f"{self.site.gpu_type}:{self.gpus_asked}" if self.site.gpu_type else str(self.gpus_asked)
+        return {"gres": f"gpu:{gpus}"} if self.site.gpus_by == "gres" else {"gpus-per-node": gpus}
+
+    @property
+    def _memory(self) -> Flags:
+        if not self.memory_asked_mib:
+            return {}
+        each = -(-self.memory_asked_mib // self.shape.cpus_per_node)
+        return {"mem-per-cpu": f"{each}M"} if self.site.memory_by == "cpu" else {"mem": f"{self.memory_asked_mib}M"}
 
     def command(self) -> list[str]:
         """What each node executes, in the site's container if it has one."""
@@ -171,7 +195,7 @@ class Job:
         if container is None or in_pyxis(self.site):
             return [container.python if container else sys.executable, *program]
         binds = [word for mount in _mounts(self.site, self.folders) for word in ("--bind", mount)]
-        nvidia = ["--nv"] if self.shape.gpus_per_node or self.site.gpus_by == "none" else []
+        nvidia = ["--nv"] if self.shape.gpus_per_node else []
         return [container.runtime, "exec", *nvidia, *binds, container.image, container.python, *program]
 
     def srun(self) -> list[str]:
@@ -221,22 +245,6 @@ class Job:
             mounts = ",".join(_mounts(self.site, self.folders))
             pyxis = [f"--container-image={self.site.container.image}", f"--container-mounts={mounts}"]
         return [*as_words(END_TOGETHER), *pyxis]
-
-
-def _memory(shape: Shape, site: Site) -> Flags:
-    by: Mapping[str, Flags] = {
-        "node": {"mem": f"{shape.memory_mib_per_node}M"},
-        "cpu": {"mem-per-cpu": f"{-(-shape.memory_mib_per_node // shape.cpus_per_node)}M"},
-        "none": {},
-    }
-    return by[site.memory_by]
-
-
-def _gpus(shape: Shape, site: Site) -> Flags:
-    if not shape.gpus_per_node:
-        return {}
-    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
-    return {"gres": f"gpu:{gpus}"} if site.gpus_by == "gres" else {"gpus-per-node": gpus}
 
 
 def job_of_runs(submission: Submission, shape: Shape, folder: Path) -> Job:

@@ -126,7 +126,7 @@ def kept_entries(path: Path, *, through: int) -> list[Row] | None:
     Rows stay marked with the attempt that measured them. None where the rank's row of an epoch is missing, or where a
     row has other columns than today's.
     """
-    entries = [entry for entry in read_entries(path) if _is_kept(entry, through)]
+    entries = [_open(entry) for entry in read_entries(path) if _is_kept(entry, through)]
     if any("table" in entry and entry["row"].keys() != _COLUMNS[entry["table"]] for entry in entries):
         return None
     for table in ("ranks", "epochs") if path.name == "journal-rank0.jsonl" else ("ranks",):
@@ -138,10 +138,14 @@ def kept_entries(path: Path, *, through: int) -> list[Row] | None:
 
 def _is_kept(entry: Row, through: int) -> bool:
     if "event" in entry:
-        # The attempt that ends the run closes it.
-        return entry["event"] in ("facts", "warned", WARNING) and "closing_check_s" not in entry
+        return entry["event"] in ("facts", "warned", WARNING)
     # Parity has no epoch. What follows the last epoch is measured by whichever attempt ends the run.
     return bool(entry["table"] != "phases" and entry["row"].get("epoch", 0) <= through)
+
+
+def _open(entry: Row) -> Row:
+    """An entry of a run that goes on: the attempt that ends it checks what was trained."""
+    return {name: value for name, value in entry.items() if name != "closing_check_s"}
 
 
 def read_tables(attempt_dir: Path) -> tuple[Tables, list[Row]]:

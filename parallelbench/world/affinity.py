@@ -69,7 +69,7 @@ def pin(run: RunConfig, device_type: str) -> list[int]:
     if device_type != "cpu":
         gpus = run.devices // run.strategy.processes(run, device_type)
         near = machine.near(range(local_rank * gpus, (local_rank + 1) * gpus))
-        if near and len(near) >= len(machine.cores) * gpus * run.nodes // run.devices:
+        if near and len(near) >= len(machine.cores) * gpus // len(machine.gpus):
             os.sched_setaffinity(0, near)
         return []
     per_rank = run.devices // run.strategy.processes(run, device_type) * run.cores_per_device

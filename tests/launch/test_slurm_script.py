@@ -15,7 +15,7 @@ from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import launcher
 from launch.slurm.cluster import Partition, suits
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.sbatch import FIRST_LINES, as_words, job_of_runs, shape_of, site_lines, slurm
+from launch.slurm.sbatch import FIRST_LINES, as_words, charged_devices, job_of_runs, shape_of, site_lines, slurm
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from parallelbench.config.sites import Site
@@ -104,18 +104,29 @@ def test_a_cluster_that_jobs_would_not_go_to_is_refused(name: str, monkeypatch: 
     ],
 )
 def test_jobs_ask_for_memory_and_gpus_as_the_cluster_demands(site: list[str], asked: set[str]) -> None:
-    own = ["strategy=ddp", "devices=2", "site=asu_sol", "launcher=slurm", *(f"site.{each}" for each in site)]
+    own = [
+        "strategy=ddp",
+        "devices=2",
+        "site=asu_sol",
+        "site.data_dir=data",
+        "launcher=slurm",
+        *(f"site.{each}" for each in site),
+    ]
     run = one_run(own).run
     job = job_of_runs(submission(launcher=slurm(run), site=run.site), shape_of(run, "cuda"), Path("a/b/c"))
     words = ("--mem", "--gpus", "--gres")
     assert {word for word in as_words(job.flags) if word.startswith(words)} == asked
     gres = "gpu:a100:4" if asked else ""  # Slurm knows nothing of GPUs that it does not allocate
     size = {"nodes": 1, "cpus_per_node": 64, "memory_mib": 2**20}
-    assert suits(Partition(name="p", default=True, state="up", limit_min=None, gres=gres, **size), job)
+    assert suits(Partition(name="p", default=True, state="up", limit_min=None, gres=gres, features="", **size), job)
 
 
 def test_gpus_that_slurm_does_not_allocate_are_shared_with_nobody() -> None:
-    run = one_run(["strategy=ddp", "devices=2", "site=asu_sol", "launcher=slurm", "site.gpus_by=none"]).run
+    run = one_run(
+        ["strategy=ddp", "devices=2", "site=asu_sol", "site.data_dir=data", "launcher=slurm", "site.gpus_by=none"]
+    ).run
     with pytest.raises(ConfigError, match=r"other users' jobs could take the same GPUs: set site\.exclusive=true"):
         shape_of(run, "cuda")
-    assert shape_of(run, "cpu").gpus_per_node == 0
+    site = msgspec.structs.replace(run.site, exclusive=True)
+    alone = msgspec.structs.replace(run, site=site)
+    assert charged_devices(shape_of(alone, "cuda"), site) == 4, "all GPUs of its node"

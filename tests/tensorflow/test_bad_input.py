@@ -15,7 +15,7 @@ from launch.attempt.outcome import judge
 from parallelbench.config.run_rules import check_run
 from parallelbench.environments import TENSORFLOW_PYTHON, require
 from parallelbench.errors import ConfigError
-from parallelbench.frameworks import RENDEZVOUS, meeting
+from parallelbench.frameworks import RENDEZVOUS, control_group
 from parallelbench.frameworks.control_group import PatienceError, Watchdog, host_group, join_group
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.exits import exits_file, read_exits
@@ -228,7 +228,7 @@ def test_a_first_node_that_ends_while_it_prepares_is_noticed(monkeypatch: pytest
         connected.set()
         return connection
 
-    monkeypatch.setattr(meeting.socket, "create_connection", connect)
+    monkeypatch.setattr(control_group.socket, "create_connection", connect)
 
     def other() -> None:
         try:
@@ -254,7 +254,7 @@ STRANGERS = {"silent": b"", "a browser": b"GET / HTTP/1.1\r\n", "long": bytes(1 
     outcome="the ranks meet at once; nobody else joins, and nothing of theirs is read but the bytes of a proof",
 )
 def test_strangers_neither_join_nor_hold_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_SILENCE_S", 1e6)
+    monkeypatch.setattr(control_group, "_SILENCE_S", 1e6)
     listening, found = socket.create_server(("127.0.0.1", 0)), []
     address = listening.getsockname()
     strangers = [socket.create_connection(address) for _ in STRANGERS]
@@ -279,7 +279,7 @@ def test_strangers_neither_join_nor_hold_the_start(monkeypatch: pytest.MonkeyPat
 def test_a_rank_joins_nobody_but_rank_0_of_its_attempt() -> None:
     def host() -> None:
         connection, _ = impostor.accept()
-        connection.sendall(bytes(meeting._NONCE_BYTES + meeting._PROOF_BYTES))
+        connection.sendall(bytes(control_group._NONCE_BYTES + control_group._PROOF_BYTES))
         connection.recv(1)
 
     impostor = socket.create_server(("127.0.0.1", 0))

@@ -88,6 +88,7 @@ class Copies(Observer):
 
     def _checksums(self) -> dict[int, int]:
         held = {group: list(copied) for group, copied in self._replica.copied().items()}
+        assert len(held) <= _MOST_GROUPS, f"copies of {len(held)} groups"
         return {group: self._world.checksum(copied) for group, copied in held.items() if copied}
 
 
