@@ -6,6 +6,7 @@ import difflib
 import re
 import sys
 import traceback
+import unicodedata
 from typing import TYPE_CHECKING
 
 from parallelbench.redaction import kind_of_token, redacted
@@ -211,8 +212,12 @@ def tellable(text: str) -> str:
 
     Characters that would steer the terminal, or can't be written, are escaped; what looks like a token is redacted.
     """
-    shown = (letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in redacted(text))
-    return "".join(shown)
+    return "".join(letter if _is_told(letter) else repr(letter)[1:-1] for letter in redacted(text))
+
+
+def _is_told(letter: str) -> bool:
+    """As it is; of spaces `isprintable` takes but one, and not the narrow one between a number and its unit."""
+    return letter == "\n" or letter.isprintable() or unicodedata.category(letter) == "Zs"
 
 
 def refusal(text: str) -> str:

@@ -199,7 +199,7 @@ def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
         share=pl.col("largest_lost_share").filter(disturbed).max(),
     ).filter(pl.col("disturbed") > 0)  # fmt: skip
     withheld = {
-        True: "Their times are shown (*), without speed-up or verdict.",
+        True: "Their times are shown (*), without speed-up or verdict; losses and accuracies count.",
         False: "Other runs of the same count; these do not.",
     }
     remedy = f" When the machine is free, {_MEASURE_AGAIN}." if advise else ""
