@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
+import gc
 import multiprocessing
 import os
 import pickle
@@ -64,8 +66,7 @@ def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments:
     """`function(rank, size, *arguments)` in `size` processes that share a gloo group; results by rank.
 
     `function` must be importable. The first rank to fail decides the exception. Processes go on to the next call,
-    unless `function` has changed what the next would see (`_State`), or has made groups of some of them: torch keeps
-    their names in caches.
+    unless `function` has changed what the next would see (`_State`).
     """
     init = folder / f"init-{uuid.uuid4().hex}"  # of this call: that of an earlier one tells of ranks that are gone
     given = pickle.dumps((function, arguments, os.environ["PATH"]))
@@ -149,8 +150,11 @@ def _serve(pipe: Connection) -> None:
             given = pipe.recv()
             state.restore()
             before = state.code()
-            failed, result, one_group = _do(*given)
-            pipe.send((failed, result, one_group and before.items() <= state.code().items()))
+            failed, result = _do(*given)
+            pipe.send((failed, result, before.items() <= state.code().items()))
+
+
+_CACHED = type(functools.lru_cache(lambda: None))
 
 
 class _State:
@@ -174,11 +178,10 @@ class _State:
         torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision("highest")
         torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
-        for name, module in list(sys.modules.items()):
-            if name.startswith("parallelbench."):
-                for value in list(vars(module).values()):
-                    if hasattr(value, "cache_clear"):
-                        value.cache_clear()  # such as meshes of a group that is gone
+        for each in gc.get_objects():
+            if isinstance(each, _CACHED) and str(each.__module__).startswith(("parallelbench.", "torch.distributed.")):
+                each.cache_clear()  # such as meshes of a group that is gone
+        torch._C._clear_DTensor_sharding_propagator_cache()  # type: ignore[attr-defined]
 
     def code(self) -> dict[object, int]:
         """What would be another one if a test had put its own in the place of a function; and threads that go on."""
@@ -200,8 +203,8 @@ def _own(function: Any) -> Any:
     return function.__wrapped__ if hasattr(function, "hooked") else function
 
 
-def _do(given: bytes, rank: int, size: int, init: str) -> tuple[str, bytes, bool]:
-    """Why it has failed or "", the result, and whether there was one group only.
+def _do(given: bytes, rank: int, size: int, init: str) -> tuple[str, bytes]:
+    """Why it has failed or "", and the result.
 
     Takes and gives pickles, which copy tensors: torch would open a file for each, and 1,024 are the usual limit.
     """
@@ -218,9 +221,9 @@ def _do(given: bytes, rank: int, size: int, init: str) -> tuple[str, bytes, bool
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # another rank has failed, and says so itself
                 dist.barrier()
-        return "", result, len(dist.distributed_c10d._world.pg_map) == 1
+        return "", result
     except BaseException as error:
-        return f"rank {rank}: {error}\n{traceback.format_exc()}", b"", False
+        return f"rank {rank}: {error}\n{traceback.format_exc()}", b""
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -246,8 +246,7 @@ def _requeue(job: Job, folder: Path) -> None:
         say(f"not queued again: started {job.restarts + 1} times, and launcher.attempts={most}")
         return
     try:
-        # Again where Slurm gives no answer: if it has heard, it ends the job anyway.
-        scheduler.ask(["scontrol", "requeue", job.id], patient=True)
+        scheduler.tell(["scontrol", "requeue", job.id], patient=True)  # where it has heard, it ends the job anyway
     except ConfigError as error:
         if not ask_outside(job.submission.site, folder, job.id):
             say(f"could not be queued again ({error}): submitting the sweep again resumes it")

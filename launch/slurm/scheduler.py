@@ -181,12 +181,13 @@ def estimated_start(script: str) -> float | None:
     return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
 
 
-def tell(command: Sequence[str], *, waits: bool = False, script: str = "") -> str:
+def tell(command: Sequence[str], *, waits: bool = False, patient: bool = False, script: str = "") -> str:
     """Run a command that changes something, once; raises `SchedulerError`.
 
-    `waits`: it ends with a job of its own. `script`: what it reads from its standard input.
+    `waits`: it ends with a job of its own. `patient`: again where Slurm gives no answer, of what may be said twice.
+    `script`: what it reads from its standard input.
     """
-    return _run(command, waits=waits, script=script)
+    return ask(command, patient=True, script=script) if patient else _run(command, waits=waits, script=script)
 
 
 def no_program(name: str) -> NoSlurmError:

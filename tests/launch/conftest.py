@@ -20,7 +20,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that change something, sbatch's with the options in its script; it gives the job 99."""
     commands: list[list[str]] = []
 
-    def tell(words: list[str], *, script: str = "") -> str:
+    def tell(words: list[str], *, script: str = "", patient: bool = False) -> str:
         commands.append([*words, *of_sbatch(script)])
         return "99\n"
 

@@ -146,7 +146,7 @@ def test_a_job_asks_outside_only_from_a_container(
     def missing(*_: object, **__: object) -> str:
         raise scheduler.NoSlurmError("there is no scontrol here")
 
-    monkeypatch.setattr(scheduler, "ask", missing)
+    monkeypatch.setattr(scheduler, "tell", missing)
     inside, plain = submission(site=in_container(tmp_path)), submission()
     job._requeue(Job(inside, id="17", restarts=0, task=0, node=0), tmp_path)
     assert (tmp_path / "requeue-17").exists()
