@@ -26,6 +26,7 @@ that were free, so several clusters can be up side by side. Nothing but Debian's
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import shlex
@@ -224,14 +225,17 @@ def _command(name: str, folder: Path) -> list[str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:  # all are held until the last is chosen, so that they differ
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports below those that the kernel gives to whoever asks for any (ip(7): ip_local_port_range): nobody takes them
+    before a daemon does.
+    """
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < count:
+            each = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                each.bind(("127.0.0.1", 10_000 + secrets.randbelow(22_000)))
+                ports.append(each.getsockname()[1])
+        return ports
 
 
 def _listens(port: int) -> bool:
