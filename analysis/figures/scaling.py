@@ -132,8 +132,10 @@ def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Callable[[str]
 
 
 def _with_startup(row: dict[str, Any]) -> str:
-    """Nothing where no difference is shown: there a share says something with its interval alone."""
-    if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
+    """Nothing where it is not known, or where no difference is shown: there a share says something with its interval
+    alone.
+    """
+    if row["verdict"] == SpeedVerdict.NO_DIFFERENCE or row["efficiency_with_startup"] is None:
         return ""
     return f"{text.percent(row['efficiency_with_startup'])} including start-up and "
 

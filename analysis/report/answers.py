@@ -13,6 +13,7 @@ from analysis.comparison.baseline import refused
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
 from analysis.comparison.ratio import MOST_FURTHER, SpeedVerdict
+from analysis.comparison.work import BASELINES
 from analysis.report.claims import judged
 from analysis.report.warnings import few_repeats
 from parallelbench.errors import count_of
@@ -57,7 +58,8 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     more = compared.height - len(rows)
     if several and more:
         fastest, *_, slowest = (_gain(row, named=True) for row in ordered.to_dicts())
-        shown = [_counted(compared), f"Fastest: {fastest}{_ties(ordered)}", f"Slowest: {slowest}"]
+        best = "Fastest" if ordered["speed_up"][0] > 1 else "Nearest to one device"
+        shown = [_counted(compared), f"{best}: {fastest}{_ties(ordered)}", f"Slowest: {slowest}"]
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [f"{fastest}{_ties(ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
@@ -92,15 +94,19 @@ def _counted(compared: pl.DataFrame) -> str:
 
 
 def _compared(runs: Runs) -> pl.DataFrame:
-    """The rows of `summary` that have a speed-up over other runs."""
-    return summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
+    """The rows of `summary` that have a speed-up over other runs, each with its `framework`."""
+    rows = summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
+    keys = ("group", "configuration")
+    of_framework = facts(runs).select(*keys, pl.col("framework").fill_null("torch")).unique(keys)
+    return rows.join(of_framework, on=keys, maintain_order="left")
 
 
 def _gain(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
     does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
     times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
-    speed, pairs = f"{times} times as fast as one device", text.repeats(row["speed_up_pairs"])
+    one_device = "one device" if row["framework"] == "torch" else f"{BASELINES[row['framework']]} × 1"
+    speed, pairs = f"{times} times as fast as {one_device}", text.repeats(row["speed_up_pairs"])
     rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
     if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
         rest += f", {text.percent(row['efficiency_with_startup'])} including start-up"

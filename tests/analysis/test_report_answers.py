@@ -83,7 +83,7 @@ def test_ties_with_the_fastest_are_named_and_one_device_is_where_all_are_slower(
     plant(tmp_path, times, batch_size=64)
     told = answers.headline(load(tmp_path))
     assert told[0] == "One device is fastest in all 2 kinds of work."
-    assert told[2].startswith("Fastest: ddp × 4 (")
+    assert told[2].startswith("Nearest to one device: ddp × 4 (")
     assert told[2].endswith(" Not told apart from it: fsdp × 4.")
     assert told[3].startswith("Slowest: ")
 
