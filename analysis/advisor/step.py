@@ -497,7 +497,7 @@ def _pipelined_s(
     crosses = chain_crossing(plan.pipeline, plan.stage_stride, sent.machines.devices_per_node)
     rings = np.minimum(sent.machines.devices_per_node, plan.stage_stride)
     hops = np.broadcast_to(send_s(work.boundary_bytes, crosses, sent.links, rings=rings), busy.shape)
-    for rows, size, count, chunks in _alike(work, plan):
+    for rows, size, count, chunks in _alike(plan):
         forward, backward = (
             list(_parts(each[..., rows, :], work, rows, work.stage[rows], size * chunks) + handover[..., rows])
             for each in passes
@@ -515,10 +515,9 @@ def _pipelined_s(
     return total
 
 
-def _alike(work: Work, plan: Plan) -> Iterator[tuple[NDArray[np.bool_], int, int, int]]:
+def _alike(plan: Plan) -> Iterator[tuple[NDArray[np.bool_], int, int, int]]:
     """Rows whose pipelines have equally many devices, micro-batches, and stages per device, and one schedule."""
     micro = np.round(np.maximum(plan.micro_batches, 1.0))
-    evenly = (work.stage == EVENLY).any(axis=1)
-    keys = np.stack([plan.pipeline, micro, plan.chunks, plan.gpipe, plan.bubble, evenly])
+    keys = np.stack([plan.pipeline, micro, plan.chunks, plan.gpipe, plan.bubble])
     for key in np.unique(keys[:, plan.pipeline > 1], axis=1).T:
         yield (keys == key[:, None]).all(axis=0), int(key[0]), int(key[1]), int(key[2])

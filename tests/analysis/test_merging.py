@@ -112,6 +112,14 @@ def test_a_copy_counts_nowhere_and_is_told_from_another_measurement(two: list[Pa
     assert load_all([two[0], again.path.parent]).skipped == ()
 
 
+def test_a_copy_of_a_run_that_never_trained_counts_nowhere(tmp_path: Path) -> None:
+    failed(config(tmp_path / "a"), "error", "died", epochs=0)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy" / "b")
+    runs = load_all([tmp_path / "a", tmp_path / "copy" / "b"])
+    assert runs.run.height == 1
+    assert [each.is_twin for each in runs.skipped] == [True]
+
+
 def damage(run: RunFolder) -> None:
     table = run.result / "epochs.parquet"
     content = bytearray(table.read_bytes())

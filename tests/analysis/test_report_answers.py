@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from analysis import load
+from analysis import load, text
 from analysis.claims import judge
 from analysis.comparison.configurations import facts
 from analysis.metrics.runs import computation_per_communication
@@ -180,3 +180,11 @@ def test_a_runs_own_warning_is_told_by_the_report_and_by_claims(usual: Runs) -> 
     assert line.startswith("ddp × 2: its clock went back (1 run: ")
     (case,) = judge(runs, claim(), seed="0").cases
     assert case.warnings == ("its clock went back",)
+
+
+def test_an_estimate_is_told_from_1_where_its_interval_is() -> None:
+    assert [text.estimate(1.004, *ends) for ends in ((1.002, 1.006), (0.9, 1.1), (None, None))] == [
+        "1.004",
+        "1.00",
+        "1.00",
+    ]
