@@ -207,14 +207,14 @@ def figures_of(hardware: Hardware) -> MachineFigures:
         latency = Known(LATENCY_S[name], "assumed", "no latency was measured")
         return TierFigures(name=name, latency_s=latency, bytes_per_s=reached(name, bytes_per_s))
 
-    products = reached("matmul", 1e12 * hardware.matmul_tflops)
+    products = reached("matmul", 1e12 * hardware.matmul_tflops * hardware.clock_share)
     curve = RateCurve((1.0,), (products.value,), products.origin, products.source)
     peaks: dict[Precision, float] = dict.fromkeys(("fp16", "bf16"), hardware.half_tflops)
     rates: dict[Precision, RateCurve] = dict.fromkeys(("fp16", "bf16"), curve)
     others: dict[Precision, float | None] = {"tf32": hardware.tf32_tflops, "fp32": hardware.single_tflops}
     for precision, tflops in others.items():
         if tflops is not None:
-            once = reached("matmul", 1e12 * tflops)
+            once = reached("matmul", 1e12 * tflops * hardware.clock_share)
             peaks[precision] = tflops
             rates[precision] = RateCurve((1.0,), (once.value,), once.origin, once.source)
     return MachineFigures(
@@ -293,7 +293,7 @@ class Machines:
     peak_flops_per_s: Values
     """Dense half-precision matrix products of one device by the data sheet: what MFU refers to."""
     flops_per_s: Values
-    """The most that was measured of them."""
+    """The most that was measured of them, under the power limit."""
     memory_bytes_per_s: Values
     """One device's memory."""
     memory_bytes: Values
@@ -338,7 +338,7 @@ def machines_of(hardware: Sequence[Hardware]) -> Machines:
     """One row per element."""
     columns: dict[str, list[float]] = {
         "peak_flops_per_s": [1e12 * each.half_tflops for each in hardware],
-        "flops_per_s": [1e12 * each.matmul_tflops for each in hardware],
+        "flops_per_s": [1e12 * each.matmul_tflops * each.clock_share for each in hardware],
         "memory_bytes_per_s": [1e9 * each.memory_gb_per_s for each in hardware],
         "memory_bytes": [2.0**30 * each.memory_gib for each in hardware],
         "link_bytes_per_s": [1e9 * each.link_gb_per_s for each in hardware],

@@ -31,6 +31,8 @@ class Hardware(Node, frozen=True, kw_only=True):
     """The same in fp32, which no tensor cores take; null: not known."""
     matmul_tflops: Rate
     """The most that was measured of them, at any size: power limits keep it below the data sheet."""
+    power_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Power limit of a device ÷ that with which matmul_tflops was measured; 0.714: 500 of 700 W."""
     memory_gb_per_s: Rate
     """Bandwidth of a device's memory, 10⁹ bytes/s."""
     memory_gib: Rate
@@ -47,6 +49,15 @@ class Hardware(Node, frozen=True, kw_only=True):
     """Streaming multiprocessors of a device; an A100 has 108."""
     source: str
     """Where the figures come from."""
+
+    @property
+    def clock_share(self) -> float:
+        """What products keep of their rates under the power limit, at most.
+
+        Power goes as voltage² × frequency, and voltage as frequency (T. Mudge, Power: a first-class architectural
+        design constraint, IEEE Computer 34(4), 2001): the third root. What a device draws at rest is not counted.
+        """
+        return self.power_share ** (1 / 3)
 
 
 Image = Annotated[

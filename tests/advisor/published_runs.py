@@ -46,6 +46,8 @@ class Run:
     name: str
     site: str
     layout: Mapping[str, float]
+    hardware: tuple[str, ...] = ()
+    """What the publication says of its GPUs that the site file does not."""
     step_s: float | None = None
     hardware_tflops: float | None = None
     """Of a GPU, recomputation included, by Narayanan et al.'s formula."""
@@ -77,7 +79,7 @@ class Run:
 
     def predicted(self) -> tuple[float, float]:
         """Seconds of the fastest of what the publication leaves open, and half of its interval of log time."""
-        hardware = one_run([f"site={self.site}"]).run.site.hardware
+        hardware = one_run([f"site={self.site}", *self.hardware]).run.site.hardware
         assert hardware is not None
         machines, fit = machines_of([hardware]), published_fit()
         known, found = np.array([hardware.accelerator in fit.accelerators]), []
@@ -125,6 +127,14 @@ LLAMA_405B = OF_LLAMA | {"hidden": 16384, "layers": 126, "heads": 128, "mlp_widt
 FULL = {"recompute": 1, "tensor": 8, "sequence_parallel": 1, "fp8": 1}
 
 
+TITANS = {
+    "source": TITAN,
+    "site": "h100_80gb",
+    "hardware": tuple(f"site.hardware.{each}" for each in ("memory_gb_per_s=2400", f"power_share={500 / 700:.4g}")),
+}
+"""HBM2e, and 500 of 700 W."""
+
+
 def runs() -> Iterator[Run]:
     """All of them."""
     for name, heads, width, layers, tensor, pipeline, devices, batch, tflops in BILLIONS:
@@ -151,15 +161,15 @@ def runs() -> Iterator[Run]:
         yield Run(source=LLAMA, name=name, site="h100_80gb", layout=layout, model_tflops=tflops, free=free)
     for data, tokens_per_s in ((8, 5762), (128, 5605)):
         layout = LLAMA_8B | {"data": data, "global_batch": 2 * data, "micro_batch": 2, "selective": 1}
-        yield Run(source=TITAN, name=f"8B on {data}", site="h100_80gb", layout=layout, tokens_per_s=tokens_per_s)
+        yield Run(**TITANS, name=f"8B on {data}", layout=layout, tokens_per_s=tokens_per_s)
     layout = LLAMA_70B | FULL | {"data": 32, "global_batch": 512, "micro_batch": 16}
-    yield Run(source=TITAN, name="70B on 256 in fp8", site="h100_80gb", layout=layout, tokens_per_s=829)
+    yield Run(**TITANS, name="70B on 256 in fp8", layout=layout, tokens_per_s=829)
     for chunks, tokens_per_s in ((1, 100), (2, 128)):
         sizes = {"data": 8, "pipeline": 8, "global_batch": 256, "chunks": chunks}
         name = f"405B on 512 in fp8{' interleaved' if chunks > 1 else ''}"
         free = {"micro_batch": MICRO_BATCHES}
         layout = LLAMA_405B | FULL | sizes
-        yield Run(source=TITAN, name=name, site="h100_80gb", layout=layout, tokens_per_s=tokens_per_s, free=free)
+        yield Run(**TITANS, name=name, layout=layout, tokens_per_s=tokens_per_s, free=free)
 
 
 class Judged(NamedTuple):

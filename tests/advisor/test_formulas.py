@@ -11,7 +11,7 @@ import pytest
 from analysis.advisor import links, transformer
 from analysis.advisor.fit import SHEET, values_of
 from analysis.advisor.layouts import Layouts, layouts_of
-from analysis.advisor.machine import machines_of
+from analysis.advisor.machine import figures_of, machines_of
 from analysis.advisor.step import Values, overlapped, step_phases
 from analysis.advisor.step_tables import read_measured, shipped_files
 from parallelbench.config.sites import Hardware
@@ -180,11 +180,15 @@ def test_gamma_says_how_much_is_hidden(gamma: float, expected: float) -> None:
 BIG = {"hidden": 4096, "layers": 32, "heads": 32, "vocabulary": 50_304, "sequence": 2048, "global_batch": 256}
 
 
-def phases(network_gbit_per_s: float = 1600.0, **changes: float) -> dict[str, float]:
+def hardware(network_gbit_per_s: float = 1600.0, power_share: float = 1.0) -> Hardware:
     figures = {"half_tflops": 312.0, "matmul_tflops": 271.2, "memory_gb_per_s": 2039.0, "memory_gib": 80.0}
     links_of_it = {"link_gb_per_s": 300.0, "network_gbit_per_s": network_gbit_per_s, "oversubscription": 1.0}
-    hardware = Hardware(accelerator="a100", devices_per_node=8, source="test", **figures, **links_of_it)
-    layouts, machines = one(**(BIG | changes)), machines_of([hardware])
+    figures |= links_of_it | {"power_share": power_share}
+    return Hardware(accelerator="a100", devices_per_node=8, source="test", tf32_tflops=156.0, **figures)
+
+
+def phases(network_gbit_per_s: float = 1600.0, **changes: float) -> dict[str, float]:
+    layouts, machines = one(**(BIG | changes)), machines_of([hardware(network_gbit_per_s)])
     found = step_phases(transformer.work_of(layouts, machines), layouts, machines, values_of(SHEET))
     return {"step_s": found.step_s.item()} | {each.name: getattr(found, each.name).item() for each in fields(found)}
 
@@ -204,6 +208,17 @@ def test_each_kind_of_parallelism_costs_its_own_phase(changes: dict[str, float],
     found = phases(**changes)
     assert {name for name in ("communication_s", "bubble_s") if found[name] > 1e-9} == busy
     assert found["step_s"] == pytest.approx(sum(value for name, value in found.items() if name != "step_s"))
+
+
+def test_a_power_limit_slows_products_by_its_third_root_and_nothing_else() -> None:
+    whole, limited = (figures_of(hardware(power_share=share)) for share in (1.0, 0.5))
+    for precision in ("bf16", "tf32"):
+        at = [each.matmul(precision).rates[0] for each in (whole, limited)]  # type: ignore[arg-type, union-attr]
+        assert at[1] / at[0] == pytest.approx(0.5 ** (1 / 3))
+    assert limited.memory_bytes_per_s == whole.memory_bytes_per_s
+    assert limited.peak_flops_per_s == whole.peak_flops_per_s, "MFU refers to the data sheet"
+    machines = machines_of([hardware(), hardware(power_share=0.5)])
+    assert machines.flops_per_s[1] / machines.flops_per_s[0] == pytest.approx(0.5 ** (1 / 3))
 
 
 def test_recomputation_repeats_the_forward_pass() -> None:

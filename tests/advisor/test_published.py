@@ -23,7 +23,7 @@ def test_the_shipped_fit_is_that_of_the_published_steps() -> None:
     assert ours.half_widths == pytest.approx(shipped.half_widths, rel=1e-3)
 
 
-DOCUMENTED = {MEGATRON: 0.08, SELECTIVE: 0.05, TURING: 0.29, LLAMA: 0.033, TITAN: 0.24}
+DOCUMENTED = {MEGATRON: 0.08, SELECTIVE: 0.05, TURING: 0.29, LLAMA: 0.033, TITAN: 0.19}
 """Mean errors in docs/advisor-errors.md, rounded up."""
 
 
@@ -33,5 +33,5 @@ def test_published_runs_are_predicted_as_closely_as_the_docs_say() -> None:
         DOCUMENTED, True
     )
     every = [row for rows in found.values() for row in rows]
-    assert mean_error(every) <= 0.115
-    assert sum(row.holds for row in every) == 23, "of 29, as the docs say"
+    assert mean_error(every) <= 0.105
+    assert sum(row.holds for row in every) == 26, "of 29, as the docs say"
