@@ -11,13 +11,13 @@ from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_onc
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
 from analysis.comparison.run import ComparedRun, compared_runs
-from analysis.comparison.work import is_baseline, labels
+from analysis.comparison.work import labels
 from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once
 from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
@@ -29,21 +29,42 @@ Configuration = tuple[str, str]
 @once
 def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
     """Every configuration of a group that has a baseline of its framework → its counted runs, paired with that's."""
-    members: dict[Configuration, list[ComparedRun]] = defaultdict(list)
     baselines: dict[tuple[str, str], list[ComparedRun]] = defaultdict(list)
-    frameworks: dict[Configuration, str] = {}
-    rows = labels(runs).join(runs.run.select("run_id", "strategy", "devices"), on="run_id")
-    rows = rows.join(excluded(runs), on="run_id", how="anti")
-    known = compared_runs(runs)
-    columns = ("run_id", "group", "configuration", "strategy", "devices")
-    for run_id, group, configuration, strategy, devices in rows.select(columns).rows():
-        members[group, configuration].append(known[run_id])
-        # The ratio of two frameworks is no speed-up by devices.
-        framework = frameworks[group, configuration] = known[run_id].environment.get(FRAMEWORK, "torch")
-        if is_baseline(strategy, devices):
-            baselines[group, framework].append(known[run_id])
-    pairs = {key: (baselines.get((key[0], frameworks[key])), runs_of) for key, runs_of in members.items()}
+    members = _members(runs)
+    for (group, _), runs_of in members.items():
+        for run in runs_of:
+            if run.is_baseline:
+                baselines[group, _framework(run)].append(run)
+    # The ratio of two frameworks is no speed-up by devices.
+    pairs = {key: (baselines.get((key[0], _framework(runs_of[0]))), runs_of) for key, runs_of in members.items()}
     return {key: paired(baseline, runs_of) for key, (baseline, runs_of) in pairs.items() if baseline}
+
+
+def not_told_apart(runs: Runs, group: str, fastest: str, others: Sequence[str]) -> list[str]:
+    """Of other configurations of the same work, those of which no pairs with the fastest show that they are slower.
+
+    Two intervals beside one device may overlap where every pair of the two says the same.
+    """
+    members = _members(runs)
+    pairings = {other: paired(members[group, fastest], members[group, other]) for other in others}
+    ratios = {other: pairing.speed_up() for other, pairing in pairings.items() if not pairing.blockers()}
+    error, shown = of_several(ratios.values()), (SpeedVerdict.NO_DIFFERENCE, SpeedVerdict.EQUAL, SpeedVerdict.FASTER)
+    return [other for other, ratio in ratios.items() if ratio and of_speed(ratio.at(error)) in shown]
+
+
+@once
+def _members(runs: Runs) -> dict[Configuration, list[ComparedRun]]:
+    """The counted runs of each configuration of each group."""
+    members: dict[Configuration, list[ComparedRun]] = defaultdict(list)
+    known = compared_runs(runs)
+    rows = labels(runs).join(excluded(runs), on="run_id", how="anti").select("run_id", "group", "configuration")
+    for run_id, group, configuration in rows.rows():
+        members[group, configuration].append(known[run_id])
+    return members
+
+
+def _framework(run: ComparedRun) -> str:
+    return str(run.environment.get(FRAMEWORK, "torch"))
 
 
 def refused(runs: Runs) -> list[str]:
@@ -98,11 +119,9 @@ def told_of_pairs(runs: Runs) -> set[str]:
 @once
 def unlike_groups(runs: Runs) -> dict[str, Issue]:
     """Group → why its configurations can't be ranked: what blocks a comparison of any two, or withholds its verdict."""
-    members: dict[str, dict[str, list[ComparedRun]]] = defaultdict(lambda: defaultdict(list))
-    known = compared_runs(runs)
-    rows = labels(runs).join(excluded(runs), on="run_id", how="anti").select("group", "configuration", "run_id")
-    for group, configuration, run_id in rows.rows():
-        members[group][configuration].append(known[run_id])
+    members: dict[str, dict[str, list[ComparedRun]]] = defaultdict(dict)
+    for (group, configuration), runs_of in _members(runs).items():
+        members[group][configuration] = runs_of
     issues = {group: _unlike(list(of_group.values())) for group, of_group in members.items()}
     return {group: issue for group, issue in issues.items() if issue}
 

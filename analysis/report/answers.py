@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import refused
+from analysis.comparison.baseline import not_told_apart, refused
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
 from analysis.comparison.ratio import MOST_FURTHER, SpeedVerdict
@@ -58,19 +58,19 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     more = compared.height - len(rows)
     if several and more:
         fastest, *_, slowest = (_gain(row, named=True) for row in ordered.to_dicts())
-        best = "Fastest" if ordered["speed_up"][0] > 1 else "Nearest to one device"
-        shown = [_counted(compared), f"{best}: {fastest}{_ties(ordered)}", f"Slowest: {slowest}"]
+        best = "Largest speed-up" if ordered["speed_up"][0] > 1 else "Nearest to one device"
+        shown = [_counted(compared), f"{best}: {fastest}{_ties(runs, ordered)}", f"Smallest: {slowest}"]
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
-        shown = [f"{fastest}{_ties(ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
+        shown = [f"{fastest}{_ties(runs, ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
     return [*_one_device_is_fastest(compared), *shown]
 
 
-def _ties(ordered: pl.DataFrame) -> str:
-    """The configurations of the same work whose intervals reach into that of the fastest; without one, its speed-up."""
-    low, high = (pl.coalesce(f"speed_up_{end}", "speed_up") for end in ("low", "high"))
-    alike = ordered.filter(pl.col("group") == pl.col("group").first(), high >= low.first())
-    tied = alike["configuration"].to_list()[1:]
+def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
+    """What did the same work, and is not shown to be slower than the first."""
+    alike = ordered.filter(pl.col(key) == pl.col(key).first() for key in ("group", "framework"))
+    fastest, *others = alike["configuration"]
+    tied = not_told_apart(runs, alike["group"][0], fastest, others)
     return f" Not told apart from it: {text.listed(tied)}." if tied else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -57,7 +58,7 @@ class Hardware(Node, frozen=True, kw_only=True):
         Power goes as voltage² × frequency, and voltage as frequency (T. Mudge, Power: a first-class architectural
         design constraint, IEEE Computer 34(4), 2001): the third root. What a device draws at rest is not counted.
         """
-        return self.power_share ** (1 / 3)
+        return math.cbrt(self.power_share)
 
 
 Image = Annotated[

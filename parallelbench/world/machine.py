@@ -219,7 +219,7 @@ class Machine:
         if device_type == "cuda":
             raise ConfigError(
                 f"devices={devices}, but this machine has {count_of(len(self.gpus), 'CUDA device')}: "
-                f"choose devices={len(self.gpus)} or fewer"
+                f"choose devices={len(self.gpus)} or fewer, or device=cpu"
             )
         if oversubscribe:
             return True

@@ -27,7 +27,7 @@ BAD: dict[str, tuple[list[Gpu], list[str], str]] = {
     "lost": ([gpu(), LOST], [], "GPU 1 can't be used (GPU is lost): hide it with CUDA_VISIBLE_DEVICES, or ask for"),
     "slices": ([gpu(is_sliced=True), gpu("b")], [], "MIG slices GPU 0: NCCL connects no slices, and their sizes may"),
     "types": ([gpu(), gpu("b", name="H100")], [], "GPUs of several types (A100, H100) would train together, at the"),
-    "too few": ([gpu()], [], "devices=2, but this machine has 1 CUDA device: choose devices=1 or fewer"),
+    "too few": ([gpu()], [], "devices=2, but this machine has 1 CUDA device: choose devices=1 or fewer, or device=cpu"),
     "interface": ([gpu(), gpu("b")], ["nccl.interface=ib7"], "nccl.interface=ib7 is not on "),
     "interface of the site": (
         [gpu(), gpu("b")],
