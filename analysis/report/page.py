@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -276,7 +277,9 @@ def _figures(drawn: list[Drawn]) -> dict[str, list[Drawn]]:
 
 
 class PageTable(NamedTuple):
-    """A table of the page: its columns tell rows apart; what is the same in every row stands below, once."""
+    """A table of the page: its columns tell rows apart; what is the same in every row, or as another column, stands
+    below, once.
+    """
 
     columns: list[Column]
     groups: list[tuple[str, list[Shown]]]
@@ -293,7 +296,13 @@ def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = Non
     groups = _grouped(rows, columns)
     of_rows = [row.cells for _, members in groups for row in members]
     told = [n for n, c in enumerate(columns) if _tells(rows, c, {row[n].shown for row in of_rows})]
+    twins = _twins([columns[n] for n in told], rows)
+    told = [n for n in told if columns[n].name not in twins]
     alike = [cell for n, cell in enumerate(of_rows[0]) if n not in told] if of_rows else []
+    alike = [
+        Cell(cell.column, None, f"as {twins[cell.column.name].title}") if cell.column.name in twins else cell
+        for cell in alike
+    ]
     shown = [
         (group, [Shown(row.configuration, [row.cells[n] for n in told]) for row in members])
         for group, members in groups
@@ -304,6 +313,16 @@ def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = Non
 def _tells(rows: pl.DataFrame, column: Column, shown: set[str]) -> bool:
     """Whether a column tells rows apart; of a single row, whether it holds anything."""
     return len(shown) > 1 or (rows[column.name].count() > 0 and (column.name in ALWAYS or rows.height == 1))
+
+
+def _twins(columns: list[Column], rows: pl.DataFrame) -> dict[str, Column]:
+    """Column → the one before it with the same numbers, where rows have several: on one device per process, memory."""
+    numeric = [column for column in columns if column.numeric and rows[column.name].n_unique() > 1]
+    return {
+        later.name: earlier
+        for earlier, later in reversed(list(combinations(numeric, 2)))
+        if earlier.shown == later.shown and rows[earlier.name].equals(rows[later.name], null_equal=True)
+    }
 
 
 def _columns(rows: pl.DataFrame, table: Place) -> tuple[Column, ...]:
