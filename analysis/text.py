@@ -100,13 +100,13 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
     if value is None:
         return MISSING
     if low is None or high is None:
-        return fixed(value, digits)
+        return estimate(value, low, high, digits=digits)
     return f"{estimate(value, low, high, digits=digits)} ({ends(low, high, digits=digits)})"
 
 
 def estimate(value: float, low: float | None, high: float | None, *, digits: int = 2) -> str:
     """A value with as many digits as its interval has, where there is one: "1.004" of 1.002 to 1.006."""
-    return fixed(value, digits if low is None or high is None else _telling(digits, low, high))
+    return fixed(value, _telling(digits, value) if low is None or high is None else _telling(digits, low, high))
 
 
 def ends(low: float, high: float, *, digits: int = 2) -> str:
@@ -137,7 +137,10 @@ _WIDE = f"interval wider than a factor of {WIDEST}"
 
 
 def _telling(digits: int, *ends: float) -> int:
-    """Digits after the point that show on which side of 1 each end lies, because the verdict depends on it."""
+    """Digits after the point that show on which side of 1 each end lies, because the verdict depends on it; one more
+    where all are below 0.1.
+    """
+    digits += 0 < max(ends) < 0.1
     enough = (n for n in range(digits, _MOST_DIGITS) if all(end == 1 or f"{end:.{n}f}" != f"{1:.{n}f}" for end in ends))
     return next(enough, _MOST_DIGITS)
 

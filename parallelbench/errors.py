@@ -6,7 +6,6 @@ import difflib
 import re
 import sys
 import traceback
-import unicodedata
 from typing import TYPE_CHECKING
 
 from parallelbench.redaction import kind_of_token, redacted
@@ -216,8 +215,10 @@ def tellable(text: str) -> str:
 
 
 def _is_told(letter: str) -> bool:
-    """As it is; of spaces `isprintable` takes but one, and not the narrow one between a number and its unit."""
-    return letter == "\n" or letter.isprintable() or unicodedata.category(letter) == "Zs"
+    """As it is. Of spaces other than the usual one, only the narrow one between a number and its unit: another one in
+    a name would not be seen.
+    """
+    return letter in "\n\u202f" or letter.isprintable()
 
 
 def refusal(text: str) -> str:

@@ -141,7 +141,7 @@ def test_what_was_typed_is_told_escaped(here: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_would_steer_a_terminal_is_escaped() -> None:
-    assert tellable("ü × – … 71.6\u202f% \u202e\x1b\nend") == "ü × – … 71.6\u202f% \\u202e\\x1b\nend"
+    assert tellable("ü × – … 71.6\u202f% \u202e\x1b\xa0\nend") == "ü × – … 71.6\u202f% \\u202e\\x1b\\xa0\nend"
 
 
 # --- folders

@@ -162,15 +162,17 @@ def labels(runs: Runs) -> pl.DataFrame:
     groups = _labelled(works(runs), _group_labels)
     variants = component_labels(runs, "strategy")
     rows = [
-        (run_id, groups[run_id], variants[run_id], _configuration(variants[run_id], devices, nodes))
+        (run_id, groups[run_id], variants[run_id], configuration_label(variants[run_id], devices, nodes))
         for run_id, devices, nodes in runs.run.select("run_id", "devices", "nodes").rows()
     ]
     names = ("run_id", "group", "variant", "configuration")
     return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
 
 
-def _configuration(variant: str, devices: int, nodes: int) -> str:
-    return f"{variant} × {devices}" + (f" on {nodes} nodes" if nodes > 1 else "")
+def configuration_label(variant: str, devices: int, nodes: int = 1) -> str:
+    """ "pipeline × 4 on 2 nodes, schedule gpipe": options come last, where they read as no factor of the devices."""
+    strategy, comma, options = variant.partition(", ")
+    return f"{strategy} × {devices}" + (f" on {nodes} nodes" if nodes > 1 else "") + comma + options
 
 
 @once

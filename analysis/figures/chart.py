@@ -437,7 +437,9 @@ class Sentence:
         if self.by is not None:
             rows = rows.sort(self.by, descending=self.descending, maintain_order=True)
         whole = self.whole if isinstance(self.whole, str) else self.whole(rows)
-        return whole.format(text.listed([self.each(row) for row in rows.iter_rows(named=True)], sep=self.sep))
+        each = [self.each(row) for row in rows.iter_rows(named=True)]
+        last = f"{self.sep}at the other end {each[-1]}" if self.by is not None and len(each) > 4 else ""
+        return whole.format(text.listed(each[:-1] if last else each, sep=self.sep) + last)
 
     def _ranked(self, rows: pl.DataFrame) -> str:
         """Configurations of which others disturbed runs are told of behind the others, so that they are neither first

@@ -13,7 +13,7 @@ import polars as pl
 
 from analysis import text
 from analysis.advisor.forecast import forecast
-from analysis.comparison.work import natural
+from analysis.comparison.work import configuration_label, natural
 from analysis.figures.chart import LEGEND, PANEL_WIDTH, panel, panels, records, scale, tips, variants
 from parallelbench.errors import ConfigError
 
@@ -81,7 +81,7 @@ def _rated(step: MeasuredStep, run: RunConfig, step_s: float, mark: str) -> dict
 
 def _named(step: MeasuredStep, devices: int) -> dict[str, Any]:
     names = {"group": step.work, "variant": step.variant, "strategy": step.strategy}
-    return names | {"configuration": f"{step.variant} × {devices}"}
+    return names | {"configuration": configuration_label(step.variant, devices)}
 
 
 def _drawn(data: pl.DataFrame) -> alt.FacetChart:
@@ -152,7 +152,7 @@ def _beyond(found: Forecast) -> Iterator[str]:
         ends = text.span(batch / each.high_s, batch / each.low_s)
         name = f"{group}: " if len(best) > 1 else ""
         yield (
-            f"{name}Prediction, not measured: {each.of.variant} × {each.run.devices} trains "
+            f"{name}Prediction, not measured: {configuration_label(each.of.variant, each.run.devices)} trains "
             f"{text.number(_rate(each))} ({ends}) samples/s."
         )
     if any(each.beyond_node for each in found.further):

@@ -75,13 +75,14 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
 
 
 def _one_device_is_fastest(compared: pl.DataFrame) -> list[str]:
-    """Whether all of several configurations are slower than one device, or too few repeats say so."""
+    """Whether all of several configurations are slower than one device, or seem to be with too few repeats."""
     verdicts = compared.group_by("group").agg(pl.col("verdict").unique())["verdict"].to_list()
     rest = set().union(*verdicts) - {SpeedVerdict.SLOWER}
-    is_clear = rest <= {SpeedVerdict.TOO_FEW} and all(SpeedVerdict.SLOWER in found for found in verdicts)
-    if compared.height < 2 or not is_clear or (compared["speed_up"] >= 1).any():
+    if compared.height < 2 or not rest <= {SpeedVerdict.TOO_FEW} or (compared["speed_up"] >= 1).any():
         return []
     where = f" in all {len(verdicts)} kinds of work" if len(verdicts) > 1 else ""
+    if not all(SpeedVerdict.SLOWER in found for found in verdicts):
+        return [f"So far one device is fastest{where}, with too few repeats to be sure."]
     return [f"One device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
 
 

@@ -118,19 +118,20 @@ def _packed(runs: Runs) -> list[str]:
 def few_repeats(runs: Runs) -> list[str]:
     """How many repeats would narrow the intervals; sides that were measured apart are told of elsewhere."""
     pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
-    few = min((n for n, _ in pairs), default=ENOUGH_REPEATS)
+    few, most = (of((n for n, _ in pairs), default=ENOUGH_REPEATS) for of in (min, max))
     if few >= FEW_REPEATS:
         return []
+    some, rest = ("All" if most == few else "Some"), f"rest on {_pairs(few)} only and"
     if few < FEWEST_REPEATS:
         advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
         without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
         names = text.listed(without["configuration"].unique(maintain_order=True).to_list())
-        return [f"Some ratios rest on {_pairs(few)} only and have no interval ({names}): {advice}."]
+        return [f"{some} ratios {rest} have no interval ({names}): {advice}."]
     error = error_of_intervals(runs)
-    widths = ", ".join(f"with {n - few} more per side {half_width(n, error):.1f} times" for n in (6, 10) if n > few)
+    widths = ", ".join(f"{half_width(n, error):.1f} times with {n}" for n in (6, 10) if n > few)
     return [
-        f"Some intervals rest on {_pairs(few)} only and are wide: they reach {half_width(few, error):.1f} times "
-        f"as far to each side as these vary; {widths}."
+        f"{some} intervals {rest} are wide: to each side they reach {half_width(few, error):.1f} times the standard "
+        f"deviation of the pairs; {widths}."
     ]
 
 
