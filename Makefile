@@ -32,7 +32,7 @@ install: $(STAMP)  ## only install into .venv, e.g. on a login node
 venv-%: .venv-%/.installed  ## an environment beside it: venv-tensorflow, venv-tensorflow-gpu, venv-velox, venv-export, venv-site
 	@:
 
-demo: $(STAMP)  ## a small comparison on real images, and its report (under 3 minutes)
+demo: $(STAMP)  ## a small comparison on real images, and its report (3 to 5 minutes)
 	$(PARALLELBENCH) submit sweep=demo launcher.pack=true results=$(RESULTS) $(ARGS)  # most of a run would be its start
 	$(PARALLELBENCH) report $(RESULTS)/demo
 

@@ -314,9 +314,10 @@ may be a list. A mistyped name gets the valid ones, nearest first.
 ```
 parallelbench submit model=cnn_small,cnn_large strategy=ddp devices=1,2 sweep.repeats=6
 parallelbench submit sweep=strategy_comparison_small          # every strategy side by side
+parallelbench prepare data=mnist                              # once
 parallelbench submit data=mnist strategy=ddp,fsdp devices=1,2 tune=true  # first try what is fastest here, once for all
 parallelbench submit loader=resident,dataloader,streamed      # how samples get into batches
-parallelbench submit sweep=demo launcher=slurm site=asu_sol   # one Slurm job per run
+parallelbench submit sweep=demo device=cuda launcher=slurm site=asu_sol  # one Slurm job per run
 parallelbench report results/demo --figure scaling --width 85 # one figure for a paper, as PDF, SVG and PNG
 parallelbench compare results/before results/after --fail-if-slower 3%  # a gate for continuous integration
 parallelbench compare results/demo --by strategy=ddp,model_parallel     # two values of a key
@@ -324,8 +325,9 @@ parallelbench advise model=cnn_large data=synthetic devices=1,2         # which 
 parallelbench bundle results/demo                             # one archive for a publication
 ```
 
-**Exit codes**: 0 success; 1 a run failed, or `compare` found a configuration slower; 2 the request is invalid, or
-can't be judged; 130 interrupted. **In Python**: `from analysis import load; load("results/demo").epochs`.
+**Exit codes**: 0 success; 1 a run failed (also under `status --watch` and `logs --follow`), `compare --fail-if-slower`
+found a configuration slower, something in `rerun` does not agree, or `prune` could not remove all; 2 the request is
+invalid, or can't be judged; 130 interrupted. **In Python**: `from analysis import load; load("results/demo").epochs`.
 
 **TAB** completes verbs, options, choices, keys and folders after a line in your shell's own file:
 

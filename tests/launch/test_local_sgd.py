@@ -19,8 +19,11 @@ from launch.sweep.compose import Extension
 from parallelbench.config.build import component_class
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
+from parallelbench.training.checks.copies import Copies
 from parallelbench.training.checks.parity import as_checked, checks_parity, parity_reference
 from parallelbench.training.checks.tolerances import as_reference, rounding
+from parallelbench.training.torch_session import build_model
+from parallelbench.world.world import World
 from tests.helpers import TINY
 from tests.launch.programs import program
 from tests.ranks import run_ranks
@@ -73,6 +76,14 @@ def test_it_is_checked_against_its_own_reference_for_a_step_more_than_it_takes_t
 def test_what_can_not_work_is_refused(own: Extension, options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_run(one_run([*TINY, *SMALL, *options], own).run, "cpu")
+
+
+def test_what_a_copy_says_of_other_ranks_has_the_form_that_the_check_of_copies_wants(own: Extension) -> None:
+    run = one_run([*TINY, *SMALL], own).run
+    world = World()
+    replica = run.strategy.prepare(build_model(run), run, world)
+    Copies(replica, run, world)
+    assert replica.copied() == {}, "no rank holds what another one does"
 
 
 # --- the gate on two ranks: the page's code passes, and each mistake in it is found

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.results.tables import COPIES, SETTLED
 from parallelbench.training.checks.tolerances import Finding
 from parallelbench.training.observers import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
@@ -31,6 +33,7 @@ class Copies(Observer):
 
     def __init__(self, replica: Replica, run: RunConfig, world: RankWorld) -> None:
         self._replica, self._run, self._world = replica, run, world
+        self._copied()  # before an epoch is trained in vain
         self._trained = dict[int, int]()
         """Number of a group → checksum of what this rank holds as all of the group do."""
         self._evaluated = dict[int, int]()
@@ -87,9 +90,20 @@ class Copies(Observer):
         return self._epoch == self._run.epochs
 
     def _checksums(self) -> dict[int, int]:
-        held = {group: list(copied) for group, copied in self._replica.copied().items()}
-        assert len(held) <= _MOST_GROUPS, f"copies of {len(held)} groups"
+        held = {group: list(copied) for group, copied in self._copied().items()}
         return {group: self._world.checksum(copied) for group, copied in held.items() if copied}
+
+    def _copied(self) -> Mapping[int, Iterable[Any]]:
+        """What the replica says; `ConfigError` where that has another form than it must have."""
+        copied: object = self._replica.copied()
+        if isinstance(copied, Mapping) and len(copied) <= _MOST_GROUPS:
+            return copied
+        what = count_of(len(copied), "group") if isinstance(copied, Mapping) else type(copied).__name__
+        raise ConfigError(
+            f"strategy={self._run.strategy.name}: copied of {type(self._replica).__name__} returns {what}: return a "
+            f"dict of {_MOST_GROUPS} groups at most, from a number that all ranks give which hold the same to the "
+            "tensors that they hold, {} where no rank holds what another one does (docs/adding-a-strategy.md)"
+        )
 
 
 def unlike_ranks(table: Sequence[float]) -> tuple[int, int]:
