@@ -505,9 +505,11 @@ def _shown(value: Any) -> str:
 
 
 def labels(compared: Sequence[Effect]) -> list[str]:
-    """Data and model of each effect, and the keys in which it differs from others of the same."""
+    """Data and model of each effect, and the keys in which it differs from others of the same; weak scaling always."""
     works = [effect.keys for effect in compared]
-    return [_label(work, varying) for work, varying in zip(works, varying_keys(works), strict=True)]
+    weak = [["scaling"] if work.get("scaling") == "weak" else [] for work in works]
+    told = zip(works, varying_keys(works), weak, strict=True)
+    return [_label(work, list(dict.fromkeys([*varying, *more]))) for work, varying, more in told]
 
 
 def _label(work: Work, varying: list[str]) -> str:
