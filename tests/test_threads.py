@@ -80,7 +80,6 @@ def test_threads_run_on_the_ranks_cores(names: tuple[str, ...]) -> None:
     outcome="ranks have their own threads, on their own cores: losses are those of a clean shell",
 )
 @pytest.mark.slow
-@pytest.mark.usefixtures("by_exec")
 def test_the_shell_decides_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options, losses = [*TINY, "model=cnn_small", "measure.probe=false", *TWO], []
     hostile = FEWER | ELSEWHERE | {"RANK": "3", "WORLD_SIZE": "4"}

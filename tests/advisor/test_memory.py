@@ -120,12 +120,13 @@ def test_peaks_of_ranks_are_within_six_percent_of_what_their_tensors_hold(model:
     from parallelbench.measure.layers import layer_counts
 
     wanted, predicted = [], []
+    common = [f"model={model}", "data=synthetic", "batch_size=64", "optimizer=adam"]
+    alone = one_run(common).run
+    layers, memory = layer_counts(alone), model_memory(alone)
     for strategy, size in RANKS:
-        more = [f"strategy={strategy}", f"devices={size}"]
-        overrides = [f"model={model}", "data=synthetic", "batch_size=64", "optimizer=adam", *more]
-        run = one_run(overrides).run
-        job = SuiteJob(run=run, layers=layer_counts(run), figures=machine())
-        predicted.append(suite_peak_bytes(job, model_memory(run)))
+        overrides = [*common, f"strategy={strategy}", f"devices={size}"]
+        job = SuiteJob(run=one_run(overrides).run, layers=layers, figures=machine())
+        predicted.append(suite_peak_bytes(job, memory))
         last = [] if strategy == "model_parallel" else [size - 1]  # its last part learns shapes from messages
         wanted += [(overrides, rank) for rank in (0, *last)]
     tracked = _of_ranks(wanted)

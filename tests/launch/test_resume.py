@@ -180,15 +180,22 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     injection="the file `stop` in the attempt's folder",
     outcome="all ranks save after the same epoch and end; the outcome is timeout; submitting again goes on from there",
 )
+@fault(
+    "storage and input",
+    "Bit-flipped checkpoint",
+    injection="one bit of one rank's file in the newest checkpoint",
+    outcome="all ranks go on from the checkpoint before; the run says so in its warnings",
+)
 def test_a_run_that_is_asked_to_stop_goes_on_later(
     tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
-    results = tmp_path / "results"
-    for number in (1, 2):
-        attempt = stopped(*DDP, results=results, after=3 * number, number=number)
+    results, epoch = tmp_path / "results", 0
+    for number, saving in enumerate(((), ALWAYS), start=1):
+        attempt = stopped(*DDP, *saving, results=results, after=epoch + 3, number=number)
         folder = the_run(results)
         outcome = folder.state().outcome
-        epoch = saved_epochs(folder)[-1]
+        first, (*before, epoch) = epoch, saved_epochs(folder)
+        assert bool(before) == bool(saving), "nothing else is saved where there is no time limit"
         assert outcome is not None
         assert (outcome.outcome, outcome.reason) == (
             "timeout",
@@ -197,13 +204,13 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(
         )
         assert attempt.number == number
         assert folder.state().to_run
-    stops = saved_epochs(folder)
-    assert len(stops) == 2, "nothing else was saved: there is no time limit"
+    flip(checkpoint(folder, epoch) / "rank1.pt")
     finished(*DDP, results=results)
     assert measured(folder) == undisturbed(DDP)
     (run,) = rows(folder)["run"]
-    assert run["resumed_after"] == f"{stops[0]}, {stops[1]}"
+    assert run["resumed_after"] == f"{first}, {before[-1]}"
     assert run["resumed_elsewhere"] is None
+    assert f"the checkpoint after epoch {epoch} of attempt 2 was damaged and not used" in run["warnings"]
 
 
 DROPS = '''
@@ -349,39 +356,23 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-DAMAGES = {"flipped": flip, "truncated": truncate}
-
-
 @pytest.mark.exhaustive
 @fault(
     "storage and input",
-    "Truncated or bit-flipped checkpoint",
-    injection="one bit or the last byte of one rank's file in the newest checkpoint, or of its manifest",
-    outcome="all ranks go on from the checkpoint before; the run says so in its warnings",
+    "Truncated checkpoint",
+    injection="the last byte of the newest checkpoint's file is gone",
+    outcome="the run goes on from the checkpoint before, and says so in its warnings",
 )
-@pytest.mark.parametrize(
-    ("arguments", "file", "how"),
-    [
-        (DDP, "rank1.pt", "flipped"),
-        (HERE, "rank0.pt", "truncated"),
-        (HERE, "manifest.json", "truncated"),
-    ],
-)
-@pytest.mark.cases("arguments0-*")
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    arguments: tuple[str, ...],
-    file: str,
-    how: str,
-    tmp_path: Path,
-    undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]],
+    tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
     results = tmp_path / "results"
-    stopped(*arguments, *ALWAYS, results=results, after=3)
+    stopped(*HERE, *ALWAYS, results=results, after=3)
     folder = the_run(results)
     before, newest = saved_epochs(folder)
-    DAMAGES[how](checkpoint(folder, newest) / file)
-    finished(*arguments, *ALWAYS, results=results)
-    assert measured(folder) == undisturbed(arguments)
+    truncate(checkpoint(folder, newest) / "rank0.pt")
+    finished(*HERE, *ALWAYS, results=results)
+    assert measured(folder) == undisturbed(HERE)
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == str(before)
     assert f"the checkpoint after epoch {newest} of attempt 1 was damaged and not used" in run["warnings"]
@@ -395,7 +386,7 @@ def test_without_a_whole_checkpoint_a_run_starts_over(
     stopped(*HERE, *ALWAYS, results=results, after=3)
     folder = the_run(results)
     first, second = saved_epochs(folder)
-    flip(checkpoint(folder, second) / "rank0.pt")
+    truncate(checkpoint(folder, second) / "manifest.json")
     journal = folder.attempts()[0].path / "journal-rank0.jsonl"
     journal.write_text("".join(line for line in journal.open() if '"table":"ranks"' not in line))
     finished(*HERE, *ALWAYS, results=results)

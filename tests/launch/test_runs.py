@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from parallelbench.world.machine import this_machine
 from tests.faults import fault
 from tests.helpers import TINY, fill_disk
 from tests.launch.programs import Program, completed, finished_epochs, kill, own_strategy, the_run
+from tests.warm import cold
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -197,17 +198,14 @@ LAST_SHOT = 160
 )
 @pytest.mark.parametrize("victim", ["supervisor", "torchrun", "rank 0"])
 @pytest.mark.cases("rank 0")
-def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(
-    victim: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(victim: str, tmp_path: Path) -> None:
     """Two kills of one process, at instants told by the journal: within its first lines, and deep in training."""
-    if victim == "torchrun":  # of genuine programs, Slurm's tests kill ranks and nodes
-        request.getfixturevalue("by_exec")
     chance = random.Random(victim)
     results = tmp_path / "results"
     arguments = ("run", *DDP, f"epochs={EPOCHS_UNDER_FIRE}")
     for number, lines in enumerate((chance.randint(1, 8), chance.randint(8, LAST_SHOT)), start=1):
-        with Program(*arguments, results=results) as program:
+        genuine = victim == "torchrun" and number == 2  # of genuine programs, Slurm's tests kill ranks and nodes
+        with cold() if genuine else nullcontext(), Program(*arguments, results=results) as program:
             attempt = program.attempt(number)
             program.entries(attempt, 0, at_least=lines)
             pid = program.pid_of(victim, attempt)

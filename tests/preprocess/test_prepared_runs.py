@@ -139,8 +139,8 @@ def test_an_engine_that_fails_where_numpy_does_not_reproduces_the_claims(
     python = fake_environment(tmp_path / "own", PyVelox="0.2.0", pyarrow="19.0.1")
     monkeypatch.setenv(VELOX_PYTHON, str(python))
     results, sweep = tmp_path / "results", ("preprocess.recipe=filter", "preprocess.engine=numpy,velox", "epochs=0")
-    packed = ("launcher.pack=true", "measure.telemetry_hz=0", "measure.probe=false", "sweep.repeats=6")
-    assert main(["submit", *SMALL, *sweep, *packed, f"results={results}"]) == 1
+    quick = ("launcher=inline", "measure.telemetry_hz=0", "measure.probe=false", "sweep.repeats=6")
+    assert main(["submit", *SMALL, *sweep, *quick, f"results={results}"]) == 1
     claims = {each.name: each for text in publications() for each in text.claims}
     runs = load(results)
     for name in ("velox_cannot_be_installed", "velox_can_not_filter_or_transform"):

@@ -57,14 +57,14 @@ def possible(size: int, kinds: dict[str, tuple[str, ...]]) -> dict[str, RunConfi
 
 
 def unlike(rank: int, size: int, runs: dict[str, RunConfig]) -> list[str]:
-    """Those whose losses, gradients, weights or sums depend on when values are drawn."""
+    """Those whose loss, gradients, next weights or their sums depend on when values are drawn."""
     world = World(rank=rank, size=size, local_rank=rank)
     found = []
     for name, run in runs.items():
         model = new_model(run)
         assert all(each.is_meta for each in model.parameters()) or run.data.kind != "tokens"
-        late = drive(new_replica(model, run, world), run)
-        if not same(late, drive(new_replica(build_model(run), run, world), run)):
+        late = drive(new_replica(model, run, world), run, steps=1)
+        if not same(late, drive(new_replica(build_model(run), run, world), run, steps=1)):
             found.append(name)
     return found
 

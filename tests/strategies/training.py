@@ -47,11 +47,11 @@ def train(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     return drive(new_replica(build_model(run), run, World(rank=rank, size=size, local_rank=rank)), run)
 
 
-def drive(replica: Replica, run: RunConfig) -> dict[str, Any]:
+def drive(replica: Replica, run: RunConfig, steps: int = STEPS) -> dict[str, Any]:
     """The same for a replica that is there already."""
     loader = loader_of(replica, run)
     batches = chain.from_iterable(map(loader.train, count(1)))
-    results = [replica.step(next(batches)) for _ in range(STEPS)]
+    results = [replica.step(next(batches)) for _ in range(steps)]
     evaluated = replica.evaluate(loader.test())
     return {
         "steps": [None if result is None else result.tolist() for result in results],

@@ -46,7 +46,7 @@ SAVING = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=0.001", "la
 FATES: tuple[tuple[str, OutcomeName, str, int], ...] = (
     # Of three ranks two are workers, the first of which coordinates; the last holds the parameters.
     ("2 local_state 2 SIGSTOP", "timeout", "rank 2 hangs: ", 2),  # while the checkpoint after epoch 2 is written
-    ("1 step 3 SIGKILL", "killed", "rank 1 was killed by SIGKILL", 2),  # after epoch 1, which was saved, and epoch 2
+    ("1 step 3 SIGSTOP", "timeout", "rank 1 hangs: ", 2),  # after epoch 1, which was saved, and epoch 2
     ("0 evaluate 2 SIGKILL", "killed", "rank 0 was killed by SIGKILL", 3),
 )
 
@@ -55,8 +55,8 @@ FATES: tuple[tuple[str, OutcomeName, str, int], ...] = (
 @fault(
     "workers",
     "A process of TensorFlow's is killed or stops",
-    injection="a parameter server stops while a checkpoint is written; then, one start after the other, SIGKILL to a "
-    "worker in training, and to the coordinator in evaluation",
+    injection="a parameter server stops while a checkpoint is written; then, one start after the other, a worker stops "
+    "in training, and SIGKILL to the coordinator in evaluation",
     outcome="the outcome names the rank, in bounded time; no process is left; finished epochs are kept, and the next "
     "start goes on after the last one that was saved",
 )

@@ -33,9 +33,11 @@ _ROOM = "-" * 8192
 _HEAVY = (
     "parallelbench.cli",
     "parallelbench.gpu_check",
+    "parallelbench.measure.",
     "parallelbench.training.",
     "tests.advisor.rank_memory",
     "tests.fake_ranks",
+    "tests.large_ranks",
     "torch.distributed.run",
 )
 """Modules that load torch, or start what does."""

@@ -69,6 +69,7 @@ PROGRAMS = (
     "parallelbench.",
     "tests.advisor.rank_memory",
     "tests.fake_ranks",
+    "tests.large_ranks",
     "torch.distributed.run",
 )
 COLD = ("parallelbench.training.warm",)
