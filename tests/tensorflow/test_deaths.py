@@ -52,6 +52,7 @@ FATES: tuple[tuple[str, OutcomeName, str, int], ...] = (
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1500)
 @fault(
     "workers",
     "A process of TensorFlow's is killed or stops",
