@@ -106,7 +106,9 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
 
 def estimate(value: float, low: float | None, high: float | None, *, digits: int = 2) -> str:
     """A value with as many digits as its interval has, where there is one: "1.004" of 1.002 to 1.006."""
-    return fixed(value, _telling(digits, value) if low is None or high is None else _telling(digits, low, high))
+    if low is None or high is None:
+        return fixed(value, digits + (0 < value < _SMALL))
+    return fixed(value, _telling(digits, low, high))
 
 
 def ends(low: float, high: float, *, digits: int = 2) -> str:
@@ -131,6 +133,8 @@ def span(low: float, high: float, *, digits: int = 2) -> str:
 
 
 _MOST_DIGITS = 6
+_SMALL = 0.1
+"""Below it, a ratio has a third digit after the point."""
 WIDEST = 100
 """Factor from one end of an interval to the other, beyond which its ends say nothing."""
 _WIDE = f"interval wider than a factor of {WIDEST}"
@@ -138,9 +142,9 @@ _WIDE = f"interval wider than a factor of {WIDEST}"
 
 def _telling(digits: int, *ends: float) -> int:
     """Digits after the point that show on which side of 1 each end lies, because the verdict depends on it; one more
-    where all are below 0.1.
+    where all are small.
     """
-    digits += 0 < max(ends) < 0.1
+    digits += 0 < max(ends) < _SMALL
     enough = (n for n in range(digits, _MOST_DIGITS) if all(end == 1 or f"{end:.{n}f}" != f"{1:.{n}f}" for end in ends))
     return next(enough, _MOST_DIGITS)
 

@@ -46,7 +46,7 @@ def test_two_versions_of_a_strategy_are_two_variants_beside_one_baseline(tmp_pat
     named = labels(runs)
     assert named["group"].n_unique() == 1
     assert sorted(named["configuration"].unique()) == [
-        f"mine, plugin sources {ONE} × 2", f"mine, plugin sources {TWO} × 2", "single × 1",
+        f"mine × 2, plugin sources {ONE}", f"mine × 2, plugin sources {TWO}", "single × 1",
     ]  # fmt: skip
     assert not limited(runs, (Caveat.ENVIRONMENT,)), "that single has no plugin is no difference"
 

@@ -194,8 +194,6 @@ def test_a_runs_own_warning_is_told_by_the_report_and_by_claims(usual: Runs) -> 
 
 
 def test_an_estimate_is_told_from_1_where_its_interval_is() -> None:
-    assert [text.estimate(1.004, *ends) for ends in ((1.002, 1.006), (0.9, 1.1), (None, None))] == [
-        "1.004",
-        "1.00",
-        "1.00",
-    ]
+    known = {(1.002, 1.006): "1.004", (0.9, 1.1): "1.00", (None, None): "1.00"}
+    assert {ends: text.estimate(1.004, *ends) for ends in known} == known
+    assert [text.interval(0.0823, *ends) for ends in ((0.068, 0.097), (None, None))] == ["0.082 (0.068–0.097)", "0.082"]
