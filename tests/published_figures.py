@@ -105,7 +105,12 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
             "Every setting that trains: `tables/hyperparameters.tex`.",
             tables=(Tabled(_DATA, "experiment", 1),),
         ),
-        Published("Table 2", "strategies compared in words", "[Strategies](strategies.md); its sentences are claims."),
+        Published(
+            "Table 2",
+            "strategies compared in words",
+            "[Choosing a strategy](choosing-a-strategy.md). Claims ask three of its seven rows: communication "
+            "overhead, memory requirements (of data parallelism) and training speed.",
+        ),
         Published(
             "Figure 3", "accuracy, logistic regression, data parallel", "", _accuracy(_DATA, "logistic_regression")
         ),
@@ -141,7 +146,10 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
     "001: Model Parallelism vs Data Parallelism: Examples": (
         Published("Both pictures, unnumbered", "data parallelism, model parallelism", _NO_NUMBERS),
         Published(
-            "Table of differences", "the two compared in words", "Its sentences are claims: `sweep=tutorial_mlp`."
+            "Table of differences",
+            "the two compared in words",
+            "Claims ask two of its six rows: communication (`sweep=tutorial_mlp`) and scalability (as there, and of "
+            "larger data `sweep=uw_frameworks`).",
         ),
     ),
     "002: Comparison & study of Distributed Deep Learning Training Techniques": (
@@ -156,8 +164,9 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
         ),
         Published(
             "Theoretical against real scaling, unnumbered",
-            "images processed on 1 GPU and 2",
-            "",
+            "images per second on 1 GPU and 2, `nb_images/(time/EPOCHS)`, where its axis says per epoch",
+            "Here the speed-up: the same rates ÷ that on 1 GPU. Theirs have the whole time in them, as the right "
+            "panel has.",
             (Picture(_TWO, "scaling", "weak", repeats=6),),
         ),
         Published(
@@ -210,7 +219,7 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
         Published(
             "Figure 5e",
             "rate against data set size",
-            "",
+            "Which quantity is on its x axis can't be seen in the text; the size is ours.",
             (Picture(_UW, "throughput_data", "cnn_large batch size 512", COLUMN_MM),),
         ),
     ),

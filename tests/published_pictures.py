@@ -2,7 +2,7 @@
 not current.
 
 They are drawn from made-up runs of the full sweeps, which are written below RESULTS where they are not there yet: some
-minutes for each sweep.
+minutes for each sweep. Runs that an older `MADE_UP` wrote stay there, and are not drawn.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
 ROOT = Path(__file__).resolve().parents[1]
+MADE_UP = ("tests/analysis/full_sweeps.py", "tests/analysis/factory.py")
+"""What makes up the runs."""
 PICTURES = ROOT / "docs" / FOLDER
 DRAWN = PICTURES / "drawn.json"
 """Name of a picture → the hash of what it was drawn from, `source`."""
@@ -33,12 +35,19 @@ _COLOURS = 256
 
 
 def source(shown: Picture | Tabled) -> str:
-    """Changes with what is drawn, its declaration and its sweep's file: then it is drawn again.
+    """Changes with what is drawn, its declaration, its sweep's file and what makes up its runs: then it is drawn again.
 
     Not with how it is drawn: remove a picture whose figure was changed, and it is drawn again.
     """
-    sweep = (ROOT / f"conf/sweep/{shown.sweep}.yaml").read_text(encoding="utf-8")
-    return hashlib.sha256(f"{json.dumps(astuple(shown))}\n{sweep}".encode()).hexdigest()[:16]
+    return _digest(json.dumps(astuple(shown)), *_texts(f"conf/sweep/{shown.sweep}.yaml", *MADE_UP))
+
+
+def _texts(*paths: str) -> list[str]:
+    return [(ROOT / path).read_text(encoding="utf-8") for path in paths]
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def not_current() -> list[str]:
@@ -111,7 +120,7 @@ def _runs(sweep: str, repeats: int, results: Path) -> Runs:
     from analysis import load
     from tests.analysis.full_sweeps import made_up
 
-    return load(made_up(results, [f"sweep={sweep}", f"sweep.repeats={repeats}"]))
+    return load(made_up(results / _digest(*_texts(*MADE_UP)), [f"sweep={sweep}", f"sweep.repeats={repeats}"]))
 
 
 def main(results: Path) -> None:

@@ -107,7 +107,7 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
 
 
 def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
-    """The overrides; `faithful=true` becomes the name of the sweep's twin, which repeats the publication exactly."""
+    """The overrides; `faithful=true` becomes the name of the sweep's twin, which follows the publication's text."""
     rest = [text for text in overrides if not text.startswith("faithful=")]
     values = [text.partition("=")[2].lower() for text in overrides if text.startswith("faithful=")]
     if any(value not in ("true", "false") for value in values):

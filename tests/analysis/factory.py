@@ -123,7 +123,7 @@ class Fake:
     sent: Callable[[int, int], tuple[int, int, int]] = lambda epoch, rank: (0, 0, 0)
     """Bytes of gradients, activations and parameters."""
     gpu_power_w: Callable[[int, int], float | None] | None = None
-    """Of each rank's GPU, constant through an epoch; None: no GPU is sampled. A GPU that is None was lost."""
+    """Of each GPU of a rank, constant through an epoch; None: no GPU is sampled. A GPU that is None was lost."""
     throttle_reasons: Callable[[int], int | None] = lambda epoch: None
     """Of each epoch, of all GPUs that are sampled."""
     sample_every_s: float | None = None
@@ -243,21 +243,27 @@ def _write_samples(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int,
     """Samples of each GPU's power, and of a counter that grows by it."""
     assert fake.gpu_power_w is not None
     recorder = Recorder(attempt.path / "telemetry-nodehere.bin")
-    energy_j, before = [0.0] * processes, fake.started_at + fake.epoch_every_s - 2
+    energy_j, before = dict.fromkeys(_gpus(run, processes), 0.0), fake.started_at + fake.epoch_every_s - 2
     for epoch, since_start_s in _moments(fake, epochs):
         time = fake.started_at + epoch * fake.epoch_every_s + since_start_s
         number = attempt.number + (fake.resumed_after is not None and epoch > fake.resumed_after)
-        for rank in range(processes):
+        for gpu, rank in _gpus(run, processes).items():
             power_w = fake.gpu_power_w(epoch, rank)
             if power_w is not None and not 0 <= since_start_s <= fake.epoch_time_s(epoch, rank):
                 power_w = power_w if fake.idle_w is None else fake.idle_w
-            energy_j[rank] += (time - before) * (power_w or 0.0)
-            row = {"run_id": run_id(run), "attempt": number, "node": "here", "device_uuid": f"GPU-{rank}"}
-            values = {} if power_w is None else {"energy_j": energy_j[rank], "power_w": power_w}
+            energy_j[gpu] += (time - before) * (power_w or 0.0)
+            row = {"run_id": run_id(run), "attempt": number, "node": "here", "device_uuid": gpu}
+            values = {} if power_w is None else {"energy_j": energy_j[gpu], "power_w": power_w}
             values |= {"throttle_reasons": fake.throttle_reasons(epoch)}
             recorder.record([row | {"time": time} | values])
         before = time
     recorder.close()
+
+
+def _gpus(run: RunConfig, processes: int) -> dict[str, int]:
+    """UUID of each GPU → the rank that drives it; a process may drive several."""
+    of_each = max(1, run.devices // processes)
+    return {f"GPU-{place}": place // of_each for place in range(processes * of_each)}
 
 
 def _moments(fake: Fake, epochs: int) -> Iterator[tuple[int, float]]:
@@ -334,7 +340,9 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "rank": rank,
         "local_rank": rank,
         "node": "here",
-        "device_uuid": f"core {rank}" if fake.gpu_power_w is None else f"GPU-{rank}",
+        "device_uuid": f"core {rank}"
+        if fake.gpu_power_w is None
+        else ",".join(gpu for gpu, driver in _gpus(run, processes).items() if driver == rank),
         "epoch_time_s": fake.epoch_time_s(epoch, rank),
         "training_started_at": fake.started_at + epoch * fake.epoch_every_s,
         "training_ended_at": fake.started_at + epoch * fake.epoch_every_s + fake.epoch_time_s(epoch, rank),

@@ -119,7 +119,7 @@ def fake(run: RunConfig) -> Fake:
         host_peak_rss_bytes=lambda epoch, rank: 2300 * MIB if on_gpus else 700 * MIB,
         sent=lambda epoch, rank: (_sent(run, shape, processes), 0, 0),
         phases=_phases(run, shape) if run.measure.attribution_steps else None,
-        gpu_power_w=(lambda epoch, rank: _power_w(shape, processes, epoch)) if on_gpus else None,
+        gpu_power_w=(lambda epoch, rank: _power_w(shape, run.devices, epoch)) if on_gpus else None,
         epoch_every_s=epoch_every_s,
         sample_every_s=max(1 / run.measure.telemetry_hz, epoch_every_s * run.epochs / SAMPLES),
         processes=processes,
@@ -128,9 +128,9 @@ def fake(run: RunConfig) -> Fake:
     )
 
 
-def _power_w(shape: Shape, processes: int, epoch: int) -> float:
+def _power_w(shape: Shape, devices: int, epoch: int) -> float:
     """Of one GPU, which warms up in the first epochs."""
-    return (180.0 + 60 * min(1, shape.sample_s * 2e4) / processes) * (1 - 0.3 * math.exp(-epoch / 3))
+    return (180.0 + 60 * min(1, shape.sample_s * 2e4) / devices) * (1 - 0.3 * math.exp(-epoch / 3))
 
 
 def _held_bytes(run: RunConfig, shape: Shape, processes: int) -> int:

@@ -351,7 +351,7 @@ def test_the_verb_prints_verdicts_and_what_is_lacking(tmp_path: Path, capsys: py
     assert out.count("digits-cnn_small-ddp-x2-r") == 6
     assert main(["claims", str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
-    assert "87 claims: none is decided" in out
+    assert "95 claims: none is decided" in out
     (tmp_path / "runs" / "odd").mkdir()
     (tmp_path / "runs" / "odd" / "config.yaml").write_text("no configuration")
     assert main(["claims", str(tmp_path / "runs"), "--file", str(path)]) == 0

@@ -26,9 +26,9 @@ EPOCHS = 3
 NEARLY = 1.25
 """Times linear: sorting takes n·log n."""
 MOST_CALLS = 3_500
-"""Of all 87 claims, for each further run. Where each claim walked all runs by itself it was 4,500 and more."""
+"""Of all 95 claims, for each further run. Where each claim walked all runs by itself it was 4,500 and more."""
 MOST_CALLS_OF_FEW = 500_000
-"""Of all 87 claims on a run of each way: mostly polars building its queries. Where each was joined it was 700,000."""
+"""Of all 95 claims on a run of each way: mostly polars building its queries. Where each was joined it was 700,000."""
 
 
 @pytest.fixture(scope="module")

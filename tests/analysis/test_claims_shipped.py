@@ -11,7 +11,7 @@ from msgspec import structs
 
 from analysis import load
 from analysis.claims import Judgement, judge, publications
-from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.factory import MIB, Fake, config, published, steady
 from tests.analysis.test_claims import REPEATS, WOBBLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
@@ -21,6 +21,7 @@ VIT: dict[str, Any] = {"model": "vit", "data": "cifar10", "optimizer": "adam"}
 CNN: dict[str, Any] = {"model": "cnn", "data": "cifar10", "optimizer": "adam"}
 MNIST: dict[str, Any] = {"model": "cnn_small", "data": "mnist", "optimizer": "adam_keras", "scaling": "weak"}
 MNIST |= {"epochs": 30, "batch_size": 1024}
+TENSORFLOW = json.dumps(json.loads(Fake.environment) | {"framework": "tensorflow"})
 MLP: dict[str, Any] = {"model": "mlp", "data": {"name": "digits", "image_size": 32}}
 
 
@@ -142,10 +143,9 @@ def test_scale_up_is_the_gain_of_further_gpus(tmp_path: Path) -> None:
 
 def test_mirrored_scales_from_its_own_run_on_one_gpu(tmp_path: Path) -> None:
     """Another way of TensorFlow to train on one GPU is beside it, four times as slow."""
-    tensorflow = json.dumps(json.loads(Fake.environment) | {"framework": "tensorflow"})
     plant(tmp_path, {("single", 1): 10.0, ("data_parallel", 2): 9.0}, LARGE)
     ways = {("tf_single", 1): 40.0, ("tf_mirrored", 1): 10.0, ("tf_mirrored", 2): 6.0}
-    plant(tmp_path, ways, LARGE, environment=tensorflow)
+    plant(tmp_path, ways, LARGE, environment=TENSORFLOW)
     names = "mirrored_scales_better", "mirrored_faster_than_data_parallel", "mirrored_large_model_gains_with_gpus"
     for name in names:
         finding = shipped(tmp_path, name)
@@ -158,3 +158,108 @@ def test_model_parallelism_gains_as_models_grow(tmp_path: Path, large: float, ve
     for work, time_s, parameters in ((CNN, 12.0, 10**5), (VIT, large, 10**7)):
         plant(tmp_path, {("ddp", 2): 10.0, ("model_parallel", 2): time_s}, work, parameters=parameters)
     assert shipped(tmp_path, "model_parallel_gains_as_models_grow").verdict == verdict
+
+
+OF_BOTH_FRAMEWORKS = (
+    "gpus_help_large_models_more",
+    "two_gpus_are_best",
+    "epoch_shorter_with_gpus",
+    "epoch_shorter_with_gpus_on_more_data",
+    "rate_indifferent_to_data",
+    "rate_rises_with_batch",
+    "rate_rises_with_batch_more_with_gpus",
+)
+
+
+@pytest.mark.parametrize(("tensorflow", "verdict"), [(6.0, "reproduced"), (14.0, "inconclusive")])
+def test_what_is_said_of_both_frameworks_is_asked_of_each(tmp_path: Path, tensorflow: float, verdict: str) -> None:
+    """Each on two GPUs against its own run on one."""
+    plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 6.0}, LARGE)
+    plant(tmp_path, {("tf_single", 1): 10.0, ("tf_mirrored", 2): tensorflow}, LARGE, environment=TENSORFLOW)
+    finding = shipped(tmp_path, "epoch_shorter_with_gpus")
+    assert (finding.verdict, len(finding.cases)) == (verdict, 2)
+    assert sorted(case.median for case in finding.cases) == pytest.approx([0.6, tensorflow / 10], rel=0.05)
+
+
+def test_tensorflows_runs_alone_answer_what_is_said_of_both(tmp_path: Path) -> None:
+    works = [
+        LARGE | {"model": model, "batch_size": batch, "data": {"name": "mnist", "copies": copies}}
+        for model in ("cnn_small", "cnn_large")
+        for batch in (128, 256)
+        for copies in (1, 8)
+    ]
+    for work in works:
+        for strategy, devices in (("tf_single", 1), ("tf_mirrored", 2), ("tf_mirrored", 4)):
+            run = config(tmp_path, strategy=strategy, devices=devices, device="cuda", **work)
+            published(run, steady(10.0 / devices, device_type="cuda", environment=TENSORFLOW))
+    for name in OF_BOTH_FRAMEWORKS:
+        assert shipped(tmp_path, name).cases, name
+
+
+@pytest.mark.parametrize(("ring_s", "verdict"), [(8.0, "reproduced"), (12.0, "refuted")])
+def test_a_ring_is_held_against_parameter_servers(tmp_path: Path, ring_s: float, verdict: str) -> None:
+    plant(tmp_path, {("parameter_server", 2): 10.0, ("ring_ddp", 2): ring_s}, VIT | {"batch_size": 384})
+    assert shipped(tmp_path, "ring_faster_than_parameter_server").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [
+        ("mirrored_loss_lower_in_the_end", "weak"),
+        ("mirrored_two_gpus_more_accurate_on_test_set", "weak"),
+        ("mirrored_two_gpus_more_accurate_at_equal_batch", "strong"),
+        ("mirrored_two_gpus_train_faster_at_equal_batch", "strong"),
+        ("mirrored_two_gpus_reach_accuracy_sooner", "weak"),
+    ],
+)
+def test_mirrored_twins_follow_tensorflows_runs(tmp_path: Path, name: str, scaling: str) -> None:
+    """Where two devices are better under TensorFlow and worse under torch than one device of either."""
+    one = (10.0, 0.2, 0.985)
+    ways = {
+        ("single", 1): one,
+        ("ddp", 2): (20.0, 0.3, 0.98),
+        ("tf_single", 1): one,
+        ("tf_mirrored", 2): (5.0, 0.1, 0.99),
+    }
+    for way, (time_s, loss, accuracy) in ways.items():
+        planted: dict[str, Any] = {
+            "test_accuracy": lambda epoch, accuracy=accuracy: min(accuracy, 0.2 * epoch),
+            "train_loss": lambda epoch, loss=loss: loss if "loss" in name else 0.2,
+            "environment": TENSORFLOW if way[0].startswith("tf_") else Fake.environment,
+        }
+        plant(tmp_path, {way: time_s}, MNIST | {"scaling": scaling}, **planted)
+    assert shipped(tmp_path, name).verdict == "reproduced"
+    assert shipped(tmp_path, name.removeprefix("mirrored_")).verdict == "refuted"
+
+
+@pytest.mark.parametrize(("two_s", "verdict"), [(5.0, "reproduced"), (8.2, "inconclusive"), (20.0, "refuted")])
+def test_convergence_is_timed_to_an_accuracy(tmp_path: Path, two_s: float, verdict: str) -> None:
+    """Shorter epochs are no shorter way, where two devices take more of them: 10 where one takes 8."""
+    for strategy, devices, time_s, epochs in (("single", 1, 10.0, 8), ("ddp", 2, two_s, 10)):
+        plant(
+            tmp_path, {(strategy, devices): time_s}, MNIST, test_accuracy=lambda epoch, last=epochs: 0.98 * epoch / last
+        )
+    assert shipped(tmp_path, "two_gpus_reach_accuracy_sooner").verdict == verdict
+
+
+@pytest.mark.parametrize(("spread_s", "verdict"), [(8.0, "reproduced"), (12.0, "refuted")])
+def test_scaling_of_the_vit_is_also_asked_of_model_parallelism(tmp_path: Path, spread_s: float, verdict: str) -> None:
+    plant(tmp_path, {("single", 1): 10.0, ("model_parallel", 2): spread_s}, VIT)
+    assert shipped(tmp_path, "vit_scales_model_parallel").verdict == verdict
+    assert shipped(tmp_path, "vit_scales").cases == ()
+
+
+def test_memory_of_the_vit_is_the_sum_in_data_parallel_and_the_fullest_gpu_in_model_parallel(tmp_path: Path) -> None:
+    for ways, held in ({("single", 1): 1.0}, 100 * MIB), ({("ddp", 2): 1.0, ("model_parallel", 2): 1.0}, 60 * MIB):
+        plant(tmp_path, ways, VIT, peak_allocated_bytes=lambda epoch, rank, held=held: held)
+    rises, falls = (
+        shipped(tmp_path, name) for name in ("vit_memory_rises_data_parallel", "vit_memory_falls_model_parallel")
+    )
+    assert (rises.verdict, rises.cases[0].median) == ("reproduced", pytest.approx(1.2))
+    assert (falls.verdict, falls.cases[0].median) == ("reproduced", pytest.approx(0.6))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "data_parallel"])
+def test_the_tutorials_data_parallelism_is_either_class(tmp_path: Path, strategy: str) -> None:
+    plant(tmp_path, {("model_parallel", 2): 10.0, (strategy, 2): 6.0}, MLP)
+    assert shipped(tmp_path, "data_parallel_gpus_run_in_parallel").verdict == "reproduced"

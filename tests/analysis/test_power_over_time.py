@@ -99,6 +99,11 @@ def test_of_a_resumed_run_the_last_attempt_is_drawn(tmp_path: Path) -> None:
     assert rows["length_s"].unique().to_list() == [EVERY_S + TRAINED_S]
 
 
+def test_all_gpus_of_a_process_are_drawn(tmp_path: Path) -> None:
+    sampled(tmp_path, (100.0, 100.0), fake={"processes": 1}, strategy="data_parallel", device="cuda")
+    assert rows_of(drawn(tmp_path))["value"].max() == pytest.approx(200.0)
+
+
 @pytest.mark.parametrize("column", ["attempt", "training_started_at", "device_uuid"])
 def test_results_without_a_column_that_says_what_to_draw_are_not_drawn(tmp_path: Path, column: str) -> None:
     sampled(tmp_path, (100.0,))

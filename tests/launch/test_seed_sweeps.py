@@ -31,9 +31,10 @@ CONFIGURATIONS = {
     "asu_model_parallel": 3 * 2 * (1 + 2 + 2),
     "asu_model_parallel_faithful": 3 * 2 * 2 * 4,
     "asu_model_parallel_small": 3 * 2 * 2 + 3,
-    "tutorial_mlp": 2 * 6,
+    "tutorial_mlp": 2 * 7,
     "tutorial_mlp_small": 6,
-    "mnist_two_devices": 2 * 2 * 2,
+    # two scalings × (one and two GPUs by each framework, then two by layers and by a process each)
+    "mnist_two_devices": 2 * (2 * 2 + 2),
     "mnist_two_devices_small": 2 * 2 * 2,
     # 3 sizes of data × 3 models × 3 batches × (one GPU, then 2 and 4 by two strategies; TensorFlow's one, and all 3)
     "uw_frameworks": 3 * 3 * 3 * (1 + 2 * 2 + 1 + 3),
