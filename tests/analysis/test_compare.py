@@ -130,8 +130,8 @@ def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_pat
     published(config(tmp_path, batch_size=64))
     found = labels(load(tmp_path)).sort("group", "configuration").select("group", "configuration").rows()
     assert found == [
-        ("digits · cnn_small · batch size 128", "ddp, bucket mib 1.0 × 2"),
-        ("digits · cnn_small · batch size 128", "ddp, bucket mib 25.0 × 2"),
+        ("digits · cnn_small · batch size 128", "ddp × 2, bucket mib 1.0"),
+        ("digits · cnn_small · batch size 128", "ddp × 2, bucket mib 25.0"),
         ("digits · cnn_small · batch size 64", "single × 1"),
     ]
 
