@@ -34,16 +34,26 @@ _AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)
 
 
 def _next(runs: Runs) -> list[str]:
-    """One line for all advice to measure more: the most repeats that any names, and what to try again."""
-    named = [*few_repeats(runs), *(judgement.why for judgement in judged(runs) if judgement.cases)]
-    advised = [int(found) for line in named for found in re.findall(r"sweep\.repeats=(\d+)", line)]
-    repeats = max([*advised, *summary(runs)["repeats_to_decide"].drop_nulls()], default=None)
+    """One line for all advice to measure more: the most repeats that any names, what is open without them, and what to
+    try again.
+    """
+    undecided = summary(runs)["repeats_to_decide"].drop_nulls()
+    open_claims = [each for each in judged(runs) if each.cases and _repeats_named(each.why)]
+    named = [*few_repeats(runs), *(judgement.why for judgement in open_claims)]
+    repeats = max([*undecided, *(number for line in named for number in _repeats_named(line))], default=None)
     gone = set(facts(runs)["exclusion"])
     retried = [each.value for each in _AT_RANDOM if each.value in gone]
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
     what = "sweep" if runs.run["sweep"].n_unique() == 1 else "sweeps"
-    return [f"Next: {when}submit the {what} again with `{' '.join(options)}`."] if options else []
+    comparisons = count_of(len(undecided), "comparison with one device", "comparisons with one device")
+    left = [comparisons] * (not undecided.is_empty()) + [count_of(len(open_claims), "claim")] * bool(open_claims)
+    why = f" That may decide {text.listed(left)}." if left else ""
+    return [f"Next: {when}submit the {what} again with `{' '.join(options)}`.{why}"] if options else []
+
+
+def _repeats_named(line: str) -> list[int]:
+    return [int(found) for found in re.findall(r"sweep\.repeats=(\d+)", line)]
 
 
 def answers(runs: Runs, *, most: int = 4) -> list[str]:

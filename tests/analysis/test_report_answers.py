@@ -99,6 +99,17 @@ def test_what_every_pair_tells_apart_is_no_tie_although_intervals_beside_one_dev
     assert not any("Not told apart" in line for line in answers.headline(load(tmp_path)))
 
 
+def test_the_line_says_how_many_comparisons_more_repeats_may_decide(tmp_path: Path) -> None:
+    unsteady = (1.3, 0.75, 1.1, 0.9, 1.2, 0.8)
+    for repeat in REPEATS:
+        for strategy, devices in (("single", 1), ("ddp", 2)):
+            run = config(tmp_path, repeat=repeat, strategy=strategy, devices=devices)
+            published(run, steady(10.0 * (unsteady[repeat] if devices == 1 else 0.9)))
+    last = answers.headline(load(tmp_path))[-1]
+    assert last.startswith("Next: submit the sweep again with `sweep.repeats=")
+    assert last.endswith("`. That may decide 1 comparison with one device.")
+
+
 @pytest.mark.slow
 def test_one_line_says_what_to_measure_next(usual: Runs) -> None:
     assert not any(line.startswith("Next") for line in answers.headline(usual))
