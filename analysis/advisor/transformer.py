@@ -189,6 +189,25 @@ def _fastest(rows: Values, columns: Values, depth: Values, processors: Values) -
     return np.asarray(np.min(taken, axis=0))
 
 
+def cast_bytes(layouts: Layouts) -> Values:
+    """Traffic of one layer, per pass, that products with weights in 8 bits add."""
+    rows, width, units = tokens(layouts), layouts.hidden, layouts.mlp_width / layouts.tensor
+    queries = (1.0 + 2.0 * layouts.kv_heads / layouts.heads) * width / layouts.tensor
+    visits = rows * layouts.visits * layouts.expert / layouts.experts
+    mlp = (1.0 + layouts.gated) * casts(visits, units, width) + casts(visits, width, units)
+    outside = casts(rows, queries, width) + casts(rows, width, width / layouts.tensor)
+    return (outside + layouts.experts / layouts.expert * mlp) / (1.0 + BACKWARD)
+
+
+def casts(rows: Values | float, columns: Values | float, depth: Values | float) -> Values | float:
+    """Bytes moved to cast what a product and its two backward products take: inputs, weights, gradients of results.
+
+    Each is read for its largest value, read again, and written in two orders (torchao/float8/README.md, "Derivation",
+    and its float8_roofline).
+    """
+    return 6.0 * (rows * depth + depth * columns + rows * columns)
+
+
 def attention_flops(layouts: Layouts) -> Values:
     """Forward FLOPs of one layer's scores and their product with the values: 4·b·s²·h ÷ t, half of it where causal.
 
@@ -326,7 +345,7 @@ def work_of(layouts: Layouts, machines: Machines) -> Work:
         kernels_backward_s=layers(),
         attention_flop=layers(attention_flops(layouts)),
         odd_flop=layers(last=np.where(odd, head, 0.0)),
-        traffic_bytes=layers(elementwise_bytes(layouts) + score_bytes(layouts)),
+        traffic_bytes=layers(elementwise_bytes(layouts) + score_bytes(layouts) + layouts.fp8 * cast_bytes(layouts)),
         logits=layers(last=logits(layouts)),
         operations=layers(OPERATIONS),
         tensor_operations=layers(np.where(layouts.tensor > 1, 1.0, 0.0)),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.advisor import links, transformer
-from analysis.advisor.fit import SHEET, values_of
+from analysis.advisor.fit import PARAMETERS, SHEET, values_of
 from analysis.advisor.layouts import Layouts, layouts_of
-from analysis.advisor.machine import figures_of, machines_of
+from analysis.advisor.machine import Precision, figures_of, machines_of
 from analysis.advisor.step import Values, overlapped, step_phases
 from analysis.advisor.step_tables import read_measured, shipped_files
 from parallelbench.config.sites import Hardware
@@ -181,10 +182,11 @@ BIG = {"hidden": 4096, "layers": 32, "heads": 32, "vocabulary": 50_304, "sequenc
 
 
 def hardware(network_gbit_per_s: float = 1600.0, power_share: float = 1.0) -> Hardware:
-    figures = {"half_tflops": 312.0, "matmul_tflops": 271.2, "memory_gb_per_s": 2039.0, "memory_gib": 80.0}
+    products = {"half_tflops": 312.0, "tf32_tflops": 156.0, "matmul_tflops": 271.2, "power_share": power_share}
+    memory = {"memory_gb_per_s": 2039.0, "memory_gib": 80.0}
     links_of_it = {"link_gb_per_s": 300.0, "network_gbit_per_s": network_gbit_per_s, "oversubscription": 1.0}
-    figures |= links_of_it | {"power_share": power_share}
-    return Hardware(accelerator="a100", devices_per_node=8, source="test", tf32_tflops=156.0, **figures)
+    figures: dict[str, Any] = products | memory | links_of_it
+    return Hardware(accelerator="a100", devices_per_node=8, source="test", **figures)
 
 
 def phases(network_gbit_per_s: float = 1600.0, **changes: float) -> dict[str, float]:
@@ -212,13 +214,37 @@ def test_each_kind_of_parallelism_costs_its_own_phase(changes: dict[str, float],
 
 def test_a_power_limit_slows_products_by_its_third_root_and_nothing_else() -> None:
     whole, limited = (figures_of(hardware(power_share=share)) for share in (1.0, 0.5))
-    for precision in ("bf16", "tf32"):
-        at = [each.matmul(precision).rates[0] for each in (whole, limited)]  # type: ignore[arg-type, union-attr]
+    precisions: tuple[Precision, ...] = ("bf16", "tf32")
+    for precision in precisions:
+        at = [each.matmul(precision).rates[0] for each in (whole, limited)]  # type: ignore[union-attr]
         assert at[1] / at[0] == pytest.approx(0.5 ** (1 / 3))
     assert limited.memory_bytes_per_s == whole.memory_bytes_per_s
     assert limited.peak_flops_per_s == whole.peak_flops_per_s, "MFU refers to the data sheet"
     machines = machines_of([hardware(), hardware(power_share=0.5)])
     assert machines.flops_per_s[1] / machines.flops_per_s[0] == pytest.approx(0.5 ** (1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "published"), [(1024, 2048, 1024, 0.80), (4096, 8192, 16384, 1.39)]
+)
+def test_products_in_8_bits_gain_by_size_what_was_measured(
+    rows: int, depth: int, columns: int, published: float
+) -> None:
+    """torchao/float8/README.md, forward and backward on an H100; its roofline takes 78 % and 92 % of the data sheet."""
+    flops_per_s, bytes_per_s = 0.78 * 989.4e12, 0.92 * 3.35e12
+    prior, _ = PARAMETERS["fp8_speed"]
+    assert prior is not None
+    half_s = 3 * 2.0 * rows * depth * columns / flops_per_s
+    eight_s = half_s / prior.value + transformer.casts(rows, columns, depth) / bytes_per_s
+    assert half_s / eight_s == pytest.approx(published, abs=0.03)
+
+
+def test_what_is_cast_to_8_bits_is_every_layers_matrices() -> None:
+    """Of one token and a dense layer of four times the width: inputs and results of four products, 12·h² weights."""
+    layouts = one(**(BIG | {"sequence": 1, "global_batch": 1, "micro_batch": 1, "fp8": 1}))
+    h = BIG["hidden"]
+    elements = 12 * h**2 + (h + 3 * h) + (h + h) + 2 * (h + 4 * h)
+    assert transformer.cast_bytes(layouts).item() == pytest.approx(6 * elements / 3)
 
 
 def test_recomputation_repeats_the_forward_pass() -> None:
