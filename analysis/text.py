@@ -163,7 +163,8 @@ def sentence(words: str) -> str:
 
 
 def listed(items: Sequence[str], *, most: int = 3, sep: str = ", ") -> str:
-    """ "a", "a and b", "a, b and c", "a, b, c and 4 more"."""
+    """ "a", "a and b", "a, b and c", "a, b, c and 4 more"; with semicolons where an item has commas."""
+    sep = "; " if any(sep in item for item in items) else sep
     shown = [*items[:most], f"{len(items) - most} more"] if len(items) > most else list(items)
     last = " and " if sep == ", " else f"{sep}and "
     return last.join([sep.join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -64,8 +64,8 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     "attention_scale": (Prior(2.5, 0.4, least=1 / 0.8), None),
     # the same for logits of a vocabulary that is no multiple of 8
     "odd_scale": (Prior(2.5, 0.4, least=1 / 0.9), None),
-    # speed of products in 8 bits ÷ in 16, without the casts; 2 by data sheets. With the casts' traffic 1.65 gives the
-    # 0.80 and 1.39 that torchao measured of a small and a large layer on an H100 (torchao/float8/README.md)
+    # speed of products in 8 bits ÷ in 16, without the casts; 2 by data sheets. With the casts' traffic 1.65 gives 0.82
+    # and 1.40 for a small and a large layer on an H100; torchao measured 0.80 and 1.39 (torchao/float8/README.md)
     "fp8_speed": (Prior(1.65, 0.2), None),
     # time of elementwise work ÷ what its bytes take
     "traffic_scale": (Prior(1 / 0.7, 0.3, least=1 / 0.95), None),

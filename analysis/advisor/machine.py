@@ -207,16 +207,19 @@ def figures_of(hardware: Hardware) -> MachineFigures:
         latency = Known(LATENCY_S[name], "assumed", "no latency was measured")
         return TierFigures(name=name, latency_s=latency, bytes_per_s=reached(name, bytes_per_s))
 
-    products = reached("matmul", 1e12 * hardware.matmul_tflops * hardware.clock_share)
-    curve = RateCurve((1.0,), (products.value,), products.origin, products.source)
+    def products(tflops: float) -> RateCurve:
+        once, limit = reached("matmul", 1e12 * tflops), hardware.clock_share
+        source = once.source + (f", and {limit:.3g} of that under the power limit" if limit < 1 else "")
+        return RateCurve((1.0,), (limit * once.value,), once.origin, source)
+
+    curve = products(hardware.matmul_tflops)
     peaks: dict[Precision, float] = dict.fromkeys(("fp16", "bf16"), hardware.half_tflops)
     rates: dict[Precision, RateCurve] = dict.fromkeys(("fp16", "bf16"), curve)
     others: dict[Precision, float | None] = {"tf32": hardware.tf32_tflops, "fp32": hardware.single_tflops}
     for precision, tflops in others.items():
         if tflops is not None:
-            once = reached("matmul", 1e12 * tflops * hardware.clock_share)
             peaks[precision] = tflops
-            rates[precision] = RateCurve((1.0,), (once.value,), once.origin, once.source)
+            rates[precision] = products(tflops)
     return MachineFigures(
         accelerator=hardware.accelerator,
         device_type="cuda",

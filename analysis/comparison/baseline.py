@@ -43,13 +43,15 @@ def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
 def not_told_apart(runs: Runs, group: str, fastest: str, others: Sequence[str]) -> list[str]:
     """Of other configurations of the same work, those of which no pairs with the fastest show that they are slower.
 
-    Two intervals beside one device may overlap where every pair of the two says the same.
+    Two intervals beside one device may overlap where every pair of the two says the same. Too few pairs, or such as
+    can't be compared, show nothing.
     """
     members = _members(runs)
     pairings = {other: paired(members[group, fastest], members[group, other]) for other in others}
-    ratios = {other: pairing.speed_up() for other, pairing in pairings.items() if not pairing.blockers()}
-    error, shown = of_several(ratios.values()), (SpeedVerdict.NO_DIFFERENCE, SpeedVerdict.EQUAL, SpeedVerdict.FASTER)
-    return [other for other, ratio in ratios.items() if ratio and of_speed(ratio.at(error)) in shown]
+    ratios = {other: None if pairing.blockers() else pairing.speed_up() for other, pairing in pairings.items()}
+    error = of_several(ratios.values())
+    verdicts = {other: of_speed(ratio and ratio.at(error)) for other, ratio in ratios.items()}
+    return [other for other, verdict in verdicts.items() if verdict is not SpeedVerdict.SLOWER]
 
 
 @once

@@ -110,7 +110,8 @@ def variants(runs: pl.DataFrame) -> dict[str, str]:
 def lines_of(data: pl.DataFrame) -> pl.DataFrame:
     """The same, where a variant that was measured on as many devices of one node and of several has a line for each."""
     several = (pl.col("configuration").n_unique().over("panel", "variant", "devices") > 1).any().over("variant")
-    on_nodes = pl.format("{} on {} nodes", "variant", "nodes")
+    strategy, options = (pl.col("variant").str.extract(part) for part in ("^([^,]*)", "(,.*)$"))
+    on_nodes = pl.concat_str(strategy, pl.format(" on {} nodes", "nodes"), options.fill_null(""))
     return data.with_columns(variant=pl.when(several & (pl.col("nodes") > 1)).then(on_nodes).otherwise("variant"))
 
 
@@ -438,7 +439,7 @@ class Sentence:
             rows = rows.sort(self.by, descending=self.descending, maintain_order=True)
         whole = self.whole if isinstance(self.whole, str) else self.whole(rows)
         each = [self.each(row) for row in rows.iter_rows(named=True)]
-        last = f"{self.sep}at the other end {each[-1]}" if self.by is not None and len(each) > 4 else ""
+        last = f"{self.sep}at the other end {each[-1]}" if self.by is not None and len(each) > 3 else ""
         return whole.format(text.listed(each[:-1] if last else each, sep=self.sep) + last)
 
     def _ranked(self, rows: pl.DataFrame) -> str:

@@ -140,7 +140,7 @@ _SENT = "sent to other ranks while training, library collectives by the textbook
 _BUSIEST = "of the one rank that sends most over all finished epochs"
 _UNFINISHED = "the run did not finish"
 _SEVERAL = "the run did not finish, or in several attempts, each of which started up anew"
-_NOT_COUNTED = "not counted on every rank, or one process drives several devices"
+_NOT_COUNTED = "not counted on every rank"
 
 
 sent = partial(Column, unit="bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN)

@@ -129,18 +129,12 @@ def _by_device(runs: Runs) -> pl.DataFrame:
 
 
 def _communication(runs: Runs) -> pl.DataFrame:
-    """Bytes sent per optimizer step and run: by all ranks, and by the busiest; kinds add up in both.
-
-    None of runs whose process drives several devices: what these copy to each other is not counted, and 0 would say
-    that they copy nothing.
-    """
+    """Bytes sent per optimizer step and run: by all ranks, and by the busiest; kinds add up in both."""
     steps = measured(runs).group_by("run_id").agg(pl.col("steps").sum())
-    shared = numbered(runs, "run", "devices", "processes").filter(pl.col("processes") < pl.col("devices"))
     sent = pl.col("bytes_sent", *(f"{kind}_bytes_sent" for kind in KINDS_SENT))
     return (
         _per_rank(runs)
         .filter(pl.col("bytes_sent").is_not_null().all().over("run_id"))
-        .join(shared, on="run_id", how="anti")
         .group_by("run_id")
         .agg(
             sent.sum().name.suffix("_per_step_sum"),

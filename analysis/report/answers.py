@@ -69,7 +69,7 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     if several and more:
         fastest, *_, slowest = (_gain(row, named=True) for row in ordered.to_dicts())
         best = "Largest speed-up" if ordered["speed_up"][0] > 1 else "Nearest to one device"
-        shown = [_counted(compared), f"{best}: {fastest}{_ties(runs, ordered)}", f"Smallest: {slowest}"]
+        shown = [_counted(compared), f"{best}: {fastest}{_ties(runs, ordered)}", f"Smallest speed-up: {slowest}"]
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [f"{fastest}{_ties(runs, ordered)}", *others, *([f"{more} more are in the table."] if more else [])]

@@ -316,8 +316,10 @@ def _tells(rows: pl.DataFrame, column: Column, shown: set[str]) -> bool:
 
 
 def _twins(columns: list[Column], rows: pl.DataFrame) -> dict[str, Column]:
-    """Column → the one before it with the same numbers, where rows have several: on one device per process, memory."""
-    numeric = [column for column in columns if column.numeric and rows[column.name].n_unique() > 1]
+    """Column of bytes → the one before it with the same numbers, where rows have several: memory, of one device per
+    process.
+    """
+    numeric = [column for column in columns if column.unit == "bytes" and rows[column.name].n_unique() > 1]
     return {
         later.name: earlier
         for earlier, later in reversed(list(combinations(numeric, 2)))

@@ -769,7 +769,7 @@ def errors(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[str, .
     said: dict[Key, Row] = {key_of(row): row for row in before if not row.measured}
     for row in after:
         if row.measured and (old := said.get(key_of(row))) is not None:
-            name = f"{' '.join([row.strategy, *row.options])} × {row.devices}"
+            name = " ".join([f"{row.strategy} × {row.devices}", *row.options])
             yield name, f"{old.step_s:.3g} s", f"{row.step_s:.3g} s", f"{100 * (old.step_s / row.step_s - 1):+.1f} %"
 
 

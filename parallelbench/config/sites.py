@@ -53,7 +53,7 @@ class Hardware(Node, frozen=True, kw_only=True):
 
     @property
     def clock_share(self) -> float:
-        """What products keep of their rates under the power limit, at most.
+        """What products keep of their rates under the power limit.
 
         Power goes as voltage² × frequency, and voltage as frequency (T. Mudge, Power: a first-class architectural
         design constraint, IEEE Computer 34(4), 2001): the third root. What a device draws at rest is not counted.

@@ -151,7 +151,13 @@ def _on_each(run: RunConfig, shape: Shape, processes: int) -> str:
 
 
 def _sent(run: RunConfig, shape: Shape, processes: int) -> int:
-    return 0 if processes == 1 else int(8 * shape.parameters * (processes - 1) / processes) * run.steps_per_epoch
+    """Of one process: gradients, or activations between layers; what the devices of one process copy counts, too."""
+    if run.devices == 1:
+        return 0
+    if run.strategy.name in SERIAL:
+        return 2 * (run.devices - 1) * run.global_batch_size * shape.activation_bytes // 100 * run.steps_per_epoch
+    of_all = 8 * shape.parameters * (run.devices - 1)
+    return of_all // processes * run.steps_per_epoch
 
 
 def _phases(run: RunConfig, shape: Shape) -> Callable[[int, int], dict[str, float | None]]:

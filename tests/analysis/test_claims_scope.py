@@ -109,12 +109,16 @@ PARAMETERS = {"logistic_regression": 30730, "cnn": 10**5, "vit": 10**6, "resnet5
 
 def made_up(run: RunConfig) -> Fake:
     """Something of all that claims look at."""
-    asked = run.strategy.__struct_fields__
+    asked, processes = run.strategy.__struct_fields__, run.strategy.processes(run, run.device)
     busy = {"forward": 1.0, "backward": 1.0, "communication": 0.5} | ({"bubble": 0.5} if "schedule" in asked else {})
     phases = (lambda rank, step: busy) if run.measure.attribution_steps and run.devices > 1 else None
     some: dict[str, Any] = {"sent": lambda epoch, rank: (10**6, 10**5, 0), "device_type": run.device, "phases": phases}
     return Fake(
-        parameters=PARAMETERS.get(run.model.name, 402442), peak_allocated_bytes=lambda epoch, rank: 100 * MIB, **some
+        parameters=PARAMETERS.get(run.model.name, 402442),
+        peak_allocated_bytes=lambda epoch, rank: 100 * MIB,
+        peak_allocated_bytes_by_device=lambda epoch, rank: ",".join([str(100 * MIB)] * (run.devices // processes)),
+        processes=processes,
+        **some,
     )
 
 

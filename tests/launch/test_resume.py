@@ -360,17 +360,18 @@ def truncate(path: Path) -> None:
 @fault(
     "storage and input",
     "Truncated checkpoint",
-    injection="the last byte of the newest checkpoint's file is gone",
+    injection="the last byte of the newest checkpoint's file, or of its manifest, is gone",
     outcome="the run goes on from the checkpoint before, and says so in its warnings",
 )
+@pytest.mark.parametrize("file", ["rank0.pt", "manifest.json"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
+    file: str, tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
 ) -> None:
     results = tmp_path / "results"
     stopped(*HERE, *ALWAYS, results=results, after=3)
     folder = the_run(results)
     before, newest = saved_epochs(folder)
-    truncate(checkpoint(folder, newest) / "rank0.pt")
+    truncate(checkpoint(folder, newest) / file)
     finished(*HERE, *ALWAYS, results=results)
     assert measured(folder) == undisturbed(HERE)
     (run,) = rows(folder)["run"]
@@ -386,7 +387,6 @@ def test_without_a_whole_checkpoint_a_run_starts_over(
     stopped(*HERE, *ALWAYS, results=results, after=3)
     folder = the_run(results)
     first, second = saved_epochs(folder)
-    truncate(checkpoint(folder, second) / "manifest.json")
     journal = folder.attempts()[0].path / "journal-rank0.jsonl"
     journal.write_text("".join(line for line in journal.open() if '"table":"ranks"' not in line))
     finished(*HERE, *ALWAYS, results=results)
@@ -394,9 +394,8 @@ def test_without_a_whole_checkpoint_a_run_starts_over(
     content = rows(folder)
     assert {row["attempt"] for row in content["epochs"]} == {2}
     assert content["run"][0]["resumed_after"] is None
-    assert [
-        f"after epoch {epoch} of attempt 1 was damaged" in content["run"][0]["warnings"] for epoch in (first, second)
-    ]
+    said = content["run"][0]["warnings"]
+    assert all(f"after epoch {epoch} of attempt 1 was damaged" in said for epoch in (first, second)), said
 
 
 @fault(

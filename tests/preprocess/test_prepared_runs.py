@@ -146,7 +146,6 @@ def test_an_engine_that_fails_where_numpy_does_not_reproduces_the_claims(
     found = judge(runs, claims["velox_can_not_filter_or_transform"], seed="000")
     (case,) = found.cases
     assert (found.verdict, [effect for _, effect in case.effects]) == ("reproduced", [1.0] * 6)
-    assert judge(runs, claims["velox_reduces_processing_times"], seed="000").verdict == "inconclusive"
     python.write_text("#!/bin/sh\nkill -KILL $$\n")
     ran(tmp_path / "killed", *VELOX, code=1)
     assert load(tmp_path / "killed").run["preprocess_failed"].to_list() == [None]

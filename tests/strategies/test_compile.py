@@ -50,7 +50,7 @@ DEVICES = {
 
 GENERATED = "ddp"
 """Whose graphs become C++, which takes most of the time; those of others are traced, and run as they are. One device's
-become C++ in `tests/launch/test_runs.py`.
+become C++ in `tests/launch/test_runs.py`, where nothing is compared.
 """
 
 

@@ -24,9 +24,9 @@ TENSORFLOW = pytest.mark.tensorflow
 WAYS = [
     pytest.param("torch", ("strategy=ddp", "devices=2"), 1, id="ddp"),
     pytest.param("tensorflow", ("strategy=tf_multi_worker", "devices=2"), 0, id="tf_multi_worker", marks=TENSORFLOW),
-    # A worker; the last rank is a server.
+    # The last rank is a server.
     pytest.param(
-        "tensorflow", ("strategy=tf_parameter_server", "devices=3"), 1, id="tf_parameter_server", marks=TENSORFLOW
+        "tensorflow", ("strategy=tf_parameter_server", "devices=3"), 2, id="tf_parameter_server", marks=TENSORFLOW
     ),
 ]
 
