@@ -104,6 +104,13 @@ def test_under_noise_a_quiet_machine_comes_before_more_repeats(values: tuple[flo
     assert "quiet" not in lacks, "steps and losses are as they are on any machine"
 
 
+def test_weak_scaling_is_named_beside_a_claims_work(tmp_path: Path) -> None:
+    """Strong scaling of the same work may stand beside it."""
+    plant(tmp_path, 0.7, scaling="weak")
+    (case,) = judge(load(tmp_path), claim(**ON_GPUS | {"scope": {}}), seed="0").cases
+    assert case.where == "digits · cnn_small · scaling weak"
+
+
 PARAMETERS = {"logistic_regression": 30730, "cnn": 10**5, "vit": 10**6, "resnet50": 10**7}
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from analysis import UnlikeWork, by, compare, excluded, labels, load, summary, summary_table
 from analysis.comparison import ratio
 from analysis.comparison.configurations import gains
+from analysis.comparison.work import configuration_label
 from analysis.metrics.columns import summary_columns
 from analysis.runs.published import TYPES
 from parallelbench.config.build import from_mapping, to_mapping
@@ -122,6 +123,11 @@ def test_unlike_work_is_no_group_and_refused_with_what_differs(
     runs = load(tmp_path / "a")
     assert summary(runs)["group"].n_unique() == 2
     assert summary(runs).filter(pl.col("verdict").is_not_null())["configuration"].to_list() == ["single × 1"]
+
+
+def test_options_stand_after_the_devices() -> None:
+    assert configuration_label("pipeline, schedule gpipe", 8, 2) == "pipeline × 8 on 2 nodes, schedule gpipe"
+    assert configuration_label("ddp", 2) == "ddp × 2"
 
 
 def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_path: Path) -> None:

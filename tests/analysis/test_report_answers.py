@@ -46,7 +46,7 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
     assert found.rows[0][1][0].speed_up == "0.67 ×"
     told = answers.headline(load(tmp_path))
     assert told[0] == "Beside one device, over 2 kinds of work and 3 configurations: 2 faster, 1 slower."
-    assert [line.partition(" (")[0] for line in told[1:3]] == ["Largest speed-up: ddp × 4", "Smallest: ddp × 2"]
+    assert [line.partition(" (")[0] for line in told[1:3]] == ["Largest speed-up: ddp × 4", "Smallest speed-up: ddp × 2"]
     # Of more configurations than works, each is a row; where no run counts, the cell says why.
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 9.0, ("ddp", 4): 8.0}, batch_size=32)
     failed(config(tmp_path, strategy="ddp", devices=4, batch_size=64), "oom", "out of memory", epochs=1)
@@ -85,7 +85,17 @@ def test_ties_with_the_fastest_are_named_and_one_device_is_where_all_are_slower(
     assert told[0] == "One device is fastest in all 2 kinds of work."
     assert told[2].startswith("Nearest to one device: ddp × 4 (")
     assert told[2].endswith(" Not told apart from it: fsdp × 4.")
-    assert told[3].startswith("Smallest: ")
+    assert told[3].startswith("Smallest speed-up: ")
+
+
+def test_two_repeats_are_too_few_to_call_one_device_the_fastest_and_tell_nothing_apart(tmp_path: Path) -> None:
+    for repeat in REPEATS[:2]:
+        for strategy, devices, time_s in (("single", 1, 1.0), ("ddp", 2, 2.0), ("fsdp", 2, 3.0)):
+            run = config(tmp_path, repeat=repeat, strategy=strategy, devices=devices)
+            published(run, steady(time_s * WOBBLE[repeat]))
+    told = answers.headline(load(tmp_path))
+    assert told[0] == "So far one device is fastest, with too few repeats to be sure."
+    assert told[1].endswith(" Not told apart from it: fsdp × 2.")
 
 
 def test_what_every_pair_tells_apart_is_no_tie_although_intervals_beside_one_device_overlap(tmp_path: Path) -> None:
