@@ -397,6 +397,10 @@ def shapes(data: pl.DataFrame, legend: alt.Legend) -> alt.Shape:
     return alt.Shape("configuration:N", scale=alt.Scale(domain=list(of), range=shapes), legend=legend)
 
 
+MOST_TOLD = 4
+"""Configurations in order that one sentence names; of more, the first three and the last one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
     """A finding that says something of each configuration, one sentence for each group."""
@@ -439,8 +443,9 @@ class Sentence:
             rows = rows.sort(self.by, descending=self.descending, maintain_order=True)
         whole = self.whole if isinstance(self.whole, str) else self.whole(rows)
         each = [self.each(row) for row in rows.iter_rows(named=True)]
-        last = f"{self.sep}at the other end {each[-1]}" if self.by is not None and len(each) > 3 else ""
-        return whole.format(text.listed(each[:-1] if last else each, sep=self.sep) + last)
+        if self.by is None or len(each) <= MOST_TOLD:
+            return whole.format(text.listed(each, most=MOST_TOLD if self.by else 3, sep=self.sep))
+        return whole.format(f"{text.listed(each[:-1], sep=self.sep)}{self.sep}at the other end {each[-1]}")
 
     def _ranked(self, rows: pl.DataFrame) -> str:
         """Configurations of which others disturbed runs are told of behind the others, so that they are neither first

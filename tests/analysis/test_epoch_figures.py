@@ -9,6 +9,7 @@ import pytest
 
 from analysis import load
 from analysis.figures import draw, specification, svg
+from analysis.figures.bars import runtime
 from analysis.figures.curves import FIRST, SECOND, epoch_rates, epoch_time_data, loss_label
 from parallelbench.config.identity import canonical_json
 from tests.analysis.factory import Fake, config, published
@@ -24,6 +25,22 @@ def timed(root: Path, first_s: float, second_s: float, **changes: Any) -> None:
 def rows_of(chart: Any) -> list[dict[str, Any]]:
     (rows,) = specification(chart)["datasets"].values()
     return list(rows)
+
+
+def test_of_many_configurations_a_sentence_names_the_first_three_and_the_last(tmp_path: Path) -> None:
+    for strategy, devices, second_s in (("single", 1, 9.0), ("ddp", 2, 6.0), ("ddp", 4, 4.0), ("fsdp", 2, 8.0)):
+        timed(tmp_path, 20.0, second_s, strategy=strategy, devices=devices)
+    timed(tmp_path, 20.0, 7.0, strategy="fsdp", devices=4)
+    timed(tmp_path, 20.0, 5.0, strategy="pipeline", devices=4)
+    assert (
+        runtime.finding(load(tmp_path))
+        .partition("\n")[0]
+        .replace("\u202f", " ")
+        .startswith(
+            "Once warm, an epoch of ddp × 4 takes 4.00 s, pipeline × 4 takes 5.00 s, ddp × 2 takes 6.00 s and 2 more, "
+            "at the other end single × 1 takes 9.00 s"
+        )
+    )
 
 
 @pytest.mark.exhaustive
@@ -53,7 +70,8 @@ def test_rates_are_samples_by_the_time_of_the_epoch_and_lines_begin_at_one_devic
     assert {(row["variant"], row["devices"], row["repeat"]) for row in origins} == {("ddp", 1, None), ("fsdp", 1, None)}
     assert epoch_rates.finding(runs) == (
         "In the second epoch, samples per second are 13,615 with ddp × 4 (first epoch: 6,807); "
-        "9,076 with ddp × 2 (first epoch: 4,538); 6,807 with fsdp × 2 (first epoch: 3,404); and 1 more."
+        "9,076 with ddp × 2 (first epoch: 4,538); 6,807 with fsdp × 2 (first epoch: 3,404); and "
+        "5,446 with single × 1 (first epoch: 2,723)."
     )
     image = svg(specification(chart))
     assert all(words in image for words in ("Second epoch", "First epoch", "fsdp"))
@@ -91,7 +109,8 @@ def test_sizes_of_the_training_set_share_an_axis_and_are_named_once(tmp_path: Pa
     assert figure.finding.replace("\u202f", " ") == (
         "A second epoch takes 2.50 to 20.0 s with ddp × 4 (60,000 to 480,000 samples); "
         "2.50 to 20.0 s with fsdp × 4 (60,000 to 480,000 samples); "
-        "5.00 to 40.0 s with ddp × 2 (60,000 to 480,000 samples); and 1 more."
+        "5.00 to 40.0 s with ddp × 2 (60,000 to 480,000 samples); and "
+        "10.0 to 80.0 s with single × 1 (60,000 to 480,000 samples)."
     )
     image = svg(specification(figure.chart))
     assert image.count(">480,000<") == 1

@@ -46,7 +46,10 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
     assert found.rows[0][1][0].speed_up == "0.67 ×"
     told = answers.headline(load(tmp_path))
     assert told[0] == "Beside one device, over 2 kinds of work and 3 configurations: 2 faster, 1 slower."
-    assert [line.partition(" (")[0] for line in told[1:3]] == ["Largest speed-up: ddp × 4", "Smallest speed-up: ddp × 2"]
+    assert [line.partition(" (")[0] for line in told[1:3]] == [
+        "Largest speed-up: ddp × 4",
+        "Smallest speed-up: ddp × 2",
+    ]
     # Of more configurations than works, each is a row; where no run counts, the cell says why.
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 9.0, ("ddp", 4): 8.0}, batch_size=32)
     failed(config(tmp_path, strategy="ddp", devices=4, batch_size=64), "oom", "out of memory", epochs=1)
