@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from analysis.advisor.layouts import Layouts
+    from parallelbench.config.sites import Hardware
 
 MEGATRON = "Megatron-LM 2021"
 """Narayanan et al., arXiv 2104.04473, table 1."""
@@ -79,8 +81,7 @@ class Run:
 
     def predicted(self) -> tuple[float, float]:
         """Seconds of the fastest of what the publication leaves open, and half of its interval of log time."""
-        hardware = one_run([f"site={self.site}", *self.hardware]).run.site.hardware
-        assert hardware is not None
+        hardware = _hardware(self.site, *self.hardware)
         machines, fit = machines_of([hardware]), published_fit()
         known, found = np.array([hardware.accelerator in fit.accelerators]), []
         for values in itertools.product(*self.free.values()):
@@ -90,6 +91,13 @@ class Run:
             width = half_widths(layouts, fit, per_node=machines.devices_per_node, known=known)
             found.append((float(fit.phases(layouts, machines).step_s[0]), float(width[0])))
         return min(found)
+
+
+@functools.cache
+def _hardware(site: str, *more: str) -> Hardware:
+    hardware = one_run([f"site={site}", *more]).run.site.hardware
+    assert hardware is not None
+    return hardware
 
 
 USUAL = {"data": 1, "tensor": 1, "pipeline": 1, "recompute": 0, "sharded": 0, "fused_attention": 0, "fp8": 0}
