@@ -128,7 +128,7 @@ def few_repeats(runs: Runs) -> list[str]:
         names = text.listed(without["configuration"].unique(maintain_order=True).to_list())
         return [f"{some} ratios {rest} have no interval ({names}): {advice}."]
     error = error_of_intervals(runs)
-    widths = ", ".join(f"{half_width(n, error):.1f} times with {n}" for n in (6, 10) if n > few)
+    widths = ", ".join(f"{half_width(n, error):.1f} times with {n} pairs" for n in (6, 10) if n > few)
     return [
         f"{some} intervals {rest} are wide: to each side they reach {half_width(few, error):.1f} times the standard "
         f"deviation of the pairs; {widths}."
