@@ -25,6 +25,7 @@ from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from parallelbench.config.components import Strategy
@@ -159,12 +160,15 @@ def test_ranks_are_counted_over_all_nodes_that_the_run_has(tmp_path: Path) -> No
 
 
 RANKS = """
-import os, signal, sys
-rank = int(os.environ["RANK"])
-os.read(0, 1)  # ranks 0 and 1 go on when the last rank has closed the pipe, and end at once
-rank == 1 and os.kill(os.getpid(), signal.SIGKILL)
-rank == 2 and signal.pause()
-sys.exit(3)
+import os, pathlib, signal, sys
+rank, killed, waiting = int(os.environ["RANK"]), int(sys.argv[1]), pathlib.Path(sys.argv[2])
+if rank == killed:
+    pipes = [pipe.open("w") for pipe in waiting.iterdir()]  # each opens once its reader has
+    os.kill(os.getpid(), signal.SIGKILL)
+if (waiting / str(rank)).exists():
+    (waiting / str(rank)).read_bytes()  # until the killed one has gone; torchrun may find both at once
+    sys.exit(3)
+signal.pause()
 """
 
 
@@ -184,6 +188,16 @@ while True:
 """
 
 
+def ranks_of_which_one_is_killed(folder: Path, killed: int, waiting: Iterable[int]) -> list[str]:
+    """The program of such ranks and its arguments: those that wait end once the killed one has gone."""
+    program, pipes = folder / "ranks.py", folder / "waiting"
+    program.write_text(RANKS)
+    pipes.mkdir()
+    for rank in waiting:
+        os.mkfifo(pipes / str(rank))
+    return [str(program), str(killed), str(pipes)]
+
+
 def run_torchrun(attempt: Attempt, *options: str, node: int = 0) -> subprocess.Popen[bytes]:
     module = [sys.executable, "-m", "parallelbench.training.torchrun", str(exits_file(attempt.path, node))]
     command = [*module, "--max-restarts=0", *options]
@@ -193,10 +207,9 @@ def run_torchrun(attempt: Attempt, *options: str, node: int = 0) -> subprocess.P
 @pytest.mark.exhaustive
 def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, attempt: Attempt) -> None:
     """Of ranks that end at once torchrun's first line names any; those that it ends itself have no code."""
-    program = tmp_path / "ranks.py"
-    program.write_text(RANKS)
+    program = ranks_of_which_one_is_killed(tmp_path, killed=1, waiting=(0,))
     for _ in range(3):
-        process = run_torchrun(attempt, *MEETING_HERE, "--nproc-per-node=3", str(program))
+        process = run_torchrun(attempt, *MEETING_HERE, "--nproc-per-node=3", *program)
         printed = process.communicate()[1].decode()
         assert process.returncode == 1
         assert "ranks.py FAILED" in printed, "the log has what torchrun prints"
@@ -234,15 +247,12 @@ def test_ranks_that_an_interruption_ends_are_not_to_blame(attempt: Attempt) -> N
 
 def test_ranks_of_the_second_node_have_their_own_numbers(tmp_path: Path, attempt: Attempt) -> None:
     """Rank 2, the first of the second node, is killed; the others of its node are ended, those of the first fail."""
-    program = tmp_path / "ranks.py"
-    program.write_text(
-        RANKS.replace("rank == 1", "rank == 2").replace("rank == 2 and signal.p", "rank == 3 and signal.p")
-    )
+    program = ranks_of_which_one_is_killed(tmp_path, killed=2, waiting=(0, 1))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     meeting = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
     nodes = [
-        run_torchrun(attempt, *meeting, "--rdzv-id=x", f"--rdzv-conf=is_host={1 - node}", str(program), node=node)
+        run_torchrun(attempt, *meeting, "--rdzv-id=x", f"--rdzv-conf=is_host={1 - node}", *program, node=node)
         for node in (0, 1)
     ]
     for process in nodes:
