@@ -6,6 +6,7 @@ Updates are those of GPUs (fused, where torch can). Whatever would make the host
 error in a step, unless the strategy waits by design.
 
 Tensors are real, on the CPU; or, of cases `on_gpus`, without values, on the rank's own GPUs (`tests.fake_devices`).
+What such a case makes torch load and remember, those after it find where it was not `forked`.
 
 Input: a JSON list of cases on stdin. Output: a JSON list of texts, "ok" or what failed.
 """
@@ -85,7 +86,8 @@ def tried(case: dict[str, Any]) -> str:
     except ConfigError as error:
         return f"refused: {error}"
     if case.get("on_gpus"):
-        return _forked(_trained, _drive_on_gpus, run, case["rank"], run.strategy.processes(run, "cuda"))
+        rank = _drive_on_gpus, run, case["rank"], run.strategy.processes(run, "cuda")
+        return _forked(_trained, *rank) if case.get("forked", True) else _trained(*rank)
     return _forked(_trained, _drive, run, case["rank"], case["size"])
 
 

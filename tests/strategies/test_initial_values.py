@@ -23,8 +23,8 @@ from tests.strategies.training import configure, drive
 
 pytestmark = pytest.mark.slow
 
-TOKENS = ("data=tokens", "data.vocabulary=32", "data.sequence=16", "data.train_samples=96", "data.test_samples=24")
-SIZES = ("model.vocabulary=32", "model.sequence=16", "model.width=32", "model.heads=4", "model.layers=4")
+TOKENS = ("data=tokens", "data.vocabulary=32", "data.sequence=16", "data.train_samples=32", "data.test_samples=8")
+SIZES = ("model.vocabulary=32", "model.sequence=16", "model.width=32", "model.heads=4", "model.layers=2")
 GPT = (*TOKENS, "model=gpt_tiny", *SIZES)
 LLAMA = (*GPT, "model.positions=rope", "model.mlp=swiglu", "model.kv_heads=4")
 EXPERTS = (*TOKENS, "model=gpt_moe_tiny", *SIZES, "model.experts=4")

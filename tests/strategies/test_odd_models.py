@@ -31,10 +31,10 @@ from tests.test_closing import closed, failed
 DEVICES = {"single": 1, "hsdp": 4, "dp_tp": 4, "dp_pp": 4, "dp_pp_tp": 4}
 """Of other strategies: two."""
 MORE = {
-    "sandblaster_lbfgs": ["optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96"],
+    "sandblaster_lbfgs": ["optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=48"],
     "downpour": ["optimizer.momentum=0.0"],
 }
-DATA = ["data=synthetic", "data.channels=1", "data.image_size=8", "data.train_samples=96", "data.test_samples=37"]
+DATA = ["data=synthetic", "data.channels=1", "data.image_size=8", "data.train_samples=48", "data.test_samples=13"]
 STRATEGIES = (
     *("single", "ddp", "ring_ddp", "zero1", "fsdp", "hsdp", "tensor_parallel", "dp_tp", "model_parallel", "pipeline"),
     *("dp_pp", "dp_pp_tp", "parameter_server", "downpour", "sandblaster_lbfgs"),
