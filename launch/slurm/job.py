@@ -56,7 +56,9 @@ class Job:
 
     submission: Submission
     id: str = field(default_factory=lambda: os.environ["SLURM_JOB_ID"])
-    """Job id for `scontrol requeue`; each task of an array has its own."""
+    """Each task of an array has its own."""
+    array: str = field(default_factory=lambda: os.environ.get("SLURM_ARRAY_JOB_ID", ""))
+    """The array's id, which is also that of its last task to start."""
     restarts: int = field(default_factory=lambda: int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     task: int = field(default_factory=lambda: int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
     node: int = field(default_factory=lambda: int(os.environ.get("SLURM_NODEID", "0")))
@@ -71,6 +73,11 @@ class Job:
     left: list[str] = field(default_factory=list)
     """Runs that were not over at the warning; a later start of this job may resume them."""
     workers: WarmWorkers = field(default_factory=WarmWorkers)
+
+    @property
+    def alone(self) -> str:
+        """What Slurm calls it and no other task of its array: by the array's id, all of them would be queued again."""
+        return f"{self.array}_{self.task}" if self.array else self.id
 
     @property
     def start(self) -> str:
@@ -137,7 +144,7 @@ def run_task(path: str) -> None:
 def handling_warnings(job: Job) -> Iterator[None]:
     """Handle Slurm's warnings throughout the job, instead of submitit, which does not know runs."""
     warn = job.warn if job.node == 0 else lambda: None  # the head decides
-    with noting([WARNING], lambda _: warn()), heeding_preemption(job.id, save=job.save, preempted=job.preempt):
+    with noting([WARNING], lambda _: warn()), heeding_preemption(job.alone, save=job.save, preempted=job.preempt):
         yield
 
 
@@ -246,7 +253,7 @@ def _requeue(job: Job, folder: Path) -> None:
         say(f"not queued again: started {job.restarts + 1} times, and launcher.attempts={most}")
         return
     try:
-        scheduler.tell(["scontrol", "requeue", job.id], patient=True)  # where it has heard, it ends the job anyway
+        scheduler.tell(["scontrol", "requeue", job.alone], patient=True)  # where it has heard, it ends the job anyway
     except ConfigError as error:
         if not ask_outside(job.submission.site, folder, job.id):
             say(f"could not be queued again ({error}): submitting the sweep again resumes it")

@@ -123,19 +123,28 @@ def stand_ins(folder: Path, program: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_the_script_queues_a_job_again_that_asks_for_it_from_inside(asks: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asks", "task", "requeued"),
+    [
+        (True, {}, "requeue 17\n"),
+        (True, {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}, "requeue 17_3\n"),
+        (False, {}, ""),
+    ],
+)
+def test_the_script_queues_a_job_again_that_asks_for_it_from_inside(
+    asks: bool, task: dict[str, str], requeued: str, tmp_path: Path
+) -> None:
     """Inside there is no scontrol: the job leaves a file, and its batch script does it."""
     run = planned(tmp_path, runtime="apptainer")
     script = script_of(run)
     folder = run.run.sweep_folder / "submissions" / "TOKEN"
     folder.mkdir(parents=True)
     marker = f"touch {folder}/requeue-17;" if asks else ""
-    env = stand_ins(tmp_path / "bin", f"{marker} exit 3")
+    env = stand_ins(tmp_path / "bin", f"{marker} exit 3") | task
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
     assert done.returncode == 3, done.stderr
     told = tmp_path / "bin" / "told"
-    assert (told.read_text() if told.exists() else "") == ("requeue 17\n" if asks else "")
+    assert (told.read_text() if told.exists() else "") == requeued
     assert not (folder / "requeue-17").exists()
     assert (tmp_path / "bin" / "asked").read_text().startswith("exec --nv --bind ")
 

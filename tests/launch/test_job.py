@@ -99,6 +99,19 @@ def test_a_job_starts_no_more_often_than_it_may(
     assert (told, [folder.attempts() for folder in folders]) == ([], [[]] * runs)
 
 
+def test_a_task_of_an_array_is_queued_again_by_its_own_name(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last task to start has the array's job id, by which Slurm would queue all of its tasks again."""
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    path, _ = submitted(tmp_path, runs=1)
+    monkeypatch.setattr(job, "train", Warned(1, True).train)
+    with pytest.raises(SystemExit):
+        job.run_task(str(path))
+    assert told == [["scontrol", "requeue", "17_0"]]
+
+
 @pytest.mark.parametrize(
     ("overrides", "runs", "number", "saves", "requeued"),
     [

@@ -105,6 +105,35 @@ def test_a_warned_run_goes_on_in_the_next_start_of_its_job(cgroups: Cluster, tmp
 
 @fault(
     "lifecycle",
+    "The task that has its array's job id is warned",
+    injection="SIGUSR2 to the last task of an array that started, whose job id is the array's, while another trains",
+    outcome="it alone is queued again and goes on; the other trains on in its first start",
+)
+def test_the_task_with_the_arrays_id_queues_itself_again_alone(ours: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(ours, tmp_path, (*PACED, "epochs=400", "repeat=0,1"))
+    sweep.submit()
+
+    def tasks() -> dict[str, str]:
+        """Name → job id, of those that run."""
+        told = ours.run(
+            "squeue", "-h", "--array", "--states=R", f"--jobs={sweep.job}", "--format=%F_%K %A", check=False
+        )
+        return dict(line.split() for line in told.splitlines())
+
+    running = sweep.wait(lambda: found if len(found := tasks()) == 2 else None, "two tasks")
+    (last,) = (name for name, job in running.items() if job == sweep.job)
+    (other,) = running.keys() - {last}
+    sweep.wait(
+        lambda: all(run.attempts() and len(finished_epochs(run.attempts()[0])) > 1 for run in sweep.runs), "epochs"
+    )
+    ours.run("scancel", "--signal=USR2", last)
+    sweep.wait(lambda: all(run.state().state == "done" for run in sweep.runs), "two results")
+    assert [show(ours, task)["Restarts"] for task in (last, other)] == ["1", "0"]
+    assert sorted(len(run.attempts()) for run in sweep.runs) == [1, 2]
+
+
+@fault(
+    "lifecycle",
     "Requeue is not allowed",
     injection="scontrol update Requeue=0 before the time-limit warning",
     outcome="the job's log says so; submitting again goes on from the checkpoint",
