@@ -268,3 +268,12 @@ def test_oversubscribed_is_what_any_of_the_published_epochs_was(resumed: bool, t
     publish(folder, run, later, OK, read_tables(later.path))
     (row,) = pq.read_table(folder.result / "run.parquet").to_pylist()
     assert row["oversubscribed"] is resumed
+
+
+def test_a_run_that_only_preprocesses_may_have_been_oversubscribed(tmp_path: Path) -> None:
+    run = config(tmp_path, epochs=0, preprocess={"engine": "numpy"})
+    folder, attempt = begin(run, Fake(oversubscribed=True))
+    write_epochs(run, attempt, Fake(), epochs=0)
+    publish(folder, run, attempt, OK, read_tables(attempt.path))
+    (row,) = pq.read_table(folder.result / "run.parquet").to_pylist()
+    assert row["oversubscribed"] is True

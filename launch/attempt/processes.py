@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from parallelbench.redaction import redacted
 from parallelbench.results.exits import exits_file
 from parallelbench.results.files import storage_errors
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
-from parallelbench.training.worker import WATCHED_BY
+from parallelbench.training.worker import LAUNCHED_AT, WATCHED_BY
 from parallelbench.world.allowance import MEETING_HERE
 from parallelbench.world.machine import threads_here
 
@@ -94,7 +95,7 @@ def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
     variables = environment(run, training.device_type, os.environ, cores=cores, rendezvous=training.rendezvous)
     return subprocess.Popen(
         command_line(training.arguments, training.processes, training.rendezvous, framework=run.strategy.framework),
-        env=variables | {WATCHED_BY: str(os.getpid())},
+        env=variables | {WATCHED_BY: str(os.getpid()), LAUNCHED_AT: str(time.time())},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -56,7 +56,7 @@ def carry_out(
     attempts = folder.attempts()
     if reason := skip(folder.state(), attempts):
         return NotBegun(reason)
-    if attempts and (outcome := publish_if_finished(folder, run, attempts[-1])):
+    if attempts and (outcome := publish_if_finished(folder, _as_executed(attempts[-1], run), attempts[-1])):
         return NotBegun(f"had finished: {outcome.outcome}: {outcome.reason}", outcome)
     if attempts and _lives(attempts[-1], job):
         return NotBegun("runs elsewhere: its heartbeat goes on")
@@ -73,6 +73,14 @@ def carry_out(
             raise
         refusal = too_small(run, device_type)
         return train(training) if refusal is None else attempt.finish("error", refusal)
+
+
+def _as_executed(attempt: Attempt, run: RunConfig) -> RunConfig:
+    """The run with the launcher and the site that the attempt had, which may be others today."""
+    try:
+        return attempt.config(*plugin_of(run)[:1])
+    except ConfigError:
+        return run
 
 
 def _lives(attempt: Attempt, job: str) -> bool:

@@ -149,8 +149,18 @@ def submissions(sweep: Path) -> list[Submission]:
     if (sweep / FOLDER).is_dir():
         require_own(sweep)
         require_own(sweep / FOLDER)
-    records = [read(path) for path in sweep.glob(f"{FOLDER}/*/submission.json")]
+    records = filter(None, map(_unless_withdrawn, sweep.glob(f"{FOLDER}/*/submission.json")))
     return sorted(records, key=lambda submission: (submission.created_at, submission.token))
+
+
+def _unless_withdrawn(path: Path) -> Submission | None:
+    """The record; None where another process has withdrawn it since it was listed."""
+    try:
+        return read(path)
+    except ConfigError:
+        if path.exists():
+            raise
+        return None
 
 
 def age_s(sweep: Path, submission: Submission) -> float:

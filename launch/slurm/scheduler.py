@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -308,8 +309,10 @@ def configuration(*, patient: bool = False) -> dict[str, str]:
 
 
 def max_array_size(*, patient: bool = False) -> int:
-    """Most tasks of one array."""
-    return max(1, int(configuration(patient=patient).get("MaxArraySize", "1001")))
+    """Most tasks of one array, by `MaxArraySize` and `max_array_tasks`."""
+    told = configuration(patient=patient)
+    at_once = re.search(r"\bmax_array_tasks=(\d+)", told.get("SchedulerParameters", ""))
+    return max(1, min(int(told.get("MaxArraySize", "1001")), int(at_once[1]) if at_once else sys.maxsize))
 
 
 def tasks_of(job: str) -> list[str]:

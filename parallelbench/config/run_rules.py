@@ -82,7 +82,7 @@ def _refusals_of(check: Callable[[], object]) -> tuple[Refusal, ...]:
 
 def _stages(run: RunConfig, device_type: str) -> Iterator[list[Callable[[], object]]]:
     """The checks; each stage counts on what the ones before demand."""
-    yield [partial(enforce, _preprocessing(run, device_type))]
+    yield [partial(enforce, _preprocessing(run, device_type)), partial(enforce, _samples_of_power(run))]
     if not run.epochs:
         return
     yield [partial(enforce, _samples(run))]
@@ -101,6 +101,16 @@ def _stages(run: RunConfig, device_type: str) -> Iterator[list[Callable[[], obje
     if run.lr_schedule.changes:
         yield [partial(run.lr_schedule.check, run)]
         yield [partial(_check_factors, run)]
+
+
+def _samples_of_power(run: RunConfig) -> Rules:
+    """Between two samples a counter of a processor's energy may begin anew once, which takes it minutes."""
+    hz = run.measure.telemetry_hz
+    yield (
+        0 < hz < 0.1,
+        f"measure.telemetry_hz={hz:g} is less than one sample in ten seconds",
+        ("measure.telemetry_hz=0.1", "measure.telemetry_hz=0"),
+    )
 
 
 def _samples(run: RunConfig) -> Rules:

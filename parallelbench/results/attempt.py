@@ -130,6 +130,8 @@ class Attempt:
         self, *, processes: int, device_type: str, oversubscribed: bool, warnings: Sequence[str] = (), submit: str = ""
     ) -> None:
         """Record how this attempt is started; reserve space for its outcome and its ranks' error files."""
+        for path in (self.path / "outcome.json", *map(self.error_file, range(processes))):
+            reserve(path, _RECORD_BYTES)
         info = AttemptInfo(
             launched_at=time.time(),
             processes=processes,
@@ -138,8 +140,6 @@ class Attempt:
             warnings=list(warnings),
             submit=submit,
         )
-        for path in (self.path / "outcome.json", *map(self.error_file, range(processes))):
-            reserve(path, _RECORD_BYTES)
         write_file(self.path / "attempt.json", msgspec.json.encode(info))
 
     def info(self) -> AttemptInfo | None:

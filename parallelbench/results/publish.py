@@ -107,7 +107,7 @@ def publish(
         recordings = read_telemetry(attempt.path, tables["ranks"])
     add_telemetry(tables, events, recordings)
     row = run_row(run, attempt, outcome, events)
-    row["oversubscribed"] = _oversubscribed(folder, tables["ranks"])
+    row["oversubscribed"] = _oversubscribed(folder, attempt, tables["ranks"])
     if not was_closed(run, events):
         tables["checks"].append(_not_closed(run, attempt))
     tables["run"] = [row]
@@ -136,10 +136,10 @@ def publish(
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _oversubscribed(folder: RunFolder, ranks: list[Row]) -> bool:
-    """Whether any attempt that trained these epochs was oversubscribed."""
-    trained = {row["attempt"] for row in ranks}
-    infos = [attempt.info() for attempt in folder.attempts() if attempt.number in trained]
+def _oversubscribed(folder: RunFolder, attempt: Attempt, ranks: list[Row]) -> bool:
+    """Whether the attempt, or any that trained these epochs before it, was oversubscribed."""
+    measured = {attempt.number, *(row["attempt"] for row in ranks)}
+    infos = [each.info() for each in folder.attempts() if each.number in measured]
     return any(info is not None and info.oversubscribed for info in infos)
 
 

@@ -30,7 +30,7 @@ _UNTRAINED = "nothing was trained (epochs=0)"
 _UNPREPARED = "nothing was preprocessed"
 _MATMUL = "floating-point operations per second of a matrix product (CPU: fp32, GPU: fp16)"
 _MEMORY = "bytes read and written per second when memory is copied"
-_SLOWEST = ": the slowest rank's, measured on its own device and cores"
+_SLOWEST = ": the slowest of up to eight ranks of each node, each on its first device and its own cores"
 _UNPROBED = "not measured (`measure.probe`, or the run's times mean nothing)"
 _NO_METRIC = "metric=none, no finite number, or an older release"
 _NO_EXPERTS = "the model has no experts among which tokens are divided, or an older release"
@@ -92,7 +92,8 @@ RUN = table_of(
     Column("train_samples", "samples in the training set; where a run trains on prepared rows, of those"),
     Column("test_samples", "samples in the test set, each evaluated once; likewise"),
     count("steps_per_epoch", "optimizer steps per epoch"),
-    Column("dropped_samples", "training samples per epoch that were dropped, since they filled no batch"),
+    Column("dropped_samples", "training samples per epoch that were dropped, since they filled no batch, or the epoch "
+        "was cut short (`measure.steps_per_epoch`)"),
     count("tokens_per_sample", "tokens of a sample, at each of which the next one is predicted",
         null="the data are not such tokens, or an older release measured it"),
     Column("learning_rate", "as used, after the scaling rule"),
@@ -145,8 +146,8 @@ RUN = table_of(
     Column("startup_parity_s", "the parity check", null=f"{_NOT_CHECKED}, or {_PACKED}"),
     Column("startup_model_s", "building and wrapping the model, waiting for all ranks",
         null=f"{_UNTRAINED}, or {_PACKED}"),
-    Column("startup_compile_s", "torch.compile, or the capture of a CUDA graph",
-        null=f"neither compiled nor captured, or {_PACKED}"),
+    Column("startup_compile_s", "torch.compile, or the capture of a CUDA graph; TensorFlow: tracing",
+        null=f"neither compiled nor captured nor traced, or {_PACKED}"),
     Column("closing_check_s", "the closing check after the last epoch, on rank 0", null=_NOT_CHECKED),
     Column("startup_first_step_s", "the first training step, synchronised", null=f"{_UNTRAINED}, or {_PACKED}"),
     text("preprocess_engine", "configuration: preprocess.engine; none: nothing was preprocessed"),
@@ -220,7 +221,7 @@ GPU_AND_HOST = table_of(
         "an epoch's training window: median over the epochs without each attempt's first one", over=Over.MEDIAN,
         of="cpu_energy_j", steady=True, null="not readable", repeats=Over.MEDIAN,
         heading="Processors' energy per epoch", tables=("energy",)),
-    Column("cpu_clock_mean_hz", "mean clock of all the nodes' cores, read once a second", null=_UNSAMPLED),
+    Column("cpu_clock_mean_hz", "mean clock of all the nodes' cores, read with every tenth sample", null=_UNSAMPLED),
     Column("host_memory_used_max_bytes", "most memory sampled in use on one node, by all processes", null=_UNSAMPLED),
     Column("network_sent_bytes", "sent by all processes of the nodes in that window, without the loopback interface "
         "and RDMA; sum over nodes", null=_UNSAMPLED),
@@ -317,9 +318,9 @@ RANKS = table_of(
         "memory held by tensors in the training window; bytes, with commas between them",
         null="no GPU: devices of a CPU that one process drives share its memory"),
     Column("peak_reserved_bytes", "peak of device memory held by torch's allocator, what earlier evaluations left in "
-        "its cache included", null="no GPU"),
-    Column("device_used_bytes", "device memory in use at the window's end, by all processes (NVML), what torch keeps "
-        "in its cache included", null="no GPU, or NVML does not say"),
+        "its cache included", null="no GPU, or TensorFlow"),
+    Column("device_used_bytes", "device memory in use at the window's end, by all processes (cudaMemGetInfo), what "
+        "torch keeps in its cache included", null="no GPU, or TensorFlow"),
     Column("host_peak_rss_bytes", "peak of this process's resident host memory in the window", null=_KERNEL),
     Column("loader_cpu_time_s", "processor time of the loader's worker processes in the training window",
         null="it has none"),

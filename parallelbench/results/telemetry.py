@@ -209,13 +209,23 @@ _SLOW = ("clock_hz",)
 
 def columns(ranks: Sequence[Row], samples: Samples) -> Row:
     """The columns of one epoch, from its rows of `ranks`."""
-    window = Window(min(row["training_started_at"] for row in ranks), max(row["training_ended_at"] for row in ranks))
-    attempt = ranks[0]["attempt"]
-    uuids = {uuid for row in ranks for uuid in (row["device_uuid"] or "").split(",") if uuid.startswith("GPU-")}
-    gpus = [Device(samples.of(attempt, uuid), window) for uuid in sorted(uuids)]
-    hosts = [Device(samples.of(attempt, node), window) for node in sorted({row["node"] for row in ranks})]
+    attempt, windows = ranks[0]["attempt"], _windows(ranks)
+    nodes = {uuid: row["node"] for row in ranks for uuid in (row["device_uuid"] or "").split(",")}
+    uuids = sorted(uuid for uuid in nodes if uuid.startswith("GPU-"))
+    gpus = [Device(samples.of(attempt, uuid), windows[nodes[uuid]]) for uuid in uuids]
+    hosts = [Device(samples.of(attempt, node), window) for node, window in sorted(windows.items())]
     flags = sorted(set().union(*(device.flags() for device in [*gpus, *hosts])))
     return _gpu_columns(gpus) | _host_columns(hosts) | {"telemetry_flags": " ".join(flags) or None}
+
+
+def _windows(ranks: Sequence[Row]) -> dict[str, Window]:
+    """Node → when the epoch was there, by the node's own clock: all begin it together, and it ends with the last."""
+    of_nodes: dict[str, list[Row]] = defaultdict(list)
+    for row in ranks:
+        of_nodes[row["node"]].append(row)
+    began = {node: min(row["training_started_at"] for row in rows) for node, rows in of_nodes.items()}
+    length_s = max(row["training_ended_at"] - began[row["node"]] for row in ranks)
+    return {node: Window(start, start + length_s) for node, start in began.items()}
 
 
 @dataclass(frozen=True)

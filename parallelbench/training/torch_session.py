@@ -122,7 +122,11 @@ class Session(RankSession):
 
     def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:
         """The strategy's replica; whether it begins with the seed's parameters is found out beside the start-up."""
-        initial = Initial(model, self._run, self._world) if checks and not self._too_large else None
+        initial = None
+        if checks and not self._too_large:
+            self._startup.done("model")
+            initial = Initial(model, self._run, self._world)
+            self._startup.skip()
         replica = new_replica(model, self._run, self._world)
         self._startup.done("model")
         if initial is not None:
@@ -223,11 +227,11 @@ class Session(RankSession):
 
     def _check_parts(self) -> None:
         """Refuse a loss, a metric, an optimizer, or a model, that is not what every strategy takes it for."""
+        self._startup.done("model")
         check_scores(self._run, self._world.device)
         check_rate(self._run)
         if package_of(type(self._run.model)) != "parallelbench":
             check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory
-        self._startup.done("model")
         self._traits = traits_of(self._run)
         self._startup.skip()
         check_traits(self._run, self._traits)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from launch.attempt.supervisor import NotBegun, carry_out
+from parallelbench.config.identity import run_id
 from parallelbench.results import attempt as attempt_module
 from parallelbench.results import liveness
 from parallelbench.results.attempt import ABSENCE_S, Attempt, Outcome
 from parallelbench.results.folder import RunFolder
+from parallelbench.results.journal import Journal
+from tests.analysis.factory import Fake, begin, write_epochs
 from tests.faults import fault
 from tests.helpers import configured
 
@@ -116,3 +121,21 @@ def test_an_attempt_without_a_record_is_over_when_it_is_left(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         carried_out(folder, interrupted)
     assert folder.state().label == "killed", "although the process that claimed it lives"
+
+
+def test_a_result_that_is_published_later_says_where_it_was_measured(tmp_path: Path) -> None:
+    """The quota was full; the next submission has another launcher, which trains nothing."""
+    words = ("data=digits", "model=cnn_small", f"results={tmp_path}")
+    run, today = configured(*words, "launcher=slurm", "site=vtrain"), configured(*words, "launcher=local")
+    assert run_id(today) == run_id(run)
+    folder, attempt = begin(run, Fake())
+    attempt.write_config(run)
+    write_epochs(run, attempt, Fake(), epochs=run.epochs)
+    Journal(attempt.path / "journal-rank0.jsonl").event("finished", outcome="ok")
+    attempt.finish("storage", "the quota is full")
+    found = carry_out(folder, today, device_type="cpu", skip=lambda *_: "", train=failing)
+    assert isinstance(found, NotBegun)
+    assert found.published is not None
+    (row,) = pq.read_table(folder.result / "run.parquet").to_pylist()
+    configured_then = json.loads(row["config_json"])
+    assert (row["launcher"], configured_then["site"]["name"]) == ("slurm", "vtrain")

@@ -126,6 +126,16 @@ def test_what_was_sampled_for_a_part_of_the_window_is_null(tmp_path: Path) -> No
     assert set(died.values()) == {None, "incomplete"}
 
 
+def test_each_nodes_samples_are_cut_by_its_own_clock(tmp_path: Path) -> None:
+    """The other node's clock is a hundred seconds ahead; its ranks are done a second before the first one's."""
+    here = [row(float(t), energy_j=10.0 * t, power_w=10.0) for t in range(10)]
+    there = [row(100.0 + t, "GPU-b", energy_j=20.0 * t, power_w=20.0) | {"node": "there"} for t in range(10)]
+    found = columns([rank(2, 6), rank(102, 105, uuid="GPU-b") | {"node": "there"}], samples_of(tmp_path, here + there))
+    assert found["gpu_energy_j"] == pytest.approx(4 * (10 + 20))
+    assert found["gpu_power_mean_w"] == pytest.approx(10 + 20)
+    assert found["telemetry_flags"] is None
+
+
 def test_gaps_in_anything_are_flagged(tmp_path: Path) -> None:
     rows = [row(float(t), energy_j=float(t)) for t in range(7)] + [row(t, utilization=1.0) for t in (0.0, 3.0, 6.0)]
     assert columns([rank(1, 5)], samples_of(tmp_path, rows))["telemetry_flags"] == "sparse"
