@@ -27,7 +27,16 @@ from analysis.claims.claim import (
     Level,
 )
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
-from analysis.comparison.work import BASELINES, WAYS, canonical, definitions, is_below, varying_keys, work_label
+from analysis.comparison.work import (
+    BASELINES,
+    WAYS,
+    WHICH_STRATEGY,
+    canonical,
+    definitions,
+    is_below,
+    varying_keys,
+    work_label,
+)
 from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed, undisturbed_epochs
 from analysis.metrics.epochs import AS_TEXT, gathered, numbered
 from analysis.metrics.runs import (
@@ -236,10 +245,26 @@ def _as_every_strategy(measured: Measured) -> Measured:
     own = several.filter(pl.col("devices") == _json(1))
     others = several.select(*alike, *strategy).unique(maintain_order=True)
     others = others.join(own, on=[*alike, *strategy], how="anti", maintain_order="left")
-    stand_ins = levels.filter(is_baseline).drop(strategy).join(others, on=alike, maintain_order="left_right")
+    stand_ins = _with_their_options(levels.filter(is_baseline), others, alike=alike, strategy=strategy)
     levels = pl.concat([several, stand_ins.select(levels.columns)]).rename({"level": "of"}).with_row_index("level")
     values = levels.select("level", "of").join(measured.values, left_on="of", right_on="level", maintain_order="left")
     return Measured(levels.drop("of"), values.drop("of"), measured.known)
+
+
+def _with_their_options(
+    ones: pl.DataFrame, others: pl.DataFrame, *, alike: list[str], strategy: list[str]
+) -> pl.DataFrame:
+    """One device in the place of each of the other strategies; of several sets of its options, the one that they share.
+
+    An option that a strategy lacks is empty.
+    """
+    own = {key: f"{key} of one device" for key in strategy if key not in WHICH_STRATEGY}
+    both = ones.drop(set(strategy) - own.keys()).rename(own).join(others, on=alike, maintain_order="left_right")
+    if own:
+        equal = [(pl.col(key) == pl.col(its)) | (pl.col(key) == "") | (pl.col(its) == "") for key, its in own.items()]
+        only = pl.struct(own.values()).n_unique().over(*alike, *strategy) == 1
+        both = both.filter(only | pl.all_horizontal(equal))
+    return both.drop(own.values())
 
 
 def _best(measured: Measured, key: str) -> Measured:

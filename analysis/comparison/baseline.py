@@ -11,7 +11,7 @@ from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_onc
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
 from analysis.comparison.run import ComparedRun, compared_runs
-from analysis.comparison.work import labels
+from analysis.comparison.work import WHICH_STRATEGY, is_below, labels
 from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once
 from parallelbench.measure.environment_match import FRAMEWORK
@@ -29,15 +29,64 @@ Configuration = tuple[str, str]
 @once
 def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
     """Every configuration of a group that has a baseline of its framework → its counted runs, paired with that's."""
-    baselines: dict[tuple[str, str], list[ComparedRun]] = defaultdict(list)
-    members = _members(runs)
-    for (group, _), runs_of in members.items():
-        for run in runs_of:
-            if run.is_baseline:
-                baselines[group, _framework(run)].append(run)
-    # The ratio of two frameworks is no speed-up by devices.
-    pairs = {key: (baselines.get((key[0], _framework(runs_of[0]))), runs_of) for key, runs_of in members.items()}
+    members, baselines = _members(runs), baseline_of(runs)
+    pairs = {key: (members.get((key[0], baselines.get(key, ""))), runs_of) for key, runs_of in members.items()}
     return {key: paired(baseline, runs_of) for key, (baseline, runs_of) in pairs.items() if baseline}
+
+
+@once
+def baseline_of(runs: Runs) -> dict[Configuration, str]:
+    """Every configuration that has one → the configuration of its group that it is compared with: one device.
+
+    The ratio of two frameworks is no speed-up by devices. Where one device was measured with several sets of options,
+    as with and without XLA, it is the one that shares the configuration's.
+    """
+    found: dict[Configuration, str] = {}
+    for (group, name), run in _first_runs(runs).items():
+        ones = {} if run.is_baseline else _ones(runs)[group, _framework(run)]
+        alike = [one for one, its in ones.items() if len(ones) == 1 or _shares_options(run, its)]
+        if run.is_baseline or len(alike) == 1:
+            found[group, name] = name if run.is_baseline else alike[0]
+    return found
+
+
+def without_baseline(runs: Runs) -> list[str]:
+    """What no set of one device's options fits, where there are several, in sentences."""
+    found, lost = baseline_of(runs), defaultdict[tuple[str, str], list[str]](list)
+    for (group, name), runs_of in _members(runs).items():
+        if (group, name) not in found:
+            lost[group, _framework(runs_of[0])].append(name)
+    return [
+        f"No speed-up for {text.listed(names, sep='; ')} ({group}): one device was measured with several sets of "
+        f"options ({text.listed([*ones], sep='; ')}), and not one alone shares theirs."
+        for (group, framework), names in lost.items()
+        if (ones := _ones(runs)[group, framework])
+    ]
+
+
+@once
+def _first_runs(runs: Runs) -> dict[Configuration, ComparedRun]:
+    """The first run of each configuration, also where none counts."""
+    known, columns = compared_runs(runs), ("group", "configuration", "run_id")
+    rows = labels(runs).unique(columns[:2], keep="first", maintain_order=True).select(columns).rows()
+    return {(group, configuration): known[run_id] for group, configuration, run_id in rows}
+
+
+@once
+def _ones(runs: Runs) -> dict[tuple[str, str], dict[str, ComparedRun]]:
+    """By group and framework, the configurations of one device."""
+    ones: dict[tuple[str, str], dict[str, ComparedRun]] = defaultdict(dict)
+    for (group, name), run in _first_runs(runs).items():
+        if run.is_baseline:
+            ones[group, _framework(run)][name] = run
+    return ones
+
+
+def _shares_options(run: ComparedRun, other: ComparedRun) -> bool:
+    """Whether the options that both strategies have are equal."""
+    one, two = run.definition, other.definition
+    shared = {key for key in one.keys() & two.keys() if is_below(key, ("strategy",))}
+    return all(one[key] == two[key] for key in shared.difference(WHICH_STRATEGY))
 
 
 def not_told_apart(runs: Runs, group: str, fastest: str, others: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device, gain
+from analysis.comparison.baseline import against_one_device, baseline_of, gain
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels, natural
 from analysis.metrics.columns import aggregate, repeated_columns, summary_columns
@@ -192,17 +192,16 @@ def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
     pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
     devices = configuration["devices"]
     own = is_baseline(configuration["strategy"], devices)
-    beside = configuration["group"], configuration["framework"]
-    disturbed = configuration["disturbed"] or beside in _disturbed_baselines(runs)
+    group, name = configuration["group"], configuration["configuration"]
+    disturbed = configuration["disturbed"] or (group, baseline_of(runs).get((group, name))) in _disturbed(runs)
     compared = gain(runs, pairing, devices=devices, baseline=own, disturbed=disturbed)
     return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(configuration), **compared}
 
 
 @once
-def _disturbed_baselines(runs: Runs) -> set[tuple[str, str]]:
-    """The groups and frameworks whose runs on one device have all been disturbed."""
-    one_device = (row for row in _members(runs) if is_baseline(row["strategy"], row["devices"]))
-    return {(row["group"], row["framework"]) for row in one_device if row["disturbed"]}
+def _disturbed(runs: Runs) -> set[tuple[str, str]]:
+    """The groups and configurations whose runs have all been disturbed."""
+    return {(row["group"], row["configuration"]) for row in _members(runs) if row["disturbed"]}
 
 
 def _counts(names: list[str]) -> str:

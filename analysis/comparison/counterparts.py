@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 NO_COUNTERPART = "no run of one device with its seed, batch size and learning rate"
+OTHER_DATA = "its run of one device trained on other contents of the data set"
 NOT_ALIKE = "it does not train like one device, or an older version measured it"
 _SAME = ("group", "repeat", "global_batch_size", "learning_rate", "steps_per_epoch")
 _LOSSES = ("train_loss", "test_loss")
@@ -91,6 +92,7 @@ def _held(runs: Runs) -> pl.DataFrame:
     rows = several.join(counterparts, on=_SAME, how="left").with_columns(
         unchecked=pl.when(pl.col("rounding").is_null()).then(pl.lit(NOT_ALIKE))
         .when(pl.col("counterpart").is_null()).then(pl.lit(NO_COUNTERPART))
+        .when(pl.col("data_sha256") != pl.col("counterpart_data_sha256")).then(pl.lit(OTHER_DATA))
     )  # fmt: skip
     compared = rows.filter(pl.col("unchecked").is_null()).select(
         "run_id", "counterpart", "rounding", "steps_per_epoch", "optimizer"
@@ -102,8 +104,10 @@ def _sides(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The runs on several devices, and those on one: of several of one kind the first."""
     groups = labels(runs).select("run_id", "group")
     rows = runs.run.filter(pl.col("state") == "done").join(groups, on="run_id")
-    counterparts = rows.filter(IS_REFERENCE, pl.col("outcome") == "ok").select(*_SAME, counterpart="run_id")
-    several = rows.filter(~IS_REFERENCE).select("run_id", *_SAME, "rounding", "optimizer")
+    counterparts = rows.filter(IS_REFERENCE, pl.col("outcome") == "ok").select(
+        *_SAME, counterpart="run_id", counterpart_data_sha256="data_sha256"
+    )
+    several = rows.filter(~IS_REFERENCE).select("run_id", *_SAME, "rounding", "optimizer", "data_sha256")
     return several, counterparts.unique(_SAME, keep="first", maintain_order=True)
 
 

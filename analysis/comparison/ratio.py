@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -266,11 +265,8 @@ MOST_FURTHER = 100
 
 
 def repeats_to_add(decides: Callable[[int], bool], *, most: int = MOST_FURTHER) -> int | None:
-    """How many more repeats of each side decide; None for more than `most`. `decides`: whether so many do.
-
-    Intervals shrink about their middle, so what decides goes on deciding.
-    """
-    return bisect_left(range(1, most + 1), True, key=decides) + 1 if decides(most) else None
+    """How many more repeats of each side decide, at least; None for more than `most`. `decides`: whether so many do."""
+    return next((more for more in range(1, most + 1) if decides(more)), None)
 
 
 def error_of_each(decided: Sequence[Callable[[float], bool]]) -> float:
@@ -283,7 +279,7 @@ def error_of_each(decided: Sequence[Callable[[float], bool]]) -> float:
     found = len(decided)
     while found > 1:
         still = sum(decides(ERROR * found / len(decided)) for decides in decided)
-        if still == found:
+        if still >= found:  # more than before: a claim may be refuted by a wide interval that a narrow one leaves open
             break
         found = still
     return ERROR * max(found, 1) / max(len(decided), 1)

@@ -65,6 +65,8 @@ COMPARED = ("strategy", "devices", "nodes", "repeat")
 """Keys in which runs of the same work may differ."""
 WAYS = tuple(key for key in COMPARED if key != "repeat")
 """The same but for the repeat: ways to train."""
+WHICH_STRATEGY = ("strategy.name", "strategy._target_")
+"""Keys that say which it is; the others below `strategy` are its options."""
 CIRCUMSTANCES = (
     *("results", "launcher", "site", "sweep_name", "device", "same_plugin"),
     "measure.parity",

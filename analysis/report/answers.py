@@ -73,7 +73,7 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [f"{fastest}{_ties(runs, ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
-    return [*_one_device_is_fastest(compared), *shown]
+    return [*_one_device_is_fastest(compared, uncompared=_uncompared(runs)), *shown]
 
 
 def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
@@ -84,13 +84,20 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
     return f" Not told apart from it: {text.listed(tied)}." if tied else ""
 
 
-def _one_device_is_fastest(compared: pl.DataFrame) -> list[str]:
+def _uncompared(runs: Runs) -> bool:
+    """Whether a configuration that trained can't be compared with one device."""
+    rows = summary(runs).filter(pl.col("speed_up").is_null(), pl.col("steady_epoch_time_s").is_not_null())
+    return not rows.filter(pl.col("verdict").ne_missing(SpeedVerdict.BASELINE.value)).is_empty()
+
+
+def _one_device_is_fastest(compared: pl.DataFrame, *, uncompared: bool) -> list[str]:
     """Whether all of several configurations are slower than one device, or seem to be with too few repeats."""
     verdicts = compared.group_by("group").agg(pl.col("verdict").unique())["verdict"].to_list()
     rest = set().union(*verdicts) - {SpeedVerdict.SLOWER}
     if compared.height < 2 or not rest <= {SpeedVerdict.TOO_FEW} or (compared["speed_up"] >= 1).any():
         return []
     where = f" in all {len(verdicts)} kinds of work" if len(verdicts) > 1 else ""
+    where += " of what can be compared with it" if uncompared else ""
     if not all(SpeedVerdict.SLOWER in found for found in verdicts):
         return [f"So far one device is fastest{where}, with too few repeats to be sure."]
     return [f"One device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]

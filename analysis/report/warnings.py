@@ -15,6 +15,7 @@ from analysis.comparison.baseline import (
     refused,
     speed_ups_and_repeats,
     told_of_pairs,
+    without_baseline,
 )
 from analysis.comparison.configurations import counted, facts, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
@@ -191,7 +192,7 @@ def _baselines(runs: Runs) -> list[str]:
     for (group, framework), members in rows.group_by("group", "framework", maintain_order=True):
         if members.filter(IS_BASELINE).is_empty():
             without[str(framework)].append(str(group))
-    return [
+    return without_baseline(runs) + [
         f"No speed-up for {text.listed(groups, sep='; ')}{'' if framework == 'torch' else f' in {framework}'}: no "
         f"counted run of strategy={BASELINES.get(framework, BASELINE[0])} devices=1 did the same work."
         for framework, groups in without.items()

@@ -16,6 +16,7 @@ from analysis.comparison.counterparts import (
     GROWTH_PER_STEP,
     NO_COUNTERPART,
     NOT_ALIKE,
+    OTHER_DATA,
     SATURATED,
     SPREAD,
     allowed,
@@ -106,6 +107,7 @@ def test_after_a_single_step_only_the_loss_before_the_update_is_rounding(
         (six_seconds(rounding=None), {}, NOT_ALIKE),
         (six_seconds(), {"repeat": 5}, NO_COUNTERPART),
         (six_seconds(), {"scaling": "weak"}, f"{NO_COUNTERPART} (expected with scaling=weak)"),
+        (six_seconds(data_sha256="1" * 64, train_loss=lambda epoch: 9.0), {}, OTHER_DATA),
     ],
 )
 def test_what_was_not_held_against_one_device_is_said(

@@ -203,6 +203,13 @@ def test_as_many_repeats_as_are_told_decide(pairs_of_a_pool: int) -> None:
 
     assert high_after(needed) <= limit < high_after(needed // 2)
     assert repeats_to_add(lambda _: False) is None
+    assert repeats_to_add(lambda more: 4 <= more < 20) == 4, "a claim's margin may take it back"
+
+
+def test_a_verdict_that_a_narrower_interval_decides_alone_ends_the_search() -> None:
+    """A claim with a margin is refuted by an interval that reaches its bound, and by no narrower one within it."""
+    decided = [lambda _: True, lambda _: True, lambda error: error < 0.04]
+    assert error_of_each(decided) == pytest.approx(0.05 * 2 / 3)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis import by, load, summary
+from analysis.claims.verdict import judge
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.metrics.columns import page_columns
 from analysis.report.tables import cells
 from analysis.report.warnings import warnings
 from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.test_claims import claim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +58,45 @@ def test_each_strategy_is_compared_with_one_device_of_its_framework(tmp_path: Pa
     assert row.verdict is SpeedVerdict.FASTER
     (row,) = by(runs, "configuration", "tf_single × 1", "ddp × 2").rows
     assert row.verdict is SpeedVerdict.FASTER, "another framework may be faster by more than the devices"
+
+
+def test_each_set_of_options_is_compared_with_the_one_device_that_has_them(tmp_path: Path) -> None:
+    environment = json.dumps(json.loads(Fake.environment) | {"framework": "tensorflow", "variables": {}})
+    ways = (
+        ("tf_single", {"xla": False}, 30.0),
+        ("tf_single", {"xla": True}, 20.0),
+        ("tf_mirrored", {"xla": False}, 16.0),
+        ("tf_mirrored", {"xla": True}, 11.0),
+        ("tf_mirrored", {"tf_function": False}, 60.0),
+    )
+    for repeat in range(6):
+        for strategy, options, time_s in ways:
+            run = config(
+                tmp_path,
+                repeat=repeat,
+                strategy={"name": strategy, **options},
+                devices=1 if strategy == "tf_single" else 2,
+            )
+            published(run, steady(time_s + repeat / 10, environment=environment))
+    runs = load(tmp_path)
+    rows = {row["configuration"]: row for row in summary(runs).to_dicts()}
+    found = {name: row["speed_up"] for name, row in rows.items()}
+    expected = {
+        "tf_single × 1, xla false": 1.0,
+        "tf_single × 1, xla true": 1.0,
+        "tf_mirrored × 2, tf function true, xla false": 30 / 16,
+        "tf_mirrored × 2, tf function true, xla true": 20 / 11,
+        "tf_mirrored × 2, tf function false, xla false": None,
+    }
+    assert found == {name: value and pytest.approx(value, rel=0.05) for name, value in expected.items()}
+    (line,) = (line for line in warnings(runs) if line.startswith("No speed-up for "))
+    assert "tf_mirrored × 2, tf function false, xla false (" in line
+    assert "one device was measured with several sets of options" in line
+    judged = {case.where: case.median for case in judge(runs, claim(), seed="here").cases}
+    assert judged == {
+        "digits · cnn_small · xla false": pytest.approx(16 // 30, rel=0.05),
+        "digits · cnn_small · xla true": pytest.approx(11 // 20, rel=0.05),
+    }
 
 
 def test_a_disturbed_baseline_is_that_of_its_framework(tmp_path: Path) -> None:
