@@ -11,14 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from analysis.advisor import transformer
 from parallelbench.config.components import StateShards
-from parallelbench.strategies.data_parallel import DdpStrategy, Zero1
+from parallelbench.strategies.data_parallel import DataParallel, DdpStrategy, Zero1
 from parallelbench.strategies.fsdp import ShardedStrategy
 from parallelbench.strategies.pipeline import ModelParallel, PipelineStrategy
 from parallelbench.strategies.servers import ParameterServer
+from parallelbench.strategies.tensor import DpTp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +64,10 @@ class DeviceMemory:
     """The most that an update allocates for a moment."""
     gradients_stay: bool = False
     """Whether gradients keep their memory between steps, in buckets."""
+    buckets_apart: bool = False
+    """Whether buckets keep memory of their own beside the gradients."""
+    averages: bool = False
+    """Whether a rank's gradients are copied into one vector, to be averaged over copies of its stage."""
     gathers: bool = False
     """Whether a layer's parameters are whole only while it works."""
     gathered_stay: bool = False
@@ -72,7 +78,7 @@ class DeviceMemory:
     @property
     def peak_bytes(self) -> float:
         """Forward layer by layer, the loss, backward layer by layer, the update: the most that is held at once."""
-        return max(*self._forward(), *self._backward(), self._update())
+        return max(*self._forward(), *self._backward(), self._average(), self._update())
 
     def _left(self, layer: LayerMemory) -> Left:
         """All of it where no tensor group cuts it."""
@@ -92,9 +98,12 @@ class DeviceMemory:
     @property
     def _between_steps(self) -> float:
         """Parameters, buffers, states, gradients that stay, and the batch."""
-        gradients = self.shares.gradients if self.gradients_stay else 0.0
+        gradients = self.shares.gradients if self.gradients_stay or self.buckets_apart else 0.0
         state = self.shares.parameters + self.shares.states * self.states + gradients
         return state * self._whole + sum(layer.buffer_bytes for layer in self.layers) + self.input_bytes
+
+    def _average(self) -> float:
+        return self._between_steps + 2.0 * self.shares.gradients * self._whole if self.averages else 0.0
 
     def _update(self) -> float:
         gradients = 0.0 if self.gradients_stay else self.shares.gradients * self._whole
@@ -207,14 +216,32 @@ def _equal_one(job: SuiteJob, memory: ModelMemory) -> DeviceMemory:
     if isinstance(strategy, ShardedStrategy):
         shares, stay = StateShards.even(strategy.ranks_per_copy(run)), not strategy.reshard_after_forward
         return _held(job, memory, memory.layers, samples=samples, gathers=True, gathered_stay=stay, shares=shares)
-    if strategy.name == "dp_tp":
-        shares = StateShards.even(strategy.data_parallel_degree(run))
-        return _held(job, memory, memory.layers, samples=samples, gathers=True, shares=shares, left=_left(job))
+    if isinstance(strategy, DpTp):
+        its: dict[str, Any] = {"shares": StateShards.even(strategy.data_parallel_degree(run)), "left": _left(job)}
+        stay = not strategy.reshard_after_forward
+        return _held(job, memory, memory.layers, samples=samples, gathers=True, gathered_stay=stay, **its)
+    if isinstance(strategy, DataParallel):  # the first GPU has the whole batch and all outputs, and computes a share
+        whole, loss = memory.input_bytes * samples, _of_more(memory.loss, run.devices)
+        return _held(job, memory, memory.layers, samples=samples / run.devices, input_bytes=whole, loss=loss)
     shares = strategy.state_shards(run) or WHOLE
     if isinstance(strategy, Zero1):
         shares = StateShards(1.0, 1.0, _largest_share(memory.layers, run.devices))
-    stay = isinstance(strategy, DdpStrategy)
-    return _held(job, memory, memory.layers, samples=samples, gradients_stay=stay, shares=shares, left=_left(job))
+    in_buckets = isinstance(strategy, DdpStrategy)
+    stay = in_buckets and getattr(strategy, "gradient_as_bucket_view", True)
+    held: dict[str, Any] = {
+        "gradients_stay": stay,
+        "buckets_apart": in_buckets and not stay,
+        "shares": shares,
+        "left": _left(job),
+    }
+    return _held(job, memory, memory.layers, samples=samples, **held)
+
+
+def _of_more(layer: LayerMemory, times: int) -> LayerMemory:
+    """A layer that gets so many times the samples that are said of its device."""
+    lines = {name: getattr(layer, name) for name in ("kept", "forward_peak", "backward_peak")}
+    more = {name: msgspec.structs.replace(line, per_sample=times * line.per_sample) for name, line in lines.items()}
+    return msgspec.structs.replace(layer, **more)
 
 
 def _largest_share(layers: Sequence[LayerMemory], owners: int) -> float:
@@ -243,6 +270,7 @@ def _stages(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
         batch = memory.input_bytes * samples * count if devices[0] == device else 0.0
         loss = memory.loss if devices[-1] == device else None
         held = {"samples": samples, "input_bytes": batch, "loss": loss, "in_flight": kept, "left": left}
+        held |= {"averages": mesh.data > 1}
         found.append(_held(job, memory, own, **held))
     return found
 

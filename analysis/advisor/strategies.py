@@ -189,7 +189,10 @@ def _work(job: SuiteJob) -> Work:
     boundary = counts["boundary_bytes"][:-1].max(initial=0.0)
     states = run.optimizer.states_per_parameter() or 0
     compressed = getattr(run.strategy, "compression", "none") != "none"
-    gathered = 2.0 if getattr(run.strategy, "gather", None) == "bf16" else float(job.value_bytes)
+    gathered = float(job.value_bytes)
+    if getattr(run.strategy, "gather", None) == "bf16":  # the mean of a layer's messages: gradients travel in fp32
+        times = 2.0 if plan.stays_gathered[0] else 3.0
+        gathered = (2.0 * (times - 1.0) + gathered) / times
     # A batch is taken from memory: one byte read and one number written and read per value.
     values = float(np.prod(run.data.shape)) * run.global_batch_size
     batch = values if isinstance(run.strategy, DataParallel) else values / plan.data[0]

@@ -70,7 +70,7 @@ def _counts(run: RunConfig) -> tuple[list[LayerCount], float | None]:
         values = blank(run.data, 1)
         plan, rows, least_flop, is_trained = run.model.anatomy().linears.plan, list[LayerCount](), list[float](), False
         for (name, layer), own in zip(model.named_children(), parameters_by_layer(model), strict=True):
-            values, row, forward = _counted(name, layer, values, plan)
+            values, row, forward = _counted(name, layer, values, plan, is_trained=is_trained)
             rows.append(msgspec.structs.replace(row, parameters=sum(each.numel() for each in own), tensors=len(own)))
             trained = [each.requires_grad for each in layer.parameters()]
             begins = any(trained) and not is_trained
@@ -84,9 +84,10 @@ def _counts(run: RunConfig) -> tuple[list[LayerCount], float | None]:
 
 
 def _counted(
-    name: str, layer: nn.Module, values: torch.Tensor, plan: Mapping[str, Split]
+    name: str, layer: nn.Module, values: torch.Tensor, plan: Mapping[str, Split], *, is_trained: bool
 ) -> tuple[torch.Tensor, LayerCount, list[float]]:
-    planned = _Planned(name, layer, plan)
+    """What a layer does; `is_trained`: whether one before it is, so that its input has a gradient."""
+    planned = _Planned(name, layer, plan, is_trained=is_trained)
     with _LayerCounter() as counted:
         values = layer(values)
     planned.remove()
@@ -111,7 +112,9 @@ def _counted(
 class _Planned:
     """The linear layers of a model's tensor plan below one of its layers, seen by hooks."""
 
-    def __init__(self, name: str, layer: nn.Module, plan: Mapping[str, Split]) -> None:
+    def __init__(self, name: str, layer: nn.Module, plan: Mapping[str, Split], *, is_trained: bool) -> None:
+        # The first linear layer that is trained takes the data: no gradient of them is exchanged.
+        self._first = None if is_trained else next(layer.parameters(), None)
         self.flop, self.parameters, self.exchanged_values = 0.0, 0, 0
         self._handles = []
         whole = nn.ModuleDict({name: layer})
@@ -123,7 +126,8 @@ class _Planned:
     def _hook(self, split: Split) -> Any:
         def see(linear: nn.Linear, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
             self.flop += 2.0 * output.numel() * linear.in_features
-            self.exchanged_values += output.numel() if split == "row" else inputs[0].numel()
+            if split == "row" or linear.weight is not self._first:
+                self.exchanged_values += output.numel() if split == "row" else inputs[0].numel()
 
         return see
 

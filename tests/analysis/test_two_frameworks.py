@@ -94,8 +94,8 @@ def test_each_set_of_options_is_compared_with_the_one_device_that_has_them(tmp_p
     assert "one device was measured with several sets of options" in line
     judged = {case.where: case.median for case in judge(runs, claim(), seed="here").cases}
     assert judged == {
-        "digits · cnn_small · xla false": pytest.approx(16 // 30, rel=0.05),
-        "digits · cnn_small · xla true": pytest.approx(11 // 20, rel=0.05),
+        "digits · cnn_small · xla false": pytest.approx(16 / 30, rel=0.05),
+        "digits · cnn_small · xla true": pytest.approx(11 / 20, rel=0.05),
     }
 
 
