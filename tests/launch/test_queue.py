@@ -20,7 +20,7 @@ from launch.slurm.record import Submission
 from launch.slurm.sbatch import slurm
 from launch.slurm.scheduler import QueuedJob, tasks_of
 from launch.slurm.submit import not_submitted
-from parallelbench.errors import StorageError
+from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.attempt import OUTCOMES, Outcome, OutcomeName
 from parallelbench.results.files import fill
 from parallelbench.results.folder import RunFolder, State
@@ -206,6 +206,27 @@ def test_all_sweeps_are_asked_about_at_once(tmp_path: Path, fake: FakeSlurm) -> 
     assert [status.ended for status in found[over.token]] == ["TIMEOUT", ""], "RUNNING, and not in the queue: it lags"
     assert [(status.job, status.ended) for status in found[cut_off.token]] == [("3_0", "FAILED"), ("3_1", "")]
     assert record.submissions(tmp_path / cut_off.token)[0].job == "3", "adopted"
+
+
+def test_a_submission_that_is_withdrawn_while_others_are_read_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another shell's `submit` does where sbatch refuses."""
+    stays, goes = submission(), submission()
+    for each in (stays, goes):
+        record.write(tmp_path, each)
+    read = record.read
+
+    def racing(path: Path) -> Submission:
+        record.withdraw(tmp_path, goes)
+        return read(path)
+
+    monkeypatch.setattr(record, "read", racing)
+    assert record.submissions(tmp_path) == [stays]
+    damaged = record.folder_of(tmp_path, stays.token) / "submission.json"
+    damaged.write_text("{")
+    with pytest.raises(ConfigError, match="is no submission"):
+        record.submissions(tmp_path)
 
 
 def test_a_plan_knows_the_job_of_a_cut_off_submission_and_writes_nothing(tmp_path: Path, fake: FakeSlurm) -> None:

@@ -203,6 +203,19 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
     assert "at most 12.00 GPU-hours in all" in text
 
 
+@pytest.mark.parametrize(
+    ("told", "most"),
+    [
+        ("MaxArraySize = 1001\n", 1001),
+        ("MaxArraySize = 1001\nSchedulerParameters = bf_window=60,max_array_tasks=100,defer\n", 100),
+        ("MaxArraySize = 50\nSchedulerParameters = max_array_tasks=100\n", 50),
+    ],
+)
+def test_arrays_have_as_many_tasks_as_the_cluster_allows(fake: FakeSlurm, told: str, most: int) -> None:
+    fake.answers["scontrol"] = told
+    assert scheduler.max_array_size() == most
+
+
 def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_CPU_BIND", "SLURM_JOB_ID", "SBATCH_PARTITION", "SUBMITIT_EXECUTOR"):
         monkeypatch.setenv(name, "leaked")
