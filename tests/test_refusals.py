@@ -75,6 +75,8 @@ REFUSED: list[tuple[str, str, str, str]] = [
     ("epochs=1.5", "", "epochs=1.5 is not valid: expected `int` >= 0", ""),
     ("repeat=0,x", "", "repeat='x' is not valid: expected `int`", ""),
     ("optimizer.lr=-1", "", "optimizer.lr=-1 is not valid: expected `float` > 0", ""),
+    ("measure.telemetry_hz=0.01", "",
+     "measure.telemetry_hz=0.01 is less than one sample in ten seconds: choose ", "measure.telemetry_hz=0.1"),
     ("measure.parity=perhaps", "", "measure.parity='perhaps' is not valid: expected `bool`", ""),
     ("launcher.collective_timeout_s=inf", "", "is not valid: expected a finite number", ""),
     ("sweep.repeats=0", "", "sweep.repeats=0 is not valid: expected `int` >= 1", "sweep.repeats=1"),
