@@ -254,16 +254,15 @@ def _as_every_strategy(measured: Measured) -> Measured:
 def _with_their_options(
     ones: pl.DataFrame, others: pl.DataFrame, *, alike: list[str], strategy: list[str]
 ) -> pl.DataFrame:
-    """One device in the place of each of the other strategies; of several sets of its options, the one that they share.
-
-    An option that a strategy lacks is empty.
+    """One device in the place of each of the other strategies; of several sets of its options, the one that they share,
+    and none where they share several. An option that a strategy lacks is empty.
     """
     own = {key: f"{key} of one device" for key in strategy if key not in WHICH_STRATEGY}
     both = ones.drop(set(strategy) - own.keys()).rename(own).join(others, on=alike, maintain_order="left_right")
     if own:
         equal = [(pl.col(key) == pl.col(its)) | (pl.col(key) == "") | (pl.col(its) == "") for key, its in own.items()]
         only = pl.struct(own.values()).n_unique().over(*alike, *strategy) == 1
-        both = both.filter(only | pl.all_horizontal(equal))
+        both = both.filter(only | pl.all_horizontal(equal)).filter(only)
     return both.drop(own.values())
 
 

@@ -11,7 +11,7 @@ from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_onc
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
 from analysis.comparison.run import ComparedRun, compared_runs
-from analysis.comparison.work import WHICH_STRATEGY, is_below, labels
+from analysis.comparison.work import BASELINES, WHICH_STRATEGY, is_below, labels
 from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once
 from parallelbench.measure.environment_match import FRAMEWORK
@@ -51,25 +51,28 @@ def baseline_of(runs: Runs) -> dict[Configuration, str]:
 
 
 def without_baseline(runs: Runs) -> list[str]:
-    """What no set of one device's options fits, where there are several, in sentences."""
-    found, lost = baseline_of(runs), defaultdict[tuple[str, str], list[str]](list)
-    for (group, name), runs_of in _members(runs).items():
-        if (group, name) not in found:
+    """What no set of one device's options fits, where it was asked for with several, in sentences."""
+    members, found = _members(runs), baseline_of(runs)
+    lost: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (group, name), runs_of in members.items():
+        if (group, found.get((group, name), "")) not in members:
             lost[group, _framework(runs_of[0])].append(name)
     return [
-        f"No speed-up for {text.listed(names, sep='; ')} ({group}): one device was measured with several sets of "
-        f"options ({text.listed([*ones], sep='; ')}), and not one alone shares theirs."
+        f"No speed-up for {text.listed(names, sep='; ')} ({group}): of one device's sets of options "
+        f"({text.listed([*ones], sep='; ')}) not exactly one shares theirs and counts."
         for (group, framework), names in lost.items()
-        if (ones := _ones(runs)[group, framework])
+        if len(ones := _ones(runs)[group, framework]) > 1
     ]
 
 
 @once
 def _first_runs(runs: Runs) -> dict[Configuration, ComparedRun]:
-    """The first run of each configuration, also where none counts."""
-    known, columns = compared_runs(runs), ("group", "configuration", "run_id")
-    rows = labels(runs).unique(columns[:2], keep="first", maintain_order=True).select(columns).rows()
-    return {(group, configuration): known[run_id] for group, configuration, run_id in rows}
+    """The first run of each configuration that counts; where none does, the first that said what it ran on, or any."""
+    known, first = compared_runs(runs), {key: runs_of[0] for key, runs_of in _members(runs).items()}
+    for run_id, group, configuration in labels(runs).select("run_id", "group", "configuration").rows():
+        if (group, configuration) not in first or not first[group, configuration].environment:
+            first[group, configuration] = known[run_id]
+    return first
 
 
 @once
@@ -115,7 +118,9 @@ def _members(runs: Runs) -> dict[Configuration, list[ComparedRun]]:
 
 
 def _framework(run: ComparedRun) -> str:
-    return str(run.environment.get(FRAMEWORK, "torch"))
+    """As the run says; of one that has not, what its strategy is one device of."""
+    own = {strategy: framework for framework, strategy in BASELINES.items()}
+    return str(run.environment.get(FRAMEWORK) or own.get(run.definition["strategy.name"], "torch"))
 
 
 def refused(runs: Runs) -> list[str]:

@@ -60,7 +60,6 @@ BASELINE = ("single", 1)
 """Strategy and devices of what every other configuration of a group is compared with, in torch."""
 BASELINES = {"torch": BASELINE[0], "tensorflow": "tf_single"}
 """Framework → its strategy on one device: with that the others of the framework are compared."""
-BASELINE_LABELS = tuple(f"{strategy} × 1" for strategy in BASELINES.values())
 COMPARED = ("strategy", "devices", "nodes", "repeat")
 """Keys in which runs of the same work may differ."""
 WAYS = tuple(key for key in COMPARED if key != "repeat")

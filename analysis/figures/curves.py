@@ -431,7 +431,7 @@ def _with_origins(data: pl.DataFrame, by: str) -> pl.DataFrame:
     `by` begins.
     """
     keys = ["panel", "framework", by]
-    # Of one device with several sets of options, none is another's beginning.
+    # With several sets of options, lines begin at their own first point: the table says which set each is held against.
     beginning = data.filter(IS_BASELINE & pl.col("first")).unique(keys, keep="none").select(*keys, "median")
     ways = data.filter(pl.col("devices") > 1).select(*keys, "group", "variant").unique(maintain_order=True)
     without = ways.join(data.filter(pl.col("devices") == 1), on=[*keys, "variant"], how="anti", maintain_order="left")

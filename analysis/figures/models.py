@@ -9,9 +9,9 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device, error_of_intervals, limited, refused
+from analysis.comparison.baseline import against_one_device, baseline_of, error_of_intervals, limited, refused
 from analysis.comparison.configurations import displayed
-from analysis.comparison.work import BASELINE_LABELS, component_labels, groups_across, natural
+from analysis.comparison.work import component_labels, groups_across, natural
 from analysis.figures.chart import HOLLOW, NAMES, PANEL_WIDTH, panels, per_group, records, series, tips, with_medians
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
     for (configuration,), members in rows.group_by("configuration", maintain_order=True):
         speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
-        if speed and configuration not in BASELINE_LABELS:
+        keys = members.select("group", "configuration").rows()
+        if speed and any(baseline_of(runs).get(key) != configuration for key in keys):
             taking = f" and takes {_ends(memory)} times the memory" if memory else ""
             told = f"{configuration} is {_ends(speed)} times as fast{taking}"
             shown.setdefault(_baseline(runs, members), []).append(told)

@@ -97,10 +97,11 @@ def _one_device_is_fastest(compared: pl.DataFrame, *, uncompared: bool) -> list[
     if compared.height < 2 or not rest <= {SpeedVerdict.TOO_FEW} or (compared["speed_up"] >= 1).any():
         return []
     where = f" in all {len(verdicts)} kinds of work" if len(verdicts) > 1 else ""
-    where += " of what can be compared with it" if uncompared else ""
+    of_those = ", of what can be compared with it," if uncompared else ""
     if not all(SpeedVerdict.SLOWER in found for found in verdicts):
-        return [f"So far one device is fastest{where}, with too few repeats to be sure."]
-    return [f"One device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
+        return [f"So far{of_those} one device is fastest{where}, with too few repeats to be sure."]
+    first = "Of what can be compared with it, one" if uncompared else "One"
+    return [f"{first} device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
 
 
 def _counted(compared: pl.DataFrame) -> str:

@@ -75,7 +75,7 @@ class Job:
     workers: WarmWorkers = field(default_factory=WarmWorkers)
 
     @property
-    def alone(self) -> str:
+    def task_id(self) -> str:
         """What Slurm calls it and no other task of its array: by the array's id, all of them would be queued again."""
         return f"{self.array}_{self.task}" if self.array else self.id
 
@@ -144,7 +144,7 @@ def run_task(path: str) -> None:
 def handling_warnings(job: Job) -> Iterator[None]:
     """Handle Slurm's warnings throughout the job, instead of submitit, which does not know runs."""
     warn = job.warn if job.node == 0 else lambda: None  # the head decides
-    with noting([WARNING], lambda _: warn()), heeding_preemption(job.alone, save=job.save, preempted=job.preempt):
+    with noting([WARNING], lambda _: warn()), heeding_preemption(job.task_id, save=job.save, preempted=job.preempt):
         yield
 
 
@@ -253,7 +253,7 @@ def _requeue(job: Job, folder: Path) -> None:
         say(f"not queued again: started {job.restarts + 1} times, and launcher.attempts={most}")
         return
     try:
-        scheduler.tell(["scontrol", "requeue", job.alone], patient=True)  # where it has heard, it ends the job anyway
+        scheduler.tell(["scontrol", "requeue", job.task_id], patient=True)  # where it has heard, it ends the job anyway
     except ConfigError as error:
         if not ask_outside(job.submission.site, folder, job.id):
             say(f"could not be queued again ({error}): submitting the sweep again resumes it")

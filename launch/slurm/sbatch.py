@@ -347,10 +347,10 @@ def outside(site: Site, folder: Path) -> list[str]:
     if site.container is None:
         return []
     marker = f"{shlex.quote(str(folder))}/requeue-$SLURM_JOB_ID"
-    alone = '"${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"'  # as `Job.alone`
+    task_id = '"${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"'  # as `Job.task_id`
     return [
         "code=$?",
-        f"if [ -e {marker} ]; then rm {marker}; scontrol requeue {alone}; fi",
+        f"if [ -e {marker} ]; then rm {marker}; scontrol requeue {task_id}; fi",
         'exit "$code"',
     ]
 

@@ -36,7 +36,7 @@ class Measure(Node, frozen=True, kw_only=True):
     probe: bool
     """Measure a matrix product and the memory's bandwidth on every rank before and after the training, about 0.3 s."""
     telemetry_hz: Annotated[float, Meta(ge=0, le=100)]
-    """Samples of energy, power and load per second; 0: none."""
+    """Samples of energy, power and load per second, 0.1 or more; 0: none."""
     attribution_steps: Annotated[int, Meta(ge=0, le=10_000)]
     """Steps trained after the last epoch to divide their time among phases (`phases`); 0: none."""
     trace: bool

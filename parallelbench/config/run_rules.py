@@ -104,7 +104,7 @@ def _stages(run: RunConfig, device_type: str) -> Iterator[list[Callable[[], obje
 
 
 def _samples_of_power(run: RunConfig) -> Rules:
-    """Between two samples a counter of a processor's energy may begin anew once, which takes it minutes."""
+    """A counter of a processor's energy begins anew after minutes: samples must not lie further apart."""
     hz = run.measure.telemetry_hz
     yield (
         0 < hz < 0.1,

@@ -113,7 +113,7 @@ class _Planned:
     """The linear layers of a model's tensor plan below one of its layers, seen by hooks."""
 
     def __init__(self, name: str, layer: nn.Module, plan: Mapping[str, Split], *, is_trained: bool) -> None:
-        # The first linear layer that is trained takes the data: no gradient of them is exchanged.
+        # A model that begins with a linear layer gives it the data, and no gradient of them is exchanged.
         self._first = None if is_trained else next(layer.parameters(), None)
         self.flop, self.parameters, self.exchanged_values = 0.0, 0, 0
         self._handles = []

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 WATCHED_BY = "PARALLELBENCH_WATCHED_BY"
 """Environment variable: process id of the worker's supervisor on this machine."""
 LAUNCHED_AT = "PARALLELBENCH_LAUNCHED_AT"
-"""Environment variable: Unix time at which this rank was launched; without it, that of the attempt counts."""
+"""Environment variable: Unix time at which this rank, or what starts it on its node, was started; without it, the
+attempt's counts.
+"""
 
 
 def main(arguments: list[str]) -> int:

@@ -101,7 +101,7 @@ def test_two_repeats_are_too_few_to_call_one_device_the_fastest_and_tell_nothing
     assert told[1].endswith(" Not told apart from it: fsdp × 2.")
     published(config(tmp_path, repeat=5, strategy="zero1", devices=2), steady(0.5))  # whose repeat one device lacks
     told = answers.headline(load(tmp_path))
-    assert told[0].startswith("So far one device is fastest of what can be compared with it, with too few ")
+    assert told[0].startswith("So far, of what can be compared with it, one device is fastest, with too few ")
 
 
 def test_what_every_pair_tells_apart_is_no_tie_although_intervals_beside_one_device_overlap(tmp_path: Path) -> None:

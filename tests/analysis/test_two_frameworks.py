@@ -13,6 +13,7 @@ from analysis.comparison.ratio import SpeedVerdict
 from analysis.metrics.columns import page_columns
 from analysis.report.tables import cells
 from analysis.report.warnings import warnings
+from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, config, published, steady
 from tests.analysis.test_claims import claim
 
@@ -91,7 +92,7 @@ def test_each_set_of_options_is_compared_with_the_one_device_that_has_them(tmp_p
     assert found == {name: value and pytest.approx(value, rel=0.05) for name, value in expected.items()}
     (line,) = (line for line in warnings(runs) if line.startswith("No speed-up for "))
     assert "tf_mirrored × 2, tf function false, xla false (" in line
-    assert "one device was measured with several sets of options" in line
+    assert "of one device's sets of options (tf_single × 1, " in line
     judged = {case.where: case.median for case in judge(runs, claim(), seed="here").cases}
     assert judged == {
         "digits · cnn_small · xla false": pytest.approx(16 / 30, rel=0.05),
@@ -113,3 +114,17 @@ def test_a_framework_without_one_device_is_named(tmp_path: Path) -> None:
     lines = [line for line in warnings(measured(tmp_path, "single", "ddp", "tf_multi_worker")) if "No speed-up" in line]
     assert len(lines) == 1
     assert "in tensorflow: no counted run of strategy=tf_single devices=1 did the same work" in lines[0]
+
+
+@pytest.mark.parametrize("missing", ["tf_single", "tf_multi_worker"])
+def test_runs_that_have_not_begun_are_of_no_other_framework(tmp_path: Path, missing: str) -> None:
+    """Before its first run has said what it trains with."""
+    measured(tmp_path, *(TIMES_S.keys() - {missing}))
+    for repeat in range(2):
+        run = config(tmp_path, repeat=repeat, strategy=missing, devices=1 if missing == "tf_single" else 2)
+        RunFolder.of(run).write_intent(run, ["made=up"])
+    runs = load(tmp_path)
+    found = {row["configuration"]: row["speed_up"] for row in summary(runs).to_dicts()}
+    assert found["ddp × 2"] == pytest.approx(2.0, rel=0.05)
+    assert found["tf_multi_worker × 2"] is None
+    assert not any("sets of options" in line for line in warnings(runs))
