@@ -82,7 +82,7 @@ def _exported(row: Mapping[str, Any], rows: pl.DataFrame | None) -> ExportedRun:
         run_id=row["run_id"],
         sweep=row["sweep"],
         name=f"{row['slug']}{marked}",
-        started_at=first if row["launched_at"] is None else row["launched_at"],
+        started_at=min(first, first if row["launched_at"] is None else row["launched_at"]),  # a later attempt's
         parameters=dict(_flat(completed(json.loads(row["config_json"])))),
         tags=_tags(row),
         numbers=_numbers(row, facts_columns()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import floor, isfinite, log10
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import count_of
@@ -37,8 +37,11 @@ def seconds(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share from 0 to 1 in per cent, one digit after the point."""
-    return MISSING if share is None else f"{fixed(100 * share, 1)}{_THIN}%"
+    """A share from 0 to 1 in per cent, one digit after the point; of a smaller one the first digit that is not 0."""
+    if share is None:
+        return MISSING
+    digits = 1 if not share or not isfinite(share) else max(1, -floor(log10(abs(100 * share))))
+    return f"{fixed(100 * share, min(digits, 6))}{_THIN}%"
 
 
 def accuracy(share: float | None) -> str:

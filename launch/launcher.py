@@ -124,6 +124,10 @@ class Launcher(ABC):
         """Print what `submit` would do with these runs, beyond their states; returns whether all of them can start."""
         return True
 
+    def starts(self, prepared: Sequence[Prepared], states: Sequence[State]) -> list[bool]:
+        """Of each run whether `submit` would start it now."""
+        return [state.to_run for state in states]
+
     def wait_s(self, prepared: Prepared) -> float | None:
         """How long a run would wait if it were submitted now, s; None: nobody says."""
         return None

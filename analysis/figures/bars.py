@@ -162,7 +162,7 @@ def _taken(row: dict[str, Any]) -> str:
     whole = f"{text.mebibytes(row['peak_memory_sum_bytes'])} MiB over all its processes"
     states = row["theoretical_state_bytes"]
     if row["memory_kind"] == "device" and states is not None:
-        whole += f"; parameters, gradients and optimizer state by formula {text.mebibytes(states)} MiB"
+        whole += f"; parameters, gradients and optimizer state by formula {text.sent(states)} MiB"
     if row["memory_kind"] == "device" and row["peak_memory_device_bytes"] is None:
         whole += "; that is the largest process, whose several devices were not measured one by one"
     return f"{text.mebibytes(row['peak'])} MiB with {row['configuration']} ({whole})"
@@ -291,7 +291,13 @@ def _as_measured(runs: Runs) -> str:
             "Idle time itself was not measured (measure.attribution_steps does): the shortfall also includes "
             "communication, uneven stages and the cost of smaller pieces of work."
         )
-    shown = [f"{r['configuration']} {text.percent(r['value'])} (by formula {text.percent(r['bubble'])})" for r in rows]
+    several = len({row["group"] for row in rows}) > 1
+    shown = [
+        f"{row['configuration']}{f', {group}' if several else ''} {text.percent(row['value'])} (by formula "
+        f"{text.percent(row['bubble'])})"
+        for row in rows
+        if (group := row["group"])
+    ]
     return f"Idle share measured after the last epoch, transfers and uneven stages included: {text.listed(shown)}."
 
 

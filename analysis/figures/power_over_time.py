@@ -41,7 +41,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     x = alt.X("x:Q", title="Seconds since the first epoch began", axis=SECONDS, scale=alt.Scale(nice=False))
     y = alt.Y("value:Q", title="Power of all GPUs (W)")
     key: dict[str, Any] = series(data)
-    base = alt.Chart(records(data.drop("length_s"))).properties(width=PANEL_WIDTH, height=200)
+    base = alt.Chart(records(data.drop("length_s", "resumed"))).properties(width=PANEL_WIDTH, height=200)
     line = base.mark_line(strokeWidth=1.6).encode(x=x, y=y, opacity=pale(1.0), **key)
     tooltip = [
         *tips("configuration:N", "repeat:N"),
@@ -60,7 +60,7 @@ def finding(runs: Runs) -> str:
 
 def _means(runs: Runs) -> pl.DataFrame:
     rows = lines(runs).drop_nulls("value").group_by("group", "configuration", maintain_order=True)
-    return rows.agg(pl.col("value").mean(), pl.col("length_s", "disturbed").first())
+    return rows.agg(pl.col("value").mean(), pl.col("length_s", "disturbed", "resumed").first())
 
 
 _told = Sentence(
@@ -68,6 +68,7 @@ _told = Sentence(
     by="value",
     each=lambda row: (
         f"{text.number(row['value'])} W on average for {text.seconds(row['length_s'])} with {row['configuration']}"
+        f"{' (after its last interruption)' if row['resumed'] else ''}"
     ),
     whole="from the first epoch's start to the last one's end, the GPUs draw {}",
     nothing=(
@@ -80,9 +81,9 @@ _told = Sentence(
 def lines(runs: Runs) -> pl.DataFrame:
     """A row per point of the drawn lines, and one without a value per run that is not drawn.
 
-    Columns: panel, group, configuration, variant, strategy, devices, repeat, disturbed; length_s, from the first
-    epoch's start to the last one's end; x, the middle of an interval of it, in s; value, the mean power of all GPUs
-    together in that interval, in W, or null where a GPU was not sampled.
+    Columns: panel, group, configuration, variant, strategy, devices, repeat, disturbed, resumed; length_s, from the
+    first epoch's start to the last one's end, of a resumed run in its last attempt; x, the middle of an interval of it,
+    in s; value, the mean power of all GPUs together in that interval, in W, or null where a GPU was not sampled.
     """
     chosen = _one_of_each(runs)
     return _lines(runs, tuple(drawn_panels(chosen)))
@@ -109,48 +110,59 @@ def _lines(runs: Runs, drawn: tuple[str, ...]) -> pl.DataFrame:
 
 
 def _one_of_each(runs: Runs) -> pl.DataFrame:
-    """The first repeat of each configuration whose GPUs' power is known, in the panel of its group."""
+    """The first repeat of each configuration whose GPUs' power is known, in the panel of its group: one that trained
+    without an interruption, if there is one.
+    """
     power = runs.select("epochs", "run_id", "gpu_power_max_w").drop_nulls()
     rows = (
         displayed(runs)
-        .select("run_id", "folder", *NAMES)
+        .select("run_id", "folder", *NAMES, resumed=pl.col("resumed_after").is_not_null())
         .join(power.select("run_id").unique(), on="run_id", how="semi")
     )
-    rows = rows.unique(["group", "configuration"], keep="first", maintain_order=True)
+    of_one = ["group", "configuration"]
+    rows = rows.filter(~pl.col("resumed") | pl.col("resumed").all().over(of_one))
+    rows = rows.unique(of_one, keep="first", maintain_order=True)
     return rows.with_columns(panel=pl.col("group"))
 
 
 def _windows(runs: Runs, run_ids: pl.Series) -> pl.DataFrame:
-    """Of each run's last attempt: `started_at` and `ended_at` of its training, and the `device_uuid`s of its ranks.
+    """Of each run's last attempt: `length_s` of its training, and for each rank's `device_uuid`s, in `started_at`, when
+    it began by the clock of their node.
 
     Results that are older than these columns have no row.
     """
-    ranks = runs.select("ranks", "run_id", "attempt", "training_started_at", "training_ended_at", "device_uuid")
+    edges = ("training_started_at", "training_ended_at")
+    ranks = runs.select("ranks", "run_id", "attempt", "node", *edges, "device_uuid")
     ranks = ranks.filter(pl.col("run_id").is_in(run_ids.implode())).drop_nulls()
     ranks = ranks.filter(pl.col("attempt") == pl.col("attempt").max().over("run_id"))
-    return ranks.group_by("run_id").agg(
-        pl.col("attempt").first(),
-        pl.col("training_started_at").min().alias("started_at"),
-        pl.col("training_ended_at").max().alias("ended_at"),
-        pl.col("device_uuid").unique(),
+    ranks = ranks.with_columns(started_at=pl.col("training_started_at").min().over("run_id", "node"))
+    of_ranks = ranks.unique(("run_id", "node", "device_uuid")).select("run_id", "device_uuid", "started_at")
+    whole = ranks.group_by("run_id").agg(
+        pl.col("attempt").first(), length_s=(pl.col("training_ended_at") - pl.col("started_at")).max()
     )
+    return whole.join(of_ranks.group_by("run_id").agg("device_uuid", "started_at"), on="run_id")
 
 
 def _points(row: dict[str, Any], window: dict[str, Any], of_line: int) -> pl.DataFrame:
     """The columns `run_id`, `length_s`, `x` and `value` of one run."""
-    uuids = {uuid for of_rank in window["device_uuid"] for uuid in of_rank.split(",") if uuid.startswith("GPU-")}
-    length_s = window["ended_at"] - window["started_at"]
+    began = {
+        uuid: started_at
+        for of_rank, started_at in zip(window["device_uuid"], window["started_at"], strict=True)
+        for uuid in of_rank.split(",")
+        if uuid.startswith("GPU-")
+    }
+    length_s = window["length_s"]
     try:
         samples = read_samples(Path(row["folder"])).drop_nulls(["device_uuid", "power_w"])
     except ConfigError:  # damaged since: the other runs are drawn
         samples = pl.DataFrame(schema={"attempt": pl.Int32, "device_uuid": pl.String})
-    samples = samples.filter(pl.col("attempt") == window["attempt"], pl.col("device_uuid").is_in(sorted(uuids)))
-    of_gpus = samples.partition_by("device_uuid")
-    edges = np.linspace(0.0, length_s, 1 + min([of_line, *(of_gpu.height for of_gpu in of_gpus)]))
-    total_w = np.full(len(edges) - 1, np.nan if len(of_gpus) < max(1, len(uuids)) else 0.0)
-    for of_gpu in of_gpus:
+    samples = samples.filter(pl.col("attempt") == window["attempt"], pl.col("device_uuid").is_in(sorted(began)))
+    of_gpus = samples.partition_by("device_uuid", as_dict=True)
+    edges = np.linspace(0.0, length_s, 1 + min([of_line, *(of_gpu.height for of_gpu in of_gpus.values())]))
+    total_w = np.full(len(edges) - 1, np.nan if len(of_gpus) < max(1, len(began)) else 0.0)
+    for (uuid,), of_gpu in of_gpus.items():
         ordered = of_gpu.sort("time")
-        total_w += means((ordered["time"] - window["started_at"]).to_numpy(), ordered["power_w"].to_numpy(), edges)
+        total_w += means((ordered["time"] - began[str(uuid)]).to_numpy(), ordered["power_w"].to_numpy(), edges)
     middles = (edges[1:] + edges[:-1]) / 2
     columns = {"length_s": length_s, "x": middles.round(3), "value": total_w.round(2)}
     return pl.DataFrame({"run_id": row["run_id"]} | columns).with_columns(pl.col("value").fill_nan(None))

@@ -130,7 +130,7 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
         rest += f", {text.percent(row['efficiency_with_startup'])} including start-up"
     if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
-        rest += " (more than the ideal: by chance, or an error of the measurement)"
+        rest += " (more than the ideal: by chance, by an error, or one device alone lacks cache or memory)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         return f"{does} {speed} ({pairs}, but measured apart from it: no interval): {rest}."
     if row["verdict"] == SpeedVerdict.TOO_FEW:

@@ -101,7 +101,8 @@ def by_group(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Co
 
     Columns without any value are omitted.
     """
-    return [(f"{group}: medians over the runs that count", _across(rows, columns)) for group, rows in groups]
+    words = "medians over the runs that count; *: none does, as others disturbed them"
+    return [(f"{group}: {words}", _across(rows, columns)) for group, rows in groups]
 
 
 def floats(captioned: Captioned, *, name: str, most: int = MOST_ROWS) -> str:

@@ -71,6 +71,10 @@ class OnSlurm(Launcher):
         """Print batch scripts, hours and the cluster's refusals."""
         return show_plan(prepared, states, console)
 
+    def starts(self, prepared: Sequence[Prepared], states: Sequence[State]) -> list[bool]:
+        """Those without a job that waits or runs, and with another start left."""
+        return [status.starts(frozenset()) for status in _statuses(prepared, states)]
+
     def wait_s(self, prepared: Prepared) -> float | None:
         """As Slurm expects (`sbatch --test-only`)."""
         (group,) = job_groups([prepared])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from functools import partial
+from itertools import compress
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +81,12 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
         shown.print(_table(runs, checked, states), crop=False)
     for line in _remarks(checked):
         shown.print(line, highlight=False, soft_wrap=True)
-    accepted = not prepared or launcher_of(runs[0].run).show_plan(prepared, states, shown)
+    launcher = launcher_of(runs[0].run)
+    accepted = not prepared or launcher.show_plan(prepared, states, shown)
     unwritable = _unwritable(item for item, state in zip(prepared, states, strict=True) if state.to_run)
     if unwritable is not None:  # what is there can be looked at all the same
         shown.print(f"[red]refused[/]: {escape(str(unwritable))}", highlight=False, soft_wrap=True)
-    known = estimate(prepared, states) if prepared else None
+    known = estimate(prepared, states, launcher.starts(prepared, states)) if prepared else None
     accepted = accepted and unwritable is None and len(prepared) == len(runs)
     if as_json:
         print_plan(list(_rows(runs, checked, states)), known, accepted=accepted, notes=told.getvalue().splitlines())
@@ -221,9 +223,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return f"{what}: about {duration(self.seconds)} one after another, as long as the {self.measured} done took"
 
 
-def estimate(prepared: Sequence[Prepared], states: Sequence[State]) -> Estimate:
-    """Each run takes the median of the done ones of its configuration; where none of that is done, of all."""
-    waiting = [item for item, state in zip(prepared, states, strict=True) if state.to_run]
+def estimate(prepared: Sequence[Prepared], states: Sequence[State], starts: Sequence[bool]) -> Estimate:
+    """Each run that starts takes the median of the done ones of its configuration; where none of it is done, of all."""
+    waiting = list(compress(prepared, starts))
     if not waiting:  # the times of thousands of runs are not read for nothing
         return Estimate(runs=len(prepared), to_start=0, measured=0, seconds=0.0)
     took: dict[str, list[float]] = {}

@@ -107,7 +107,8 @@ RUN = table_of(
         "long; by formula, not measured", null="no schedule", repeats=Over.MAX, heading="Bubble in theory"),
     Column("theoretical_state_bytes", "parameters, gradients and optimizer state on each device, without activations "
         "and buffers; by formula, not measured", null="devices hold different things, or there is no formula",
-        repeats=Over.MAX, heading="Model states in theory", tables=("configurations",)),
+        repeats=Over.MAX, heading="Model states in theory", tables=("configurations",),
+        show=Show.SENT),
     flag("parity_passed", "training equals one device, or `parity_reference`, within the tolerance; where "
         "`parity_model` is given, that of a smaller model", null=_NOT_CHECKED, heading="Parity", tables=("runs",),
         show=Show.PASSED),

@@ -97,6 +97,9 @@ def test_of_a_resumed_run_the_last_attempt_is_drawn(tmp_path: Path) -> None:
     rows = power_over_time.lines(load(tmp_path))
     assert rows["value"].null_count() == 0
     assert rows["length_s"].unique().to_list() == [EVERY_S + TRAINED_S]
+    assert "single × 1 (after its last interruption)" in drawn(tmp_path).finding
+    sampled(tmp_path, (100.0,), repeat=1)
+    assert power_over_time.lines(load(tmp_path))["repeat"].unique().to_list() == [1], "which was not interrupted"
 
 
 def test_all_gpus_of_a_process_are_drawn(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launch.launcher import Prepared
-from launch.slurm import cluster, scheduler
+from launch.slurm import cluster, record, scheduler
 from launch.slurm.cluster import Cluster, Partition, gpus_in
 from launch.slurm.launcher import OnSlurm, show_plan
 from launch.slurm.sbatch import Hours, job_groups, job_of_runs, shape_of
@@ -24,6 +24,7 @@ from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension
 from launch.verbs import doctor
 from launch.verbs.doctor import file_system
+from launch.verbs.plan import estimate
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import DONE, MISSING, SINFO, FakeSlurm, group, prepared, run_of, submission
@@ -214,6 +215,16 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
 def test_arrays_have_as_many_tasks_as_the_cluster_allows(fake: FakeSlurm, told: str, most: int) -> None:
     fake.answers["scontrol"] = told
     assert scheduler.max_array_size() == most
+
+
+def test_what_waits_in_the_queue_is_not_to_start(tmp_path: Path, fake: FakeSlurm) -> None:
+    items = prepared(tmp_path, "sweep.repeats=2")
+    tasks = [[item.folder.path.name] for item in items]
+    queued = submission(tasks=tasks, job="1", created_at=time.time())
+    record.write(items[0].planned.run.sweep_folder, queued)
+    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|{queued.name}\n"
+    assert OnSlurm().starts(items, [MISSING, MISSING]) == [False, True]
+    assert estimate(items, [MISSING, MISSING], [False, True]).to_start == 1
 
 
 def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
