@@ -227,7 +227,6 @@ class Session(RankSession):
 
     def _check_parts(self) -> None:
         """Refuse a loss, a metric, an optimizer, or a model, that is not what every strategy takes it for."""
-        self._startup.done("model")
         check_scores(self._run, self._world.device)
         check_rate(self._run)
         if package_of(type(self._run.model)) != "parallelbench":
