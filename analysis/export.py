@@ -76,13 +76,14 @@ def _exported(row: Mapping[str, Any], rows: pl.DataFrame | None) -> ExportedRun:
         ExportedEpoch(each["epoch"], each["finished_at"], _numbers(each, columns))
         for each in (rows.iter_rows(named=True) if rows is not None else ())
     )
-    first = epochs[0].finished_at if epochs else 0.0
+    # A resumed run has epochs from before its last attempt was launched.
+    known = [time for time in (row["launched_at"], epochs[0].finished_at if epochs else None) if time is not None]
     marked = f" ({row['exclusion']})" if row["exclusion"] else ""
     return ExportedRun(
         run_id=row["run_id"],
         sweep=row["sweep"],
         name=f"{row['slug']}{marked}",
-        started_at=min(first, first if row["launched_at"] is None else row["launched_at"]),  # a later attempt's
+        started_at=min(known, default=0.0),
         parameters=dict(_flat(completed(json.loads(row["config_json"])))),
         tags=_tags(row),
         numbers=_numbers(row, facts_columns()),

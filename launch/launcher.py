@@ -120,13 +120,13 @@ class Launcher(ABC):
         """Queue a job that writes the report of a sweep once its jobs are over, and print which."""
         raise NotImplementedError(f"{self.name} says that it can't")
 
-    def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
-        """Print what `submit` would do with these runs, beyond their states; returns whether all of them can start."""
-        return True
-
-    def starts(self, prepared: Sequence[Prepared], states: Sequence[State]) -> list[bool]:
-        """Of each run whether `submit` would start it now."""
-        return [state.to_run for state in states]
+    def show_plan(
+        self, prepared: Sequence[Prepared], states: Sequence[State], console: Console
+    ) -> tuple[bool, list[bool]]:
+        """Print what `submit` would do with these runs, beyond their states; returns whether it could start all that it
+        would, and of each run whether it would.
+        """
+        return True, [state.to_run for state in states]
 
     def wait_s(self, prepared: Prepared) -> float | None:
         """How long a run would wait if it were submitted now, s; None: nobody says."""

@@ -270,8 +270,7 @@ def _stages(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
         batch = memory.input_bytes * samples * count if devices[0] == device else 0.0
         loss = memory.loss if devices[-1] == device else None
         held = {"samples": samples, "input_bytes": batch, "loss": loss, "in_flight": kept, "left": left}
-        held |= {"averages": mesh.data > 1}
-        found.append(_held(job, memory, own, **held))
+        found.append(_held(job, memory, own, averages=mesh.data > 1, **held))
     return found
 
 

@@ -67,11 +67,10 @@ def without_baseline(runs: Runs) -> list[str]:
 
 @once
 def _first_runs(runs: Runs) -> dict[Configuration, ComparedRun]:
-    """The first run of each configuration that counts; where none does, the first that said what it ran on, or any."""
+    """The first run of each configuration that counts, or, where none does, the first."""
     known, first = compared_runs(runs), {key: runs_of[0] for key, runs_of in _members(runs).items()}
     for run_id, group, configuration in labels(runs).select("run_id", "group", "configuration").rows():
-        if (group, configuration) not in first or not first[group, configuration].environment:
-            first[group, configuration] = known[run_id]
+        first.setdefault((group, configuration), known[run_id])
     return first
 
 

@@ -293,10 +293,9 @@ def _as_measured(runs: Runs) -> str:
         )
     several = len({row["group"] for row in rows}) > 1
     shown = [
-        f"{row['configuration']}{f', {group}' if several else ''} {text.percent(row['value'])} (by formula "
+        f"{row['configuration']}{', ' + row['group'] if several else ''} {text.percent(row['value'])} (by formula "
         f"{text.percent(row['bubble'])})"
         for row in rows
-        if (group := row["group"])
     ]
     return f"Idle share measured after the last epoch, transfers and uneven stages included: {text.listed(shown)}."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,13 +68,13 @@ class OnSlurm(Launcher):
         """Queue one more job, which depends on all others of the sweep."""
         _print(console, queue_report(prepared[0].planned.run))
 
-    def show_plan(self, prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
-        """Print batch scripts, hours and the cluster's refusals."""
-        return show_plan(prepared, states, console)
-
-    def starts(self, prepared: Sequence[Prepared], states: Sequence[State]) -> list[bool]:
-        """Those without a job that waits or runs, and with another start left."""
-        return [status.starts(frozenset()) for status in _statuses(prepared, states)]
+    def show_plan(
+        self, prepared: Sequence[Prepared], states: Sequence[State], console: Console
+    ) -> tuple[bool, list[bool]]:
+        """Print batch scripts, hours and the cluster's refusals; runs with a job that waits or runs don't start."""
+        statuses = _statuses(prepared, states)
+        starts = [status.starts(frozenset()) for status in statuses]
+        return _show_plan(list(compress(prepared, starts)), not_submitted(statuses, frozenset()), console), starts
 
     def wait_s(self, prepared: Prepared) -> float | None:
         """As Slurm expects (`sbatch --test-only`)."""
@@ -240,13 +241,11 @@ def _latest(sweep: Path, run: str) -> tuple[Submission, int] | None:
         return None
 
 
-def show_plan(prepared: Sequence[Prepared], states: Sequence[State], console: Console) -> bool:
-    """Print batch scripts, hours and the cluster's refusals; returns whether it takes all jobs."""
-    statuses = _statuses(prepared, states)
-    to_start = [item for item, status in zip(prepared, statuses, strict=True) if status.starts(frozenset())]
+def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> bool:
+    """Print what is submitted, and in words the rest; returns whether the cluster takes all jobs."""
     groups = job_groups(to_start)
     cluster = known_cluster()
-    if rest := not_submitted(statuses, frozenset()):
+    if rest:
         console.print(f"\n{rest}", markup=False, highlight=False)
     accepted = not scheduler.available() or bool(cluster.kinds)
     turns = in_turns(groups)

@@ -81,12 +81,11 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
         shown.print(_table(runs, checked, states), crop=False)
     for line in _remarks(checked):
         shown.print(line, highlight=False, soft_wrap=True)
-    launcher = launcher_of(runs[0].run)
-    accepted = not prepared or launcher.show_plan(prepared, states, shown)
+    accepted, starts = launcher_of(runs[0].run).show_plan(prepared, states, shown) if prepared else (True, [])
     unwritable = _unwritable(item for item, state in zip(prepared, states, strict=True) if state.to_run)
     if unwritable is not None:  # what is there can be looked at all the same
         shown.print(f"[red]refused[/]: {escape(str(unwritable))}", highlight=False, soft_wrap=True)
-    known = estimate(prepared, states, launcher.starts(prepared, states)) if prepared else None
+    known = estimate(prepared, states, starts) if prepared else None
     accepted = accepted and unwritable is None and len(prepared) == len(runs)
     if as_json:
         print_plan(list(_rows(runs, checked, states)), known, accepted=accepted, notes=told.getvalue().splitlines())

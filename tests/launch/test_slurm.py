@@ -17,7 +17,7 @@ from rich.console import Console
 from launch.launcher import Prepared
 from launch.slurm import cluster, record, scheduler
 from launch.slurm.cluster import Cluster, Partition, gpus_in
-from launch.slurm.launcher import OnSlurm, show_plan
+from launch.slurm.launcher import OnSlurm
 from launch.slurm.sbatch import Hours, job_groups, job_of_runs, shape_of
 from launch.slurm.scheduler import minutes as minutes_of
 from launch.sweep import PlannedRun, one_run
@@ -192,7 +192,7 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
     fake.answers["sinfo"] = SINFO.replace("|up|", "|down|")
     fake.answers["scontrol"] = "MaxArraySize            = 2\n"
     console = Console(width=200, file=io.StringIO())
-    assert show_plan(prepared(tmp_path, "sweep.repeats=5"), [DONE, *[MISSING] * 4], console), (
+    assert OnSlurm().show_plan(prepared(tmp_path, "sweep.repeats=5"), [DONE, *[MISSING] * 4], console)[0], (
         "a partition that is down takes jobs"
     )
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -223,7 +223,9 @@ def test_what_waits_in_the_queue_is_not_to_start(tmp_path: Path, fake: FakeSlurm
     queued = submission(tasks=tasks, job="1", created_at=time.time())
     record.write(items[0].planned.run.sweep_folder, queued)
     fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|{queued.name}\n"
-    assert OnSlurm().starts(items, [MISSING, MISSING]) == [False, True]
+    fake.answers["sinfo"] = SINFO
+    assert OnSlurm().show_plan(items, [MISSING, MISSING], Console(file=io.StringIO()))[1] == [False, True]
+    assert fake.asked.count("squeue") == 1
     assert estimate(items, [MISSING, MISSING], [False, True]).to_start == 1
 
 

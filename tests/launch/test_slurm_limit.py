@@ -11,7 +11,7 @@ from rich.console import Console
 
 from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler, submit
-from launch.slurm.launcher import OnSlurm, show_plan
+from launch.slurm.launcher import OnSlurm
 from launch.sweep.compose import Extension
 from tests.faults import fault
 from tests.launch.fake_slurm import MISSING, ON_SITE, SINFO, prepared
@@ -97,7 +97,7 @@ def test_a_test_that_does_not_refuse_is_in_nobodys_way(
     overrides = [*ON_SITE, f"results={tmp_path / 'results'}"]
     items = prepared(tmp_path / "results", "strategy=ddp", "devices=1,2", "site.memory_gib_per_device=1")
     console = Console(width=1000, file=io.StringIO())
-    assert show_plan(items, [MISSING] * 2, console)
+    assert OnSlurm().show_plan(items, [MISSING] * 2, console)[0]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert (text.count(said), text.count("#SBATCH --job-name"), tests()) == (2, 2, asked)
     assert len(submit.submit(items, SubmitOptions(), lambda _: None)) == 2

@@ -57,7 +57,7 @@ class OnQueue(Launcher):
 
     def show_plan(self, prepared, states, console):
         console.print(f"{count_of(len(prepared), 'job')} of priority {prepared[0].planned.run.launcher.priority}")
-        return True
+        return True, [state.to_run for state in states]
 
     def submit(self, prepared, options, console):
         for item in prepared:

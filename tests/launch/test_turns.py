@@ -10,7 +10,7 @@ from rich.console import Console
 
 from launch.launcher import SubmitOptions
 from launch.slurm import scheduler, submit
-from launch.slurm.launcher import show_plan
+from launch.slurm.launcher import OnSlurm
 from launch.slurm.order import MOST_TURNS, in_turns
 from launch.slurm.record import Submission
 from launch.slurm.sbatch import job_groups
@@ -64,7 +64,7 @@ def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monke
     fake.answers["scontrol"] = "MaxArraySize            = 2\n"
     items = prepared(tmp_path, *WIDE, "seed=0,1,2", "sweep.repeats=2")
     console = Console(width=200, file=io.StringIO())
-    assert show_plan(items, [MISSING] * 12, console)
+    assert OnSlurm().show_plan(items, [MISSING] * 12, console)[0]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("6 jobs in arrays of 2, 1, 2, 1 (the first is shown) of ") == 2
     assert text.count(", in turn with the other shapes: at most ") == 2
