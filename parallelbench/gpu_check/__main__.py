@@ -2,6 +2,8 @@
 
 After a failure, or a crash, the next call repeats only what has not passed; `--fresh` repeats everything. `--quick`
 carries out a few in under two minutes, as a job's prologue may.
+`--share=N` lets N ranks share each GPU, by NCCL 2.30 or newer: so one GPU is enough to check the strategies' results,
+and says nothing about their speed.
 `--rehearse` takes two CPU processes for GPUs: that shows that this program works, and says nothing about a GPU.
 Exit code 1 if a check failed, or if there is a GPU that torch can't use; 2 if a package is missing, or if no check has
 a name that `--only` asks for. Without a GPU there is nothing to check; the program says so and exits with 0. Needs
@@ -62,9 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from parallelbench.gpu_check.attempts import Workers
     from parallelbench.gpu_check.nodes import Nodes
     from parallelbench.gpu_check.results import default_path
+    from parallelbench.world.world import SHARING
 
     nodes = Nodes(options.nodes, options.host, options.folder) if options.nodes > 1 else None
     kept = options.folder.parent / "gpu-check.jsonl" if options.folder else default_path(rehearsed=options.rehearse)
+    if options.share > 1:
+        os.environ[SHARING] = "1"
     if options.rehearse:
         device_type, devices, names = "cpu", REHEARSED, ["processes on CPUs in the place of GPUs"]
     elif not torch.cuda.is_available():
@@ -74,12 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = sorted({torch.cuda.get_device_name(index) for index in range(devices)})
     where = f"{options.nodes} nodes × {devices}" if nodes else f"{devices}"
     setting = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {where} × {', '.join(names)}"
-    most = devices if device_type == "cuda" or nodes is not None else REHEARSED_STRATEGIES
+    if options.share > 1:
+        setting += f", each shared by {options.share} ranks"
+    most = options.share * devices if device_type == "cuda" or nodes is not None else REHEARSED_STRATEGIES
     with (
         tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.folder) as folder,
         Workers(device_type, most, Path(folder), nodes) as workers,
     ):
         offered = quick(workers) if options.quick else sections(workers)
+        if options.share > 1:
+            offered = {"strategies": offered["strategies"]}
         wanted = {
             section: {name: check for name, check in found.items() if fnmatchcase(name, options.only)}
             for section, found in offered.items()
@@ -100,6 +109,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="repeat also what has passed")
     parser.add_argument("--quick", action="store_true", help="a few, in under two minutes, as before a job's runs")
     parser.add_argument("--rehearse", action="store_true", help="take two CPU processes for GPUs")
+    shared = "let N ranks share each GPU, and check strategies (NCCL 2.30 or newer)"
+    parser.add_argument("--share", metavar="N", type=int, choices=range(1, 9), default=1, help=shared)
     parser.add_argument("--only", metavar="PATTERN", default="*", help="checks by name, e.g. --only='strategy *'")
     # Of a job on several nodes, by `python -m parallelbench.entry launch.slurm.errands gpu-check`.
     parser.add_argument("--nodes", type=int, default=1, help=argparse.SUPPRESS)

@@ -7,13 +7,12 @@ this listens to. It costs time, so it listens only where nothing is timed.
 from __future__ import annotations
 
 import functools
-import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,10 +53,9 @@ class CountedBytes:
 
     def __enter__(self) -> CountedBytes:
         """Listen to this thread and those that autograd starts for it, and to what other threads call."""
-        listening = threading.get_ident()
         for name in _CALLED_BY_THREADS:
             genuine = getattr(dist, name)
-            setattr(dist, name, self._heard(genuine, listening))
+            setattr(dist, name, self._heard(genuine))
             self._undo.callback(setattr, dist, name, genuine)
         self._undo.enter_context(_Listener(self))
         return self
@@ -88,10 +86,11 @@ class CountedBytes:
         if self.gloo_bytes is not None:
             self.gloo_bytes = self.gloo_bytes + sent_bytes * (_ON_GLOO.get(name, 1.0)) if on_gloo else None
 
-    def _heard(self, genuine: Callable[..., Any], listening: int) -> Callable[..., Any]:
+    def _heard(self, genuine: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(genuine)
         def heard(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == listening:
+            # torch gives the modes of this thread to those in which autograd works for it: one for each GPU.
+            if any(isinstance(mode, _Listener) for mode in _get_current_dispatch_mode_stack()):
                 return genuine(*args, **kwargs)
             with _Listener(self):
                 return genuine(*args, **kwargs)

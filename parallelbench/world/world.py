@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from parallelbench.config.run import Nccl
 
 
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""By 1 NCCL lets several ranks use one GPU, from 2.30 on; earlier ones refuse it. Only gpu-check sets it."""
+
+
 @dataclass(frozen=True)
 class World:
     """One rank's place. With one process there is no process group and every collective is the identity."""
@@ -155,7 +159,8 @@ def join(device_type: str, *, devices: int, timeout_s: float, nccl: Nccl | None 
     """Join the process group, at the rank that torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) gives.
 
     `devices`: how many the whole run has. `timeout_s`: how long a collective may wait. The process group carries CPU
-    tensors by gloo and CUDA tensors by NCCL, as `nccl` says.
+    tensors by gloo and CUDA tensors by NCCL, as `nccl` says. Where NCCL is told that ranks share GPUs, they take turns
+    in taking one.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -196,7 +201,10 @@ def group_kinds() -> dict[str, str] | None:
 def _devices(device_type: str, local_rank: int, *, per_process: int) -> tuple[torch.device, ...]:
     if device_type == "cpu":
         return (torch.device("cpu"),)
-    return tuple(torch.device("cuda", local_rank * per_process + i) for i in range(per_process))
+    indices = range(local_rank * per_process, (local_rank + 1) * per_process)
+    if os.environ.get(SHARING) == "1":
+        return tuple(torch.device("cuda", index % torch.cuda.device_count()) for index in indices)
+    return tuple(torch.device("cuda", index) for index in indices)
 
 
 def _seed_of(stream: str) -> int:
