@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -67,6 +68,42 @@ def check(folder: Path, size: int) -> None:
     for name, (textbook, gloo, wire) in run_ranks(measured, size, folder)[0].items():
         assert wire == pytest.approx(gloo, rel=NOISE), name
         assert gloo == pytest.approx(textbook * (2 if name == "reduce-scatter" else 1), rel=1e-3), name
+
+
+class Within(torch.autograd.Function):
+    """Its backward pass begins another one, so many times; the last one sums a message over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, passes: int) -> torch.Tensor:
+        ctx.passes = passes
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.passes:
+            with torch.enable_grad():
+                value = torch.ones(1, requires_grad=True)
+                Within.apply(value, ctx.passes - 1).sum().backward()
+        else:
+            threads.append(threading.get_ident())
+            dist.all_reduce(torch.ones(1024))
+        return gradients[0], None
+
+
+threads: list[int] = []
+MORE_THAN_A_THREAD_NESTS = 70
+
+
+def sent_by_another_thread(rank: int, size: int) -> float:
+    value = torch.ones(1, requires_grad=True)
+    with CountedBytes() as counted:
+        Within.apply(value, MORE_THAN_A_THREAD_NESTS).sum().backward()
+    assert threads.pop() != threading.get_ident(), "torch went on in a thread of its own, as for each GPU"
+    return counted.sent_bytes
+
+
+def test_threads_of_autograd_are_heard_once(tmp_path: Path) -> None:
+    assert run_ranks(sent_by_another_thread, 2, tmp_path) == [4096.0, 4096.0]
 
 
 @pytest.mark.exhaustive

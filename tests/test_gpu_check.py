@@ -19,7 +19,7 @@ import torch
 
 from launch.sweep import one_run
 from parallelbench.gpu_check import device, strategies, telemetry, training, variants, whole_runs
-from parallelbench.gpu_check.__main__ import QUICK, carry_out_all, sections
+from parallelbench.gpu_check.__main__ import QUICK, REHEARSED_STRATEGIES, carry_out_all, sections
 from parallelbench.gpu_check.__main__ import main as gpu_check_main
 from parallelbench.gpu_check.attempts import ATTEMPT_S, Answer, WarmProcesses, Workers, answer_of
 from parallelbench.gpu_check.nodes import Nodes
@@ -42,7 +42,7 @@ from parallelbench.telemetry.nvml import WAYS
 from parallelbench.training.failure import RankError
 from parallelbench.training.warm import ForkRequest
 from parallelbench.world.machine import Gpu
-from parallelbench.world.world import World
+from parallelbench.world.world import SHARING, World, join
 from tests.norm_kernels import kernels_on_cpus
 from tests.telemetry.playback import environment, library, recorded
 
@@ -672,6 +672,36 @@ def test_only_some_checks_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.M
     assert gpu_check_main(["--rehearse", "--only", "strategies *"]) == 2
     said = capsys.readouterr()
     assert (said.out, re.findall(r"^  (.*)", said.err, re.MULTILINE)) == ("", [*tried]), "it checked nothing"
+
+
+def test_ranks_that_share_gpus_check_the_strategies_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def offered(workers: Workers) -> dict[str, dict[str, Any]]:
+        counted = {"ranks": lambda: f"{workers.devices} ranks"}
+        return {"devices": {"energy": lambda: "not of shared ones"}, "strategies": counted}
+
+    monkeypatch.setattr("parallelbench.gpu_check.__main__.sections", offered)
+    assert gpu_check_main(["--rehearse", "--share", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "not of shared ones" not in said
+    assert f"{2 * REHEARSED_STRATEGIES} ranks" in said
+
+
+def test_ranks_that_share_gpus_take_turns_in_taking_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SHARING, "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    taken = []
+    monkeypatch.setattr("parallelbench.world.cuda.choose", taken.append)
+    for rank in range(4):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        join("cuda", devices=1, timeout_s=1.0)
+    assert [device.index for device in taken] == [0, 1, 0, 1]
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    both = join("cuda", devices=3, timeout_s=1.0).devices
+    assert [device.index for device in both] == [0, 1, 0], "of one process that drives several"
 
 
 def test_each_check_that_quick_names_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

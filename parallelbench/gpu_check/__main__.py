@@ -64,12 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from parallelbench.gpu_check.attempts import Workers
     from parallelbench.gpu_check.nodes import Nodes
     from parallelbench.gpu_check.results import default_path
-    from parallelbench.world.world import SHARING
 
     nodes = Nodes(options.nodes, options.host, options.folder) if options.nodes > 1 else None
-    kept = options.folder.parent / "gpu-check.jsonl" if options.folder else default_path(rehearsed=options.rehearse)
-    if options.share > 1:
-        os.environ[SHARING] = "1"
+    kind = "-rehearsal" if options.rehearse else "-shared" if options.share > 1 else ""
+    kept = options.folder.parent / f"gpu-check{kind}.jsonl" if options.folder else default_path(kind)
     if options.rehearse:
         device_type, devices, names = "cpu", REHEARSED, ["processes on CPUs in the place of GPUs"]
     elif not torch.cuda.is_available():
@@ -81,10 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {where} × {', '.join(names)}"
     if options.share > 1:
         setting += f", each shared by {options.share} ranks"
-    most = options.share * devices if device_type == "cuda" or nodes is not None else REHEARSED_STRATEGIES
+    most = devices if device_type == "cuda" or nodes is not None else REHEARSED_STRATEGIES
     with (
         tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.folder) as folder,
-        Workers(device_type, most, Path(folder), nodes) as workers,
+        Workers(device_type, most, Path(folder), nodes, share=options.share) as workers,
     ):
         offered = quick(workers) if options.quick else sections(workers)
         if options.share > 1:

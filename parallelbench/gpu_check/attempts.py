@@ -26,6 +26,7 @@ from parallelbench.training.checks.parity import DIFFERENCES, checks_parity
 from parallelbench.training.failure import RankError
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.world.machine import threads_here
+from parallelbench.world.world import SHARING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,11 +52,17 @@ _FOLLOWS = ("peer", "waited", "heartbeat")
 class Workers:
     """Trains runs one after the other, on this node or on all nodes of a job; a context."""
 
-    def __init__(self, device_type: str, devices: int, folder: Path, nodes: Nodes | None = None) -> None:
-        """`devices`: of each node. `folder`: of the attempts, which all nodes see. `nodes` None: only this one."""
-        self.device_type, self.devices, self.nodes = device_type, devices, nodes
-        threads = 1 if device_type == "cpu" else max(1, threads_here() // devices)
-        self._threads = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+    def __init__(
+        self, device_type: str, devices: int, folder: Path, nodes: Nodes | None = None, *, share: int = 1
+    ) -> None:
+        """`devices`: of each node. `folder`: of the attempts, which all nodes see. `nodes` None: only this one.
+
+        `share`: ranks on each GPU, which then counts as so many devices.
+        """
+        self.device_type, self.devices, self.nodes = device_type, share * devices, nodes
+        threads = 1 if device_type == "cpu" else max(1, threads_here() // self.devices)
+        self._variables = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+        self._variables |= {SHARING: "1"} if share > 1 else {}
         self._folder, self._numbers, self._warm = folder, count(1), WarmProcesses()
 
     @property
@@ -80,7 +87,7 @@ class Workers:
         processes = run.strategy.processes(run, self.device_type)
         attempt.describe(processes=processes, device_type=self.device_type, oversubscribed=False)
         request = ForkRequest(arguments=[str(folder.path), attempt.path.name], processes=processes)
-        variables, deadline = self._threads | run.nccl.variables(), time.monotonic() + ATTEMPT_S
+        variables, deadline = self._variables | run.nccl.variables(), time.monotonic() + ATTEMPT_S
         with ExitStack() as others:
             if self.nodes is not None and run.nodes > 1:
                 request = others.enter_context(self.nodes.taking_part(request, variables))

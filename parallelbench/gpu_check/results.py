@@ -112,11 +112,10 @@ class KeptResults:
         self._path.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
-def default_path(*, rehearsed: bool = False) -> Path:
-    """One file per machine: home folders are often shared."""
+def default_path(kind: str = "") -> Path:
+    """One file per kind of check and machine: home folders are often shared."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = "gpu-check-rehearsal" if rehearsed else "gpu-check"
-    return Path(cache).expanduser() / "parallelbench" / f"{name}-{socket.gethostname()}.jsonl"
+    return Path(cache).expanduser() / "parallelbench" / f"gpu-check{kind}-{socket.gethostname()}.jsonl"
 
 
 def markdown(setting: str, results: Iterable[CheckResult]) -> str:
