@@ -40,6 +40,7 @@ def test_a_perceptron_against_counts_by_hand() -> None:
     assert (second.product_flop, second.output_bytes, second.operations) == (2 * 64 * 10, 4 * 10, 1)
     assert (first.kernels, second.kernels) == ({"elementwise": Kernels(operations=1, work=4.0 * 64)}, {})
     assert (first.parameters, first.tensors, first.boundary_bytes) == (784 * 64 + 64, 2, 4 * 64)
+    assert (first.unaligned_flop, second.unaligned_flop) == (0.0, second.product_flop), "8 does not divide 10"
     # The plan cuts fc1 by outputs and fc2 by inputs: fc2's outputs are summed; fc1's inputs have no gradient.
     assert (first.shardable_flop, second.shardable_flop) == (first.product_flop, second.product_flop)
     assert (first.exchanged_bytes, second.exchanged_bytes) == (0.0, 4 * 10)

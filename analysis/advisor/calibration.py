@@ -45,6 +45,7 @@ OUT_OF_CACHE = 0.5
 """Copies at least this large, as a share of the largest one, tell the memory's bandwidth."""
 GROWS = 1.5
 """Least time of the largest message ÷ of the smallest, of the operation where it is most."""
+_OF_HOST = ("launch", "train_launch", "step")
 _OPERATIONS = ("all_reduce", "all_gather", "send")
 """Those that the formulas of `analysis.advisor.links` know."""
 
@@ -65,7 +66,9 @@ def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, sou
     copies = [row for row in busy if row["operation"] == "copy"]
     largest = max(row["size_bytes"] for row in copies)
     moved = [2 * row["size_bytes"] / row["time_s"] for row in copies if row["size_bytes"] >= OUT_OF_CACHE * largest]
-    launches = [row["time_s"] for row in busy if row["operation"] == "launch"]
+    alone = {name: [row["time_s"] for row in busy if row["operation"] == name] for name in _OF_HOST}
+    launch_s, train_launch_s, step_s = (known(min(each)) if each else None for each in alone.values())
+    assert launch_s is not None, "every calibration has it"
     link = _tier("link", rows, facts, link=None, source=source)
     network = _tier("network", rows, facts, link=link, source=source)
     used, kind = facts["devices_per_node"], facts["device_type"]
@@ -81,10 +84,13 @@ def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, sou
         matmul_flops_per_s=products,
         memory_bytes_per_s=known(min(moved)),
         memory_bytes=known(float(shared * facts["memory_bytes"])),
-        launch_s=known(min(launches)),
+        launch_s=launch_s,
+        train_launch_s=train_launch_s,
+        step_s=step_s,
+        unaligned=_unaligned(busy, products),
         link=link or _unmeasured_link(kind, source),
         network=network,
-        kernels=_kernels(busy, products, source),
+        kernels=_kernels(busy, source),
         sharding=_sharding(rows, source),
         notes=tuple(_notes(facts)),
     )
@@ -128,23 +134,33 @@ def _products(busy: Sequence[Row], source: str) -> dict[Precision, RateCurve]:
     return found
 
 
-def _kernels(busy: Sequence[Row], products: Mapping[Precision, RateCurve], source: str) -> dict[str, KernelRates]:
-    """Of each kind that was measured forward and backward, by what its rate depends on; as if in fp32."""
+def _unaligned(busy: Sequence[Row], products: Mapping[Precision, RateCurve]) -> dict[Precision, float]:
+    """How much longer a large product takes whose sides 8 does not divide, per precision."""
+    rows = [row for row in busy if row["operation"] == "unaligned"]
+    usual_s = [row["flop"] / float(products[row["precision"]].at(row["flop"])) for row in rows]
+    return {row["precision"]: max(1.0, row["time_s"] / usual) for row, usual in zip(rows, usual_s, strict=True)}
 
-    def rate(row: Row) -> float:
-        reached = float((row["flop"] or row["size_bytes"]) / row["time_s"])
-        if row["precision"] in (None, "fp32"):
-            return reached
-        return reached * max(products["fp32"].rates) / max(products[row["precision"]].rates)
 
-    def curve(operation: str) -> RateCurve:
-        points = {row["size_bytes"] or row["flop"]: rate(row) for row in busy if row["operation"] == operation}
-        sizes, rates = zip(*sorted(points.items()), strict=True)
+def _kernels(busy: Sequence[Row], source: str) -> dict[str, dict[Precision, KernelRates]]:
+    """Of each kind that was measured forward and backward, in each precision, by what its rate depends on."""
+    points: dict[tuple[str, Precision, str], list[tuple[float, float]]] = {}
+    for row in busy:
+        kind, way = row["operation"].removesuffix(BACKWARD), row["operation"]
+        size = row["size_bytes"] or row["flop"]
+        if size is not None:
+            rate = float((row["flop"] or row["size_bytes"]) / row["time_s"])
+            points.setdefault((kind, row["precision"] or "fp32", way), []).append((size, rate))
+
+    def curve(kind: str, precision: Precision, way: str) -> RateCurve:
+        sizes, rates = zip(*sorted(points[kind, precision, way]), strict=True)
         return RateCurve(sizes, rates, "measured", source)
 
-    ways = [row["operation"] for row in busy if row["operation"].endswith(BACKWARD)]
-    kinds = dict.fromkeys(each.removesuffix(BACKWARD) for each in ways)
-    return {kind: KernelRates(curve(kind), curve(kind + BACKWARD)) for kind in kinds}
+    found: dict[str, dict[Precision, KernelRates]] = {}
+    for kind, precision, way in points:
+        if way == kind + BACKWARD:
+            rates = KernelRates(curve(kind, precision, kind), curve(kind, precision, way))
+            found.setdefault(kind, {})[precision] = rates
+    return found
 
 
 def _sharding(rows: Sequence[Row], source: str) -> Sharding | None:

@@ -6,6 +6,7 @@ Nothing is predicted of a site by figures that can't be its own. Sizes and rates
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -60,6 +61,10 @@ class RateCurve:
         """Hold sizes and rates against each other."""
         assert len(self.sizes) == len(self.rates) > 0, f"{len(self.sizes)} sizes for {len(self.rates)} rates"
         assert all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), "sizes are not ascending"
+
+    def scaled(self, times: float, *, most: float = math.inf) -> RateCurve:
+        """With so many times these rates, and `most` at most."""
+        return replace(self, rates=tuple(min(most, times * rate) for rate in self.rates))
 
     def at(self, sizes: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Rates at any sizes, straight between logarithms; beyond the ends, those of the ends."""
@@ -126,12 +131,18 @@ class MachineFigures:
     memory_bytes: Known | None
     """Memory of one GPU, or of a node whose processors share it; None: not known."""
     launch_s: Known
-    """Host time of one operation, forward; decides where operations are small."""
+    """Host time of one plain operation; decides where operations are small."""
     link: TierFigures
     network: TierFigures | None
     """None: there is one node."""
-    kernels: Mapping[str, KernelRates] = field(default_factory=dict)
-    """Kind of operations (`measure.layer_counts`) → what was measured, in fp32; of others see `kernel`."""
+    kernels: Mapping[str, Mapping[Precision, KernelRates]] = field(default_factory=dict)
+    """Kind of operations (`measure.layer_counts`) → what was measured in which precision; of others see `kernel`."""
+    train_launch_s: Known | None = None
+    """Host time of one operation of a GPU's training, forward; None: not measured, see `TRAINED`."""
+    step_s: Known | None = None
+    """Host time of a GPU's step besides its model's operations; None: not measured, see `STEP_LAUNCHES`."""
+    unaligned: Mapping[Precision, float] = field(default_factory=dict)
+    """Time of a large product whose sides 8 does not divide ÷ of another; where it is not known see `UNALIGNED`."""
     sharding: Sharding | None = None
     """None: never measured; copies and messages are then all that sharding is taken to cost."""
     multiprocessors: int | None = None
@@ -155,16 +166,34 @@ class MachineFigures:
         return None
 
     def kernel(self, kind: str, precision: Precision = "fp32") -> KernelRates:
-        """What a kind of operations reaches, in fp32; by products of this precision, where no others are known."""
-        if kind in self.kernels:
-            return self.kernels[kind]
-        products = self.matmul("fp32") or self.matmul(precision)
+        """What a kind of operations reaches: of convolutions and attention in this precision, of others in fp32."""
+        if kind not in SLOWER:
+            precision = "fp32"
+        known = self.kernels.get(kind, {})
+        for each in _LIKE[precision]:
+            if each in known:
+                return self._as_in(precision, known[each], each)
+        products = self.matmul(precision)
         if kind in SLOWER and products is not None:
             rate, backward = max(products.rates) / SLOWER[kind], 1.0 if kind == IMAGES else 2.0
         else:
             rate, backward = self.memory_bytes_per_s.value / READ_AND_WRITTEN, 1.5
         forward, back = (RateCurve((1.0,), (each,), "assumed", "not measured") for each in (rate, rate / backward))
         return KernelRates(forward, back)
+
+    def _as_in(self, precision: Precision, measured: KernelRates, other: Precision) -> KernelRates:
+        """Rates in a precision by those in another one.
+
+        In a faster one they gain what products gain. In a slower one the kernel moves more bytes, or computes as fast
+        as products do, whichever takes longer: kernels far from the speed of products don't lose what these lose.
+        """
+        own, others = (max(curve.rates) if (curve := self.matmul(each)) else None for each in (precision, other))
+        if own is None or others is None or own == others:
+            return measured
+        if own > others:
+            return KernelRates(*(each.scaled(own / others) for each in (measured.forward, measured.backward)))
+        moved = min(1.0, _BYTES[other] / _BYTES[precision])
+        return KernelRates(*(each.scaled(moved, most=own) for each in (measured.forward, measured.backward)))
 
     @property
     def tiers(self) -> tuple[TierFigures, ...]:
@@ -185,12 +214,29 @@ _WIDER: Mapping[Precision, tuple[Precision, ...]] = {
     "fp64": ("fp64",),
 }
 """Kinds of arithmetic that are no faster, the likest first."""
+_LIKE: Mapping[Precision, tuple[Precision, ...]] = {
+    "fp8": ("bf16", "fp16", "tf32", "fp32"),
+    "bf16": ("bf16", "fp16", "tf32", "fp32"),
+    "fp16": ("fp16", "bf16", "tf32", "fp32"),
+    "tf32": ("tf32", "bf16", "fp16", "fp32"),
+    "fp32": ("fp32", "tf32", "bf16", "fp16"),
+    "fp64": ("fp64", "fp32", "tf32", "bf16", "fp16"),
+}
+"""Kinds of arithmetic by which others are known, the likest first."""
+_BYTES: Mapping[Precision, int] = {"fp8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
+"""Of a number."""
 REACHED = {"matmul": 0.7, "memory": 0.7, "link": 0.7, "network": 0.7}
 """Share of a data sheet's figure that work reaches, where nothing was measured: an assumption."""
 LATENCY_S: Mapping[TierName, float] = {"link": 3.4e-6, "network": 9.6e-6}
 """One turn of a ring of GPUs where nothing was measured: NCCL's own assumption (src/graph/tuning.cc)."""
 LAUNCH_S = 1e-5
 """Host time of one operation where nothing was measured: an assumption."""
+TRAINED, STEP_LAUNCHES = 3.0, 35.0
+"""Host time of an operation of training ÷ of a plain one, and of a step besides its operations ÷ of one of these: as on
+an H200's host, where eight of the suite's steps took 28 µs per operation and 1 ms besides, and an addition 9 µs.
+"""
+UNALIGNED: Mapping[Precision, float] = {"bf16": 2.5, "fp16": 2.5}
+"""Time of a GPU's large product whose sides 8 does not divide ÷ of another: an assumption; of other precisions 1."""
 
 
 def figures_of(hardware: Hardware) -> MachineFigures:
@@ -309,11 +355,13 @@ class Machines:
     multiprocessors: Values
     """Streaming multiprocessors of a GPU, each of which computes one tile of a product at a time."""
     launch_s: Values
-    """Host time of one operation, forward."""
+    """Host time of one operation of training, forward."""
     link_latency_s: Values
     """One turn of a collective in a node."""
     network_latency_s: Values
     """The same between nodes."""
+    step_s: Values
+    """Host time of a step besides its model's operations."""
     crowded: Values
     """0: the device works alone in its node, 1: with as many others as while it was measured."""
     curve: RateCurve | None = None
@@ -321,6 +369,9 @@ class Machines:
     sharding: Sharding | None = None
     host_computes: bool = False
     """Whether what launches operations computes them too, as processors do."""
+    runs_ahead: bool = False
+    """Whether the host launches a whole step while the device computes, as the suite's loop lets it on GPUs; published
+    steps of transformers are sums of layers."""
     trees: bool = True
     """Whether all-reduces may be trees, as NCCL's; gloo's are rings."""
 
@@ -349,6 +400,7 @@ def machines_of(hardware: Sequence[Hardware]) -> Machines:
         "devices_per_node": [float(each.devices_per_node) for each in hardware],
         "multiprocessors": [float(each.multiprocessors) for each in hardware],
         "launch_s": [LAUNCH_S] * len(hardware),
+        "step_s": [0.0] * len(hardware),
         "link_latency_s": [LATENCY_S["link"]] * len(hardware),
         "network_latency_s": [LATENCY_S["network"]] * len(hardware),
         "crowded": [1.0] * len(hardware),
@@ -373,6 +425,10 @@ def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
     busy, most = max(1, run.devices // run.nodes), max(figures.busy_devices or figures.devices_per_node, 2)
     network = figures.link if figures.network is None else figures.network
     peak = figures.peak_flops_per_s.get(run.precision)
+    cpu, launch_s, step_s = figures.device_type == "cpu", figures.launch_s.value, 0.0
+    if not cpu:
+        launch_s = TRAINED * launch_s if figures.train_launch_s is None else figures.train_launch_s.value
+        step_s = STEP_LAUNCHES * launch_s if figures.step_s is None else figures.step_s.value
     columns = {
         "peak_flops_per_s": np.nan if peak is None else peak.value,
         "flops_per_s": max(curve.rates),
@@ -382,13 +438,13 @@ def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
         "network_bytes_per_s": network.bytes_per_s.value,
         "devices_per_node": float(min(figures.devices_per_node, busy)),
         "multiprocessors": float(figures.multiprocessors or MULTIPROCESSORS),
-        "launch_s": figures.launch_s.value,
+        "launch_s": launch_s,
+        "step_s": step_s,
         "link_latency_s": figures.link.latency_s.value,
         "network_latency_s": network.latency_s.value,
         "crowded": (min(busy, most) - 1) / (most - 1),
     }
-    cpu = figures.device_type == "cpu"
-    kept = {"curve": curve, "sharding": figures.sharding, "host_computes": cpu, "trees": not cpu}
+    kept = {"curve": curve, "sharding": figures.sharding, "host_computes": cpu, "runs_ahead": not cpu, "trees": not cpu}
     return made_of({name: [value] for name, value in columns.items()}, **kept)
 
 

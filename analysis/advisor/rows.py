@@ -196,6 +196,7 @@ def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
         "devices_per_node": float(figures.devices_per_node),
         "multiprocessors": float(figures.multiprocessors or MULTIPROCESSORS),
         "launch_s": LAUNCH_S,
+        "step_s": 0.0,
         **{f"{tier}_latency_s": LATENCY_S[tier] for tier in LATENCY_S},
         **{
             f"{tier.name}_latency_s": tier.latency_s.value

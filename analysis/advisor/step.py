@@ -156,7 +156,8 @@ Fitted = dict[str, float]
 NEUTRAL: Fitted = {
     **dict.fromkeys(("kernel_scale", "attention_scale", "odd_scale", "traffic_scale", "gradient_scale"), 1.0),
     **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap", "sharded_overlap"), 1.0),
-    **dict.fromkeys(("loss_bytes", "tensor_launch_s", "softmax_launch_s"), 0.0),
+    **dict.fromkeys(("tensor_launch_s", "softmax_launch_s"), 0.0),
+    "loss_bytes": 40.0,  # what the fits of transformers begin with
     **dict.fromkeys(("message_s", "handover_s", "shard_copies", "sharding_scale", "server_copies"), 0.0),
     "launch_overlap": 6.0,  # whichever is slower decides, smoothly near the crossing
 }
@@ -224,15 +225,57 @@ def _pass_s(
 ) -> Values:
     """Of `times` forward's work, kernels that were measured apart."""
     kernels = _kernels_s(work, machines, fitted, times, measured_s)
-    launches = _deep(fitted["launch_scale"]) * _deep(machines.launch_s) * work.operations
-    launches = launches + _deep(fitted["tensor_launch_s"]) * work.tensor_operations
-    launches = times * (launches + _deep(fitted["softmax_launch_s"]) * work.softmax_operations)
+    launches = _launches_s(work, machines, fitted, times)
     if machines.host_computes:
         both = kernels + launches
     else:
         both = overlapped(kernels, launches, _deep(fitted["launch_overlap"]))
+        if machines.runs_ahead:
+            both = _deep(_ahead(work, machines, fitted)) * both
     result: Values = _crowding(machines, fitted) * both
     return result
+
+
+def _launches_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float], times: Values | float) -> Values:
+    """What the host takes to launch one pass of each layer."""
+    launches = _deep(fitted["launch_scale"]) * _deep(machines.launch_s) * work.operations
+    launches = launches + _deep(fitted["tensor_launch_s"]) * work.tensor_operations
+    result: Values = times * (launches + _deep(fitted["softmax_launch_s"]) * work.softmax_operations)
+    return result
+
+
+def _passes_s(
+    work: Work, machines: Machines, fitted: Mapping[str, Values | float]
+) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
+    """Kernels and launches of each layer, of forward and of backward."""
+    forward, backward = (
+        (_kernels_s(work, machines, fitted, times, measured_s), _launches_s(work, machines, fitted, times))
+        for times, measured_s in ((1.0, work.kernels_s), (work.backward, work.kernels_backward_s))
+    )
+    return forward, backward
+
+
+def _ahead(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """Time of all layers ÷ the sum of what each takes alone: the host launches layers while others are computed.
+
+    While a device has work for long the host catches up; so all kernels stand beside all launches.
+    """
+    gamma, (forward, backward) = fitted["launch_overlap"], _passes_s(work, machines, fitted)
+    alone = overlapped(*forward, _deep(gamma)) + overlapped(*backward, _deep(gamma))
+    kernels, launches = ((one + other) * work.count for one, other in zip(forward, backward, strict=True))
+    together = overlapped(kernels.sum(axis=-1), launches.sum(axis=-1), gamma)
+    result: Values = together / (alone * work.count).sum(axis=-1)
+    return result
+
+
+def _besides_s(work: Work, plan: Plan, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+    """What the host takes for a step besides its layers, as far as no kernels hide it."""
+    if not machines.runs_ahead:
+        return machines.step_s
+    gamma, count = fitted["launch_overlap"], np.maximum(plan.micro_batches, 1.0)
+    passes = zip(*_passes_s(work, machines, fitted), strict=True)
+    kernels, launches = (count * fullest(one + other, work, plan) for one, other in passes)
+    return overlapped(kernels, launches + machines.step_s, gamma) - overlapped(kernels, launches, gamma)
 
 
 def _crowding(machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
@@ -273,7 +316,7 @@ def step_phases(work: Work, plan: Plan, machines: Machines, parameters: Mapping[
         bubble_s=np.maximum(_pipelined_s(work, plan, sent, (there, back), busy, fitted) - busy, 0.0),
         optimizer_s=_updated_s(work, plan, machines, fitted) + nothing,
         data_s=work.input_bytes / machines.memory_bytes_per_s + nothing,
-        other_s=fitted["step_s"] + nothing,
+        other_s=fitted["step_s"] + _besides_s(work, plan, machines, fitted) + nothing,
     )
 
 

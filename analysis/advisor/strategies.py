@@ -17,7 +17,7 @@ import numpy as np
 
 from analysis.advisor.layouts import Plan
 from analysis.advisor.links import chain_crossing, send_s
-from analysis.advisor.machine import SLOWER, machine_of_job
+from analysis.advisor.machine import SLOWER, UNALIGNED, machine_of_job
 from analysis.advisor.step import (
     BACKWARD,
     EVENLY,
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 NOTHING = Kernels(operations=0, work=0.0)
 FP32 = 4.0
 """Bytes of a number."""
+NORMS = ("layer_norm", "batch_norm")
+"""Kinds of operations whose two parameters autocast leaves as they are."""
 INSIDE = ("attention", "gelu")
 """Kinds of operations between a column layer and a row layer: a tensor group shares them."""
 
@@ -77,10 +79,24 @@ class SuiteJob:
         return {"fp64": 2.0, "bf16": 0.5, "fp16": 0.5}.get(self.run.precision, 1.0)
 
     @property
-    def speed(self) -> float:
-        """Rate of products ÷ of those in fp32, which kernels were measured in."""
-        own, usual = self.figures.matmul(self.run.precision), self.figures.matmul("fp32")
-        return 1.0 if own is None or usual is None else max(own.rates) / max(usual.rates)
+    def unaligned(self) -> float:
+        """Time of products whose sides 8 does not divide ÷ of others."""
+        if self.figures.device_type == "cpu":
+            return 1.0
+        known = self.figures.unaligned or UNALIGNED
+        return known.get(self.run.precision, 1.0)
+
+    @cached_property
+    def casts(self) -> Values:
+        """Operations by which autocast brings each layer's weights, and what goes into products, to 16 bits."""
+        if self.run.precision not in ("bf16", "fp16"):
+            return np.zeros(len(self.layers))
+        counted = [_counted(layer) for layer in self.layers]
+        norms = np.array([sum(each[kind].operations for kind in NORMS if kind in each) for each in counted])
+        others = np.array([sum(kind.operations for kind in each.values()) for each in counted])
+        products = np.maximum(self.columns["operations"] - others, 0.0)
+        casts: Values = np.maximum(self.columns["tensors"] - 2.0 * norms, 0.0) + products
+        return casts
 
     @cached_property
     def columns(self) -> Mapping[str, Values]:
@@ -198,15 +214,20 @@ def _work(job: SuiteJob) -> Work:
     batch = values if isinstance(run.strategy, DataParallel) else values / plan.data[0]
     kernels = np.array([_kernels_s(job, layer, samples, 1.0 / tensor) for layer in job.layers])
     attention = np.array([(each.kernels or {}).get("attention", NOTHING).work for each in job.layers])
+    unaligned = np.minimum(counts["unaligned_flop"], counts["product_flop"] - attention)
+    logits = np.zeros(len(job.layers))
+    logits[-1] = samples * counts["boundary_bytes"][-1] / FP32
     columns = {
-        "product_flop": samples * (counts["product_flop"] - attention - gone * counts["shardable_flop"]),
+        "product_flop": samples * (counts["product_flop"] - attention - unaligned - gone * counts["shardable_flop"]),
+        "odd_flop": samples * unaligned * job.unaligned,
+        "logits": logits,
         "kernels_s": kernels[:, 0],
         "kernels_backward_s": kernels[:, 1],
         "parameters": counts["parameters"] - gone * counts["shardable_parameters"],
         # Outputs of row layers forward, inputs of column layers backward: half of what is exchanged each way.
         "exchanged_bytes": 0.5 * exchanged,
         "exchanges": np.where(exchanged > 0, 1.0, 0.0),
-        "operations": counts["operations"],
+        "operations": counts["operations"] + job.casts,
         "tensors": counts["tensors"],
         "backward": backward,
         "repeats": _repeated(job),
@@ -226,7 +247,7 @@ def _work(job: SuiteJob) -> Work:
     }
     rest: dict[str, Any] = dict.fromkeys(
         (
-            *("attention_flop", "odd_flop", "traffic_bytes", "logits", "tensor_operations"),
+            *("attention_flop", "traffic_bytes", "tensor_operations"),
             *("softmax_operations", "expert_parameters", "routed_bytes", "ring_bytes", "eight_bit"),
         ),
         zero,
@@ -245,7 +266,6 @@ def _kernels_s(job: SuiteJob, layer: LayerCount, samples: float, share: float) -
         if kind in INSIDE and layer.shardable_flop:
             work *= share
         if kind in SLOWER:
-            work /= job.speed
             size = FP32 * each.extent
         else:
             work *= job.activation_share

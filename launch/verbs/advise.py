@@ -64,7 +64,9 @@ def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
 
     machine = this_machine()
     here = run.site.name == "default"
-    kind = machine.device_type(run.device) if here else run.site.device if run.device == "auto" else run.device
+    kind: str = run.device  # this machine need not have it: what other machines would do is asked, too
+    if kind == "auto":
+        kind = machine.device_type(kind) if here else run.site.device
     own = len(machine.gpus) if kind == "cuda" else max(1, machine.usable_cores // run.cores_per_device)
     count = max(1, own) if here else run.site.devices_per_node
     figures = assumed_figures(

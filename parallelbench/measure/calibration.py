@@ -27,6 +27,7 @@ from parallelbench.results.calibration import BACKWARD, write_calibration
 from parallelbench.world import cuda
 from parallelbench.world.affinity import pin
 from parallelbench.world.machine import device_name, host_memory_bytes, others_running
+from parallelbench.world.numerics import set_precision
 from parallelbench.world.settings import configure_torch
 from parallelbench.world.world import join
 
@@ -43,8 +44,8 @@ DTYPES = {
     "cpu": {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16},
     "cuda": {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16},
 }
-USUAL = {"cpu": "fp32", "cuda": "bf16"}
-"""Precision of convolutions and attention; in others they are taken to gain what products gain."""
+KERNELS = {"cpu": ("fp32",), "cuda": ("fp32", "bf16")}
+"""Precisions of convolutions and attention; what they take in others follows from these."""
 COPIED_BYTES = {"cpu": tuple(4**k * 2**14 for k in range(7)), "cuda": tuple(4**k * 2**20 for k in range(6))}
 """16 KiB to 64 MiB; 1 MiB to 1 GiB."""
 SEQUENCES = {"cpu": (16, 64, 256), "cuda": (64, 256, 1024, 4096)}
@@ -69,6 +70,8 @@ WIDTH = 256
 """Of the rows that are normalised, and channels."""
 LONG_S = 0.25
 """Larger sizes of a kind are left out once one piece takes longer than this."""
+UNALIGNED = 4095
+"""Side of a product that tensor cores can't take at full speed."""
 LAUNCHES = 2000
 
 
@@ -78,15 +81,19 @@ def device_work(world: World) -> Iterator[Row]:
     with torch.no_grad():
         for precision, dtype in DTYPES[world.device_type].items():
             yield from _growing(SIDES, functools.partial(_product, precision=precision, dtype=dtype), world)
+            if world.device_type == "cuda":
+                yield from _product(UNALIGNED, world, precision=precision, dtype=dtype, operation="unaligned")
         yield from _growing(COPIED_BYTES, _copy, world)
-        yield {"operation": "launch", "time_s": launch_s(world)}
-    for kind, each in CONVOLUTIONS.items():
-        for channels in each:
-            yield from _convolution(kind, *channels, world)
+    yield from _of_host(world)
+    for precision in KERNELS[world.device_type]:
+        set_precision(precision)
+        for kind, each in CONVOLUTIONS.items():
+            for channels in each:
+                yield from _convolution(kind, *channels, world, precision=precision)
+        yield from _growing(SEQUENCES, functools.partial(_attention, precision=precision), world)
     yield from _growing(GIVEN_BYTES, functools.partial(_writing, kind=ELEMENTWISE), world)
     for kind in [each for each in WRITING if each != ELEMENTWISE]:
         yield from _writing(GIVEN_BYTES[world.device_type][0], world, kind=kind)
-    yield from _growing(SEQUENCES, _attention, world)
 
 
 def _growing(
@@ -104,15 +111,11 @@ def _growing(
             return
 
 
-def _product(side: int, world: World, *, precision: str, dtype: torch.dtype) -> list[Row]:
+def _product(side: int, world: World, *, precision: str, dtype: torch.dtype, operation: str = "matmul") -> list[Row]:
     one, other, product = (torch.ones(side, side, dtype=dtype, device=world.device) for _ in range(3))
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        time_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    return [{"operation": "matmul", "precision": precision, "flop": 2.0 * side**3, "time_s": time_s}]
+    set_precision(precision)
+    time_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
+    return [{"operation": operation, "precision": precision, "flop": 2.0 * side**3, "time_s": time_s}]
 
 
 def _copy(size_bytes: int, world: World) -> list[Row]:
@@ -120,10 +123,9 @@ def _copy(size_bytes: int, world: World) -> list[Row]:
     return [{"operation": "copy", "size_bytes": size_bytes, "time_s": fastest_s([lambda: copy.copy_(source)], world)}]
 
 
-def _convolution(kind: str, inputs: int, outputs: int, groups: int, world: World) -> list[Row]:
+def _convolution(kind: str, inputs: int, outputs: int, groups: int, world: World, *, precision: str) -> list[Row]:
     count, side = SHAPES[world.device_type]
     side *= 2 if kind == IMAGES else 1
-    precision = USUAL[world.device_type]
     where: dict[str, Any] = {"device": world.device, "dtype": DTYPES[world.device_type][precision]}
     layer = nn.Conv2d(inputs, outputs, 3, padding=1, groups=groups, bias=False, **where)
     values = torch.ones(count, inputs, side, side, requires_grad=kind != IMAGES, **where)
@@ -150,9 +152,8 @@ def _writing(given_bytes: int, world: World, *, kind: str) -> list[Row]:
     return _both_ways(kind, WRITING[kind], (values,), world, size_bytes=written)
 
 
-def _attention(sequence: int, world: World) -> list[Row]:
+def _attention(sequence: int, world: World, *, precision: str) -> list[Row]:
     """Samples with 8 heads 64 wide: 4·heads·s²·width operations forward of each."""
-    precision = USUAL[world.device_type]
     dtype = DTYPES[world.device_type][precision]
     count = max(1, TOKENS[world.device_type] // sequence)
     shape = (count, HEADS, sequence, HEAD_WIDTH)
@@ -178,6 +179,76 @@ def _both_ways(
         {"operation": kind, "time_s": forward_s, **sizes},
         {"operation": kind + BACKWARD, "time_s": backward_s, **sizes},
     ]
+
+
+def _of_host(world: World) -> Iterator[Row]:
+    """What the host takes for one operation and, beside GPUs, for a step that has none.
+
+    Of GPUs an operation of training: a third of the time per operation of forward, of two small stacks' forward and
+    backward passes, with all that Python, autograd and views add. Plain additions take a third of it (an H200's host).
+    """
+    if world.device_type == "cpu":
+        with torch.no_grad():
+            yield {"operation": "launch", "time_s": launch_s(world)}
+        return
+    set_precision("fp32")
+    samples = torch.randn(STACKED, WIDTH, device=world.device)
+    images = samples.view(STACKED, -1, 8, 8)
+    both = ((_perceptron(world.device), samples), (_convolutions(images.shape[1], world.device), images))
+    times_s = [_step_s(stack, given, world) / (3 * operations) for (stack, operations), given in both]
+    yield {"operation": "launch", "time_s": launch_s(world)}
+    operation_s = statistics.geometric_mean(times_s)
+    yield {"operation": "train_launch", "time_s": operation_s}
+    alone = nn.Linear(WIDTH, 16, device=world.device)
+    update = torch.optim.Adam(alone.parameters(), fused=True)
+    labels = torch.zeros(STACKED, dtype=torch.long, device=world.device)
+    whole_s = _step_s(alone, samples, world, labels=labels, update=update)
+    yield {"operation": "step", "time_s": max(0.0, whole_s - 3 * operation_s)}
+
+
+STACKED, DEEP = 16, 8
+"""Samples, and blocks of the stacks by which the host is measured: too small to keep a GPU busy."""
+
+
+def _perceptron(device: torch.device) -> tuple[nn.Module, int]:
+    """Blocks of a norm, a layer and GELU; and how many operations its forward pass has."""
+    blocks = [(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(DEEP)]
+    return nn.Sequential(*(layer for block in blocks for layer in block)).to(device), 3 * DEEP
+
+
+def _convolutions(channels: int, device: torch.device) -> tuple[nn.Module, int]:
+    """Likewise of a convolution, a norm and ReLU."""
+    blocks = [
+        (nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU())
+        for _ in range(DEEP)
+    ]
+    return nn.Sequential(*(layer for block in blocks for layer in block)).to(device), 3 * DEEP
+
+
+def _step_s(
+    stack: nn.Module,
+    given: torch.Tensor,
+    world: World,
+    *,
+    labels: torch.Tensor | None = None,
+    update: torch.optim.Optimizer | None = None,
+) -> float:
+    """Seconds of a step of training, on average; of the fastest of some series."""
+    fastest = float("inf")
+    for _ in range(WARM_UP + ROUNDS):
+        world.synchronize()
+        start = time.perf_counter()
+        for _ in range(DEEP):
+            output = stack(given)
+            (output.sum() if labels is None else nn.functional.cross_entropy(output, labels)).backward()
+            if update is None:
+                stack.zero_grad(set_to_none=True)
+            else:
+                update.step()
+                update.zero_grad(set_to_none=True)
+        world.synchronize()
+        fastest = min(fastest, (time.perf_counter() - start) / DEEP)
+    return fastest
 
 
 def launch_s(world: World) -> float:

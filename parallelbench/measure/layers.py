@@ -35,6 +35,8 @@ LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 
 FP32 = 4
 """Bytes of a number."""
+ALIGNED = 8
+"""Tensor cores take matrices of half precision at full speed where this divides their sides (cuBLAS: 16 bytes)."""
 
 
 LARGE = 50_000_000
@@ -104,6 +106,7 @@ def _counted(
         shardable_flop=planned.flop,
         shardable_parameters=planned.parameters,
         exchanged_bytes=float(FP32 * planned.exchanged_values),
+        unaligned_flop=counted.unaligned_flop,
         kernels=counted.kernels,
     )
     return values, row, counted.least_flop
@@ -142,7 +145,7 @@ class _LayerCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.product_flop = self.convolution_flop = self.grouped_flop = 0.0
+        self.product_flop = self.unaligned_flop = self.convolution_flop = self.grouped_flop = 0.0
         self.values = self.operations = 0
         self.least_flop: list[float] = []
         self.kernels: dict[str, Kernels] = {}
@@ -151,8 +154,11 @@ class _LayerCounter(TorchDispatchMode):
         """Let the operation happen, and count it."""
         result, name = func(*args, **(kwargs or {})), func._schema.name
         if name in LEFT:
-            flop = 2.0 * result.numel() * args[LEFT[name]].shape[-1]
+            inputs, outputs = args[LEFT[name]].shape[-1], result.shape[-1]
+            flop = 2.0 * result.numel() * inputs
             self.product_flop += flop
+            if inputs % ALIGNED or outputs % ALIGNED:
+                self.unaligned_flop += flop
             self.least_flop.append(flop)
         elif name == "aten::convolution":
             kernel = args[1]

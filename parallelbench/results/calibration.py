@@ -22,7 +22,9 @@ BACKWARD = "_backward"
 # fmt: off
 CALIBRATION = (
     text("operation",
-        "matmul, copy or launch on one device, and forward, with `_backward` behind it backward: image_convolution (of "
+        "matmul, copy or launch on one device; of GPUs unaligned (a product whose sides 8 does not divide), "
+        "train_launch (the host's time per operation of forward in training, a third of forward and backward) and "
+        "step (its time for a step besides); forward, with `_backward` behind it backward: image_convolution (of "
         "the model's input), convolution, grouped, attention, elementwise (ReLU), gelu, layer_norm, batch_norm, "
         "max_pool; all_reduce, all_gather, all_to_all or send between devices; shard: what a layer's forward and "
         "backward take longer where devices share its parameters (fully_shard)"),

@@ -97,12 +97,22 @@ def test_figures_are_those_that_made_the_table(tmp_path: Path) -> None:
         assert tier.latency_s.value == pytest.approx(ALPHA_S[tier.name])
         assert tier.bytes_per_s.value == pytest.approx(BETA[tier.name])
     assert figures.kernel("max_pool").backward.at(1e6) == pytest.approx(2.0)
-    assert figures.kernel("attention").forward.at(64.0) == pytest.approx(2e9), "as if in fp32, a quarter as fast"
+    assert figures.kernel("attention", "bf16").forward.at(64.0) == pytest.approx(8e9)
     assert figures.kernel("grouped").forward.origin == "assumed"
     assert figures.sharding is not None
     assert (figures.sharding.sizes_bytes, figures.sharding.times_s) == ((1024, 2**24), (0.01, 0.1))
     assert (figures.sharding.ranks, figures.sharding.origin) == (4, "measured")
     assert {figures.link.latency_s.origin, figures.memory_bytes_per_s.origin, curve.origin} == {"measured"}
+
+
+def test_what_a_gpus_host_takes_and_odd_sides_cost_is_what_was_measured() -> None:
+    of_host = [row(operation=name, time_s=time_s) for name, time_s in (("train_launch", 3e-5), ("step", 1e-3))]
+    odd = row(operation="unaligned", precision="fp32", flop=1e9, time_s=6.0)
+    figures = figures_of_calibration([*devices(1), *of_host, odd], FACTS | {"device_type": "cuda"}, source="here")
+    of_host_s = (figures.launch_s, figures.train_launch_s, figures.step_s)
+    assert [each and each.value for each in of_host_s] == [1e-6, 3e-5, 1e-3]
+    usual_s = 1e9 / float(figures.matmul_flops_per_s["fp32"].at(1e9))
+    assert figures.unaligned == {"fp32": pytest.approx(6.0 / usual_s)}
 
 
 def test_links_of_one_device_are_assumed_and_load_is_told() -> None:

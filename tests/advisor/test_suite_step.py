@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.advisor.machine import KernelRates, Known, RateCurve, Sharding
+from analysis.advisor.machine import TRAINED, KernelRates, Known, RateCurve, Sharding
 from analysis.advisor.step import NEUTRAL, Phases, overlapped
 from analysis.advisor.strategies import SuiteJob, suite_phases
 from launch.sweep import one_run
@@ -42,7 +42,8 @@ def test_kernels_take_what_the_calibration_says_of_their_shapes() -> None:
     """Four layers: attention at a rate by its keys, and pooling by what it writes."""
     rates = RateCurve((40.0, 400.0), (1e6, 1e8), "measured", "a test")
     slow = RateCurve((1.0,), (1e6,), "measured", "a test")
-    figures = machine(kernels={"attention": KernelRates(rates, slow), "max_pool": KernelRates(slow, rates)})
+    known = {"attention": KernelRates(rates, slow), "max_pool": KernelRates(slow, rates)}
+    figures = machine(kernels={kind: {"fp32": each} for kind, each in known.items()})
     counted = {
         "attention": Kernels(operations=1, work=1e6, extent=100.0),
         "max_pool": Kernels(operations=2, work=40.0),
@@ -57,15 +58,79 @@ def test_kernels_take_what_the_calibration_says_of_their_shapes() -> None:
     assert whole.compute_s - shared.compute_s == pytest.approx(less), "a tensor group shares what lies inside"
 
 
-def test_a_gpus_backward_takes_its_launches_however_fast_its_kernels_are() -> None:
-    """Of 10 operations forward, backward has 20, but for the first layer."""
-    rates = KernelRates(*(RateCurve((1.0,), (each,), "measured", "a test") for each in (1e8, 1e13)))
-    launched: dict[str, Any] = {"device_type": "cuda", "launch_s": Known(1e-3, "measured", "a test")}
-    figures = machine(**launched, kernels={"gelu": rates})
-    counted = {"gelu": Kernels(operations=10, work=1e4)}
-    found = phases("strategy=single", figures=figures, product_flop=0.0, operations=10, kernels=counted)
-    forward = overlapped(np.array([64 * 1e4 / 1e8]), np.array([10e-3]), NEUTRAL["launch_overlap"])[0]
-    assert found.compute_s == pytest.approx(4 * forward + (4 * 2 - 1) * 10e-3)
+def gpu(kernel_per_s: float, *, step_s: float = 0.0, **figures: Any) -> Any:
+    """A GPU whose host takes a millisecond per operation; GELU is computed at this rate, backward in no time."""
+    rates = KernelRates(*(RateCurve((1.0,), (each,), "measured", "a test") for each in (kernel_per_s, 1e13)))
+    of_host = {"train_launch_s": Known(1e-3, "measured", "a test"), "step_s": Known(step_s, "measured", "a test")}
+    return machine(**{"device_type": "cuda", "kernels": {"gelu": {"fp32": rates}}} | of_host | figures)
+
+
+GELU: dict[str, Any] = {"product_flop": 0.0, "operations": 10, "kernels": {"gelu": Kernels(operations=10, work=1e4)}}
+LAUNCHES_S = (4 * 3 - 1) * 10e-3
+"""Of 10 operations forward, backward has 20, but for the first layer."""
+
+
+def hidden(kernels_s: float, launches_s: float) -> float:
+    """Time of both beside each other."""
+    return float(overlapped(np.array([kernels_s]), np.array([launches_s]), NEUTRAL["launch_overlap"])[0])
+
+
+@pytest.mark.parametrize("kernel_per_s", [1e9, 1e7, 1e6])
+def test_a_gpu_computes_while_its_host_launches_what_follows(kernel_per_s: float) -> None:
+    """Forward's kernels may be longer than all launches while backward's take no time: the whole step is compared."""
+    found = phases("strategy=single", figures=gpu(kernel_per_s), **GELU)
+    assert found.compute_s == pytest.approx(hidden(4 * 64 * 1e4 / kernel_per_s, LAUNCHES_S), rel=1e-6)
+
+
+def test_what_a_step_takes_of_a_gpus_host_is_hidden_where_kernels_are_long() -> None:
+    short, long = (phases("strategy=single", figures=gpu(each, step_s=0.1), **GELU).other_s for each in (1e9, 1e5))
+    assert short == pytest.approx(0.1, rel=1e-3)
+    assert long < 1e-6
+    assert phases("strategy=single", figures=machine(step_s=Known(0.1, "measured", "a test")), **GELU).other_s == 0.0
+
+
+def test_a_gpus_host_that_nobody_measured_trains_slower_than_it_adds() -> None:
+    plain = gpu(1e9, train_launch_s=None, launch_s=Known(1e-3 / TRAINED, "measured", "a test"))
+    assert phases("strategy=single", figures=plain, **GELU).compute_s == pytest.approx(LAUNCHES_S, rel=1e-3)
+
+
+def test_autocast_adds_an_operation_for_each_weight_and_each_products_input() -> None:
+    """Two norms keep their four parameters; of three products six are cast, and what goes into them."""
+    kernels = {"layer_norm": Kernels(operations=2, work=1e-9)}
+    counted: dict[str, Any] = {"product_flop": 0.0, "operations": 5, "tensors": 10, "kernels": kernels}
+    both = {"matmul_flops_per_s": {name: RateCurve((1.0,), (1e9,), "site", "a test") for name in ("fp32", "bf16")}}
+    single, half = (
+        phases("strategy=single", f"precision={each}", figures=gpu(1e9, **both), **counted) for each in ("fp32", "bf16")
+    )
+    assert single.compute_s == pytest.approx((4 * 3 - 1) * 5e-3, rel=1e-3)
+    assert half.compute_s == pytest.approx((4 * 3 - 1) * (5 + 6 + 3) * 1e-3, rel=1e-3)
+
+
+def test_products_of_odd_sides_take_a_gpu_longer() -> None:
+    figures = machine(device_type="cuda", unaligned={"fp32": 4.0})
+    assert phases("strategy=single", figures=figures, unaligned_flop=FLOP / 2).compute_s == pytest.approx(
+        64 * FLOP * 11 / 1e9 * (0.5 + 0.5 * 4.0)
+    )
+    assert phases("strategy=single", unaligned_flop=FLOP / 2).compute_s == phases("strategy=single").compute_s
+
+
+def test_the_loss_moves_its_logits() -> None:
+    """64 samples of 64 logits; the last layer's backward pass is twice its forward pass."""
+    more = phases("strategy=single", scales={"loss_bytes": 30.0}).compute_s - phases("strategy=single").compute_s
+    assert more == pytest.approx(64 * 64 * 30.0 / 1e9)
+
+
+def test_kernels_far_from_the_speed_of_products_lose_what_they_move_and_others_what_products_lose() -> None:
+    """Measured in bf16 alone, where products are ten times as fast as in fp32; and one of fp32 in bf16."""
+    products = {
+        name: RateCurve((1.0,), (rate,), "measured", "a test") for name, rate in (("fp32", 1e12), ("bf16", 1e13))
+    }
+    curve = RateCurve((1.0, 10.0), (1e11, 5e12), "measured", "a test")
+    known = {"convolution": {"bf16": KernelRates(curve, curve)}, "grouped": {"fp32": KernelRates(curve, curve)}}
+    figures = machine(matmul_flops_per_s=products, kernels=known)
+    assert figures.kernel("convolution", "bf16").forward.rates == curve.rates
+    assert figures.kernel("convolution", "fp32").backward.rates == (5e10, 1e12)
+    assert figures.kernel("grouped", "bf16").forward.rates == (1e12, 5e13)
 
 
 def test_kernels_of_a_site_without_a_rate_in_fp32_are_as_slow_beside_products() -> None:
