@@ -77,7 +77,7 @@ class Bars(Chart):
             opacity=pale(0.85),
             x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
             y=y,
-            color=bar_colour(data),
+            color=bar_colour(data, runs),
             tooltip=[*tips("configuration:N"), alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
         )
         points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)

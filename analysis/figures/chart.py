@@ -13,22 +13,24 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import altair as alt
+import numpy as np
 import polars as pl
 import polars.selectors as cs
 
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
-from analysis.comparison.configurations import summary
+from analysis.comparison.configurations import facts, summary
 from analysis.comparison.issues import Caveat
+from analysis.runs.reader import once
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from analysis.comparison.issues import Issue
     from analysis.runs.reader import Runs
@@ -55,34 +57,40 @@ class Chart(ABC):
         """Draw these rows, which are those of these runs."""
 
 
-DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [1, 3])
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [12, 2, 2, 2, 2, 2])
 # Okabe and Ito's colours, distinct with any kind of colour blindness; their yellow is too pale for lines. Nobody
-# distinguishes 16 hues: a hue is a family (blue: replicas, green: sharded, orange: by layers, pink: by tensors, violet:
-# servers and outer loops; lime: by tokens), and its members differ in lightness and, where they are lines, in dashes.
+# distinguishes 24 hues: a hue is a family (blue: replicas, green: sharded, orange: by layers, pink: by tensors, violet:
+# servers and outer loops, lime: by tokens, cyan: by experts, red: TensorFlow's), and its members differ in lightness
+# and, where they are lines, in dashes. So do those of other families that look alike to some.
 STYLES = {
     "single": ("#4d4d4d", 0),
     "ddp": ("#0072b2", 1),
-    "ring_ddp": ("#00344f", 2),
+    "ring_ddp": ("#00344f", 4),
     "data_parallel": ("#56b4e9", 3),
     "fsdp": ("#009e73", 4),
     "hsdp": ("#004d38", 1),
-    "zero1": ("#66cdaa", 2),
+    "zero1": ("#66cdaa", 5),
     "model_parallel": ("#d55e00", 2),
     "model_parallel_tutorial": ("#5e2a00", 4),
     "pipeline": ("#e69f00", 1),
-    "dp_pp": ("#9c6b00", 3),
-    "dp_pp_tp": ("#f0c05a", 4),
+    "dp_pp": ("#886633", 3),
+    "dp_pp_tp": ("#f0c05a", 5),
     "tensor_parallel": ("#cc79a7", 3),
     "dp_tp": ("#8a2c62", 1),
-    "context_parallel": ("#7cb518", 2),
-    "fsdp_cp": ("#42620a", 4),
+    "context_parallel": ("#88bb66", 2),
+    "fsdp_cp": ("#42620a", 1),
+    "expert_parallel": ("#00aabb", 1),
     "parameter_server": ("#332288", 2),
     "downpour": ("#8f7fd6", 3),
     "sandblaster_lbfgs": ("#6a3fb5", 4),
+    "tf_single": ("#550000", 3),
+    "tf_mirrored": ("#dd0033", 4),
+    "tf_multi_worker": ("#ee6677", 5),
+    "tf_parameter_server": ("#aa5577", 1),
 }
-"""Strategy → its colour in all reports, and the first of its `DASHES`: one device alone is solid, below all others."""
-SPARE = ("#882255", "#999933", "#44aa99", "#aa4499", "#117733", "#7f7f7f", "#b2182b")
-"""For a user's own strategies, and for a strategy's further variants."""
+"""Strategy → its colour in all reports, and the first of its `DASHES`: `single` is solid, below all others."""
+THEORY = "#999999"
+"""The colour of lines that nobody measured."""
 _LONG_NAME = 28
 MOST_POINTS = 12_000
 """Most points of a figure's repeats; with more, medians are drawn."""
@@ -93,26 +101,50 @@ LEGEND = alt.Legend(
 )
 
 
-def variants(runs: pl.DataFrame) -> dict[str, str]:
-    """Variant → colour, in the order of first appearance.
+def variants(data: pl.DataFrame, runs: Runs) -> dict[str, str]:
+    """The variants of these rows, in the order of first appearance → their colours."""
+    colours = _colours(runs)
+    return {name: colours[name] for name in data["variant"].unique(maintain_order=True)}
 
-    The first variant of a strategy has the strategy's colour; others, and strategies without one, take spares by their
-    place among those present.
+
+@once
+def _colours(runs: Runs) -> dict[str, str]:
+    """Variant → its colour, whatever else is in a figure: of all that these runs are, also of the lines of `lines_of`.
+
+    The first variant of a strategy has the strategy's colour; others, and those of plugins, have spare ones.
     """
-    rows = runs.select("variant", "strategy").unique(maintain_order=True).rows()
-    firsts = {strategy: variant for variant, strategy in reversed(rows)}
-    own = {variant: STYLES[name][0] for name, variant in firsts.items() if name in STYLES}
-    others = [variant for variant, _ in rows if variant not in own]
-    spare = {variant: SPARE[place % len(SPARE)] for place, variant in enumerate(others)}
-    return {variant: own.get(variant) or spare[variant] for variant, _ in rows}
+    rows = facts(runs).select("variant", "strategy", "nodes")
+    apart = rows.filter(pl.col("nodes") > 1).with_columns(variant=_ON_NODES)
+    of = dict(pl.concat([rows, apart]).select("variant", "strategy").unique(maintain_order=True).rows())
+    firsts = {strategy: variant for variant, strategy in reversed(of.items())}
+    own = {variant: STYLES[strategy][0] for strategy, variant in firsts.items() if strategy in STYLES}
+    spare = _spares([THEORY, *own.values()])
+    return {variant: own.get(variant) or next(spare) for variant in of}
+
+
+def _spares(taken: Iterable[str]) -> Iterator[str]:
+    """Colours, neither pale nor glaring: each as unlike as can be to those taken and to those before it."""
+    colours = list(product(range(0x22, 0xCC, 0x11), repeat=3))
+    weights = np.sqrt([2, 4, 3])  # what eyes see of red, green and blue
+    others = [tuple(bytes.fromhex(colour[1:])) for colour in taken]
+    while True:
+        apart = [np.linalg.norm((np.array(colours) - other) * weights, axis=1) for other in others]
+        others.append(colours[np.min(apart, axis=0).argmax()])
+        yield "#" + bytes(others[-1]).hex()
 
 
 def lines_of(data: pl.DataFrame) -> pl.DataFrame:
     """The same, where a variant that was measured on as many devices of one node and of several has a line for each."""
     several = (pl.col("configuration").n_unique().over("panel", "variant", "devices") > 1).any().over("variant")
-    strategy, options = (pl.col("variant").str.extract(part) for part in ("^([^,]*)", "(,.*)$"))
-    on_nodes = pl.concat_str(strategy, pl.format(" on {} nodes", "nodes"), options.fill_null(""))
-    return data.with_columns(variant=pl.when(several & (pl.col("nodes") > 1)).then(on_nodes).otherwise("variant"))
+    return data.with_columns(variant=pl.when(several & (pl.col("nodes") > 1)).then(_ON_NODES).otherwise("variant"))
+
+
+_ON_NODES = pl.concat_str(
+    pl.col("variant").str.extract("^([^,]*)"),
+    pl.format(" on {} nodes", "nodes"),
+    pl.col("variant").str.extract("(,.*)$").fill_null(""),
+)
+"""What the line of a variant on several nodes is called."""
 
 
 MEDIAN = pl.col("value").median()
@@ -164,9 +196,9 @@ def scale(of: Mapping[str, Any]) -> alt.Scale:
     return alt.Scale(domain=list(of), range=list(of.values()))
 
 
-def bar_colour(data: pl.DataFrame) -> alt.Color:
+def bar_colour(data: pl.DataFrame, runs: Runs) -> alt.Color:
     """The variants' colours, without a legend: the bars are named."""
-    return alt.Color("variant:N", scale=scale(variants(data)), legend=None)
+    return alt.Color("variant:N", scale=scale(variants(data, runs)), legend=None)
 
 
 def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.Chart]:
@@ -179,21 +211,32 @@ def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.C
     return label, room
 
 
-def dashes(strategies: Sequence[str]) -> list[list[int]]:
-    """The dashes of lines whose strategies these are: the strategy's own for its first line, then the next ones."""
-    begins = [STYLES[name][1] if name in STYLES else strategies.index(name) for name in strategies]
+def dashes(strategies: Sequence[str], runs: Runs) -> list[list[int]]:
+    """The dashes of lines whose strategies these are: the strategy's own for its first line, then the next ones.
+
+    Those of plugins begin by their place among the plugins' strategies of these runs.
+    """
+    others = [name for name in facts(runs)["strategy"].unique(maintain_order=True) if name not in STYLES]
+    begins = [STYLES[name][1] if name in STYLES else 1 + others.index(name) for name in strategies]
     places = [strategies[:index].count(name) for index, name in enumerate(strategies)]
-    return [DASHES[(begin + place) % len(DASHES)] for begin, place in zip(begins, places, strict=True)]
+    steps = [begin + place for begin, place in zip(begins, places, strict=True)]
+    return [DASHES[step and 1 + (step - 1) % (len(DASHES) - 1)] for step in steps]  # solid again, one would hide others
 
 
-def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
+def variant_dashes(data: pl.DataFrame, runs: Runs) -> dict[str, list[int]]:
+    """The variants of these rows, in the order of first appearance → their dashes."""
+    strategies = dict(data.select("variant", "strategy").unique(maintain_order=True).rows())
+    return dict(zip(strategies, dashes(list(strategies.values()), runs), strict=True))
+
+
+def series(data: pl.DataFrame, runs: Runs, *, points: bool = False) -> dict[str, Any]:
     """Colour by variant, dashes by strategy and place: one legend, and lines that lie on each other still show.
 
     Points have a shape by their number of devices, as configurations of one variant have one colour.
     """
-    colours = variants(data)
+    colours = variants(data, runs)
     rows = data.select("configuration", "variant", "strategy").unique(maintain_order=True).rows()
-    names = [row[0] for row in rows]
+    names, strategies = [row[0] for row in rows], [row[2] for row in rows]
     legend = LEGEND.copy()
     if points:
         legend.symbolType, legend.symbolSize = alt.Undefined, 110
@@ -207,7 +250,9 @@ def series(data: pl.DataFrame, *, points: bool = False) -> dict[str, Any]:
             legend=legend,
         ),
         "strokeDash": alt.StrokeDash(
-            "configuration:N", scale=alt.Scale(domain=names, range=dashes([row[2] for row in rows])), legend=legend
+            "configuration:N",
+            scale=alt.Scale(domain=names, range=dashes(strategies, runs)),
+            legend=legend,
         ),
     }
 

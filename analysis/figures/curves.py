@@ -38,6 +38,7 @@ from analysis.figures.chart import (
     scale,
     series,
     tips,
+    variant_dashes,
     variants,
     with_medians,
 )
@@ -70,7 +71,7 @@ class Lines(Chart):
         x, y = self.x(data) if callable(self.x) else self.x, self.y(runs) if callable(self.y) else self.y
         data = with_medians(data, ("panel", "configuration", "x"))
         told = coinciding(data, own_axes=self.own_axes)
-        key: dict[str, Any] = series(data)
+        key: dict[str, Any] = series(data, runs)
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=240)
         line = base.transform_filter("datum.first").mark_line(strokeWidth=2.2).encode(x=x, y=y, **key)
         y = y.copy()
@@ -394,14 +395,15 @@ class OverDevices(Chart):
         """Lines without a run on one device begin at their framework's baseline."""
         by, widths, data = self.by, self.widths, lines_of(data)
         devices = sorted(set(data["devices"]) | {1})
-        colour = alt.Color("variant:N", scale=scale(variants(data)), legend=LEGEND)
+        colour = alt.Color("variant:N", scale=scale(variants(data, runs)), legend=LEGEND)
+        dash = alt.StrokeDash("variant:N", scale=scale(variant_dashes(data, runs)), legend=LEGEND)
         data = _with_origins(with_medians(data, ("panel", by, "variant", "devices")), by)
         across = _across(devices, room=_ROOM_BESIDE if widths else _ROOM_FOR_WORDS)
         x = alt.X("devices:Q", title="Devices", scale=across, axis=alt.Axis(values=devices, format="d", grid=False))
         y = alt.Y("median:Q", title=self.unit, scale=alt.Scale(domainMin=0), axis=alt.Axis(titleColor=INK, tickCount=6))
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
         line = base.transform_filter("datum.first").mark_line()
-        line = line.encode(x=x, y=y, color=colour, **_told_apart(by, widths))
+        line = line.encode(x=x, y=y, color=colour, strokeDash=dash, **_told_apart(by, widths))
         tooltip = [*tips("configuration:N", f"{by}:N", "repeat:N"), alt.Tooltip("value:Q", format=".4~g")]
         dots = base.transform_filter("datum.repeat != null").mark_point(filled=True, size=30, strokeWidth=0.8)
         dots = dots.encode(x=x, y=alt.Y("value:Q"), color=colour, fillOpacity=HOLLOW, tooltip=tooltip)

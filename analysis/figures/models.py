@@ -56,16 +56,16 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         return None
     panel = pl.format("{} — {}", "work", "title") if data["work"].n_unique() > 1 else pl.col("title")
     data = data.with_columns(panel=panel).sort(natural("work"), maintain_order=True)
-    return _dots(with_medians(data, ("panel", "configuration", "model")))
+    return _dots(with_medians(data, ("panel", "configuration", "model")), runs)
 
 
-def _dots(data: pl.DataFrame) -> alt.FacetChart:
+def _dots(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
     """Medians over repeats, every repeat as a small point."""
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 44})
     models = list(data["model"].unique(maintain_order=True))
     y = alt.Y("model:N", sort=models, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False, labelPadding=8))
     scale = alt.Scale(type="log", nice=False, padding=14)
-    key = series(data, points=True)
+    key = series(data, runs, points=True)
     colour, shape = key["color"], key["shape"]
     tooltip = tips("model:N", "configuration:N")
     median = base.transform_filter("datum.first").mark_point(filled=True, size=110, opacity=0.9)

@@ -40,7 +40,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         return None
     x = alt.X("x:Q", title="Seconds since the first epoch began", axis=SECONDS, scale=alt.Scale(nice=False))
     y = alt.Y("value:Q", title="Power of all GPUs (W)")
-    key: dict[str, Any] = series(data)
+    key: dict[str, Any] = series(data, runs)
     base = alt.Chart(records(data.drop("length_s", "resumed"))).properties(width=PANEL_WIDTH, height=200)
     line = base.mark_line(strokeWidth=1.6).encode(x=x, y=y, opacity=pale(1.0), **key)
     tooltip = [

@@ -14,7 +14,7 @@ import polars as pl
 from analysis import text
 from analysis.advisor.forecast import forecast
 from analysis.comparison.work import configuration_label, natural
-from analysis.figures.chart import LEGEND, PANEL_WIDTH, panel, panels, records, scale, tips, variants
+from analysis.figures.chart import LEGEND, PANEL_WIDTH, THEORY, panel, panels, records, scale, tips, variants
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     steps = list(_steps(found))
     rows = [*steps, *_equal(steps), *_curves(found)]
     data = panel(pl.DataFrame(rows, infer_schema_length=None), pl.col("kind"))
-    return _drawn(data.sort(natural("group"), "place", maintain_order=True))
+    return _drawn(data.sort(natural("group"), "place", maintain_order=True), runs)
 
 
 def _steps(found: Forecast) -> Iterator[dict[str, Any]]:
@@ -84,8 +84,8 @@ def _named(step: MeasuredStep, devices: int) -> dict[str, Any]:
     return names | {"configuration": configuration_label(step.variant, devices)}
 
 
-def _drawn(data: pl.DataFrame) -> alt.FacetChart:
-    colours = variants(data.drop_nulls("variant"))
+def _drawn(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+    colours = variants(data.drop_nulls("variant"), runs)
     key = alt.Color("variant:N", scale=scale(colours), legend=LEGEND)
     axes: dict[str, Any] = {
         "title": None,
@@ -99,7 +99,7 @@ def _drawn(data: pl.DataFrame) -> alt.FacetChart:
         base.transform_filter(f"datum.mark == '{name}'") for name in ("measured", "predicted", "equal")
     )
     beyond = base.transform_filter("datum.place == 1 && (datum.mark == 'predicted' || datum.mark == 'start')")
-    diagonal = equal.mark_line(color="#999999", strokeDash=[5, 4]).encode(x=x, y=y)
+    diagonal = equal.mark_line(color=THEORY, strokeDash=[5, 4]).encode(x=x, y=y)
     lines = [
         seen.mark_line(strokeWidth=2.2).encode(x=x, y=y, color=key),
         beyond.mark_line(strokeWidth=1.6, strokeDash=[4, 3]).encode(x=x, y=y, color=key),

@@ -19,6 +19,7 @@ from analysis.figures.chart import (
     LEGEND,
     PANEL_WIDTH,
     RATIO_MEDIAN,
+    THEORY,
     Sentence,
     lines_of,
     panel,
@@ -26,6 +27,7 @@ from analysis.figures.chart import (
     records,
     scale,
     tips,
+    variant_dashes,
     variants,
     written,
 )
@@ -49,7 +51,7 @@ class Scaling(Bars):
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """A line per variant, or a bar per configuration; `rows` has the column devices, too."""
-        return super().drawn(data, runs) if data["variant"].n_unique() > _MOST_LINES else _lines(data, self.title)
+        return super().drawn(data, runs) if data["variant"].n_unique() > _MOST_LINES else _lines(data, runs, self.title)
 
 
 def _speed_ups(runs: Runs) -> pl.DataFrame:
@@ -58,15 +60,14 @@ def _speed_ups(runs: Runs) -> pl.DataFrame:
     return panel(data, pl.col("kind").replace(_KINDS))
 
 
-def _lines(data: pl.DataFrame, title: str) -> alt.FacetChart:
+def _lines(data: pl.DataFrame, runs: Runs, title: str) -> alt.FacetChart:
     """A line per variant, labelled with its efficiencies."""
     data = lines_of(data)
-    colours = variants(data)
+    colours, dashes = variants(data, runs), variant_dashes(data, runs)
     devices = sorted(set(data["devices"]) | {1})
     data = pl.concat([_origins(data), _labelled(data), _ideal(data, devices)], how="diagonal")
-    key = alt.Color("variant:N", scale=scale(colours | {IDEAL: "#999999"}), legend=LEGEND)
-    dashes = {name: [1, 0] for name in colours} | {IDEAL: [5, 4]}
-    dash = alt.StrokeDash("variant:N", scale=scale(dashes), legend=LEGEND)
+    key = alt.Color("variant:N", scale=scale(colours | {IDEAL: THEORY}), legend=LEGEND)
+    dash = alt.StrokeDash("variant:N", scale=scale(dashes | {IDEAL: [1, 0]}), legend=LEGEND)
     x, y = _axes(data, devices)
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=300)
     medians = base.transform_filter("datum.first")

@@ -33,7 +33,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=200)
     tooltip = [*tips("configuration:N", "bin:Q"), alt.Tooltip("median:Q", title="median share, %", format=".3~g")]
     bar = base.transform_filter("datum.first").mark_bar(opacity=0.85)
-    bar = bar.encode(x=x, x2=alt.X2("end:Q"), y=share, y2=alt.Y2Datum(0), color=bar_colour(data), tooltip=tooltip)
+    bar = bar.encode(x=x, x2=alt.X2("end:Q"), y=share, y2=alt.Y2Datum(0), color=bar_colour(data, runs), tooltip=tooltip)
     points = base.mark_point(filled=True, size=30, color="black", opacity=0.75, stroke="white", strokeWidth=0.8).encode(
         x=alt.X("bin:Q"),
         y=alt.Y("value:Q"),
