@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallelbench.measure.spans import phase
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -152,7 +154,8 @@ class _FusedNorm(torch.autograd.Function):
         mean, deviation = torch.batch_norm_stats(x, norm.eps)  # the inverse of the deviation
         row = torch.cat([mean, deviation, mean.new_full((1,), x.numel() // channels)])
         table = row.new_empty(ranks, len(row))
-        dist.all_gather_into_tensor(table.view(-1), row, group=group)
+        with phase("communication"):
+            dist.all_gather_into_tensor(table.view(-1), row, group=group)
         means, deviations, counts = table.split([channels, channels, 1], dim=1)
         mean, deviation = torch.batch_norm_gather_stats_with_counts(
             x, means, deviations, norm.running_mean, norm.running_var, norm.momentum, norm.eps, counts.view(-1)
@@ -171,7 +174,8 @@ class _FusedNorm(torch.autograd.Function):
             grad, x, mean, deviation, weight, True, True, True
         )
         both = torch.cat([total, products])
-        dist.all_reduce(both, group=ctx.group)
+        with phase("communication"):
+            dist.all_reduce(both, group=ctx.group)
         if ctx.traffic is not None:
             ctx.traffic.all_reduce("activation", both.nbytes, ctx.group.size())
         total, products = both.split(x.shape[1])
@@ -214,7 +218,8 @@ class _AllReduceSum(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, traffic: Traffic | None) -> Tensor:
         ctx.group, ctx.traffic = group, traffic
         total = x.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
+        with phase("communication"):
+            dist.all_reduce(total, group=group)
         if traffic is not None:
             traffic.all_reduce("activation", total.nbytes, group.size())
         return total

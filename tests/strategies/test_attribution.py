@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,56 @@ def with_slow_hooks(rank: int, size: int, runs: list[RunConfig]) -> list[list[Ro
         found.append(AttributionPass(replica, loader_of(replica, run), run=run, world=world).attribute(3))
         replica.close()
     return found
+
+
+BLOCKING: dict[str, list[str]] = {
+    "sandblaster_lbfgs": [*MLP, "strategy=sandblaster_lbfgs", "optimizer=lbfgs", "batch_size=96"],
+    "norm=sync": [*DATA, "model=resnet_tiny", "model.norm=sync", "strategy=ddp"],
+}
+"""What sends messages that a step waits for in C++, where nothing but the step itself can say so (NCCL's)."""
+WAIT = dist.Work.wait
+
+
+def with_late_messages(rank: int, size: int, runs: list[RunConfig]) -> list[list[Row]]:
+    """Blocking collectives last, on every rank alike, and no handle is waited for."""
+    world, found = World(rank=rank, size=size, local_rank=rank), []
+    for run in runs:
+        replica: Any = run.strategy.prepare(build_model(run), run, world)
+        with ExitStack() as late:
+            for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+                late.enter_context(replaced(name, unseen(getattr(dist, name))))
+            found.append(AttributionPass(replica, loader_of(replica, run), run=run, world=world).attribute(3))
+        replica.close()
+    return found
+
+
+def unseen(collective: Any) -> Any:
+    def blocking(*given: Any, **more: Any) -> None:
+        work = collective(*given, **more, async_op=True)
+        if given[0].numel() > 16:  # none of the step's own scalars
+            time.sleep(DELAY_S / 5)
+        WAIT(work)
+
+    return blocking
+
+
+@contextmanager
+def replaced(name: str, value: Any) -> Iterator[None]:
+    genuine = getattr(dist, name)
+    setattr(dist, name, value)
+    try:
+        yield
+    finally:
+        setattr(dist, name, genuine)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_messages_that_a_step_waits_for_unseen_are_communication(tmp_path: Path) -> None:
+    runs = [configure(*options, "devices=2") for options in BLOCKING.values()]
+    for rows in run_ranks(with_late_messages, 2, tmp_path, runs):
+        found = {name: shares(of_run, "communication_s") for name, of_run in zip(BLOCKING, rows, strict=True)}
+        assert {name: share for name, share in found.items() if share < 0.6} == {}
 
 
 def slow(hook: Any) -> Any:

@@ -132,7 +132,8 @@ class SandblasterReplica(FullBatchReplica):
         self._share_values()
         result = self._forward_backward(batch)
         self._flat.gather_gradient()
-        dist.reduce_scatter_tensor(self._gradient, self._flat.gradient)
+        with phase("communication"):
+            dist.reduce_scatter_tensor(self._gradient, self._flat.gradient)
         self.traffic.reduce_scatter("gradient", self._flat.gradient.nbytes, self._world.size)
         self._gradient /= self._world.size
         self._own.grad = self._gradient.as_subclass(ShardedVector)
@@ -143,7 +144,8 @@ class SandblasterReplica(FullBatchReplica):
         if not self._world.total([not torch.equal(self._values, self._shared)])[0]:
             return
         self._shared.copy_(self._values)
-        dist.all_gather_into_tensor(self._flat.values, self._shared)
+        with phase("communication"):
+            dist.all_gather_into_tensor(self._flat.values, self._shared)
         self.traffic.all_gather("parameter", self._flat.values.nbytes, self._world.size)
 
 
