@@ -14,6 +14,7 @@ from msgspec import structs
 from nbclient import NotebookClient
 
 from analysis import notebook
+from analysis.figures import svg
 from analysis.notebook import latest
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
@@ -75,6 +76,18 @@ def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypat
     if name == "quick_look":
         tables = [output["data"]["text/plain"] for output in outputs if "text/plain" in output.get("data", {})]
         assert any("claims:" in table for table in tables)
+
+
+@pytest.mark.slow
+def test_an_own_figure_has_a_line_for_each_run_of_each_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch, repeat in itertools.product((64, 128), range(2)):
+        published(config(tmp_path, batch_size=batch, repeat=repeat))
+    monkeypatch.setenv(notebook.RESULTS, str(tmp_path))
+    known: dict[str, Any] = {}
+    for cell in cells("own_analysis").cells:
+        if cell.cell_type == "code":
+            exec(cell.source, known)
+    assert svg(known["lines"].to_dict()).count('aria-roledescription="line mark"') == 4
 
 
 @pytest.mark.exhaustive
