@@ -35,8 +35,9 @@ from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from analysis.comparison.baseline import Configuration
     from analysis.runs.reader import Runs
 
 
@@ -149,40 +150,46 @@ def _by_chance(runs: Runs) -> list[str]:
 def _energies(runs: Runs) -> list[str]:
     """The configurations on GPUs without energy, where others have it, and the flags of energies."""
     rows = summary(runs).filter(pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null())
-    by_flag: dict[str, list[str]] = defaultdict(list)
-    for configuration, flags in rows.select("configuration", "energy_flags").rows():
+    by_flag: dict[str, list[Configuration]] = defaultdict(list)
+    for *configuration, flags in rows.select(*_KEYS, "energy_flags").rows():
         for flag in (flags or "").split():
-            if configuration not in by_flag[flag]:
-                by_flag[flag].append(configuration)
-    sampled = rows.select("group", "configuration")
+            by_flag[flag].append(tuple(configuration))
     on_gpus = counted(runs).filter(pl.col("device_type") == "cuda")
-    silent = on_gpus.join(sampled, on=["group", "configuration"], how="anti", maintain_order="left")
-    without = text.listed(silent["configuration"].unique(maintain_order=True).to_list()) if silent.height else ""
+    silent = on_gpus.join(rows.select(_KEYS), on=_KEYS, how="anti", maintain_order="left").select(_KEYS).rows()
     reason = "no energy or power was sampled there, or it has one epoch only"
-    lines = [f"Energy per epoch is not known of {without}: {reason}."] if without and rows.height else []
+    without = text.listed(_named(runs, dict.fromkeys(silent, "")))
+    lines = [f"Energy per epoch is not known of {without}: {reason}."] if silent and rows.height else []
     return lines + [
-        f"{'Telemetry' if flag == 'sparse' else 'Energy'} of {text.listed(names)}: {_FLAGS.get(flag, flag)} ({flag})."
-        for flag, names in sorted(by_flag.items())
+        f"{'Telemetry' if flag == 'sparse' else 'Energy'} of {text.listed(_named(runs, dict.fromkeys(found, '')))}: "
+        f"{_FLAGS.get(flag, flag)} ({flag})."
+        for flag, found in sorted(by_flag.items())
     ]
+
+
+_KEYS = ("group", "configuration")
+
+
+def _named(runs: Runs, found: Mapping[Configuration, str]) -> list[str]:
+    """Each configuration by name, with what is said of it; where there are several works, with those that are meant."""
+    several = facts(runs)["group"].n_unique() > 1
+    told: dict[str, list[str]] = defaultdict(list)
+    for (group, configuration), words in found.items():
+        told[configuration].append(" of ".join(filter(None, [words, group if several else ""])))
+    return [f"{name} ({text.listed(words, sep='; ')})" if any(words) else name for name, words in told.items()]
 
 
 def _throttled(runs: Runs) -> list[str]:
     """The runs whose GPUs were slowed down, and the cause."""
-    rows = (
-        counted(runs)
-        .drop_nulls("steady_gpu_throttle_reasons")
-        .select("configuration", "steady_gpu_throttle_reasons")
-        .rows()
-    )
-    by_cause: dict[str, Counter[str]] = defaultdict(Counter)
-    for configuration, reasons in rows:
+    rows = counted(runs).drop_nulls("steady_gpu_throttle_reasons").select(*_KEYS, "steady_gpu_throttle_reasons").rows()
+    by_cause: dict[str, Counter[Configuration]] = defaultdict(Counter)
+    for group, configuration, reasons in rows:
         for bit, by in _SLOWED.items():
             if reasons & bit:
-                by_cause[by][configuration] += 1
+                by_cause[by][group, configuration] += 1
     return [
         f"Clocks were lowered by {by} while these trained, which made their times longer: "
-        f"{text.listed([f'{name} ({text.repeats(count)})' for name, count in names.items()])}."
-        for by, names in by_cause.items()
+        f"{text.listed(_named(runs, {key: text.repeats(count) for key, count in slowed.items()}))}."
+        for by, slowed in by_cause.items()
     ]
 
 
@@ -234,18 +241,19 @@ def _parity_off(runs: Runs) -> list[str]:
     """The runs without a parity check of their model: it was off, they don't compute what one device would, or a
     smaller one was checked and the whole never compared.
     """
-    small = set(counted(runs).filter("parity_small_only")["configuration"])
     unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
-    rows = unchecked.select("configuration", "config_json").rows()
-    off = {name for name, config in rows if not json.loads(config)["measure"]["parity"]}
-    never = {name for name, _ in rows} - off
-    lines = [f"Not checked against one device (measure.parity=false): {', '.join(sorted(off))}."]
-    other = f"Not comparable with one device, so without a parity check: {', '.join(sorted(never))}."
-    part = (
+    rows = unchecked.select(*_KEYS, "config_json").rows()
+    off = {(group, name): "" for group, name, config in rows if not json.loads(config)["measure"]["parity"]}
+    told = {
+        "Not checked against one device (measure.parity=false)": off,
+        "Not comparable with one device, so without a parity check": {
+            (group, name): "" for group, name, _ in rows if (group, name) not in off
+        },
         "Compared with one device as a smaller model only (`parity_model`), since after the training no step of the "
-        f"whole one was: {', '.join(sorted(small))}."
-    )
-    return (lines if off else []) + ([other] if never else []) + ([part] if small else [])
+        "whole one was": dict.fromkeys(counted(runs).filter("parity_small_only").select(_KEYS).rows(), ""),
+    }
+    named = {words: _named(runs, found) for words, found in told.items()}
+    return [f"{words}: {text.listed(names, most=len(names))}." for words, names in named.items() if names]
 
 
 def _recorded(runs: Runs) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from analysis.report.page import _measured, matrix
 from tests.analysis.factory import Fake, config, failed, published, steady
 from tests.analysis.made_up import IN_TWO, altered, environment
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
+from tests.analysis.test_metrics import powered
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
@@ -209,6 +211,28 @@ def test_what_limits_the_numbers_is_told(
     for words in told:
         assert any(words.format(first=first) in line for line in new), new
     assert sum("Excluded" in line for line in new) <= 1, "named once, not run by run"
+
+
+@pytest.mark.slow
+def test_of_several_works_a_warning_names_the_one_that_it_is_about(tmp_path: Path) -> None:
+    """Of the larger batch two repeats are slowed down, of the smaller one only one."""
+    for batch, repeat in itertools.product((64, 128), range(2)):
+        slowed = 0x40 if batch == 128 or repeat == 0 else 0
+        one = powered(lambda e, r: 100.0, throttle_reasons=lambda e, found=slowed: found)
+        published(config(tmp_path, batch_size=batch, repeat=repeat), one)
+        silent, small = powered(None, parity_passed=None), powered(lambda e, r: 100.0, parity_model="mlp")
+        two = config(tmp_path, batch_size=batch, repeat=repeat, strategy="ddp", devices=2)
+        published(two, silent if batch == 128 else small)
+    told = warnings.warnings(load(tmp_path))
+    work = "digits · cnn_small · batch size"
+    for words, names in (
+        ("Clocks were lowered by heat", f"single × 1 (1 repeat of {work} 64; and 2 repeats of {work} 128)."),
+        ("Energy per epoch is not known", f"ddp × 2 ({work} 128):"),
+        ("without a parity check", f"ddp × 2 ({work} 128)."),
+        ("as a smaller model only", f"ddp × 2 ({work} 64)."),
+    ):
+        (line,) = (line for line in told if words in line)
+        assert names in line
 
 
 @pytest.mark.slow
