@@ -123,8 +123,13 @@ def _amount(row: dict[str, float]) -> str:
     largest = max(kinds, key=lambda kind: kinds[kind])
     share = kinds[largest] / row["bytes_sent_per_step_sum"]
     what = _SENT[largest][0]
-    mostly = what if share == 1 else f"{text.percent(share)} of it {what}"
+    mostly = what if share == 1 else f"{_percent(share)} of it {what}"
     return f"{text.sent(row['bytes_sent_per_step_sum'])} MiB with {row['configuration']} ({mostly})"
+
+
+def _percent(share: float) -> str:
+    """ "75.0 %"; a digit after the point of 100 % would say that nothing is left."""
+    return text.percent(share).replace("100.0", "100")
 
 
 communication = Stacked(
@@ -177,9 +182,7 @@ def _shares(row: dict[str, Any]) -> str:
     shares = {phase: row[f"{phase}_s"] / row["step_time_s"] for phase in PHASES if row[f"{phase}_s"] is not None}
     largest = max(shares, key=lambda phase: shares[phase])
     named = [largest, *(phase for phase in ("communication", "bubble") if phase in shares and phase != largest)]
-    return (
-        f"{row['configuration']} spends {text.listed([f'{text.percent(shares[p])} on {_SPENT[p][0]}' for p in named])}"
-    )
+    return f"{row['configuration']} spends {text.listed([f'{_percent(shares[p])} on {_SPENT[p][0]}' for p in named])}"
 
 
 attribution = Stacked(

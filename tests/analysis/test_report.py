@@ -338,6 +338,16 @@ def test_what_was_sent_idle_and_stale_is_drawn_and_said(tmp_path: Path) -> None:
     assert shares == [(0, 50.0), (1, 25.0), (3, 25.0)]
 
 
+def test_nearly_all_is_100_per_cent_and_hardly_anything_is_not_0(tmp_path: Path) -> None:
+    busy = {"forward": 1.0, "communication": 0.0002}
+    sent = Fake(sent=lambda e, r: (10**9, 0, 1000), phases=lambda rank, step: busy)
+    published(config(tmp_path, strategy="ddp", devices=2), sent)
+    figures = draw(load(tmp_path), ["communication", "attribution"])
+    bytes_sent, spent = (figure.finding.replace("\u202f", " ") for figure in figures)
+    assert "(100 % of it gradients)" in bytes_sent
+    assert "ddp × 2 spends 100 % on forward and 0.02 % on exposed communication" in spent
+
+
 @pytest.mark.exhaustive
 def test_more_than_the_ideal_is_not_a_lack(tmp_path: Path) -> None:
     published(config(tmp_path))
