@@ -26,11 +26,9 @@ from analysis.claims.claim import (
     Contrast,
     Level,
 )
+from analysis.comparison.baseline import baseline_of
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
 from analysis.comparison.work import (
-    BASELINES,
-    WAYS,
-    WHICH_STRATEGY,
     canonical,
     definitions,
     is_below,
@@ -220,50 +218,44 @@ def _measured(
         .with_columns(pl.col("train_samples", "parameters", "steps").cast(pl.String).fill_null(""))
         .with_columns(framework=pl.format('"{}"', "framework"), step=pl.lit(None, pl.String))
         .join(keys, on="of", maintain_order="left")
-        .drop("of")
     )
     # A second run of a repeat doesn't count.
     values = rows.unique(("level", "repeat"), keep="first", maintain_order=True)
     values = values.select("level", "repeat", "value", "least", "most", runs=pl.concat_list("run_id"), candidates=_NONE)
     of_facts = {name: {text: _read(text) for text in set(levels[name].to_list())} for name in _FACTS}
-    measured = Measured(levels, values, _known(runs) | of_facts)
     if devices:
-        measured = _as_every_strategy(measured)
+        levels, values = _as_every_strategy(runs, levels, values)
+    measured = Measured(levels.drop("of"), values, _known(runs) | of_facts)
     return _best(measured, best_of) if best_of else measured
 
 
-def _as_every_strategy(measured: Measured) -> Measured:
+@once
+def _of_one_device(runs: Runs) -> pl.DataFrame:
+    """`of`, the number of each configuration, and `one`, that of the one device that the report compares it with: also
+    where no run of that counts.
+    """
+    of_runs, _ = _configurations(runs)
+    named = facts(runs).select("run_id", "group", "configuration").join(of_runs, on="run_id")
+    numbers = {(group, name): of for group, name, of in named.select("group", "configuration", "of").rows()}
+    ones = [(numbers[key], numbers[key[0], name]) for key, name in baseline_of(runs).items()]
+    return pl.DataFrame(ones, {"of": pl.Int64, "one": pl.Int64}, orient="row")
+
+
+def _as_every_strategy(runs: Runs, levels: pl.DataFrame, values: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """One device stands for every strategy of its framework at `devices=1`, as in sweeps over devices, unless the
     strategy was run on one device itself.
     """
-    levels = measured.levels
-    strategy = [key for key in _keys(levels) if is_below(key, ("strategy",))]
-    alike = ["framework", *(key for key in _keys(levels) if not is_below(key, WAYS))]
-    names = list(map(_json, BASELINES.values()))
-    is_baseline = pl.col("strategy.name").is_in(names) & (pl.col("devices") == _json(1))
-    several = levels.filter(~is_baseline)
+    levels = levels.join(_of_one_device(runs), on="of", how="left", maintain_order="left")
+    strategy = [key for key in levels.columns if is_below(key, ("strategy",))]
+    ones, several = levels.filter(pl.col("of") == pl.col("one")), levels.filter(pl.col("of").ne_missing(pl.col("one")))
+    which = ["one", *strategy]
+    others = several.select(which).unique(maintain_order=True)
     own = several.filter(pl.col("devices") == _json(1))
-    others = several.select(*alike, *strategy).unique(maintain_order=True)
-    others = others.join(own, on=[*alike, *strategy], how="anti", maintain_order="left")
-    stand_ins = _with_their_options(levels.filter(is_baseline), others, alike=alike, strategy=strategy)
-    levels = pl.concat([several, stand_ins.select(levels.columns)]).rename({"level": "of"}).with_row_index("level")
-    values = levels.select("level", "of").join(measured.values, left_on="of", right_on="level", maintain_order="left")
-    return Measured(levels.drop("of"), values.drop("of"), measured.known)
-
-
-def _with_their_options(
-    ones: pl.DataFrame, others: pl.DataFrame, *, alike: list[str], strategy: list[str]
-) -> pl.DataFrame:
-    """One device in the place of each of the other strategies; of several sets of its options, the one that they share,
-    and none where they share several. An option that a strategy lacks is empty.
-    """
-    own = {key: f"{key} of one device" for key in strategy if key not in WHICH_STRATEGY}
-    both = ones.drop(set(strategy) - own.keys()).rename(own).join(others, on=alike, maintain_order="left_right")
-    if own:
-        equal = [(pl.col(key) == pl.col(its)) | (pl.col(key) == "") | (pl.col(its) == "") for key, its in own.items()]
-        only = pl.struct(own.values()).n_unique().over(*alike, *strategy) == 1
-        both = both.filter(only | pl.all_horizontal(equal)).filter(only)
-    return both.drop(own.values())
+    others = others.join(own, on=which, how="anti", maintain_order="left")
+    stand_ins = ones.drop(strategy).join(others, on="one", maintain_order="left_right")
+    levels = pl.concat([several, stand_ins.select(levels.columns)]).rename({"level": "was"}).with_row_index("level")
+    values = levels.select("level", "was").join(values, left_on="was", right_on="level", maintain_order="left")
+    return levels.drop("was", "one"), values.drop("was")
 
 
 def _best(measured: Measured, key: str) -> Measured:

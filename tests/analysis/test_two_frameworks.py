@@ -14,7 +14,7 @@ from analysis.metrics.columns import page_columns
 from analysis.report.tables import cells
 from analysis.report.warnings import warnings
 from parallelbench.results.folder import RunFolder
-from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.factory import Fake, config, failed, published, steady
 from tests.analysis.test_claims import claim
 
 if TYPE_CHECKING:
@@ -61,25 +61,29 @@ def test_each_strategy_is_compared_with_one_device_of_its_framework(tmp_path: Pa
     assert row.verdict is SpeedVerdict.FASTER, "another framework may be faster by more than the devices"
 
 
-def test_each_set_of_options_is_compared_with_the_one_device_that_has_them(tmp_path: Path) -> None:
+def with_options(root: Path, *ways: tuple[str, dict[str, bool], float], lost: dict[str, Any] | None = None) -> Runs:
+    """Six repeats of TensorFlow's strategies with options; one device with those of `lost` has failed."""
     environment = json.dumps(json.loads(Fake.environment) | {"framework": "tensorflow", "variables": {}})
-    ways = (
+    for repeat in range(6):
+        for name, options, time_s in ways:
+            devices = 1 if name == "tf_single" else 2
+            run = config(root, repeat=repeat, strategy={"name": name, **options}, devices=devices)
+            if (name, options) == ("tf_single", lost):
+                failed(run, "oom", "out of memory", epochs=0)
+            else:
+                published(run, steady(time_s + repeat / 10, environment=environment))
+    return load(root)
+
+
+def test_each_set_of_options_is_compared_with_the_one_device_that_has_them(tmp_path: Path) -> None:
+    runs = with_options(
+        tmp_path,
         ("tf_single", {"xla": False}, 30.0),
         ("tf_single", {"xla": True}, 20.0),
         ("tf_mirrored", {"xla": False}, 16.0),
         ("tf_mirrored", {"xla": True}, 11.0),
         ("tf_mirrored", {"tf_function": False}, 60.0),
     )
-    for repeat in range(6):
-        for strategy, options, time_s in ways:
-            run = config(
-                tmp_path,
-                repeat=repeat,
-                strategy={"name": strategy, **options},
-                devices=1 if strategy == "tf_single" else 2,
-            )
-            published(run, steady(time_s + repeat / 10, environment=environment))
-    runs = load(tmp_path)
     rows = {row["configuration"]: row for row in summary(runs).to_dicts()}
     found = {name: row["speed_up"] for name, row in rows.items()}
     expected = {
@@ -98,6 +102,24 @@ def test_each_set_of_options_is_compared_with_the_one_device_that_has_them(tmp_p
         "digits · cnn_small · xla false": pytest.approx(16 / 30, rel=0.05),
         "digits · cnn_small · xla true": pytest.approx(11 / 20, rel=0.05),
     }
+
+
+@pytest.mark.parametrize("xla", [True, False])
+def test_where_the_one_device_with_their_options_failed_neither_page_nor_claims_take_another(
+    xla: bool, tmp_path: Path
+) -> None:
+    runs = with_options(
+        tmp_path,
+        ("tf_single", {"xla": False}, 30.0),
+        ("tf_single", {"xla": True}, 20.0),
+        ("tf_mirrored", {"xla": xla}, 16.0),
+        lost={"xla": True},
+    )
+    ratio = None if xla else 16 / 30
+    (found,) = (row["speed_up"] for row in summary(runs).to_dicts() if row["strategy"] == "tf_mirrored")
+    assert found == (ratio and pytest.approx(1 / ratio, rel=0.05))
+    judged = [case.median for case in judge(runs, claim(), seed="here").cases]
+    assert judged == ([pytest.approx(ratio, rel=0.05)] if ratio else [])
 
 
 def test_a_disturbed_baseline_is_that_of_its_framework(tmp_path: Path) -> None:
