@@ -216,6 +216,11 @@ class Claim(Node, frozen=True, kw_only=True):
             raise ConfigError(f"target is the accuracy of metric={' or '.join(TO_ACCURACY)}: give both or neither")
         if self.also in TO_ACCURACY:
             raise ConfigError(f"also={self.also} is refused: it would need a target of its own; choose another metric")
+        if self.also is not None and self.best_of is not None:
+            raise ConfigError(
+                f"also={self.also} does not apply with best_of={self.best_of}: its smallest value may be another run's "
+                "than that of the metric; leave one of both out"
+            )
         if self.epoch is not None and self.metric not in EPOCH_COLUMNS:
             raise ConfigError(f"epoch={self.epoch} does not apply to metric={self.metric} of a whole run: leave it out")
         _require_keys({**self.where, **self.scope})

@@ -308,6 +308,7 @@ BROKEN = [
     ({"contrasts": [{"from": {"devices": 1}}]}, "either from and to, or rising"),
     ({"where": {"strateg": "ddp"}}, "strateg is no key of a run: did you mean strategy?"),
     ({"metric": "steps_to_accuracy"}, "target is the accuracy of metric=steps_to_accuracy or time_to_accuracy_s"),
+    ({"also": "total_time_s", "best_of": "optimizer.lr"}, "also=total_time_s does not apply with best_of=optimizer.lr"),
     ({"epoch": 1}, "epoch=1 does not apply to metric=steady_epoch_time_s"),
     ({"quote": None}, "claim shorter: quote=None is not valid"),
 ]
