@@ -18,7 +18,8 @@ from analysis import facts, load, per_epoch
 from analysis.export import exported_runs
 from launch.verbs.export import TRACKERS
 from parallelbench import cli
-from tests.analysis.factory import Fake, config, failed, published
+from tests.analysis.factory import EPOCH_EVERY_S, Fake, config, failed, published
+from tests.analysis.made_up import altered
 from tests.test_cli import here, refused
 
 if TYPE_CHECKING:
@@ -86,6 +87,17 @@ def test_parameters_are_keys_and_what_does_not_count_is_marked(sweep: Path) -> N
     assert marked.tags["exclusion"] == "oversubscribed"
     assert marked.name.endswith(" (oversubscribed)")
     assert not any(key.endswith("_json") for key in one.tags)
+
+
+def test_a_run_begins_when_it_was_launched_or_with_what_an_earlier_attempt_left(tmp_path: Path) -> None:
+    """Of a resumed run the first epoch's end is known; of one that only preprocesses, the launch alone."""
+    published(config(tmp_path, epochs=0, preprocess={"engine": "duckdb", "recipe": "sort"}), Fake(parity_passed=None))
+    published(config(tmp_path, epochs=3))
+    end = Fake.started_at + EPOCH_EVERY_S + 500
+    for launched_at, begins in ((end - 100, end - 100), (end + 100, end), (None, end)):
+        runs = altered(load(tmp_path), "run", launched_at=pl.lit(launched_at, pl.Float64))
+        found = {run.parameters["epochs"]: run.started_at for run in exported_runs(runs)}
+        assert found == {0: launched_at or 0.0, 3: begins}
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
