@@ -67,7 +67,9 @@ class DeviceMemory:
     buckets_apart: bool = False
     """Whether buckets keep memory of their own beside the gradients."""
     averages: bool = False
-    """Whether a rank's gradients are copied into one vector, to be averaged over copies of its stage."""
+    """Whether all gradients are there when new ones are made of them: a vector to be averaged over copies of a stage,
+    or the sums over a process's GPUs.
+    """
     gathers: bool = False
     """Whether a layer's parameters are whole only while it works."""
     gathered_stay: bool = False
@@ -222,7 +224,8 @@ def _equal_one(job: SuiteJob, memory: ModelMemory) -> DeviceMemory:
         return _held(job, memory, memory.layers, samples=samples, gathers=True, gathered_stay=stay, **its)
     if isinstance(strategy, DataParallel):  # the first GPU has the whole batch and all outputs, and computes a share
         whole, loss = memory.input_bytes * samples, _of_more(memory.loss, run.devices)
-        return _held(job, memory, memory.layers, samples=samples / run.devices, input_bytes=whole, loss=loss)
+        its = {"samples": samples / run.devices, "input_bytes": whole, "loss": loss, "averages": True}
+        return _held(job, memory, memory.layers, **its)
     shares = strategy.state_shards(run) or WHOLE
     if isinstance(strategy, Zero1):
         shares = StateShards(1.0, 1.0, _largest_share(memory.layers, run.devices))

@@ -138,6 +138,22 @@ def test_peaks_of_ranks_are_within_six_percent_of_what_their_tensors_hold(model:
         assert said == pytest.approx(most, rel=0.06), ends
 
 
+@pytest.mark.slow
+def test_the_first_gpu_of_data_parallel_holds_its_gradients_and_the_sums_of_all() -> None:
+    """By torch's code, as it needs two GPUs: `Broadcast.backward` gets all tensors' gradients at once. Beside the
+    parameters and SGD's momentum of an MLP, its few samples are nothing.
+    """
+    from parallelbench.measure.layer_memory import model_memory
+    from parallelbench.measure.layers import layer_counts
+
+    common = ["model=mlp", "data=synthetic", "batch_size=2", "optimizer=sgd"]
+    layers, memory = layer_counts(alone := one_run(common).run), model_memory(alone)
+    run = one_run([*common, "strategy=data_parallel", "devices=2", "device=cuda"]).run
+    job = SuiteJob(run=run, layers=layers, figures=machine(device_type="cuda"))
+    whole = sum(each.parameter_bytes for each in memory.layers)
+    assert suite_peak_bytes(job, memory) == pytest.approx((1 + 1 + 2) * whole, rel=0.06)
+
+
 def _of_ranks(wanted: list[tuple[list[str], int]]) -> list[int]:
     made = subprocess.run(
         [sys.executable, "-m", "tests.advisor.rank_memory"], input=json.dumps(wanted), capture_output=True, text=True
