@@ -123,6 +123,9 @@ class ScriptedCuda:
         self.calls.append("synchronize")
         self.now_s = max(stream.ends_s for stream in self.streams)
 
+    def occupy(self, device: torch.device) -> None:
+        self.stream.launch(1e-3)
+
     def timing_event(self) -> Event:
         return Event(self)
 

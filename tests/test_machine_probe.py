@@ -27,12 +27,20 @@ class Three(World):
 
 @pytest.mark.parametrize("moment", ["start", "end"])
 def test_the_slowest_of_all_ranks_counts(moment: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_probe, "_measured", lambda _: (3e9, 6e9))
+    monkeypatch.setattr(machine_probe, "_measured", lambda *_: (3e9, 6e9))
     expected = {
         "start": {"probed_start_matmul_flop_per_s": 2e9, "probed_start_memory_bytes_per_s": 5e9},
         "end": {"probed_end_matmul_flop_per_s": 2e9, "probed_end_memory_bytes_per_s": 5e9},
     }
     assert probe(Three(rank=1, size=3, local_rank=1), moment) == expected[moment]
+
+
+def test_the_slowest_of_a_ranks_own_devices_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"cuda:0": (3e9, 6e9), "cuda:1": (2e9, 7e9), "cuda:2": (0.0, 0.0)}
+    monkeypatch.setattr(machine_probe, "_measured", lambda _, device: speeds[str(device)])
+    world = World(device_type="cuda", devices=tuple(map(torch.device, speeds)))
+    found = probe(world, "start")
+    assert found == {"probed_start_matmul_flop_per_s": 2e9, "probed_start_memory_bytes_per_s": 6e9}
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from parallelbench.results.attempt import OUTCOMES, Outcome
 from parallelbench.results.exits import read_exits
 from parallelbench.results.journal import read_entries, read_tables
 from parallelbench.results.publish import publish, was_closed
-from parallelbench.training.failure import RankError
+from parallelbench.training.failure import RankError, classify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,11 @@ _NCCL_WAITED = re.compile(
 )
 """What torch's two NCCL backends print before they abort a process that waited too long, and that can leave no record.
 The newer backend names the rank within the group after "on rank"; the prefix names the rank of the run."""
+_NCCL_TOLD = re.compile(
+    rb"\[rank(\d+)\][^\n]*"
+    rb"(?:watchdog thread terminated with exception|raised the following async exception): ([^\n]+)"
+)
+"""What torch prints before NCCL's watchdog ends a process in which CUDA or NCCL has failed: often before Python can."""
 _NEVER_MET = {
     "EADDRINUSE": "another program took the port of the nodes' rendezvous (address already in use)",
     "RendezvousTimeoutError": "not all nodes arrived",
@@ -111,6 +117,8 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
     if (reason := stopped(attempt)) is not None:
         return "timeout", reason
     errors = sorted(rank_errors(attempt, processes), key=lambda error: error.time)
+    said = {error.rank for error in errors}
+    errors += [error for error in _told_by_nccl(attempt) if error.rank not in said]
     codes = exit_codes(attempt, processes, returncode)
     was_killed = any(code < 0 for code in codes.values())
     if not errors and not was_killed and (unread := _unread(attempt, processes)):
@@ -145,6 +153,8 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         return "killed", f"{name} {_death(codes.get(rank))}"
     if errors:
         return "error", f"rank {errors[0].rank}: {errors[0].reason}"
+    if waited:
+        return "error", "all ranks waited for each other longer than launcher.collective_timeout_s"
     return (
         "error",
         f"the processes ended with exit code {returncode} and recorded no reason; see {attempt.log.name}",
@@ -193,8 +203,24 @@ def _unread(attempt: Attempt, processes: int) -> list[int]:
 
 
 def _aborted_by_nccl(attempt: Attempt) -> set[int]:
-    logs = (log for log in (attempt.log, *attempt.path.glob("log-node*.txt")) if log.exists())
-    return {int(rank) for log in logs for rank in _NCCL_WAITED.findall(log.read_bytes())}
+    return {int(rank) for log in _logs(attempt) for rank in _NCCL_WAITED.findall(log)}
+
+
+def _told_by_nccl(attempt: Attempt) -> list[RankError]:
+    """What ranks have failed by that NCCL's watchdog has ended, but for waiting; the first of each."""
+    found: dict[int, RankError] = {}
+    waited = _aborted_by_nccl(attempt)
+    for number, said in (each for log in _logs(attempt) for each in _NCCL_TOLD.findall(log)):
+        rank, text = int(number), said.decode(errors="replace").strip()
+        kind, reason = classify(RuntimeError(text))
+        if rank not in waited:
+            reason = text if kind == "error" else reason
+            found.setdefault(rank, RankError(rank=rank, kind=kind, reason=reason, time=math.inf))
+    return list(found.values())
+
+
+def _logs(attempt: Attempt) -> list[bytes]:
+    return [log.read_bytes() for log in (attempt.log, *attempt.path.glob("log-node*.txt")) if log.exists()]
 
 
 def _none_began(attempt: Attempt) -> bool:

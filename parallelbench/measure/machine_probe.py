@@ -13,7 +13,7 @@ import torch
 from parallelbench.measure.memory import release
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from parallelbench.world.world import World
 
@@ -42,15 +42,21 @@ def probe(world: World, moment: Moment) -> dict[str, float | None]:
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world.size)))
     for local_rank in range(min(ranks_here, MOST_RANKS)):
         if local_rank == world.local_rank:
-            speeds[world.rank] = torch.tensor(_measured(world), dtype=torch.float64)
+            of_each = zip(*(_measured(world, device) for device in world.devices), strict=True)
+            speeds[world.rank] = torch.tensor([_slowest(each) or 0.0 for each in of_each], dtype=torch.float64)
         world.barrier()
     world.sum(speeds)
-    slowest = [min((speed for speed in column if speed > 0), default=None) for column in speeds.T.tolist()]
+    slowest = [_slowest(column) for column in speeds.T.tolist()]
     names = ("matmul_flop_per_s", "memory_bytes_per_s")
     return {f"probed_{moment}_{name}": speed for name, speed in zip(names, slowest, strict=True)}
 
 
-def _measured(world: World) -> tuple[float, float]:
+def _slowest(speeds: Iterable[float]) -> float | None:
+    """Of those that were measured; None: none was."""
+    return min((speed for speed in speeds if speed > 0), default=None)
+
+
+def _measured(world: World, device: torch.device) -> tuple[float, float]:
     """Floating-point operations per second of a matrix product, and bytes per second that copying reads and writes.
 
     Both are 0 where the device has no memory left for it.
@@ -59,10 +65,10 @@ def _measured(world: World) -> tuple[float, float]:
     dtype = torch.float16 if world.device_type == "cuda" else torch.float32
     try:
         with torch.no_grad():
-            one, other, product = (torch.ones(side, side, dtype=dtype, device=world.device) for _ in range(3))
+            one, other, product = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(3))
             product_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
             shape = (_PLACES[world.device_type], size)
-            source, copy = (torch.ones(shape, dtype=torch.uint8, device=world.device) for _ in range(2))
+            source, copy = (torch.ones(shape, dtype=torch.uint8, device=device) for _ in range(2))
             copies = [functools.partial(into.copy_, out_of) for into, out_of in zip(copy, source, strict=True)]
             copy_s = fastest_s(copies, world)
     except torch.OutOfMemoryError:

@@ -28,6 +28,11 @@ _PATIENCE_LOST = ("timed out waiting", "timed out after", "wait timeout", "socke
 LINGER_S = 5.0
 """A rank whose wait timed out stays this long. Other ranks may wait for the same one; if they were ended at once, they
 could not report it and would seem to hang."""
+_NO_MEMORY = (
+    *("can't allocate memory", "cuda error: out of memory", "failed to cuda calloc", "_status_alloc_failed"),
+    "cuda failure 2 'out of memory'",
+)
+"""What torch's allocator for processors says, and CUDA, NCCL and cuBLAS of memory that they take beside torch's."""
 _HEARTBEAT_LOST = ("stopped sending heartbeats",)
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 _LOADER_DIED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([^.]+)|exited unexpectedly)")
@@ -81,7 +86,7 @@ def classify(error: BaseException) -> tuple[str, str]:
     if "unable to allocate shared memory" in text:
         return "error", f"{text} {_LITTLE_SHARED_MEMORY}"
     lacking = name in ("OutOfMemoryError", "ResourceExhaustedError") or isinstance(error, MemoryError)
-    if lacking or "can't allocate memory" in text:
+    if lacking or any(sign in text.lower() for sign in _NO_MEMORY):
         return "oom", f"out of memory: {text.splitlines()[0] if text else name}"
     if name in ("DeadlineExceededError", "PatienceError"):
         return "waited", f"waited for another rank longer than launcher.collective_timeout_s: {_first_line(text)}"

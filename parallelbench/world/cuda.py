@@ -31,6 +31,17 @@ def synchronize(device: torch.device) -> None:
     torch.cuda.synchronize(device)
 
 
+def occupy(device: torch.device) -> None:
+    """Keep the device from what is launched next for about a millisecond, while the host launches it."""
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda._sleep(_CYCLES)
+
+
+_CYCLES = 2_000_000
+
+
 def timing_event() -> torch.cuda.Event:
     """An event whose time can be read later."""
     import torch

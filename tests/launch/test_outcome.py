@@ -130,6 +130,41 @@ def test_ranks_that_nccl_aborts_have_waited(attempt: Attempt, backend: str) -> N
     assert reason.startswith("rank 1 hangs: rank 0 and rank 2 waited for it")
 
 
+ASSERTED = "CUDA error: device-side assert triggered"
+WATCHDOG = (
+    "[rank{}]:[E1121 02:05:10.000000000 ProcessGroupNCCL.cpp:2107] [PG ID 0 Rank 1] Process group "
+    "watchdog thread terminated with exception: {}\n"
+)
+GONE = (
+    "[rank{}]:[E1121 02:05:10.000000000 ProcessGroupNCCL.cpp:542] [Rank 0] Collective WorkNCCL(SeqNum=9) raised the "
+    "following async exception: NCCL error: remote process exited or there was a network error, NCCL version 2.28.9\n"
+)
+ABORTED: dict[str, tuple[str, dict[int, int], tuple[str, str]]] = {
+    "fails on its GPU": (WATCHDOG.format(1, ASSERTED), {1: -6}, ("error", f"rank 1: {ASSERTED}")),
+    "loses another": (GONE.format(0), {0: -6, 2: -9}, ("killed", "rank 2 was killed by SIGKILL")),
+    "waits, and torch says it twice": (
+        NCCL_LOGS["ProcessGroupNCCL"] + WATCHDOG.format(2, "[Rank 2] Watchdog caught collective operation timeout: …"),
+        {2: -6},
+        ("timeout", "rank 0 and rank 1 hang: rank 2 waited"),
+    ),
+    "as all others waits": (
+        "".join(NCCL_LOGS["ProcessGroupNCCL"].replace("[rank2]", f"[rank{rank}]") for rank in range(3)),
+        {0: -6, 1: -6, 2: -6},
+        ("error", "all ranks waited for each other"),
+    ),
+}
+"""A rank that NCCL's watchdog ends before it could record anything: its log, exit codes, and what is said of it."""
+
+
+@pytest.mark.parametrize("case", ABORTED)
+def test_what_nccls_watchdog_ends_is_not_said_to_be_killed(attempt: Attempt, case: str) -> None:
+    log, codes, (outcome, reason) = ABORTED[case]
+    attempt.log.write_text(log)
+    exit_with(attempt, codes)
+    found, told = judge(attempt, 3, 1)
+    assert (found, told[: len(reason)]) == (outcome, reason)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b" " * 4096, b"\xff", b"[]", b'{"rank": 1}'])
 def test_an_unreadable_word_is_no_word(attempt: Attempt, content: bytes) -> None:
     attempt.error_file(0).write_bytes(content)
@@ -320,6 +355,10 @@ class NotFiniteError(Exception):
             "oom",
             "out of memory: ",
         ),
+        (RuntimeError("CUDA error: out of memory\nCompile with"), "oom", "out of memory: CUDA error"),
+        (RuntimeError("ncclUnhandledCudaError: Failed to CUDA calloc async 608 bytes"), "oom", "Failed to CUDA calloc"),
+        (RuntimeError("Last error:\nCuda failure 2 'out of memory'"), "oom", "out of memory"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", "CUBLAS_STATUS"),
         (NotFiniteError("the training loss was not finite"), "nan", "the training loss"),
         (StorageError("can't write x: the disk is full"), "storage", "can't write x"),
         (ConfigError("data=mnist is not prepared"), "error", "data=mnist is not prepared"),
