@@ -32,6 +32,9 @@ class Event:
     def record(self) -> None:
         self._at_s = self._device.stream.ends_s
 
+    def query(self) -> bool:
+        return self._at_s <= self._device.now_s
+
     def elapsed_time(self, other: Event) -> float:
         """Milliseconds, as torch's."""
         return 1000 * (other._at_s - self._at_s)

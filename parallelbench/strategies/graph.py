@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +22,46 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+LOOK_S = 1.0
+"""How often a device is asked how far it has come."""
+
+
+class Progress:
+    """Notices when a device no longer comes forward: within a graph NCCL itself waits for other ranks for ever."""
+
+    def __init__(self, timeout_s: float, late: Callable[[], None]) -> None:
+        """`late` is called, in a thread of its own, once nothing has been completed for so long."""
+        self._timeout_s, self._late = timeout_s, late
+        self._launched: deque[torch.cuda.Event] = deque()
+        self._used: list[torch.cuda.Event] = []
+        self._since_s: float | None = None
+        """When the oldest event was first seen to be behind; None: none is."""
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def launched(self) -> None:
+        """A step was launched."""
+        event = self._used.pop() if self._used else cuda.timing_event()
+        event.record()
+        self._launched.append(event)
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Whether something is launched, and for longer than the timeout nothing was completed."""
+        while self._launched and self._launched[0].query():
+            self._used.append(self._launched.popleft())
+            self._since_s = None
+        if not self._launched:
+            self._since_s = None
+            return False
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s > self._timeout_s
+
+    def _watch(self) -> None:
+        while not self.is_stuck(time.monotonic()):
+            time.sleep(LOOK_S)
+        self._late()
+
+
 WARM_STEPS = 11
 """Steps before the capture: DDP needs as many to settle its buckets and its communicator."""
 
@@ -31,6 +74,8 @@ class CapturedReplica(ModuleReplica):
     """
 
     _replay: Callable[[], None] | None = None
+    progress: Progress | None = None
+    """Of a rank among several."""
 
     def step(self, batch: Batch) -> Sums:
         """Forward, backward, update, as captured."""
@@ -42,6 +87,8 @@ class CapturedReplica(ModuleReplica):
         self._images.copy_(batch.images, non_blocking=True)
         self._labels.copy_(batch.labels, non_blocking=True)
         self._replay()
+        if self.progress is not None:
+            self.progress.launched()
         self.traffic.add(self._sent)
         if self._count_step is not None:
             self._count_step(self.traffic)

@@ -33,6 +33,7 @@ from parallelbench.training.checks.components import (
 from parallelbench.training.checks.excerpt import excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
 from parallelbench.training.checks.tolerances import Finding, checks_arithmetic, why_too_large
+from parallelbench.training.failure import give_up
 from parallelbench.training.replica import new_replica
 from parallelbench.training.session import RankSession
 from parallelbench.world import machine
@@ -128,6 +129,8 @@ class Session(RankSession):
             initial = Initial(model, self._run, self._world)
             self._startup.skip()
         replica = new_replica(model, self._run, self._world)
+        if self._run.graph and self._world.size > 1:
+            self._watch(replica)
         self._startup.done("model")
         if initial is not None:
             finding = initial.finding(replica, lambda: build_model(self._run))
@@ -138,6 +141,16 @@ class Session(RankSession):
             self._journal.write("checks", [finding.row(1)])
         draw_apart(self._run, self._world)
         return replica
+
+    def _watch(self, replica: Replica) -> None:
+        """End this rank where another one hangs while steps are replayed."""
+        from parallelbench.frameworks.control_group import PatienceError
+        from parallelbench.strategies.graph import CapturedReplica, Progress
+
+        timeout_s = self._run.launcher.collective_timeout_s
+        late = PatienceError(f"no captured step was completed within {timeout_s:g} s")
+        if isinstance(replica, CapturedReplica):
+            replica.progress = Progress(timeout_s, lambda: give_up(self._attempt, self._world.rank, late))
 
     def _training_set(self, resumed: Resumed | None) -> Arrays:
         """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""

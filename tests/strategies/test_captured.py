@@ -20,10 +20,10 @@ from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.measure import clock
 from parallelbench.optim.optimizers import Adam
-from parallelbench.strategies.graph import WARM_STEPS, CapturedReplica
+from parallelbench.strategies.graph import WARM_STEPS, CapturedReplica, Progress
 from parallelbench.training.loop import Trainer
 from parallelbench.training.replica import new_replica
-from parallelbench.training.torch_session import build_model
+from parallelbench.training.torch_session import Session, build_model
 from parallelbench.world.world import World
 from tests.helpers import configured
 from tests.planted import stops_updating
@@ -54,6 +54,34 @@ def device(monkeypatch: pytest.MonkeyPatch) -> ScriptedCuda:
 
 def captured(run: RunConfig) -> RunConfig:
     return msgspec.structs.replace(run, graph=True)
+
+
+def test_a_device_that_comes_no_further_is_noticed_and_one_that_is_slow_is_not(device: ScriptedCuda) -> None:
+    """Each captured step takes 40 s, and the host launches all at once: only what is completed counts."""
+    progress = Progress(100.0, lambda: None)
+    for _ in range(5):
+        device.launch(40.0)
+        progress.launched()
+    assert not any(progress.is_stuck(device.now_s) for device.now_s in range(0, 200, 10))
+    device.now_s = 200.0
+    assert not progress.is_stuck(1e6), "nothing is left to wait for"
+    device.launch(1e9)  # waits for a rank that hangs
+    progress.launched()
+    assert [progress.is_stuck(now_s) for now_s in (300.0, 400.0, 401.0)] == [False, False, True]
+
+
+def test_a_rank_among_several_notes_each_captured_step(device: ScriptedCuda, tmp_path: Path) -> None:
+    run = captured(configure(*MLP, "strategy=ddp", "devices=2"))
+    replica: Any = CapturedReplica.__new__(CapturedReplica)
+    attempt: Any = SimpleNamespace(path=tmp_path)
+    session: Any = SimpleNamespace(_run=run, _attempt=attempt, _world=SimpleNamespace(size=2, rank=0))
+    Session._watch(session, replica)
+    assert isinstance(replica.progress, Progress)
+    alone = configure(*MLP)
+    one = alone.strategy.prepare(build_model(alone), captured(alone), WORLD)
+    one.progress = Progress(100.0, lambda: None)
+    drive(one, alone)
+    assert one.progress._launched or one.progress._used
 
 
 @pytest.mark.slow
