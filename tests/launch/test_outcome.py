@@ -156,6 +156,12 @@ ABORTED: dict[str, tuple[str, dict[int, int], tuple[str, str]]] = {
 """A rank that NCCL's watchdog ends before it could record anything: its log, exit codes, and what is said of it."""
 
 
+@fault(
+    "workers",
+    "NCCL's watchdog ends a rank",
+    injection="what torch prints of a rank whose GPU fails, that loses another rank, or that waits like all others",
+    outcome="an error with CUDA's words, the rank that was lost, or that all waited; no rank that was killed",
+)
 @pytest.mark.parametrize("case", ABORTED)
 def test_what_nccls_watchdog_ends_is_not_said_to_be_killed(attempt: Attempt, case: str) -> None:
     log, codes, (outcome, reason) = ABORTED[case]

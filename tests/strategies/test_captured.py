@@ -25,6 +25,7 @@ from parallelbench.training.loop import Trainer
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import Session, build_model
 from parallelbench.world.world import World
+from tests.faults import fault
 from tests.helpers import configured
 from tests.planted import stops_updating
 from tests.ranks import run_ranks
@@ -56,6 +57,12 @@ def captured(run: RunConfig) -> RunConfig:
     return msgspec.structs.replace(run, graph=True)
 
 
+@fault(
+    "workers",
+    "A rank hangs while others replay captured steps",
+    injection="a scripted GPU whose last step is never completed, after slow ones, with graph=true",
+    outcome="the ranks that wait end after launcher.collective_timeout_s; a GPU that is only slow is waited for",
+)
 def test_a_device_that_comes_no_further_is_noticed_and_one_that_is_slow_is_not(device: ScriptedCuda) -> None:
     """Each captured step takes 40 s, and the host launches all at once: only what is completed counts."""
     progress = Progress(100.0, lambda: None)
