@@ -20,13 +20,13 @@ from parallelbench.errors import ConfigError
 from parallelbench.loaders import stream as stream_module
 from parallelbench.measure import attribution, bandwidth, machine_probe, memory
 from parallelbench.measure.attribution import AttributionPass
-from parallelbench.measure.spans import waits_are_hidden
 from parallelbench.strategies import state
 from parallelbench.strategies.data_parallel import ring
 from parallelbench.training import tuning, worker
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world import world
 from parallelbench.world.machine import Machine
+from parallelbench.world.spans import waits_are_hidden
 from parallelbench.world.world import World
 from tests.helpers import TINY, configured
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda

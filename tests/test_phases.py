@@ -17,12 +17,12 @@ from parallelbench.measure import attribution
 from parallelbench.measure.attribution import TRACED_STEPS, ring
 from parallelbench.measure.bandwidth import Collective
 from parallelbench.measure.clock import StartUp
-from parallelbench.measure.spans import Phase, phase
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.torch_session import Session
+from parallelbench.world.spans import Phase, phase
 from parallelbench.world.world import World
 from tests.helpers import TINY, Clock, configured
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelbench.measure.spans import PHASES, Spans
+from parallelbench.world.spans import PHASES, Spans
 from tests.helpers import Clock
 
 Tree = list[tuple[int, str, Any]]

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from parallelbench.config.components import Batch, Shard
-    from parallelbench.measure.spans import Phase
     from parallelbench.measure.traffic import Traffic
     from parallelbench.world.numerics import Sums
+    from parallelbench.world.spans import Phase
 
 
 @dataclass(frozen=True)

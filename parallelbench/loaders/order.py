@@ -14,7 +14,7 @@ from itertools import chain, count, repeat
 from typing import TYPE_CHECKING
 
 from parallelbench.config.components import Batch
-from parallelbench.measure.spans import phase
+from parallelbench.world.spans import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -1,6 +1,6 @@
 """Divides the time of steps among phases, in a pass of its own after the last epoch.
 
-Steps and loaders name their phases themselves (`parallelbench.measure.spans.phase`); while epochs are timed, that does
+Steps and loaders name their phases themselves (`parallelbench.world.spans.phase`); while epochs are timed, that does
 nothing. For the pass, torch's ways to wait for other ranks are wrapped besides; afterwards they are unwrapped. On CUDA
 each edge of a span waits for the devices' current streams, so that host and device agree on the time; work on other
 streams (all-reduces during backward) continues meanwhile, as in training.
@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.measure.bandwidth import all_reduces
-from parallelbench.measure.spans import PHASES, Spans, Step, divided_by
 from parallelbench.results.files import storage_errors
 from parallelbench.world import cuda
+from parallelbench.world.spans import PHASES, Spans, Step, divided_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
     from parallelbench.loaders.order import BatchLoader
-    from parallelbench.measure.spans import Phase
+    from parallelbench.world.spans import Phase
     from parallelbench.world.world import World
 
 

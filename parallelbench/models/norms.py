@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallelbench.measure.spans import phase
+from parallelbench.world.spans import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable

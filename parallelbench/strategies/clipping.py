@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from parallelbench.measure.spans import phase
 from parallelbench.strategies.state import local
+from parallelbench.world.spans import phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from parallelbench.measure.spans import Phase, backward_phase, phase, waits_are_hidden
 from parallelbench.measure.traffic import Traffic
 from parallelbench.models.initial import fill
 from parallelbench.models.modules import unchanged_buffers
@@ -31,6 +30,7 @@ from parallelbench.strategies.state import (
     whole,
 )
 from parallelbench.world.numerics import MetricSums, Numerics, Sums, dtype_of, in_arithmetic, matching
+from parallelbench.world.spans import Phase, backward_phase, phase, waits_are_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -12,7 +12,7 @@ import pytest
 from analysis import load
 from analysis.figures import draw
 from analysis.metrics.runs import PHASES, measured_bubbles, phase_times, ring_times
-from parallelbench.measure import spans
+from parallelbench.world import spans
 from tests.analysis.factory import Fake, config, published
 
 pytestmark = pytest.mark.slow

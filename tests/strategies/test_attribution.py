@@ -20,9 +20,9 @@ from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.measure import attribution
 from parallelbench.measure.attribution import AttributionPass, installed
-from parallelbench.measure.spans import PHASES, Spans
 from parallelbench.strategies.data_parallel import ring
 from parallelbench.training.torch_session import build_loader, build_model
+from parallelbench.world.spans import PHASES, Spans
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda

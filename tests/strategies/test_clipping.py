@@ -13,10 +13,10 @@ import torch
 from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.measure.spans import Spans, divided_by
 from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.clipping import Clipping
 from parallelbench.training.torch_session import build_model
+from parallelbench.world.spans import Spans, divided_by
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC

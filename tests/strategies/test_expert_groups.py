@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.measure.spans import Spans, divided_by
 from parallelbench.training.torch_session import build_model
+from parallelbench.world.spans import Spans, divided_by
 from parallelbench.world.world import World
 from tests.planted import once_after
 from tests.ranks import run_ranks

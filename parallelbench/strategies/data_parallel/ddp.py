@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from parallelbench.measure.spans import phase
 from parallelbench.world.numerics import Numerics
+from parallelbench.world.spans import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from parallelbench.config.components import Shard
-from parallelbench.measure.spans import phase
 from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.replica import ModuleReplica, share_buffers, to_device
 from parallelbench.strategies.state import FlatParameters
+from parallelbench.world.spans import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

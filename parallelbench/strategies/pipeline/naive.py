@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.config.components import Shard
-from parallelbench.measure.spans import Phase, phase
 from parallelbench.strategies.pipeline.partition import values_between
 from parallelbench.strategies.replica import LayersReplica, added, numerics_of, to_device
 from parallelbench.strategies.state import size_bytes
 from parallelbench.world.numerics import Sums, sums
+from parallelbench.world.spans import Phase, phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

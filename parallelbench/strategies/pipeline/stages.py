@@ -17,7 +17,6 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
 from parallelbench.config.components import Shard
-from parallelbench.measure.spans import Phase, phase, waits_are_hidden
 from parallelbench.models.norms import count_compiled_norms, synchronize_norms
 from parallelbench.strategies.pipeline.partition import example_of, piece_sizes, values_between
 from parallelbench.strategies.replica import LayersReplica, numerics_of, share, to_device
@@ -27,6 +26,7 @@ from parallelbench.strategies.tensor.sequence import norm_gradients, parts_betwe
 from parallelbench.strategies.tensor.shards import as_one_rank_sees_it, optimizer_of, place_shards, share_replicated
 from parallelbench.strategies.tensor.traffic import exchanged_bytes
 from parallelbench.strategies.tensor.vocabulary import divided_loss
+from parallelbench.world.spans import Phase, phase, waits_are_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
