@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.strategies import SuiteJob
     from parallelbench.measure.layer_counts import LayerMemory, ModelMemory
+    from parallelbench.strategies.pipeline.schedules import Pipeline
 
 
 WHOLE = StateShards.even(1)
@@ -56,7 +57,7 @@ class DeviceMemory:
     """States of the optimizer per parameter."""
     sent_bytes: float = 0.0
     """Of the output that it sends on, and of the gradient that comes back: held until its backward pass ends."""
-    in_flight: int = 1
+    in_flight: float = 1
     """Micro-batches whose activations it keeps at once."""
     shares: StateShards = WHOLE
     """Shares of the layers' parameters, gradients and optimizer states that stay."""
@@ -267,14 +268,23 @@ def _stages(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
     found = []
     for device in range(pipeline.devices):
         own = [layer for layer, stage in zip(memory.layers, stages, strict=True) if devices[stage] == device]
-        kept = count if pipeline.schedule in ("gpipe", "looped_bfs") else min(count, pipeline.devices - device)
-        if pipeline.stages_per_rank > 1 and pipeline.schedule != "looped_bfs":
-            kept = min(count, pipeline.devices + pipeline.devices - device)
+        kept = kept_at_once(pipeline, device)
         batch = memory.input_bytes * samples * count if devices[0] == device else 0.0
         loss = memory.loss if devices[-1] == device else None
         held = {"samples": samples, "input_bytes": batch, "loss": loss, "in_flight": kept, "left": left}
         found.append(_held(job, memory, own, averages=mesh.data > 1, **held))
     return found
+
+
+def kept_at_once(pipeline: Pipeline, device: int) -> float:
+    """Micro-batches that a device keeps at most, each of all its stages."""
+    count, devices, chunks = pipeline.micro_batches, pipeline.devices, pipeline.stages_per_rank
+    if pipeline.schedule in ("gpipe", "looped_bfs"):
+        return count
+    if pipeline.schedule == "interleaved_1f1b":  # of stages, not of devices: what is forwarded before backward begins
+        ahead = (chunks - 1) * devices + 1 + 2 * (devices - 1 - device)
+        return min(count * chunks, ahead) / chunks
+    return min(count, devices - device if chunks == 1 else 2 * devices - device)
 
 
 def _parts(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:

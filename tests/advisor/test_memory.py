@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from analysis.advisor.layouts import layouts_of
-from analysis.advisor.memory import memory_parts, suite_peak_bytes
+from analysis.advisor.memory import kept_at_once, memory_parts, suite_peak_bytes
+from analysis.advisor.schedules import actions
 from analysis.advisor.strategies import SuiteJob
 from launch.sweep import one_run
+from parallelbench.strategies.pipeline.schedules import Pipeline
 from tests.advisor.machine import layer, machine
 
 LLAMA_8B: dict[str, float] = {
@@ -86,6 +88,18 @@ def test_recomputation_context_and_sequence_parallelism_leave_less() -> None:
     assert activations(recompute=1) < activations(selective=1) < activations()
     assert activations(context=2) == pytest.approx(activations() / 2)
     assert activations(tensor=8, sequence_parallel=1) < activations(tensor=8) < activations()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices", "count", "chunks"),
+    [("gpipe", 4, 8, 1), ("1f1b", 4, 8, 1), ("1f1b", 4, 2, 1), *(("interleaved_1f1b", 4, 8, each) for each in (2, 3))],
+)
+def test_a_device_keeps_what_it_forwards_before_backward(schedule: Any, devices: int, count: int, chunks: int) -> None:
+    """Counted in torch's own order of actions, in stages of which a device has as many as chunks."""
+    pipeline = Pipeline(schedule, count, chunks, devices)
+    for device, order in enumerate(actions(schedule, devices, count, chunks)):
+        kept = np.cumsum([1 if forward else -1 for forward, *_ in order])
+        assert kept_at_once(pipeline, device) == kept.max() / chunks
 
 
 @pytest.mark.cases("cnn_small-adam")
