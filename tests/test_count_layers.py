@@ -44,6 +44,7 @@ def test_a_perceptron_against_counts_by_hand() -> None:
     # The plan cuts fc1 by outputs and fc2 by inputs: fc2's outputs are summed; fc1's inputs have no gradient.
     assert (first.shardable_flop, second.shardable_flop) == (first.product_flop, second.product_flop)
     assert (first.exchanged_bytes, second.exchanged_bytes) == (0.0, 4 * 10)
+    assert (first.exchanges, second.exchanges) == (0, 1)
     assert (first.shardable_parameters, second.shardable_parameters) == (784 * 64 + 64, 64 * 10 + 10)
 
 

@@ -201,6 +201,7 @@ def _work(job: SuiteJob) -> Work:
     backward = np.full(len(job.layers), BACKWARD)
     backward[0] = 1.0  # the first layer's input needs no gradient
     exchanged = samples * job.activation_share * counts["exchanged_bytes"]
+    messages = np.where(counts["exchanges"] > 0, counts["exchanges"], np.where(exchanged > 0, 2.0, 0.0))
     stages, devices = _stages(job)
     boundary = counts["boundary_bytes"][:-1].max(initial=0.0)
     states = run.optimizer.states_per_parameter() or 0
@@ -224,9 +225,9 @@ def _work(job: SuiteJob) -> Work:
         "kernels_s": kernels[:, 0],
         "kernels_backward_s": kernels[:, 1],
         "parameters": counts["parameters"] - gone * counts["shardable_parameters"],
-        # Outputs of row layers forward, inputs of column layers backward: half of what is exchanged each way.
-        "exchanged_bytes": 0.5 * exchanged,
-        "exchanges": np.where(exchanged > 0, 1.0, 0.0),
+        # Outputs of row layers forward, inputs of column layers backward: of a pass the mean of both.
+        "exchanged_bytes": exchanged / np.maximum(messages, 1.0),
+        "exchanges": 0.5 * messages,
         "operations": counts["operations"] + job.casts,
         "tensors": counts["tensors"],
         "backward": backward,

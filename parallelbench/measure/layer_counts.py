@@ -58,6 +58,8 @@ class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise of the parameters."""
     exchanged_bytes: float
     """What tensor parallelism all-reduces for it: outputs of row layers forward, inputs of column layers backward."""
+    exchanges: int = 0
+    """Of how many messages these are; 0 in results of older releases."""
     unaligned_flop: float = 0.0
     """That part of `product_flop` whose matrix of weights has a side that 8 does not divide, such as 50,257 words."""
     kernels: dict[str, Kernels] | None = None

@@ -106,6 +106,7 @@ def _counted(
         shardable_flop=planned.flop,
         shardable_parameters=planned.parameters,
         exchanged_bytes=float(FP32 * planned.exchanged_values),
+        exchanges=planned.exchanges,
         unaligned_flop=counted.unaligned_flop,
         kernels=counted.kernels,
     )
@@ -118,7 +119,7 @@ class _Planned:
     def __init__(self, name: str, layer: nn.Module, plan: Mapping[str, Split], *, is_trained: bool) -> None:
         # A model that begins with a linear layer gives it the data, and no gradient of them is exchanged.
         self._first = None if is_trained else next(layer.parameters(), None)
-        self.flop, self.parameters, self.exchanged_values = 0.0, 0, 0
+        self.flop, self.parameters, self.exchanged_values, self.exchanges = 0.0, 0, 0, 0
         self._handles = []
         whole = nn.ModuleDict({name: layer})
         for path, split in planned(whole, plan).items():
@@ -131,6 +132,7 @@ class _Planned:
             self.flop += 2.0 * output.numel() * linear.in_features
             if split == "row" or linear.weight is not self._first:
                 self.exchanged_values += output.numel() if split == "row" else inputs[0].numel()
+                self.exchanges += 1
 
         return see
 

@@ -211,6 +211,15 @@ def test_tensor_parallelism_shares_products_and_sums_activations() -> None:
     assert found.optimizer_s == pytest.approx(2 * PARAMETERS * 12 / 1e9)
 
 
+def test_each_message_of_a_tensor_group_costs_its_own_time() -> None:
+    """Six in each of four layers, of which older results don't say how many they are."""
+    words: dict[str, Any] = {"exchanged_bytes": 1e3, "scales": {"message_s": 1e-3}}
+    six, older = (phases("strategy=tensor_parallel", "devices=2", **words, exchanges=each) for each in (6, 0))
+    moved = 2 * 1 / 2 * 4 * 64 * 1e3 / 1e8
+    assert six.communication_s == pytest.approx(moved + 4 * 6 * 1e-3)
+    assert older.communication_s == pytest.approx(moved + 4 * 2 * 1e-3)
+
+
 def test_a_gpipe_of_equal_stages_idles_by_the_formula() -> None:
     """(p−1)/(m+p−1) of the step (Huang et al. 2019), where sends cost nothing."""
     shape = ("strategy=pipeline", "devices=4", "strategy.schedule=gpipe", "strategy.micro_batches=4")
