@@ -355,7 +355,7 @@ class Machines:
     multiprocessors: Values
     """Streaming multiprocessors of a GPU, each of which computes one tile of a product at a time."""
     launch_s: Values
-    """Host time of one operation of training, forward."""
+    """Host time of one operation, forward; of the suite's training on GPUs, of transformers and on processors plain."""
     link_latency_s: Values
     """One turn of a collective in a node."""
     network_latency_s: Values

@@ -154,7 +154,7 @@ class Work:
 
 Fitted = dict[str, float]
 NEUTRAL: Fitted = {
-    **dict.fromkeys(("kernel_scale", "attention_scale", "odd_scale", "traffic_scale", "gradient_scale"), 1.0),
+    **dict.fromkeys(("kernel_scale", "attention_scale", "traffic_scale", "gradient_scale"), 1.0),
     **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap", "sharded_overlap"), 1.0),
     **dict.fromkeys(("tensor_launch_s", "softmax_launch_s"), 0.0),
     "loss_bytes": 40.0,  # what the fits of transformers begin with
@@ -165,9 +165,13 @@ NEUTRAL: Fitted = {
 
 
 def completed(fitted: Mapping[str, Values | float]) -> dict[str, Values | float]:
-    """All parameters; where links were not told apart, the node's holds for both tiers, and for turns as for bytes."""
+    """All parameters; where links were not told apart, the node's holds for both tiers, and for turns as for bytes.
+
+    Products of odd sides are fitted like others where nothing else is said.
+    """
     turns = 1.0 if "network_scale" in fitted else fitted["link_scale"]
-    return {**NEUTRAL, "network_scale": fitted["link_scale"], "turn_scale": turns, **fitted}
+    like = {"network_scale": fitted["link_scale"], "odd_scale": fitted.get("product_scale", 1.0)}
+    return {**NEUTRAL, **like, "turn_scale": turns, **fitted}
 
 
 def overlapped(first: Values, second: Values, gamma: Values | float) -> Values:
@@ -231,7 +235,7 @@ def _pass_s(
     else:
         both = overlapped(kernels, launches, _deep(fitted["launch_overlap"]))
         if machines.runs_ahead:
-            both = _deep(_ahead(work, machines, fitted)) * both
+            both = _ahead(work, machines, fitted) * both
     result: Values = _crowding(machines, fitted) * both
     return result
 
@@ -247,28 +251,33 @@ def _launches_s(work: Work, machines: Machines, fitted: Mapping[str, Values | fl
 def _passes_s(
     work: Work, machines: Machines, fitted: Mapping[str, Values | float]
 ) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
-    """Kernels and launches of each layer, of forward and of backward."""
+    """Kernels and launches of each layer, of forward, as often as it is computed, and of backward."""
     forward, backward = (
         (_kernels_s(work, machines, fitted, times, measured_s), _launches_s(work, machines, fitted, times))
         for times, measured_s in ((1.0, work.kernels_s), (work.backward, work.kernels_backward_s))
     )
-    return forward, backward
+    often = 1.0 + work.repeats
+    return (often * forward[0], often * forward[1]), backward
 
 
 def _ahead(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """Time of all layers ÷ the sum of what each takes alone: the host launches layers while others are computed.
+    """Time of a device's layers ÷ the sum of what each takes alone, [candidate, layer].
 
-    While a device has work for long the host catches up; so all kernels stand beside all launches.
+    The host launches layers while others are computed, and catches up while a device has work for long: so all of a
+    device's kernels stand beside all of its launches.
     """
     gamma, (forward, backward) = fitted["launch_overlap"], _passes_s(work, machines, fitted)
     alone = overlapped(*forward, _deep(gamma)) + overlapped(*backward, _deep(gamma))
-    kernels, launches = ((one + other) * work.count for one, other in zip(forward, backward, strict=True))
-    together = overlapped(kernels.sum(axis=-1), launches.sum(axis=-1), gamma)
-    result: Values = together / (alone * work.count).sum(axis=-1)
+    result = np.ones_like(alone)
+    for device in np.unique(work.device):
+        own = np.where(work.device == device, work.count, 0.0)
+        kernels, launches = (((one + other) * own).sum(axis=-1) for one, other in zip(forward, backward, strict=True))
+        ratio = overlapped(kernels, launches, gamma) / np.maximum((alone * own).sum(axis=-1), 1e-12)
+        result = np.where(work.device == device, ratio[..., None], result)
     return result
 
 
-def _besides_s(work: Work, plan: Plan, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+def besides_s(work: Work, plan: Plan, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
     """What the host takes for a step besides its layers, as far as no kernels hide it."""
     if not machines.runs_ahead:
         return machines.step_s
@@ -316,7 +325,7 @@ def step_phases(work: Work, plan: Plan, machines: Machines, parameters: Mapping[
         bubble_s=np.maximum(_pipelined_s(work, plan, sent, (there, back), busy, fitted) - busy, 0.0),
         optimizer_s=_updated_s(work, plan, machines, fitted) + nothing,
         data_s=work.input_bytes / machines.memory_bytes_per_s + nothing,
-        other_s=fitted["step_s"] + _besides_s(work, plan, machines, fitted) + nothing,
+        other_s=fitted["step_s"] + besides_s(work, plan, machines, fitted) + nothing,
     )
 
 

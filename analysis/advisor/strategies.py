@@ -24,6 +24,7 @@ from analysis.advisor.step import (
     Phases,
     Work,
     backward_s,
+    besides_s,
     completed,
     forward_s,
     links_of,
@@ -80,9 +81,7 @@ class SuiteJob:
 
     @property
     def unaligned(self) -> float:
-        """Time of products whose sides 8 does not divide ÷ of others."""
-        if self.figures.device_type == "cpu":
-            return 1.0
+        """Time of a GPU's products whose sides 8 does not divide ÷ of others."""
         known = self.figures.unaligned or UNALIGNED
         return known.get(self.run.precision, 1.0)
 
@@ -215,12 +214,18 @@ def _work(job: SuiteJob) -> Work:
     batch = values if isinstance(run.strategy, DataParallel) else values / plan.data[0]
     kernels = np.array([_kernels_s(job, layer, samples, 1.0 / tensor) for layer in job.layers])
     attention = np.array([(each.kernels or {}).get("attention", NOTHING).work for each in job.layers])
-    unaligned = np.minimum(counts["unaligned_flop"], counts["product_flop"] - attention)
+    whole = counts["product_flop"] - attention
+    left = samples * (whole - gone * counts["shardable_flop"])
+    odd = np.zeros_like(left)
+    if job.figures.device_type != "cpu":
+        odd = left * np.minimum(counts["unaligned_flop"] / np.maximum(whole, 1.0), 1.0)
     logits = np.zeros(len(job.layers))
-    logits[-1] = samples * counts["boundary_bytes"][-1] / FP32
+    # All outputs of nn.DataParallel come to its first GPU.
+    of_loss = run.global_batch_size if isinstance(run.strategy, DataParallel) else samples
+    logits[-1] = of_loss * counts["boundary_bytes"][-1] / FP32
     columns = {
-        "product_flop": samples * (counts["product_flop"] - attention - unaligned - gone * counts["shardable_flop"]),
-        "odd_flop": samples * unaligned * job.unaligned,
+        "product_flop": left - odd,
+        "odd_flop": job.unaligned * odd,
         "logits": logits,
         "kernels_s": kernels[:, 0],
         "kernels_backward_s": kernels[:, 1],
@@ -372,7 +377,7 @@ def _servers(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Valu
 def _one_process(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Values]:
     """`nn.DataParallel`: one thread per GPU, whose launches share one interpreter; all goes through the first GPU."""
     devices, counts = job.run.devices, job.columns
-    launches = 3.0 * job.machines.launch_s * fitted["launch_scale"] * counts["operations"].sum()
+    launches = 3.0 * job.machines.launch_s * fitted["launch_scale"] * job.work.operations.sum()
     whole = float(counts["parameters"].sum() * job.value_bytes)
     tensors = counts["tensors"].sum()
     sent = 2.0 * (devices - 1) * (_hop_s(job, whole, fitted) + fitted["message_s"] * tensors)
@@ -397,7 +402,8 @@ _KNOWN = (Single, AccumulatingDdp, ShardedStrategy, TensorParallel, DpTp, Pipeli
 
 def _phases(job: SuiteJob, fitted: Mapping[str, Values | float], **parts: Values | float) -> Phases[Values]:
     """With the batch, and what every step costs."""
-    every = {"bubble_s": 0.0, "optimizer_s": 0.0, "other_s": fitted["step_s"]} | parts
+    other_s = fitted["step_s"] + besides_s(job.work, job.plan, job.machines, fitted)
+    every: dict[str, Any] = {"bubble_s": 0.0, "optimizer_s": 0.0, "other_s": other_s, **parts}
     every["data_s"] = job.work.input_bytes / job.machines.memory_bytes_per_s
     shape = np.broadcast_shapes(*(np.shape(each) for each in every.values()))
     return Phases(**{name: np.broadcast_to(each, shape) for name, each in every.items()})

@@ -52,6 +52,8 @@ class Answer:
 
 
 ASSUMED = "speeds are assumed"
+GPUS_OF_A_NODE = 8
+"""Where GPUs are asked about that this machine has not, and no site describes."""
 
 
 def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
@@ -68,15 +70,17 @@ def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
     if kind == "auto":
         kind = machine.device_type(kind) if here else run.site.device
     own = len(machine.gpus) if kind == "cuda" else max(1, machine.usable_cores // run.cores_per_device)
-    count = max(1, own) if here else run.site.devices_per_node
+    count = (own or GPUS_OF_A_NODE) if here else run.site.devices_per_node
     figures = assumed_figures(
         "cuda" if kind == "cuda" else "cpu",
         devices_per_node=count,
         memory_bytes=float(host_memory_bytes()) if here and kind == "cpu" else None,
     )
+    elsewhere = [f"this machine has no GPU: a node is taken to have {count}"] if here and not own else []
     return figures, [
         f"nothing was measured on site={run.site.name}, so its speeds are assumed: times may be wrong by a factor; run "
-        "`parallelbench calibrate` there first, or measure runs and add them with --from RESULTS"
+        "`parallelbench calibrate` there first, or measure runs and add them with --from RESULTS",
+        *elsewhere,
     ]
 
 

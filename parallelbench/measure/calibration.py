@@ -82,7 +82,8 @@ def device_work(world: World) -> Iterator[Row]:
         for precision, dtype in DTYPES[world.device_type].items():
             yield from _growing(SIDES, functools.partial(_product, precision=precision, dtype=dtype), world)
             if world.device_type == "cuda":
-                yield from _product(UNALIGNED, world, precision=precision, dtype=dtype, operation="unaligned")
+                odd = functools.partial(_product, precision=precision, dtype=dtype, operation="unaligned")
+                yield from _growing({"cuda": (UNALIGNED,)}, odd, world)
         yield from _growing(COPIED_BYTES, _copy, world)
     yield from _of_host(world)
     for precision in KERNELS[world.device_type]:

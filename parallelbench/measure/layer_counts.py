@@ -61,7 +61,7 @@ class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
     exchanges: int = 0
     """Of how many messages these are; 0 in results of older releases."""
     unaligned_flop: float = 0.0
-    """That part of `product_flop` whose matrix of weights has a side that 8 does not divide, such as 50,257 words."""
+    """That part of `product_flop` whose inputs or outputs 8 does not divide, such as a head's of 50,257 words."""
     kernels: dict[str, Kernels] | None = None
     """All operations but products, by kind: convolution, grouped, attention, those of `KINDS`, elementwise; null in
     results of older releases."""

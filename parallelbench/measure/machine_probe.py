@@ -1,4 +1,4 @@
-"""How fast a rank's own device is, by two fixed pieces of work: the last line of defence against unlike machines."""
+"""How fast a rank's own devices are, by two fixed pieces of work: the last line of defence against unlike machines."""
 
 from __future__ import annotations
 

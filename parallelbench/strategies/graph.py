@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,34 +29,39 @@ LOOK_S = 1.0
 class Progress:
     """Notices when a device no longer comes forward: within a graph NCCL itself waits for other ranks for ever."""
 
-    def __init__(self, timeout_s: float, late: Callable[[], None]) -> None:
+    def __init__(self, device: torch.device, timeout_s: float, late: Callable[[], None]) -> None:
         """`late` is called, in a thread of its own, once nothing has been completed for so long."""
-        self._timeout_s, self._late = timeout_s, late
-        self._launched: deque[torch.cuda.Event] = deque()
+        self._device, self._timeout_s, self._late = device, timeout_s, late
+        self._launched: list[torch.cuda.Event] = []
         self._used: list[torch.cuda.Event] = []
         self._since_s: float | None = None
         """When the oldest event was first seen to be behind; None: none is."""
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watches = False
 
     def launched(self) -> None:
         """A step was launched."""
         event = self._used.pop() if self._used else cuda.timing_event()
         event.record()
         self._launched.append(event)
+        if not self._watches:
+            self._watches = True
+            threading.Thread(target=self._watch, daemon=True).start()
 
     def is_stuck(self, now_s: float) -> bool:
         """Whether something is launched, and for longer than the timeout nothing was completed."""
-        while self._launched and self._launched[0].query():
-            self._used.append(self._launched.popleft())
+        done = bisect_left(self._launched, True, key=lambda event: not event.query())
+        self._used += self._launched[:done]
+        del self._launched[:done]
+        if done or not self._launched:
             self._since_s = None
         if not self._launched:
-            self._since_s = None
             return False
         if self._since_s is None:
             self._since_s = now_s
         return now_s - self._since_s > self._timeout_s
 
     def _watch(self) -> None:
+        cuda.choose(self._device)
         while not self.is_stuck(time.monotonic()):
             time.sleep(LOOK_S)
         self._late()

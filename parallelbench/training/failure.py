@@ -29,7 +29,7 @@ LINGER_S = 5.0
 """A rank whose wait timed out stays this long. Other ranks may wait for the same one; if they were ended at once, they
 could not report it and would seem to hang."""
 _NO_MEMORY = (
-    *("can't allocate memory", "cuda error: out of memory", "failed to cuda calloc", "_status_alloc_failed"),
+    *("can't allocate memory", "cuda error: out of memory", "_status_alloc_failed"),
     "cuda failure 2 'out of memory'",
 )
 """What torch's allocator for processors says, and CUDA, NCCL and cuBLAS of memory that they take beside torch's."""

@@ -150,7 +150,8 @@ class Session(RankSession):
         timeout_s = self._run.launcher.collective_timeout_s
         late = PatienceError(f"no captured step was completed within {timeout_s:g} s")
         if isinstance(replica, CapturedReplica):
-            replica.progress = Progress(timeout_s, lambda: give_up(self._attempt, self._world.rank, late))
+            give_up_here = functools.partial(give_up, self._attempt, self._world.rank, late)
+            replica.progress = Progress(self._world.device, timeout_s, give_up_here)
 
     def _training_set(self, resumed: Resumed | None) -> Arrays:
         """What the run trains on: the data set, or what an engine has made of it, which is no part of the start-up."""

@@ -41,8 +41,9 @@ def test_without_a_data_sheet_this_machines_gpus_are_assumed(monkeypatch: pytest
 
 def test_gpus_can_be_asked_about_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "this_machine", lambda: replace(HERE, gpus=()))
-    figures, _ = advise.figures_of_site(configured("device=cuda"))
-    assert (figures.device_type, figures.devices_per_node) == ("cuda", 1)
+    figures, notes = advise.figures_of_site(configured("device=cuda"))
+    assert (figures.device_type, figures.devices_per_node) == ("cuda", 8)
+    assert "no GPU" in notes[-1]
 
 
 def test_a_gpus_memory_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
 from parallelbench.measure.layer_counts import Kernels
-from tests.advisor.machine import PLAIN, layers, machine
+from tests.advisor.machine import PLAIN, layer, layers, machine
 
 FLOP, PARAMETERS = 1e6, 250_000
 MODEL = ["model=mlp", "model.hidden=[64,64,64]", "data=synthetic", "optimizer=sgd", "optimizer.momentum=0.0"]
@@ -107,11 +107,34 @@ def test_autocast_adds_an_operation_for_each_weight_and_each_products_input() ->
 
 
 def test_products_of_odd_sides_take_a_gpu_longer() -> None:
+    """And are fitted like others; a tensor group shares what is both."""
     figures = machine(device_type="cuda", unaligned={"fp32": 4.0})
-    assert phases("strategy=single", figures=figures, unaligned_flop=FLOP / 2).compute_s == pytest.approx(
-        64 * FLOP * 11 / 1e9 * (0.5 + 0.5 * 4.0)
-    )
-    assert phases("strategy=single", unaligned_flop=FLOP / 2).compute_s == phases("strategy=single").compute_s
+    usual_s, odd = 64 * FLOP * 11 / 1e9, {"unaligned_flop": FLOP / 2}
+    assert phases("strategy=single", figures=figures, **odd).compute_s == pytest.approx(2.5 * usual_s)
+    twice = phases("strategy=single", figures=figures, scales={"product_scale": 2.0}, **odd)
+    assert twice.compute_s == pytest.approx(5.0 * usual_s)
+    assert phases("strategy=single", **odd).compute_s == phases("strategy=single").compute_s, "of processors none does"
+    both: dict[str, Any] = {"figures": figures, "unaligned_flop": FLOP, "shardable_flop": FLOP}
+    shared = phases("strategy=tensor_parallel", "devices=2", **both)
+    assert shared.compute_s == pytest.approx(0.5 * 4.0 * usual_s)
+
+
+@pytest.mark.parametrize("strategy", ["model_parallel", "data_parallel", "parameter_server", "ddp", "pipeline"])
+def test_every_strategys_step_takes_its_gpus_host(strategy: str) -> None:
+    given: dict[str, Any] = {"figures": gpu(1e13, step_s=0.1), **GELU}
+    assert phases(f"strategy={strategy}", "devices=2", **given).other_s == pytest.approx(0.1, rel=1e-3)
+
+
+def test_a_pipelines_step_is_no_shorter_than_its_slowest_stage_on_gpus() -> None:
+    """The first of two stages waits for its kernels, the second for its launches: neither hides the other's."""
+    run = one_run([*MODEL, "batch_size=64", "strategy=pipeline", "devices=2", "strategy.micro_batches=8"]).run
+    kernels = {"gelu": Kernels(operations=1, work=1e6)}
+    first, *others = (layer(name, kernels=kernels, product_flop=1.0, operations=1) for name in run.model.layer_names)
+    second = [layer(each.name, kernels={}, product_flop=1.0, operations=10) for each in others]
+    job = SuiteJob(run=run, layers=[first, others[0], *second[1:]], figures=gpu(1e7))
+    step = suite_phases(job, PLAIN).at(0)
+    assert step.step_s > 64 * 2 * 1e6 / 1e7 * 0.99
+    assert step.step_s > 8 * 2 * 3 * 10e-3 * 0.99
 
 
 def test_the_loss_moves_its_logits() -> None:

@@ -362,7 +362,6 @@ class NotFiniteError(Exception):
             "out of memory: ",
         ),
         (RuntimeError("CUDA error: out of memory\nCompile with"), "oom", "out of memory: CUDA error"),
-        (RuntimeError("ncclUnhandledCudaError: Failed to CUDA calloc async 608 bytes"), "oom", "Failed to CUDA calloc"),
         (RuntimeError("Last error:\nCuda failure 2 'out of memory'"), "oom", "out of memory"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", "CUBLAS_STATUS"),
         (NotFiniteError("the training loss was not finite"), "nan", "the training loss"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.measure import clock
 from parallelbench.optim.optimizers import Adam
+from parallelbench.strategies import graph
 from parallelbench.strategies.graph import WARM_STEPS, CapturedReplica, Progress
 from parallelbench.training.loop import Trainer
 from parallelbench.training.replica import new_replica
@@ -63,9 +65,12 @@ def captured(run: RunConfig) -> RunConfig:
     injection="a scripted GPU whose last step is never completed, after slow ones, with graph=true",
     outcome="the ranks that wait end after launcher.collective_timeout_s; a GPU that is only slow is waited for",
 )
-def test_a_device_that_comes_no_further_is_noticed_and_one_that_is_slow_is_not(device: ScriptedCuda) -> None:
+def test_a_device_that_comes_no_further_is_noticed_and_one_that_is_slow_is_not(
+    device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each captured step takes 40 s, and the host launches all at once: only what is completed counts."""
-    progress = Progress(100.0, lambda: None)
+    progress = Progress(CPU, 100.0, lambda: None)
+    monkeypatch.setattr(progress, "_watches", True)  # this test looks itself
     for _ in range(5):
         device.launch(40.0)
         progress.launched()
@@ -77,18 +82,31 @@ def test_a_device_that_comes_no_further_is_noticed_and_one_that_is_slow_is_not(d
     assert [progress.is_stuck(now_s) for now_s in (300.0, 400.0, 401.0)] == [False, False, True]
 
 
+def test_a_thread_with_a_context_on_this_device_alone_ends_a_rank_that_waits(
+    device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "LOOK_S", 1e-3)
+    ended = threading.Event()
+    progress = Progress(torch.device("cuda", 3), 0.01, ended.set)
+    device.launch(1e9)
+    progress.launched()
+    assert ended.wait(60.0)
+    assert device.calls == ["choose cuda:3"]
+
+
 def test_a_rank_among_several_notes_each_captured_step(device: ScriptedCuda, tmp_path: Path) -> None:
     run = captured(configure(*MLP, "strategy=ddp", "devices=2"))
     replica: Any = CapturedReplica.__new__(CapturedReplica)
     attempt: Any = SimpleNamespace(path=tmp_path)
-    session: Any = SimpleNamespace(_run=run, _attempt=attempt, _world=SimpleNamespace(size=2, rank=0))
+    session: Any = SimpleNamespace(_run=run, _attempt=attempt, _world=World(rank=0, size=2))
     Session._watch(session, replica)
     assert isinstance(replica.progress, Progress)
     alone = configure(*MLP)
     one = alone.strategy.prepare(build_model(alone), captured(alone), WORLD)
-    one.progress = Progress(100.0, lambda: None)
+    one.progress = Progress(CPU, 100.0, lambda: None)
+    one.progress._watches = True
     drive(one, alone)
-    assert one.progress._launched or one.progress._used
+    assert one.progress._launched
 
 
 @pytest.mark.slow
