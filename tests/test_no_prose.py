@@ -27,14 +27,14 @@ SAME_TEXT = {"lower", "upper", "casefold", "strip", "one_line", "escape"}
 EXCEPTIONS = {
     # gloo raises a plain RuntimeError for a lost rank and for a timeout, torch's CPU allocator for a lack of memory;
     # TensorFlow says only in words that it has given a rank up, and DDP that it misses a gradient.
-    ("parallelbench/training/failure.py", "classify"): 5,
+    ("parallelbench/training/failure.py", "classify"): 4,
     # torch's DataLoader says only in words that a worker died, and sends a worker's traceback as text.
     ("parallelbench/training/failure.py", ""): 1,
     ("parallelbench/errors.py", "own_place"): 2,
     # What ranks print may hold a private key, of many lines.
     ("launch/attempt/processes.py", ""): 1,
-    # NCCL's watchdog says only by printing why it aborts a process.
-    ("launch/attempt/outcome.py", ""): 1,
+    # NCCL's watchdog says only by printing why it aborts a process: that it waited, and what has failed.
+    ("launch/attempt/outcome.py", ""): 2,
     # gpu-check checks the text: whether it names the rank that hangs.
     ("parallelbench/gpu_check/whole_runs.py", "_expect"): 1,
 }
