@@ -49,6 +49,7 @@ QUICK = (
 """What `--quick` carries out, beside a plain run of ddp on all devices."""
 _TAKES = "about 5 minutes on one GPU; with strategies on four, about half an hour"
 _TAKES_QUICK = "under two minutes"
+_TAKES_SHARED = "more than half an hour, since ranks take turns on a GPU"
 
 
 @without_foreign()
@@ -96,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"gpu-check: no check is called {options.only!r}; there are:\n  {there}", file=sys.stderr)
             return 2
         counts = ", ".join(f"{len(found)} of {section}" for section, found in wanted.items() if found)
-        print(f"{counts}; {_TAKES_QUICK if options.quick else _TAKES}", flush=True)
+        takes = _TAKES_QUICK if options.quick else _TAKES_SHARED if options.share > 1 else _TAKES
+        print(f"{counts}; {takes}", flush=True)
         path = Path(folder, "not-kept.jsonl") if options.quick else kept
         together = {name: check for found in wanted.values() for name, check in found.items()}
         return carry_out_all(together, setting, path=path, fresh=options.fresh, some=options.only != "*")
