@@ -26,5 +26,5 @@ def test_a_strategy_is_checked_across_two_nodes_of_a_job(accounting: Cluster, tm
     text = checked()
     assert "2 nodes × 2 × processes on CPUs in the place of GPUs" in text
     assert "| strategy sandblaster_lbfgs | ok | 2 devices, mlp, 2 nodes, largest difference" in text
-    assert [path.name for path in tmp_path.iterdir()] == ["gpu-check.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu-check-rehearsal.jsonl"]
     assert "before  strategy sandblaster_lbfgs" in checked(), "the next job repeats only what has not passed"
