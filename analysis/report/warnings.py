@@ -127,7 +127,7 @@ def few_repeats(runs: Runs) -> list[str]:
     if few < FEWEST_REPEATS:
         advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
         without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
-        names = text.listed(without["configuration"].unique(maintain_order=True).to_list())
+        names = text.listed(_named(runs, dict.fromkeys(without.select(_KEYS).rows(), "")))
         return [f"{some} ratios {rest} have no interval ({names}): {advice}."]
     error = error_of_intervals(runs)
     widths = ", ".join(f"{half_width(n, error):.1f} times with {n} pairs" for n in (6, 10) if n > few)
@@ -260,7 +260,7 @@ def _recorded(runs: Runs) -> list[str]:
     """The warnings that runs recorded themselves."""
     rows = facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "")
     return [
-        f"{text.listed(list(members['configuration'].unique(maintain_order=True)), most=8)}: {warning} "
+        f"{text.listed(_named(runs, dict.fromkeys(members.select(_KEYS).rows(), '')), most=8)}: {warning} "
         f"({text.number_of_runs(members.height)}: {folders_of(runs, members['run_id'])})."
         for (warning,), members in rows.group_by("warnings", maintain_order=True)
     ]

@@ -174,7 +174,8 @@ def capture(work: Callable[[], None], device: torch.device, *, warm_up: Callable
     with aside(device):
         warm_up()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # A loader's thread may allocate pinned memory meanwhile, which else would end the capture.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     replay: Callable[[], None] = graph.replay
     return replay
