@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.bench.measure import Figure
 from tests.helpers import TINY
 from tests.slurm.cluster import Cluster
-from tests.slurm.packages import UnavailableError, missing_packages
+from tests.slurm.packages import PROGRAMS, UnavailableError, missing_packages
 
 RUNS, QUEUED, ROUNDS = 1000, 10_000, 5
 FILES_PER_RUN = 3
@@ -20,7 +20,7 @@ FILES_PER_RUN = 3
 
 def figures() -> list[Figure]:
     """Wall time of whole commands; one sbatch for all and so many files are asserted. None without a cluster."""
-    if missing := missing_packages(accounting=False):
+    if missing := missing_packages(PROGRAMS):
         print(f"left out: {', '.join(missing)} not installed")
         return []
     try:

@@ -2,7 +2,7 @@
 
 dp_pp: several pipelines, each on its own part of every batch. dp_pp_tp: besides, stages share their linear layers among
 devices. model_parallel: the naive split, without micro-batches, one device at work at a time. Loads no torch. Read on
-in `schedules.py` (the order of the work), `stages.py` (how a rank trains its stages) and `split.py` (the naive split).
+in `schedules.py` (the order of the work), `stages.py` (how a rank trains its stages) and `naive.py` (the naive split).
 """
 
 from __future__ import annotations
