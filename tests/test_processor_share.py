@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -50,17 +51,30 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_what_the_kernel_counts_is_others_less_the_ranks_own(machine: Machine) -> None:
-    share = ProcessorShare({2, 3}, proc=machine.proc)
+@pytest.mark.parametrize(("apart", "others_s"), [(False, 2.0), (True, 1.5)])
+def test_what_the_kernel_counts_is_others_less_the_ranks_own(machine: Machine, *, apart: bool, others_s: float) -> None:
+    share = ProcessorShare({2, 3}, proc=machine.proc, interrupts_apart=apart)
     share.start()
     machine.delay_ns += 250_000_000
-    machine.passes(10.0, 12.0, user=6.0, system=0.5, idle=2.0, iowait=0.5, irq=0.25, steal=0.75)
+    machine.passes(10.0, 12.0, user=6.0, system=0.5, idle=2.0, iowait=0.5, softirq=0.25, steal=0.75)
     taken = share.stop(children_s=1.0)
-    # Of 20 s on two cores, 5 s were idle, the rank used 12 s and its loader's workers 1 s: 2 s are others'.
-    assert taken["others_time_s"] == pytest.approx(2.0)
+    # Of 20 s on two cores, 5 s were idle, the rank used 12 s and its loader's workers 1 s: 2 s are others', less the
+    # interrupts where no process's time has them.
+    assert taken["others_time_s"] == pytest.approx(others_s)
     assert taken["others_signed_time_s"] == taken["others_time_s"]
     assert taken["stolen_time_s"] == pytest.approx(1.5)
     assert taken["run_delay_s"] == pytest.approx(0.25)
+
+
+def test_the_kernels_configuration_says_whose_interrupts_are(tmp_path: Path) -> None:
+    folders = (str(tmp_path), str(tmp_path))
+    asked = processor.interrupts_are_apart.__wrapped__
+    assert asked(folders), "nothing known: nobody is accused"
+    (tmp_path / f"config-{os.uname().release}").write_text("# CONFIG_IRQ_TIME_ACCOUNTING is not set\n")
+    assert not asked(folders)
+    with gzip.open(tmp_path / "config.gz", "wt") as file:
+        file.write("CONFIG_HZ=250\nCONFIG_IRQ_TIME_ACCOUNTING=y\n")
+    assert asked(folders)
 
 
 def test_waiting_by_design_is_not_taken_by_others(machine: Machine) -> None:

@@ -194,12 +194,15 @@ PER_RUN = (
     text("memory_kind", "device: allocated by tensors on GPUs; host: resident set of the processes, on CPUs",
         null="the device is unknown", repeats=Over.FIRST),
     Column("peak_memory_max_bytes", "each rank's peak over all epochs, the largest of them; memory_kind says of which "
-        "memory", null="not measured on every rank", repeats=Over.MEDIAN, heading="Memory, largest process"),
+        "memory. Of a host's it includes what only the rank's loader workers hold at the window's end",
+        null="not measured on every rank, or workers had ended by then", repeats=Over.MEDIAN,
+        heading="Memory, largest process"),
     Column("peak_memory_device_bytes", "each device's peak over all epochs, the largest of them; where each process "
         "has one device, the same as peak_memory_max_bytes", null="not measured on every rank, or one process drives "
         "several devices that share its memory (CPUs), or did so under a release that measured their sum alone (tables "
         "before version 9)", repeats=Over.MEDIAN, heading="Memory, largest device"),
-    Column("peak_memory_sum_bytes", "each rank's peak over all epochs, their sum", null="not measured on every rank",
+    Column("peak_memory_sum_bytes", "each rank's peak over all epochs, as in peak_memory_max_bytes, their sum",
+        null="not measured on every rank, or workers had ended by then",
         repeats=Over.MEDIAN, heading="Memory, all processes", brief="mem.\nMiB"),
     Column("bytes_sent_per_step_sum", f"{_SENT}: sum over all finished epochs and all ranks ÷ optimizer steps",
         unit="bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN, heading="Sent per step by textbook, all processes",

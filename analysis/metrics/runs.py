@@ -65,16 +65,21 @@ def _prepared_again(runs: Runs) -> pl.DataFrame:
 
 @once
 def _per_rank(runs: Runs) -> pl.DataFrame:
-    """One row per run and rank: its peaks over all epochs, and what it sent in them; null where one epoch's is."""
+    """One row per run and rank: its peaks over all epochs, and what it sent in them; null where one epoch's is.
+
+    Of host memory, a rank's includes what only its loader's workers hold.
+    """
     peaks = ("peak_allocated_bytes", "host_peak_rss_bytes")
+    of_workers = pl.when(pl.col("loader_cpu_time_s").is_null()).then(0).otherwise("loader_memory_bytes")
     kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
 
     def known(column: str, whole: pl.Expr) -> pl.Expr:
         return pl.when(pl.col(column).null_count() == 0).then(whole).alias(column)
 
     return (
-        numbered(runs, "ranks", "rank", *peaks, *kinds)
+        numbered(runs, "ranks", "rank", *peaks, *kinds, "loader_cpu_time_s", "loader_memory_bytes")
         .lazy()
+        .with_columns(pl.col("host_peak_rss_bytes") + of_workers)
         .group_by(run_and("rank"))
         .agg(
             pl.col("run_id", "rank").first(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
 from itertools import cycle
@@ -25,7 +26,9 @@ PIECE_S = 0.06
 MOST_RANKS = 8
 """Ranks of a node that are measured, since they are measured one after the other."""
 _SIDES = {"cpu": 256, "cuda": 4096}
-"""Rows and columns of the matrices. On a GPU they are fp16: that speed depends on no setting of TF32."""
+"""Rows and columns of the matrices. On a GPU they are fp16: that speed depends on no setting of TF32. On a CPU they are
+for a device of one core; with more cores a product is longer, or handing it out to them would be most of its time."""
+_LARGEST_SIDE = 2048
 _COPIED_BYTES = {"cpu": 2 * 2**20, "cuda": 256 * 2**20}
 """On a CPU both pieces of work take less than a scheduler's slice: on a busy core some of them are not interrupted."""
 _PLACES = {"cpu": 32, "cuda": 1}
@@ -61,11 +64,15 @@ def _measured(world: World, device: torch.device) -> tuple[float, float]:
 
     Both are 0 where the device has no memory left for it.
     """
-    side, size = _SIDES[world.device_type], _COPIED_BYTES[world.device_type]
+    side, size = _side(world.device_type), _COPIED_BYTES[world.device_type]
     dtype = torch.float16 if world.device_type == "cuda" else torch.float32
+    # Not the training's random numbers. Ones would switch fewer bits, so a GPU would hold clocks that no training has.
+    values = torch.Generator(device).manual_seed(0)
     try:
         with torch.no_grad():
-            one, other, product = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(3))
+            one, other, product = (
+                torch.randn(side, side, dtype=dtype, device=device, generator=values) for _ in range(3)
+            )
             product_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
             shape = (_PLACES[world.device_type], size)
             source, copy = (torch.ones(shape, dtype=torch.uint8, device=device) for _ in range(2))
@@ -77,6 +84,12 @@ def _measured(world: World, device: torch.device) -> tuple[float, float]:
         one = other = product = source = copy = copies = None  # type: ignore[assignment]
         release()
     return 2 * side**3 / product_s, 2 * size / copy_s
+
+
+def _side(device_type: str) -> int:
+    """Rows and columns for a device of this kind, with the threads that this process has."""
+    grown = 1.0 if device_type == "cuda" else math.sqrt(torch.get_num_threads())
+    return min(_LARGEST_SIDE, 16 * round(_SIDES[device_type] * grown / 16)) if grown > 1 else _SIDES[device_type]
 
 
 def fastest_s(pieces: Sequence[Callable[[], object]], world: World) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import os
 import resource
 import time
@@ -28,6 +30,8 @@ class Core(NamedTuple):
     """Idle, waiting for input and output included."""
     stolen_s: float
     """Time that the hypervisor gave to other machines."""
+    interrupts_s: float
+    """In interrupts, those of the rank's own messages included."""
     total_s: float
 
 
@@ -49,10 +53,15 @@ class ProcessorShare:
     On these cores, what is neither idle nor the rank's own was taken by others. A rank that waits by design (a
     pipeline's stage, a parameter server) leaves its cores idle, so its waiting is not counted. The delay of a thread
     (schedstat) would count how the rank's own threads wait for each other, and it does not see the hypervisor.
+    Interrupts are nobody's where the kernel keeps them apart from processes: many are the rank's own messages.
     """
 
-    def __init__(self, own_cores: Collection[int], *, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self, own_cores: Collection[int], *, proc: Path = Path("/proc"), interrupts_apart: bool | None = None
+    ) -> None:
+        """`interrupts_apart`: processes' times leave out the interrupts that came meanwhile; None: ask the kernel."""
         self._own, self._proc = frozenset(own_cores), proc
+        self._apart = interrupts_are_apart() if interrupts_apart is None else interrupts_apart
 
     def start(self) -> None:
         """Begin to count."""
@@ -69,7 +78,7 @@ class ProcessorShare:
         else:
             columns["run_delay_s"] = None
         if self._own and spent.keys() == self._own and all(_credible(core, length_s) for core in spent.values()):
-            busy_s = sum(length_s - core.idle_s for core in spent.values())
+            busy_s = sum(length_s - core.idle_s - core.interrupts_s * self._apart for core in spent.values())
             others_s = busy_s - (after.own_s - before.own_s) - children_s
             columns["others_time_s"], columns["others_signed_time_s"] = max(0.0, others_s), others_s
             columns["stolen_time_s"] = sum(core.stolen_s for core in spent.values())
@@ -89,6 +98,22 @@ def _credible(core: Core, length_s: float) -> bool:
     return abs(core.total_s - length_s) <= _UNSURE_S + 0.2 * length_s
 
 
+@functools.cache
+def interrupts_are_apart(folders: tuple[str, str] = ("/proc", "/boot")) -> bool:
+    """Whether the kernel leaves interrupts out of the time of the process that they interrupt, as many are built to.
+
+    Also where it can't be known: others are rather missed than accused of a rank's own messages.
+    """
+    built_in, beside = (Path(folder) for folder in folders)
+    for file, opened in ((built_in / "config.gz", gzip.open), (beside / f"config-{os.uname().release}", open)):
+        try:
+            with opened(file, "rt") as lines:
+                return any(line.startswith("CONFIG_IRQ_TIME_ACCOUNTING=y") for line in lines)
+        except OSError:
+            continue
+    return True
+
+
 def read_cores(stat: Path, cores: Collection[int]) -> dict[int, Core]:
     """The kernel's account of these cores; without those it does not list."""
     try:
@@ -102,7 +127,7 @@ def read_cores(stat: Path, cores: Collection[int]) -> dict[int, Core]:
         if name.startswith("cpu") and number.isdigit() and int(number) in cores and len(ticks) >= 8:
             user, nice, system, idle, waiting, interrupts, soft, stolen = (int(tick) * _TICK_S for tick in ticks[:8])
             total_s = user + nice + system + idle + waiting + interrupts + soft + stolen
-            found[int(number)] = Core(idle + waiting, stolen, total_s)
+            found[int(number)] = Core(idle + waiting, stolen, interrupts + soft, total_s)
     return found
 
 

@@ -164,6 +164,7 @@ class Fake:
     cpu_time_s: Callable[[int, int], float] = lambda epoch, rank: 0.0
     """Processor time of the rank itself."""
     loader_cpu_time_s: Callable[[int, int], float | None] = lambda epoch, rank: None
+    loader_memory_bytes: Callable[[int, int], int | None] = lambda epoch, rank: None
     startup: dict[str, float | None] = field(default_factory=dict)
     owner: Callable[[int], bool] = lambda rank: True
     """Which ranks own samples; the last stage of a pipeline owns all, the others none."""
@@ -348,6 +349,7 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "training_ended_at": fake.started_at + epoch * fake.epoch_every_s + fake.epoch_time_s(epoch, rank),
         "cpu_time_s": fake.cpu_time_s(epoch, rank),
         "loader_cpu_time_s": fake.loader_cpu_time_s(epoch, rank),
+        "loader_memory_bytes": fake.loader_memory_bytes(epoch, rank),
         "evaluation_time_s": 0.1,
         "others_time_s": None if (taken := fake.others_time_s(epoch, rank)) is None else max(0.0, taken),
         "others_signed_time_s": taken,

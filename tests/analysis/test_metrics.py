@@ -105,6 +105,17 @@ def test_host_memory_on_a_cpu_is_each_ranks_peak_then_largest_and_sum(tmp_path: 
     assert row["peak_memory_sum_bytes"] == 550 * MIB
 
 
+def test_host_memory_includes_a_loaders_workers(tmp_path: Path) -> None:
+    workers = {
+        "loader_cpu_time_s": lambda epoch, rank: 0.1,
+        "loader_memory_bytes": lambda epoch, rank: 40 * MIB * epoch,
+    }
+    row = _one(tmp_path / "known", Fake(host_peak_rss_bytes=lambda epoch, rank: 100 * MIB, **workers))
+    assert (row["peak_memory_max_bytes"], row["peak_memory_sum_bytes"]) == (260 * MIB, 520 * MIB), "of the fourth epoch"
+    ended = Fake(loader_cpu_time_s=lambda epoch, rank: 0.1)
+    assert _one(tmp_path / "ended", ended)["peak_memory_sum_bytes"] is None
+
+
 def test_device_memory_on_cuda_is_what_tensors_held(tmp_path: Path) -> None:
     fake = Fake(device_type="cuda", device_name="GPU", peak_allocated_bytes=lambda epoch, rank: (rank + 1) * 7)
     row = _one(tmp_path, fake)

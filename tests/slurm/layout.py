@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -11,6 +12,7 @@ import socket
 import stat
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +124,20 @@ def _remove_cgroups(first_job: int) -> None:
     for job in FREEZER.glob("slurm*/uid_*/job_*"):
         if 0 <= int(job.name.removeprefix("job_")) - first_job < JOBS_PER_CLUSTER:
             for each in (*sorted(job.glob("**/"), reverse=True), job):
-                if each.is_dir():
-                    each.rmdir()
+                daemons.until(partial(_is_removed, each), what=f"the end of what is in {each}", timeout_s=60)
+
+
+def _is_removed(cgroup: Path) -> bool:
+    """Remove it, unless something killed is still on its way out of it. What is frozen can't end."""
+    try:
+        (cgroup / "freezer.state").write_text("THAWED")
+        cgroup.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+    return not cgroup.exists()
 
 
 def _write(path: Path, text: str) -> None:

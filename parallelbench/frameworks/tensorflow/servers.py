@@ -123,7 +123,7 @@ class TaskReplica:
         self._pushes += [Push(self._position, int(row[_STALENESS])) for row in own]
         if self._world.rank < self._cluster.workers:
             self.traffic.send("gradient", self._twin.nbytes * len(own))
-            return StepSums([_Known(np.sum([row[: _SAMPLES + 1] for row in own] or [[0.0, 0.0, 0.0]], axis=0))])
+            return StepSums([np.sum([row[: _SAMPLES + 1] for row in own] or [[0.0, 0.0, 0.0]], axis=0)])
         self.traffic.send("parameter", self._served_bytes[self._world.rank - self._cluster.workers] * len(slices))
         return None
 
@@ -339,17 +339,6 @@ class CoordinatorReplica(TaskReplica):
     def _all_variables(self) -> dict[str, Any]:
         slots = {f"{name}/{n}": slot for name, each in self._slots.items() for n, slot in enumerate(each)}
         return {**self._values, **slots, "step": self._step}
-
-
-class _Known:
-    """Sums that are on the host already, as `StepSums` reads its parts."""
-
-    def __init__(self, values: NDArray[np.float64]) -> None:
-        self._values = values
-
-    def numpy(self) -> NDArray[np.float64]:
-        """The sums."""
-        return self._values
 
 
 class ServedStep(NamedTuple):

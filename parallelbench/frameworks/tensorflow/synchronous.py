@@ -43,7 +43,7 @@ class StepSums:
         """All sums of each part: waits for the device."""
         if self._known is None:
             with self._patience:
-                self._known = np.array([part.numpy() for part in self._parts])
+                self._known = tf.stack(self._parts).numpy()  # one copy from the device, not one a step
         return self._known
 
     @property
