@@ -23,6 +23,7 @@ from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, StorageError, count_of
+from parallelbench.results.files import is_there
 from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class OnSlurm(Launcher):
 
     def submitted(self, sweep: Path) -> bool:
         """Whether the sweep has a folder of submissions."""
-        return (sweep / FOLDER).is_dir()
+        return is_there(sweep / FOLDER)
 
     def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
         """The runs with their jobs, and the device-hours. One query for all sweeps."""

@@ -22,7 +22,7 @@ import msgspec
 from parallelbench.config.sites import Site, SlurmLauncher, with_new_options
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results import liveness
-from parallelbench.results.files import storage_errors, write_file
+from parallelbench.results.files import is_there, storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -146,7 +146,7 @@ def read(path: Path) -> Submission:
 
 def submissions(sweep: Path) -> list[Submission]:
     """All submissions of a sweep, oldest first; raises `ConfigError` as `read` does."""
-    if (sweep / FOLDER).is_dir():
+    if is_there(sweep / FOLDER):
         require_own(sweep)
         require_own(sweep / FOLDER)
     records = filter(None, map(_unless_withdrawn, sweep.glob(f"{FOLDER}/*/submission.json")))
@@ -158,7 +158,7 @@ def _unless_withdrawn(path: Path) -> Submission | None:
     try:
         return read(path)
     except ConfigError:
-        if path.exists():
+        if is_there(path):
             raise
         return None
 
@@ -206,7 +206,7 @@ def lock(sweep: Path) -> Iterator[None]:
     """
     path = sweep / FOLDER / "lock"
     with storage_errors(path), private(readable_by_others()):
-        is_new = not sweep.exists()
+        is_new = not is_there(sweep)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if is_new:  # an inherited access control list may let others write
             sweep.chmod(stat.S_IMODE(sweep.stat().st_mode) & ~0o022)

@@ -38,6 +38,15 @@ def storage_errors(path: Path, *, option: str = "results=DIR", verb: str = "writ
         raise StorageError(f"can't {verb} {path}: {advice}") from error
 
 
+def is_there(path: Path) -> bool:
+    """Whether something is there. What can't be known is an error here; for `Path.exists` of Python 3.14 it is a no."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def write_file(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write `path` atomically and durably; after a crash it holds its old content or the new, never a part.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.redaction import redacted
-from parallelbench.results.files import storage_errors, write_all
+from parallelbench.results.files import is_there, storage_errors, write_all
 from parallelbench.results.tables import TABLES, WARNING, check_row
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def read_entries(path: Path) -> list[Row]:
 def read_entries_from(path: Path, start_byte: int) -> tuple[list[Row], int]:
     """The same from the byte on where a line begins, and the byte to go on from, for whoever follows a journal."""
     entries: list[Row] = []
-    if not path.exists():
+    if not is_there(path):
         return entries, start_byte
     with path.open("rb") as file:
         file.seek(start_byte)

@@ -199,9 +199,10 @@ def _fork_or_exec(*arguments: Any) -> int:
 
 def _as_after_exec(close: bool, keep: tuple[int, ...], cwd: Any, _environment: Any, *rest: Any) -> None:
     """What `_posixsubprocess.fork_exec` does in the child before exec, in its order."""
-    (stdin, _, _, stdout, _, stderr, _, unused, restore, session, group, *ids, umask, before, _vfork) = rest
+    # Python before 3.14 adds whether vfork may be used.
+    (stdin, _, _, stdout, _, stderr, _, unused, restore, session, group, gid, gids, uid, umask, before, *_) = rest
     assert close, "all descriptors are closed but those that are passed on"
-    assert not any(value is not None for value in ids), "no other user"
+    assert gid is gids is uid is None, "no other user"
     assert umask < 0, "the umask stays"
     high = [-1 if one == -1 else os.dup(one) if one <= 2 else one for one in (stdin, stdout, stderr)]
     for stream, descriptor in zip(STREAMS, high, strict=True):
