@@ -26,7 +26,7 @@ from parallelbench.training.failure import classify
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
-from tests.analysis.factory import Fake, begin, component, config
+from tests.analysis.factory import Fake, begin, component, config, write_epochs
 from tests.faults import fault
 from tests.helpers import torchs_strategies
 from tests.ranks import run_ranks
@@ -347,6 +347,25 @@ def test_what_cannot_be_reached_when_a_run_goes_on_is_a_storage_error(tmp_path: 
         with pytest.raises(StorageError, match=f"can't read .*/{name}: Stale file handle") as caught:
             boundary.resume()
     assert (classify(caught.value)[0], warned) == ("storage", [])
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [("host_peak_rss_bytes", None), ("epoch_time_s", "measured by another version of the suite"), ("epoch", "damaged")],
+)
+def test_a_run_goes_on_under_a_version_whose_further_columns_may_be_null(
+    column: str, why: str | None, tmp_path: Path
+) -> None:
+    run = config(tmp_path, launcher=component("launcher", {"name": "local", "checkpoint": "always"}))
+    _, attempt = begin(run, Fake())
+    write_epochs(run, attempt, Fake(), epochs=1)
+    assert Checkpoints(attempt.checkpoints, ALONE).save(Key(1, 1), STATE) is None
+    journal = attempt.path / "journal-rank0.jsonl"
+    journal.write_text(journal.read_text().replace(f'"{column}":', '"unknown":'))
+    warned: list[str] = []
+    resumed = EpochBoundary(run, attempt, ALONE, journal=mock.Mock(), warn=warned.append).resume()
+    assert (resumed is None) == (why is not None)
+    assert warned == ([] if why is None else [f"the checkpoint after epoch 1 of attempt 1 was {why} and not used"])
 
 
 def test_a_file_of_a_checkpoint_that_the_disk_has_lost_is_passed_over(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from launch.attempt.outcome import judge, publish_if_finished
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import RETRYABLE
-from parallelbench.results.journal import Journal, kept_entries, read_entries, read_entries_from, read_tables
+from parallelbench.results.journal import (
+    Journal,
+    OtherVersionError,
+    kept_entries,
+    read_entries,
+    read_entries_from,
+    read_tables,
+)
 from parallelbench.results.tables import TABLES, WARNING
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
@@ -267,10 +274,30 @@ def test_nothing_is_taken_over_from_a_journal_that_lacks_an_epoch(attempt: Attem
     assert kept_entries(path, through=EPOCHS) is None
 
 
-def test_rows_of_an_older_program_are_not_taken_over(attempt: Attempt) -> None:
+def renamed(path: Path, column: str) -> None:
+    """Rows as another version has them: without a column, and with one that is unknown here."""
+    content = path.read_text()
+    assert f'"{column}":' in content
+    path.write_text(content.replace(f'"{column}":', '"unknown":'))
+
+
+def test_rows_of_another_version_get_todays_columns(attempt: Attempt) -> None:
     path = journal_of(attempt, 1)
-    path.write_bytes(path.read_bytes().replace(b'"device_uuid"', b'"device"'))
-    assert kept_entries(path, through=EPOCHS) is None
+    today = kept_entries(path, through=EPOCHS)
+    renamed(path, "host_peak_rss_bytes")
+    kept = kept_entries(path, through=EPOCHS)
+    assert today is not None
+    assert kept == [
+        entry | {"row": entry["row"] | {"host_peak_rss_bytes": None}} if entry["table"] == "ranks" else entry
+        for entry in today
+    ]
+
+
+def test_rows_of_another_version_without_what_is_never_null_are_not_taken_over(attempt: Attempt) -> None:
+    path = journal_of(attempt, 1)
+    renamed(path, "epoch_time_s")
+    with pytest.raises(OtherVersionError):
+        kept_entries(path, through=EPOCHS)
 
 
 def test_without_rank_0s_word_an_epoch_is_not_finished(attempt: Attempt) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]
 
-_COLUMNS = {table: {column.name for column in columns} for table, columns in TABLES.items()}
+_COLUMNS = {table: {column.name: column.nullable for column in columns} for table, columns in TABLES.items()}
+"""Table → column → whether it may be null."""
 
 
 _NEEDED: dict[str, Any] = {
@@ -37,6 +38,10 @@ _NEEDED: dict[str, Any] = {
     **dict.fromkeys(("training_started_at", "training_ended_at"), int | float),
 }
 """Columns that reading relies on, with their types."""
+
+
+class OtherVersionError(Exception):
+    """Another version of the suite measured a row: it lacks a column that is never null."""
 
 
 class Journal:
@@ -123,12 +128,10 @@ def kept_entries(path: Path, *, through: int) -> list[Row] | None:
     """The entries of a rank's journal that a later attempt keeps when it resumes after epoch `through`: rows, facts
     and warnings.
 
-    Rows stay marked with the attempt that measured them. None where the rank's row of an epoch is missing, or where a
-    row has other columns than today's.
+    Rows stay marked with the attempt that measured them. None where the rank's row of an epoch is missing. Raises
+    `OtherVersionError`.
     """
     entries = [_open(entry) for entry in read_entries(path) if _is_kept(entry, through)]
-    if any("table" in entry and entry["row"].keys() != _COLUMNS[entry["table"]] for entry in entries):
-        return None
     for table in ("ranks", "epochs") if path.name == "journal-rank0.jsonl" else ("ranks",):
         epochs = [entry["row"]["epoch"] for entry in entries if entry.get("table") == table]
         if epochs != list(range(1, through + 1)):
@@ -144,8 +147,15 @@ def _is_kept(entry: Row, through: int) -> bool:
 
 
 def _open(entry: Row) -> Row:
-    """An entry of a run that goes on: the attempt that ends it checks what was trained."""
-    return {name: value for name, value in entry.items() if name != "closing_check_s"}
+    """An entry of a run that goes on: the attempt that ends it checks what was trained. Rows get today's columns: of
+    those of another version a missing one is null, and an unknown one is left out.
+    """
+    if "event" in entry:
+        return {name: value for name, value in entry.items() if name != "closing_check_s"}
+    row, columns = entry["row"], _COLUMNS[entry["table"]]
+    if any(name not in row for name, nullable in columns.items() if not nullable):
+        raise OtherVersionError
+    return entry | {"row": {name: row.get(name) for name in columns}}
 
 
 def read_tables(attempt_dir: Path) -> tuple[Tables, list[Row]]:

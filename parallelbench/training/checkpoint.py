@@ -19,7 +19,7 @@ from parallelbench.errors import StorageError, one_line
 from parallelbench.measure.memory import release_host
 from parallelbench.results.files import new_file, storage_errors, sync, write_file
 from parallelbench.results.folder import file_sha256
-from parallelbench.results.journal import kept_entries
+from parallelbench.results.journal import OtherVersionError, kept_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,17 +272,24 @@ class EpochBoundary:
         if self._run.launcher.checkpoint == "never":
             return None
         entries: list[Row] = []
+        of_another_version: set[Key] = set()
 
         def usable(key: Key) -> bool:
             path = self._attempt.path.with_name(str(key.attempt)) / f"journal-rank{self._world.rank}.jsonl"
+            kept = None
             with storage_errors(path, verb="read"):
-                kept = kept_entries(path, through=key.epoch)
+                try:
+                    kept = kept_entries(path, through=key.epoch)
+                except OtherVersionError:
+                    of_another_version.add(key)
             entries[:] = kept or ()
             return kept is not None
 
         newest = self._checkpoints.newest(usable)
         for key in self._checkpoints.damaged:
-            self._warn(f"the checkpoint after epoch {key.epoch} of attempt {key.attempt} was damaged and not used")
+            is_of_another = any(self._world.gather(key in of_another_version))
+            why = "measured by another version of the suite" if is_of_another else "damaged"
+            self._warn(f"the checkpoint after epoch {key.epoch} of attempt {key.attempt} was {why} and not used")
         if newest is None:
             return None
         key, state = newest
