@@ -7,10 +7,19 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from parallelbench.measure import environment
-from parallelbench.measure.environment_match import differences, entries, is_of_program, is_set_by_launcher
+from parallelbench.measure.environment_match import (
+    differences,
+    entries,
+    is_of_program,
+    is_reported,
+    is_set_by_launcher,
+    must_match,
+)
+from tests.analysis.factory import config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +85,64 @@ def test_what_may_halve_a_speed_is_recorded() -> None:
     assert preloaded == {"LD_PRELOAD": "libjemalloc.so.2 libtcmalloc.so liba.so"}, "not whose folder it is in"
 
 
+def set_up(tmp_path: Path, **site: Any) -> dict[str, Any]:
+    """What is recorded in a job of this site."""
+    return environment.capture("none", site=msgspec.structs.replace(config(tmp_path).site, **site))
+
+
+def test_what_a_job_loads_first_must_match_and_names_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "entries_of", lambda _: {"packages": {}})
+    monkeypatch.setenv("LOADEDMODULES", "gcc/12.2:/home/me/modules/mpi:cuda/12.4")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/home/me/lib")
+    job = set_up(tmp_path, modules=["gcc/12.2", "cuda/12.4"], setup=["export TOKEN=secret"])
+    assert (job["loaded_modules"], job["site"]["modules"]) == ("gcc/12.2 mpi cuda/12.4", "gcc/12.2 cuda/12.4")
+    assert not any(word in json.dumps(job) for word in ("/home/me", "secret"))
+    modules = set_up(tmp_path, modules=["gcc/12.2", "cuda/12.6"], setup=["export TOKEN=secret"])
+    assert set(_unlike(job, modules)) == {"site.modules"}
+    plain = set_up(tmp_path, modules=["gcc/12.2", "cuda/12.4"])
+    assert set(_unlike(job, plain)) == {"site.setup_sha256"}
+    monkeypatch.setenv("LOADEDMODULES", "")
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    elsewhere, here = set_up(tmp_path), environment.capture("none")
+    assert elsewhere["library_path_sha256"] is None
+    assert set(_unlike(elsewhere, here)) == set(), "on this machine, no line of a site's was run"
+    assert _unlike(job, here) == {"loaded_modules": ("gcc/12.2 mpi cuda/12.4", None)}
+    assert set(differences(entries(job), entries(here), is_reported)) == {"library_path_sha256"}
+    older = {key: value for key, value in here.items() if key not in ("loaded_modules", "library_path_sha256")}
+    assert differences(entries(job), entries(older), lambda key: must_match(key) or is_reported(key)) == {}
+
+
+TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\x1b[0m
+GPU0\t X \tNV4\tSYS\tSYS\tPIX\t0-23
+GPU1\tNV4\t X \tSYS\tSYS\tPIX\t0-23
+GPU2\tSYS\tSYS\t X \tPHB\tSYS\t24-47
+GPU3\tSYS\tSYS\tPHB\t X \tSYS\t24-47
+NIC0\tPIX\tPIX\tSYS\tSYS\t X
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "links"),
+    [("a b", "NV4"), ("b c", "SYS"), ("d c", "PHB"), ("a b c d", "NV4, PHB, SYS"), ("a", None), ("a e", None)],
+)
+def test_the_links_are_those_between_the_runs_own_gpus(
+    gpus: str, links: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"topo": TOPOLOGY, "--query-gpu=uuid": "a\nb\nc\nd"}
+    monkeypatch.setattr(environment, "entries_of", lambda _: {"packages": {}, "cuda": {}})
+    monkeypatch.setattr(environment, "output_of", lambda command: said.get(command[1]))
+    assert environment.capture(gpus=gpus.split())["cuda"].get("links") == links
+
+
+def test_links_must_match_between_runs_on_equally_many_gpus() -> None:
+    close, apart, alone = {"cuda": {"links": "NV4"}}, {"cuda": {"links": "SYS"}}, {"cuda": {"version": None}}
+    assert _unlike(close, apart) == {"cuda.links": ("NV4", "SYS")}
+    assert _unlike(alone, apart) == {}, "one GPU has none, and an older release recorded none"
+    two, four = {"devices": 2, "nodes": 1}, {"devices": 4, "nodes": 1}
+    assert is_set_by_launcher("cuda.links", two, four)
+    assert not is_set_by_launcher("cuda.links", two, two)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_how_the_system_schedules_this_process_is_recorded() -> None:
@@ -85,7 +152,7 @@ def test_how_the_system_schedules_this_process_is_recorded() -> None:
         for prefix in ([], ["nice", "-n", "7"])
     )
     assert nice["nice"] == usual["nice"] + 7
-    assert (usual["scheduling_policy"], usual["entries_version"]) == ("other", 3)
+    assert (usual["scheduling_policy"], usual["entries_version"]) == ("other", 4)
     assert set(_unlike(usual, nice)) == {"nice"}
 
 

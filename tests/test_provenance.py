@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 from parallelbench.measure import environment
-from parallelbench.training.session import first_facts, later_facts
+from parallelbench.results.journal import Journal, read_entries
+from parallelbench.training.session import RankSession, captured_environment, first_facts, later_facts
 from parallelbench.world.machine import cpu_name
 from parallelbench.world.world import World
+from tests.analysis.factory import Fake, begin, component, config
+from tests.ranks import run_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, commit: str, *, dirty: bool = False, **entries: Any) -> None:
     found = {"host": "n1", "git": {"commit": commit, "dirty": dirty}} | entries
-    monkeypatch.setattr(environment, "capture", lambda framework, plugin: found)
+    monkeypatch.setattr(environment, "capture", lambda gpus: found)
+
+
+def beginning() -> dict[str, Any]:
+    return first_facts(1, captured_environment(World())) | {"device_name": cpu_name()}
 
 
 def going_on(facts: dict[str, Any], attempt: int) -> dict[str, Any]:
-    return facts | later_facts(attempt, World(), before=facts)
+    return facts | later_facts(attempt, World(), captured_environment(World()), before=facts)
 
 
 def test_a_run_that_goes_on_under_another_commit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     captured(monkeypatch, "aaa")
-    facts: dict[str, Any] = first_facts(1) | {"device_name": cpu_name()}
+    facts = beginning()
     captured(monkeypatch, "aaa", host="n2")
     facts = going_on(facts, 2)
     assert "resumed_elsewhere" not in facts, "another host of the same kind is no difference"
@@ -46,7 +57,7 @@ def test_a_run_that_goes_on_under_another_commit_says_so(monkeypatch: pytest.Mon
 
 def test_a_run_that_goes_on_with_other_sources_of_a_plugin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     captured(monkeypatch, "aaa", plugin={"sources": "mine@1", "git": {"commit": "c", "dirty": False}})
-    facts: dict[str, Any] = first_facts(1, plugin="mine") | {"device_name": cpu_name()}
+    facts = beginning()
     captured(monkeypatch, "aaa", plugin={"sources": "mine@1", "git": {"commit": "d", "dirty": True}})
     facts = going_on(facts, 2)
     assert "resumed_elsewhere" not in facts, "its files are the same, whatever its repository's commit"
@@ -55,3 +66,58 @@ def test_a_run_that_goes_on_with_other_sources_of_a_plugin_says_so(monkeypatch: 
     assert facts["resumed_elsewhere"] == "plugin.sources: mine@1 and mine@2"
     attempts = json.loads(facts["attempts_json"])
     assert [one["plugin"]["sources"] for one in attempts] == ["mine@1", "mine@1", "mine@2"]
+
+
+# --- several nodes
+
+EPYC, XEON = {"host": "n1", "cpu": "EPYC"}, {"host": "n2", "cpu": "XEON"}
+
+
+@pytest.mark.slow
+def test_each_nodes_environment_is_asked_for_and_how_they_differ_is_recorded(tmp_path: Path) -> None:
+    first, *_, last = run_ranks(on_nodes, 4, tmp_path, [EPYC, XEON])
+    assert first == EPYC | {"gpus": ["GPU-0", "GPU-1"], "unlike_nodes": "cpu: EPYC on node 0; XEON on node 1"}
+    assert last == {}, "one rank of each node looks"
+    first, _, second, _ = run_ranks(on_nodes, 4, tmp_path, [EPYC, EPYC | {"host": "n2"}])
+    assert first == EPYC | {"gpus": ["GPU-0", "GPU-1"]}
+    assert second["gpus"] == ["GPU-2", "GPU-3"]
+
+
+def on_nodes(rank: int, size: int, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What this rank has captured where two ranks are on each of these nodes."""
+    here = nodes[rank // 2]
+    world = World(rank=rank, size=size, local_rank=rank % 2)
+    own = mock.patch.object(World, "gpus", lambda self: [("a GPU", f"GPU-{self.rank}")])
+    with own, mock.patch.object(environment, "capture", lambda gpus: here | {"gpus": gpus}):
+        return captured_environment(world)
+
+
+def test_a_run_that_goes_on_on_unlike_nodes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured(monkeypatch, "aaa")
+    facts = beginning()
+    captured(monkeypatch, "aaa", unlike_nodes="cpu: EPYC on node 0; XEON on node 1")
+    facts = going_on(facts, 2)
+    assert facts["resumed_elsewhere"] == "unlike_nodes: None and cpu: EPYC on node 0; XEON on node 1"
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_a_run_on_unlike_nodes_warns_and_knows_what_its_job_began_with(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config(tmp_path, launcher=component("launcher", launcher))
+    _, attempt = begin(run, Fake())
+    asked: dict[str, Any] = {}
+
+    def capture(**given: Any) -> dict[str, Any]:
+        asked.update(given)
+        return {"unlike_nodes": "cpu: EPYC on node 0; XEON on node 1"}
+
+    monkeypatch.setattr(environment, "capture", capture)
+    path = attempt.path / "journal-rank0.jsonl"
+    session = RankSession(run, attempt, journal=Journal(path), startup=mock.Mock())
+    session._join(World())
+    session._record_environment()
+    session.leave()
+    (warned,) = [entry["texts"] for entry in read_entries(path) if entry["event"] == "warned"]
+    assert "its nodes are unlike (cpu: EPYC on node 0; XEON on node 1)" in warned[-1]
+    assert asked.get("site") == (run.site if launcher == "slurm" else None)

@@ -32,6 +32,7 @@ from analysis.report.tables import Table
 from analysis.runs.reader import once
 from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
 from parallelbench.errors import count_of
+from parallelbench.measure.environment import links
 from parallelbench.measure.environment_match import flatten
 
 if TYPE_CHECKING:
@@ -50,9 +51,6 @@ _ENTRIES = {
     "Precision": "precision",
 }
 """Row → the column of the run table."""
-_GPU, _LINK = re.compile(r"GPU\d+"), re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
-"""Words of `nvidia-smi topo -m`; NV12: twelve NVLinks."""
-_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 _GIB = 2**30
 
 
@@ -64,7 +62,7 @@ def experiment(runs: Runs) -> list[tuple[str, str]]:
     shown: dict[str, Iterable[Any]] = {
         "Device": runs.run["device_name"].drop_nulls(),
         "Memory of a GPU": [f"{device['memory_bytes'] / _GIB:.0f} GiB" for device in devices],
-        "Links between GPUs": [link for each in cuda for link in _links(each.get("topology"))],
+        "Links between GPUs": [link for each in cuda for link in links(each.get("topology"))],
         "Nodes": runs.run["nodes"],
         "Framework": _frameworks(runs),
         **{name: runs.run[column].drop_nulls() for name, column in _ENTRIES.items()},
@@ -72,14 +70,6 @@ def experiment(runs: Runs) -> list[tuple[str, str]]:
     repeats = runs.run["repeat"].n_unique()
     counts = [("Repeats", str(repeats)), ("Runs", f"{runs.run.height:,}")]
     return [*((name, told) for name, values in shown.items() if (told := _listed(values))), *counts]
-
-
-def _links(topology: str | None) -> list[str]:
-    """Of the matrix, from GPU to GPU alone: network cards stand behind them, and below it all kinds are explained."""
-    rows = [_ESCAPES.sub("", line).split() for line in (topology or "").splitlines()]
-    gpus = max((sum(bool(_GPU.fullmatch(cell)) for cell in row) for row in rows), default=0)
-    of_gpus = [row[1 : 1 + gpus] for row in rows if row and _GPU.fullmatch(row[0])]
-    return [cell for row in of_gpus for cell in row if _LINK.fullmatch(cell)]
 
 
 def _frameworks(runs: Runs) -> list[str]:

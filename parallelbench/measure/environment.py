@@ -10,12 +10,17 @@ import socket
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelbench.config.plugin import folders, source_files, sources_now
 from parallelbench.frameworks import entries_of
 from parallelbench.measure.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION, recorded_variables
 from parallelbench.world.machine import cpu_name, cpu_quota_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from parallelbench.config.sites import Site
 
 _PACKAGES = (
     "parallelbench",
@@ -28,14 +33,17 @@ _PACKAGES = (
 _POLICIES = {getattr(os, f"SCHED_{name}"): name.lower() for name in ("OTHER", "BATCH", "IDLE", "FIFO", "RR")}
 
 
-def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str, Any]:
+def capture(
+    framework: str = "torch", *, plugin: str | None = None, site: Site | None = None, gpus: Collection[str] = ()
+) -> dict[str, Any]:
     """The parts of this process's environment that may change a number; this process trains with `framework`.
 
-    `plugin`: a user's package that the run's classes come from.
+    `plugin`: a user's package that the run's classes come from. `site`: the one whose modules and set-up lines came
+    before this process. `gpus`: UUIDs of the run's GPUs on this machine.
     """
     own = entries_of(framework)
     if own.get("cuda") is not None:
-        own["cuda"] |= _of_driver()
+        own["cuda"] |= _of_driver(gpus)
     return {
         VERSION: ENTRIES_VERSION,
         FRAMEWORK: framework,
@@ -57,6 +65,9 @@ def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str,
         "scheduling_policy": _POLICIES.get(os.sched_getscheduler(0)),
         "transparent_hugepages": _chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
         "load_average_1min": os.getloadavg()[0],
+        "loaded_modules": module_names(os.environ.get("LOADEDMODULES", "")),
+        "library_path_sha256": _hash(os.environ.get("LD_LIBRARY_PATH")),
+        **({"site": _set_up(site)} if site else {}),
         **own,
         "variables": allowed_variables(dict(os.environ)),
     }
@@ -64,8 +75,23 @@ def capture(framework: str = "torch", *, plugin: str | None = None) -> dict[str,
 
 def machine(path: str = "/etc/machine-id") -> str | None:
     """What tells this machine from others of its name: a hash of its id, which itself is to stay on it."""
-    own = _read(path)
-    return hashlib.sha256(f"parallelbench {own}".encode()).hexdigest()[:16] if own else None
+    return _hash(_read(path))
+
+
+def _hash(text: str | None) -> str | None:
+    """What tells a text from others without saying it, as it may name users, or hold secrets."""
+    return hashlib.sha256(f"parallelbench {text}".encode()).hexdigest()[:16] if text else None
+
+
+def module_names(loaded: str) -> str | None:
+    """The modules of LOADEDMODULES, in their order; of one that was loaded by its path, only the file's name."""
+    names = (Path(module).name if module.startswith("/") else module for module in loaded.split(":") if module)
+    return " ".join(names) or None
+
+
+def _set_up(site: Site) -> dict[str, str | None]:
+    """What of a site runs at the start of its jobs."""
+    return {"modules": " ".join(site.modules) or None, "setup_sha256": _hash("\n".join(site.setup))}
 
 
 def allowed_variables(variables: dict[str, str]) -> dict[str, str]:
@@ -137,13 +163,41 @@ def _read(path: str) -> str | None:
         return None
 
 
-def _of_driver() -> dict[str, str | None]:
-    """What the driver says of all GPUs of this machine; nothing where there is none."""
-    return {
+def _of_driver(gpus: Collection[str]) -> dict[str, str | None]:
+    """What the driver says of all GPUs of this machine, and of the links between these; nothing where there is none."""
+    found = {
         "driver": output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
         "power_limit_w": output_of(["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]),
         "topology": output_of(["nvidia-smi", "topo", "-m"]),
     }
+    if len({*gpus}) < 2:
+        return found
+    uuids = (output_of(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]) or "").split()
+    known = {*gpus} <= {*uuids}
+    kinds = {*links(found["topology"], {uuids.index(uuid) for uuid in gpus})} if known else set()
+    return found | ({"links": ", ".join(sorted(kinds))} if kinds else {})
+
+
+_GPU, _LINK = re.compile(r"GPU\d+"), re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
+"""Words of `nvidia-smi topo -m`; NV12: twelve NVLinks."""
+_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
+
+
+def links(topology: str | None, gpus: Collection[int] | None = None) -> list[str]:
+    """Of the matrix of `nvidia-smi topo -m`, from GPU to GPU alone: network cards stand behind them, and below it all
+    kinds are explained. `gpus`: only between these; None: all.
+    """
+    rows = [_ESCAPES.sub("", line).split() for line in (topology or "").splitlines()]
+    most = max((sum(bool(_GPU.fullmatch(cell)) for cell in row) for row in rows), default=0)
+    of_gpus = {row[0]: row[1 : 1 + most] for row in rows if len(row) > most and _GPU.fullmatch(row[0])}
+    chosen = range(most) if gpus is None else sorted(gpus)
+    return [
+        row[number]
+        for gpu, row in of_gpus.items()
+        if int(gpu.removeprefix("GPU")) in chosen
+        for number in chosen
+        if number < most and _LINK.fullmatch(row[number])
+    ]
 
 
 def output_of(command: list[str]) -> str | None:

@@ -13,17 +13,26 @@ if TYPE_CHECKING:
 
 VERSION = "entries_version"
 """The entry that says which list of entries an environment was recorded by."""
-ENTRIES_VERSION = 3
+ENTRIES_VERSION = 4
 """Version of that list."""
 PACKED = "packed"
 """Whether a warm process was forked. It is the run's own column, which comparisons put beside its environment."""
+UNLIKE_NODES = "unlike_nodes"
+"""The entry that says in which of these a run's nodes differ, and which node has which; none where they don't."""
+LINKS = "cuda.links"
+"""The entry of the kinds of links between the GPUs that a run has on a node; none with fewer than two."""
 MUST_MATCH = (
     *(PACKED, "platform", "python", "packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy"),
     *("cpu", "logical_cores", "threads", "cpu_governor", "cpu_capability", "cpu_boost", "cpu_quota_cores"),
     *("nice", "scheduling_policy", "transparent_hugepages"),
-    *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w"),
+    *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w", LINKS),
+    *("loaded_modules", "site.modules", "site.setup_sha256", UNLIKE_NODES),
     *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
 )
+WHERE_BOTH = ("loaded_modules", "site.modules", "site.setup_sha256", "library_path_sha256", LINKS)
+"""Entries that are compared where both environments have them. Older releases recorded none; only a job of Slurm's has
+its site's, and only several GPUs have links.
+"""
 FRAMEWORK = "framework"
 """The entry that says what a run trained with; torch where older releases recorded none."""
 OF_FRAMEWORK = (
@@ -90,7 +99,7 @@ _SUITE = "packages.parallelbench"
 OF_PROGRAM = ("git.commit", "git.dirty", _SUITE, _PLUGIN_SOURCES)
 """Entries that say which version of the suite and of a plugin ran. One run has one version: it may not go on under
 another."""
-REPORTED = (*OF_PROGRAM, "host", "allocation")
+REPORTED = (*OF_PROGRAM, "host", "allocation", "library_path_sha256")
 """Entries that may differ between compared runs. Comparisons report them."""
 SET_BY_LAUNCHER = {
     "threads": ("devices", "nodes"),
@@ -99,14 +108,15 @@ SET_BY_LAUNCHER = {
     "variables.NCCL_SOCKET_IFNAME": ("nodes", "nccl.interface"),
     "variables.TORCH_DIST_USE_NCCL2": ("nccl.backend",),
     "variables.TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P": ("nccl.per_edge",),
+    LINKS: ("devices", "nodes"),
     "cudnn_benchmark": ("cudnn_benchmark",),
     "variables.TORCHINDUCTOR_FORCE_DISABLE_CACHES": ("compile",),
     "variables.CUBLAS_WORKSPACE_CONFIG": ("measure.deterministic",),
     "variables.TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": ("strategy.name",),
     "variables.TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": ("strategy.name",),
 }
-"""Entries that the launcher sets → the keys of the run that it sets them by. They must match between runs that have
-these keys in common; between others a difference is reported.
+"""Entries that the launcher sets, or that follow from which GPUs a run has → the keys of the run that decide them. They
+must match between runs that have these keys in common; between others a difference is reported.
 """
 THREADS = ("threads", "variables.OMP_NUM_THREADS")
 """Of these, what the launcher sets by devices and nodes only for GPUs, among which it shares out the cores."""
@@ -171,6 +181,7 @@ def differences(
     """
     frameworks = {environment.get(FRAMEWORK, "torch") for environment in (one, other)}
     apart = {VERSION, FRAMEWORK, *(OF_FRAMEWORK if len(frameworks) > 1 else ())}
+    apart |= {key for key in WHERE_BOTH if key not in one or key not in other}
     if not (one.get(_PLUGIN_SOURCES) and other.get(_PLUGIN_SOURCES)):
         apart.add(_PLUGIN_SOURCES)  # a run of the suite's own classes, or one that an older release measured
     if len(frameworks) > 1 and not (one.get(_SUITE) and other.get(_SUITE)):

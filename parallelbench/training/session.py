@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.config.components import TRAITS
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import training_plugin
+from parallelbench.config.sites import SlurmLauncher
 from parallelbench.data.content import content_sha256
 from parallelbench.errors import ConfigError
 from parallelbench.measure import environment
-from parallelbench.measure.environment_match import PLUGIN, differences, entries, is_of_program, must_match
+from parallelbench.measure.environment_match import (
+    PLUGIN,
+    UNLIKE_NODES,
+    differences,
+    entries,
+    is_of_program,
+    must_match,
+)
 from parallelbench.training.checkpoint import EpochBoundary
 from parallelbench.training.checks.parity import (
     parity_reference,
@@ -27,7 +36,7 @@ from parallelbench.world import machine
 from parallelbench.world.machine import device_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from parallelbench.config.components import Arrays
     from parallelbench.config.replica import Replica
@@ -54,6 +63,8 @@ class RankSession:
         self._parity_model: str | None = None
         """What of the model parity was checked on; None: the whole."""
         self._trained_with: dict[str, Any] = {"framework": run.strategy.framework, "plugin": training_plugin(run)}
+        if isinstance(run.launcher, SlurmLauncher):  # no other one's processes come after the site's lines
+            self._trained_with["site"] = run.site
 
     def _join(self, world: RankWorld) -> None:
         """Go on with this world."""
@@ -71,9 +82,9 @@ class RankSession:
         resumed = self._boundary.resume()
         if resumed is not None:
             self._warnings = [*dict.fromkeys([*resumed.warnings, *self._warnings])]
+            captured = captured_environment(self._world, **self._trained_with)
             if self._world.rank == 0:
-                facts = later_facts(self._attempt.number, self._world, before=resumed.facts, **self._trained_with)
-                self._facts(**facts)
+                self._facts(**later_facts(self._attempt.number, self._world, captured, before=resumed.facts))
             self._startup.skip()
         return resumed
 
@@ -95,8 +106,14 @@ class RankSession:
 
     def _record_environment(self) -> None:
         """Record the environment; the time this takes does not count as start-up."""
+        captured = captured_environment(self._world, **self._trained_with)
         if self._world.rank == 0:
-            self._facts(**first_facts(self._attempt.number, **self._trained_with))
+            self._facts(**first_facts(self._attempt.number, captured))
+            if unlike := captured.get(UNLIKE_NODES):
+                self._warn(
+                    f"its nodes are unlike ({unlike}), so its times are compared only with those of nodes that are "
+                    "unlike in the same way; choose nodes of one kind with site.constraint"
+                )
         self._startup.skip()
 
     def _record_data(self, arrays: Arrays, resumed: Resumed | None) -> None:
@@ -146,17 +163,46 @@ class RankSession:
             self._journal.event("facts", **facts)
 
 
-def first_facts(attempt: int, *, framework: str = "torch", plugin: str | None = None) -> dict[str, str]:
+def captured_environment(world: RankWorld, **trained_with: Any) -> dict[str, Any]:
+    """The environment of this rank's node, on rank 0 with how the other nodes' is unlike it; empty on ranks that are
+    not the first of their node. A collective.
+
+    `trained_with`: what `environment.capture` takes.
+    """
+    ranks = world.gather([world.local_rank, [uuid for _, uuid in world.gpus()]])
+    nodes = [*accumulate(int(local_rank == 0) for local_rank, _ in ranks)]  # the ranks of a node follow each other
+    gpus = [uuid for node, (_, uuids) in zip(nodes, ranks, strict=True) if node == nodes[world.rank] for uuid in uuids]
+    captured: dict[str, Any] = {}
+    if world.local_rank == 0:
+        captured = json.loads(canonical_json(environment.capture(gpus=gpus, **trained_with)))
+    relevant = {key: value for key, value in entries(captured).items() if must_match(key)}
+    of_nodes = [json.loads(each) for each in world.gather(canonical_json(relevant) if captured else "") if each]
+    return captured | ({UNLIKE_NODES: unlike} if world.rank == 0 and (unlike := _unlike(of_nodes)) else {})
+
+
+def _unlike(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """ "cpu: EPYC 7543 on node 0, 2; EPYC 7763 on node 1": of what must match, all that differs, by the nodes' numbers
+    as in the names of their logs.
+    """
+    keys = sorted({key for other in nodes[1:] for key in differences(nodes[0], other)})
+    told = []
+    for key in keys:
+        having: dict[str, list[str]] = {}
+        for number, node in enumerate(nodes):
+            having.setdefault(str(node.get(key)), []).append(str(number))
+        told.append(f"{key}: " + "; ".join(f"{value} on node {', '.join(those)}" for value, those in having.items()))
+    return ", ".join(told)
+
+
+def first_facts(attempt: int, captured: Mapping[str, Any]) -> dict[str, str]:
     """Columns of the `run` table about the environment of a run's first attempt."""
-    captured = environment.capture(framework, plugin=plugin)
     return {"environment_json": canonical_json(captured), "attempts_json": _attempts([], attempt, captured)}
 
 
 def later_facts(
-    attempt: int, world: RankWorld, *, before: Mapping[str, Any], framework: str = "torch", plugin: str | None = None
+    attempt: int, world: RankWorld, captured: Mapping[str, Any], *, before: Mapping[str, Any]
 ) -> dict[str, str]:
     """The same of an attempt that goes on; `before` are the columns that the attempts before it have recorded."""
-    captured = json.loads(canonical_json(environment.capture(framework, plugin=plugin)))
     facts = {"attempts_json": _attempts(json.loads(before.get("attempts_json") or "[]"), attempt, captured)}
     if changed := _elsewhere(before, captured, device_name(world)):
         facts["resumed_elsewhere"] = ", ".join(dict.fromkeys(filter(None, [before.get("resumed_elsewhere"), changed])))

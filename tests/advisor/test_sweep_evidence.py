@@ -147,7 +147,7 @@ def test_runs_that_dont_count_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"environment": '{"entries_version":3,"packages":{"torch":"2.14.0"}}'}, "packages.torch: 2.15.0 and 2.14.0"),
+        ({"environment": '{"entries_version":4,"packages":{"torch":"2.14.0"}}'}, "packages.torch: 2.15.0 and 2.14.0"),
         ({"device_name": "Another CPU"}, "device_name: Imaginary CPU and Another CPU"),
         ({"facts": {key: 10 * value for key, value in PROBES.items()}}, "speed of a matrix product"),
     ],

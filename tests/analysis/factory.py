@@ -17,6 +17,7 @@ from parallelbench.config.build import COMPONENTS, from_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.config.sites import shipped
+from parallelbench.measure.environment_match import ENTRIES_VERSION
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal, read_tables
@@ -153,7 +154,7 @@ class Fake:
     """The epoch after which the next attempt went on."""
     resumed_elsewhere: str | None = None
     environment: str = (
-        '{"entries_version":3,"host":"here","python":"3.12.1","packages":{"torch":"2.15.0"},'
+        f'{{"entries_version":{ENTRIES_VERSION},"host":"here","python":"3.12.1","packages":{{"torch":"2.15.0"}},'
         '"git":{"commit":"0123abc","dirty":false}}'
     )
     data_sha256: str | None = "0" * 64

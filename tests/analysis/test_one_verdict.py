@@ -23,7 +23,7 @@ from analysis.report import answers, warnings
 from analysis.runs.published import LOADED
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
-from parallelbench.measure.environment_match import MUST_MATCH, PACKED, REPORTED, SET_BY_LAUNCHER
+from parallelbench.measure.environment_match import LINKS, MUST_MATCH, PACKED, REPORTED, SET_BY_LAUNCHER, WHERE_BOTH
 from tests.analysis.factory import Fake, config, failed, published, steady
 from tests.analysis.made_up import (
     ENERGY_RATIO,
@@ -115,11 +115,15 @@ def test_every_room_gives_the_answers(
     assert sweep.speed_up is None or f"{sweep.speed_up:.2f} times as fast" in answers.headline(runs)[0]
 
 
-@pytest.mark.parametrize(("number", "key"), list(enumerate(sorted({*MUST_MATCH, *VARIABLES} - {PACKED}))))  # a column
+BY_THEMSELVES = {PACKED, LINKS}
+"""A column; and what must match on equal devices only."""
+
+
+@pytest.mark.parametrize(("number", "key"), list(enumerate(sorted({*MUST_MATCH, *VARIABLES} - BY_THEMSELVES))))
 @pytest.mark.cases("*-packages.torch", "*-threads", "*-variables.GLOO_TUNED_TO")
 def test_what_must_match_is_refused(number: int, key: str, usual: Runs) -> None:
     """Unlike or missing."""
-    runs = in_environments(usual, {key: "one"}, {key: "another" if number % 2 else None})
+    runs = in_environments(usual, {key: "one"}, {key: "another" if number % 2 or key in WHERE_BOTH else None})
     assert summary(runs).row(1, named=True)["verdict"] == SpeedVerdict.NOT_COMPARABLE.value
 
 
@@ -144,7 +148,19 @@ def test_what_may_differ_is_compared_and_told(key: str, usual: Runs) -> None:
     assert sum(f"differ in {key}" in note for note in told) == (2 if key in REPORTED else 0)
 
 
-@pytest.mark.cases("cudnn_benchmark")
+@pytest.mark.parametrize("key", WHERE_BOTH)
+def test_what_one_side_could_not_record_is_compared(key: str, usual: Runs) -> None:
+    runs = in_environments(usual, {key: "one"}, {key: None})
+    assert summary(runs).row(1, named=True)["speed_up"] == pytest.approx(SPEED_UP)
+
+
+def test_links_that_follow_from_the_number_of_gpus_are_told(usual: Runs) -> None:
+    runs = in_environments(usual, {LINKS: "NV4"}, {LINKS: "NV4, SYS"})
+    assert summary(runs).row(1, named=True)["speed_up"] == pytest.approx(SPEED_UP)
+    assert any("differ in cuda.links: NV4 and NV4, SYS" in warning for warning in warnings.warnings(runs))
+
+
+@pytest.mark.cases("cudnn_benchmark", "cuda.links")
 @pytest.mark.parametrize("key", SET_BY_LAUNCHER)
 def test_what_the_launcher_sets_must_match_between_runs_on_equal_devices(key: str, tmp_path: Path) -> None:
     for repeat, time_s in enumerate((10.0, 11.0)):
