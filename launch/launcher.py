@@ -244,9 +244,17 @@ class Prepared:
     folder: RunFolder
     device_type: str
     oversubscribed: bool = False
+    found: State | None = None
+    """What it was when it was chosen to be started, which may be a while ago; None: not chosen yet."""
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether a result has come in since the run was chosen, so that nothing is to be started."""
+        now = self.folder.state()
+        return now.state == "done" and now != self.found
 
     def write_intent(self) -> Path | None:
-        """Write what is to be trained. A result that is to be measured anew is moved out of the sweep before.
+        """Write what is to be trained. The result that was chosen to be measured anew is moved out of the sweep before.
 
         Returns where it is then; None: there was none.
         """
@@ -255,8 +263,9 @@ class Prepared:
         return former
 
     def put_aside(self) -> Path | None:
-        """Move a result that is to be measured anew out of the sweep; returns where it is then."""
-        return self.folder.forget() if self.folder.state().state == "done" else None
+        """Move the result that was chosen to be measured anew out of the sweep, and no other; returns where it is."""
+        chosen = self.found is not None and self.found.state == "done"
+        return self.folder.forget() if chosen and self.folder.state() == self.found else None
 
 
 def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:

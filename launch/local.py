@@ -25,7 +25,15 @@ from launch.attempt.processes import (
     environment,
 )
 from launch.attempt.signals import heed
-from launch.attempt.supervisor import Interrupted, carry_out, in_this_process, require_allowed, stoppable, supervise
+from launch.attempt.supervisor import (
+    Interrupted,
+    NotBegun,
+    carry_out,
+    in_this_process,
+    require_allowed,
+    stoppable,
+    supervise,
+)
 from launch.launcher import Launcher, checked, resumption
 from parallelbench.errors import ConfigError, count_of, duration, one_line
 from parallelbench.world.affinity import own_cores
@@ -98,7 +106,8 @@ class OnThisMachine(Launcher):
 
     def _run_all(self, prepared: Sequence[Prepared], retry: frozenset[str], display: Display) -> None:
         states = [item.folder.state() for item in prepared]
-        to_start = [item for item, state in zip(prepared, states, strict=True) if state.starts(retry)]
+        both = zip(prepared, states, strict=True)
+        to_start = [replace(item, found=state) for item, state in both if state.starts(retry)]
         rest = Counter(state.label for state in states if state.unsuccessful and not state.starts(retry))
         for item in to_start:
             item.write_intent()
@@ -108,16 +117,18 @@ class OnThisMachine(Launcher):
             for item in to_start:
                 heed()  # also what came while the run before was judged
                 train = partial(self._train_shown, display, workers)
-                self._start(item, retry, train, submit=submit)
+                outcome = self._start(item, retry, train, submit=submit)
+                if isinstance(outcome, NotBegun):
+                    display.not_started(item.folder.path.name, outcome.reason)
 
     def _start(
         self, item: Prepared, retry: frozenset[str], train: Callable[[Training], Outcome], *, submit: str
-    ) -> None:
+    ) -> Outcome | NotBegun:
         """Run one attempt, unless another process does."""
         item.folder.write_intent(item.planned.run, item.planned.overrides)  # it may have been pruned while it waited
         run = item.planned.run
         with own_cores(item.device_type, needed=run.devices * run.cores_per_device):
-            carry_out(
+            return carry_out(
                 item.folder,
                 run,
                 device_type=item.device_type,
@@ -213,6 +224,10 @@ class Display:
     def update(self, task: TaskID, **changes: Any) -> None:
         """Change what a run's line shows."""
         self._progress.update(task, **changes)
+
+    def not_started(self, name: str, reason: str) -> None:
+        """One line for a run that another process has taken up, or ended, since this one chose it."""
+        self.console.print(f"not started: {escape(name)} {escape(reason)}", highlight=False)
 
     def report(self, name: str, outcome: Outcome, seconds: float, accuracy: float | None) -> None:
         """One lasting line per finished run."""

@@ -30,7 +30,7 @@ from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from launch.launcher import Prepared, SubmitOptions
@@ -93,7 +93,7 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
         submissions = []
         longest = scheduler.max_array_size(patient=True) if groups else 0
         for turn in in_turns(groups):
-            for submission in _submit_turn(sweep, turn, longest):
+            for submission in _submit_turn(sweep, turn, longest, say):
                 submissions.append(submission)
                 say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')} of {turn.group.shape}")
     return submissions
@@ -107,7 +107,8 @@ def _to_start(
     looks = {sweep: list(zip(folders, states_of(folders), strict=True))}
     tracker = track({sweep: record.submissions(sweep)}, looks, locked=locked, writes=locked, patient=True)[sweep]
     statuses = [tracker.status(item.folder, run=item.planned.run) for item in prepared]
-    return statuses, [item for item, status in zip(prepared, statuses, strict=True) if status.starts(retry)]
+    both = zip(prepared, statuses, strict=True)
+    return statuses, [replace(item, found=status.state) for item, status in both if status.starts(retry)]
 
 
 def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
@@ -123,14 +124,19 @@ def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
     return f"not submitted: {counts}{again}; {count_of(len(statuses) - len(rest), 'run')} to submit{''.join(needed)}"
 
 
-def _submit_turn(sweep: Path, turn: Turn, longest: int) -> Iterator[Submission]:
+def _submit_turn(sweep: Path, turn: Turn, longest: int, say: Callable[[str], None]) -> Iterator[Submission]:
     """Submit arrays of the largest size that Slurm takes; halve it if a user limit refuses them."""
     group = turn.group
     tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
     size, done = min(len(tasks), longest), 0
     while done < len(tasks):
-        chunk, intents = tasks[done : done + size], Intents()
-        intents.write([folders[name] for task in chunk for name in task])
+        taken, intents = tasks[done : done + size], Intents()
+        if over := intents.write([folders[name] for task in taken for name in task]):
+            say(f"not submitted: {count_of(len(over), 'run')} whose result has come in meanwhile")
+        chunk = [rest for task in taken if (rest := [name for name in task if name not in over])]
+        tasks[done : done + size] = chunk
+        if not chunk:
+            continue
         try:
             yield _submit_chunk(sweep, group, chunk)
         except SubmissionError as error:
@@ -262,17 +268,19 @@ class Intents:
     made: dict[str, tuple[RunFolder, Path | None]] = field(default_factory=dict)
     """Run → its folder, which was not there before, and where the result is that it had; None: it had none."""
 
-    def write(self, items: Iterable[Prepared]) -> None:
+    def write(self, items: Sequence[Prepared]) -> set[str]:
         """Write several at a time: each waits for the disk, or for a file server, longer than it computes.
 
-        Where one can't be written, none stays.
+        Returns the names of those that were overtaken, of which nothing is written. Where one can't be written, none
+        stays.
         """
         try:
             with ThreadPoolExecutor(_WRITERS) as pool:
-                list(pool.map(self._write, items))
+                written = list(pool.map(self._write, items))
         except BaseException:
             self.take_back()
             raise
+        return {item.folder.path.name for item, done in zip(items, written, strict=True) if not done}
 
     def take_back(self) -> None:
         """Remove the folders of runs that have no jobs, and bring back the results that they had."""
@@ -283,12 +291,15 @@ class Intents:
                 with suppress(OSError):
                     os.rename(former, folder.path)
 
-    def _write(self, item: Prepared) -> None:
+    def _write(self, item: Prepared) -> bool:
+        if item.overtaken:
+            return False
         folder = item.folder
         was_there, former = os.path.lexists(folder.path), item.put_aside()
         if former is not None or not was_there:
             self.made[folder.path.name] = (folder, former)  # before the write, which may fail half-way
         folder.write_intent(item.planned.run, item.planned.overrides)
+        return True
 
 
 @contextmanager

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
+from launch import local
+from launch.launcher import SubmitOptions
 from launch.local import OnThisMachine
 from launch.slurm import submit
 from launch.slurm.scheduler import NoJob, SubmissionError
@@ -88,3 +92,19 @@ def test_what_a_launcher_refuses_keeps_its_results(
     assert cli.main(["submit", *overrides, *options, "--retry", "disturbed"]) == 2
     assert [listing(folder.path) for folder in folders] == before
     assert [folder.state().label for folder in folders] == ["ok", "ok"]
+
+
+def test_a_result_that_another_process_publishes_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before what is to be trained is written, and before the run's turn comes."""
+    launcher = OnThisMachine()
+    items = [launcher.prepare(planned) for planned in expand([*TINY, "seed=0,1", f"results={tmp_path}"])]
+    published(items[0].planned.run)
+    assert items[0].write_intent() is None
+    waiting, text = items[1:], Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(local, "heed", lambda: published(waiting[0].planned.run))
+    assert launcher.submit(waiting, SubmitOptions(retry=frozenset({"parity_failed"})), text) == 0
+    assert f"not started: {waiting[0].folder.path.name} is ok" in text.file.getvalue()  # type: ignore[attr-defined]
+    assert [item.folder.state().label for item in items] == ["ok", "ok"]
+    assert not (tmp_path / "adhoc" / ".forgotten").exists()

@@ -6,19 +6,23 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launch.launcher import SubmitOptions
-from launch.slurm import record, scheduler, submit
+from launch.slurm import order, record, scheduler, submit
+from launch.slurm.order import Turn
 from launch.slurm.record import Submission
+from launch.slurm.sbatch import JobGroup
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.slurm.submit import Intents
 from parallelbench import cli
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.folder import RunFolder, find_runs
+from tests.analysis.factory import published
 from tests.faults import fault
 from tests.launch.fake_slurm import DONE, MISSING, SINFO, FakeSlurm, prepared
 
@@ -183,11 +187,38 @@ def test_a_result_that_was_to_be_measured_anew_comes_back(
     (item.folder.path / "result").mkdir()
     monkeypatch.setattr(RunFolder, "_state", lambda self: DONE if self.result.exists() else MISSING)
     intents = Intents()
-    intents.write([item])
+    intents.write([replace(item, found=DONE)])
     assert not item.folder.result.exists()
     intents.take_back()
     assert item.folder.result.exists()
     assert not list((tmp_path / "adhoc" / ".forgotten").iterdir())
+
+
+@fault(
+    "submission",
+    "A run's result comes in while a submission prepares its job",
+    injection="the result is published between the choice of the runs and their array",
+    outcome="it stays where it is, and is not measured again",
+)
+@pytest.mark.parametrize("in_time", [1, 2])
+def test_a_result_that_comes_in_meanwhile_stays(
+    in_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    items = prepared(tmp_path, "seed=0,1")
+    said: list[str] = []
+
+    def in_turns(groups: Sequence[JobGroup]) -> list[Turn]:
+        for item in items[:in_time]:
+            published(item.planned.run)
+        return order.in_turns(groups)
+
+    monkeypatch.setattr(submit, "in_turns", in_turns)
+    monkeypatch.setattr(submit, "sbatch", lambda *_: "17")
+    done = submit.submit(items, SubmitOptions(retry=frozenset({"parity_failed"})), said.append)
+    assert [item.folder.state().label for item in items] == ["ok"] * in_time + ["missing"] * (2 - in_time)
+    assert not (tmp_path / "adhoc" / ".forgotten").exists()
+    assert [each.tasks for each in done] == [[[item.folder.path.name]] for item in items[in_time:]]
+    assert any("whose result has come in meanwhile" in line for line in said)
 
 
 def test_only_what_a_submission_made_is_taken_back(tmp_path: Path) -> None:
@@ -234,7 +265,7 @@ def test_a_result_comes_back_where_its_new_intent_can_not_be_written(
     monkeypatch.setattr(RunFolder, "_state", lambda self: DONE if self.result.exists() else MISSING)
     full(monkeypatch, item.folder.path.name)
     with pytest.raises(StorageError):
-        Intents().write([item])
+        Intents().write([replace(item, found=DONE)])
     assert item.folder.result.exists()
 
 
