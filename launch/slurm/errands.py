@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -76,7 +77,9 @@ def queue_report(run: RunConfig) -> str:
         return f"no job is queued; `parallelbench report {shlex.quote(str(sweep))}` writes the report now"
     former = [job.whole for job in reports(sweep, tracker.queue) if job.state == "PENDING"]
     try:
-        job = scheduler.tell(["sbatch", "--parsable"], script=report_script(run, waits_for)).strip().partition(";")[0]
+        answer = scheduler.tell(["sbatch", "--parsable"], script=report_script(run, waits_for))
+        # A script in sbatch's place may print lines of its own.
+        job = (re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE) or ["of unknown number"])[-1]
         if former:
             scheduler.tell(["scancel", *former])
     except SchedulerError as error:

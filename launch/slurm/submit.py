@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import threading
@@ -215,6 +216,9 @@ def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
 def _executor(asked: Job) -> Any:
     from submitit.slurm.slurm import SlurmExecutor
 
+    # Of the class itself, since submitit hands arrays to another executor than the one below.
+    SlurmExecutor._get_job_id_from_submission_command = staticmethod(job_in)  # type: ignore[assignment]
+
     class Executor(SlurmExecutor):
         """Checks the folder's owner before anything in it is loaded."""
 
@@ -225,6 +229,19 @@ def _executor(asked: Job) -> Any:
     executor = Executor(folder=asked.folder, max_num_timeout=asked.launcher.attempts)
     executor.update_parameters(**asked.batch())
     return executor
+
+
+def job_in(answer: str) -> str:
+    """The id of the job in sbatch's answer; a script in its place may have printed other lines, of other jobs, before.
+
+    submitit would take the first number after "job". Its own error where there is no such line: the job may exist.
+    """
+    from submitit.core.utils import FailedSubmissionError
+
+    found = re.findall(r"^Submitted batch job (\d+)", answer, re.MULTILINE)
+    if not found:
+        raise FailedSubmissionError(f'Could not make sense of sbatch output "{answer}"')
+    return str(found[-1])
 
 
 _KEYS = {

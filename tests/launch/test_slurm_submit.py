@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from submitit.core.utils import FailedSubmissionError
 
 from launch.launcher import SubmitOptions
 from launch.slurm import order, record, scheduler, submit
@@ -309,6 +310,38 @@ def test_what_can_not_be_written_for_sbatch_leaves_no_run(
     assert not [path for path in sweep.iterdir() if path.name != record.FOLDER]
 
 
+def program(folder: Path, name: str, script: str) -> None:
+    """One of Slurm's, for a PATH that begins with the folder."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@fault(
+    "submission",
+    "A site's script in the place of sbatch prints lines of its own",
+    injection="an sbatch that says 'Checking limits: job 1 of 64' before Slurm's answer, and thanks after it",
+    outcome="the record and the calls of the jobs have the number that Slurm gave",
+)
+@pytest.mark.parametrize(("seeds", "calls"), [("0", ["4711"]), ("0,1", ["4711_0", "4711_1"])])
+def test_the_number_of_a_job_is_read_from_slurms_own_line(
+    seeds: str, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    said = "Checking limits: job 1 of 64", "Submitted batch job 4711", "Thanks for job 2"
+    program(tmp_path, "sbatch", "\n".join(f"echo {line}" for line in said))
+    program(tmp_path, "srun", "")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (done,) = submitted(tmp_path, monkeypatch, submit.sbatch, seeds)
+    assert done.job == "4711"
+    pickles = record.folder_of(tmp_path / "adhoc", done.token).glob("*_submitted.pkl")
+    assert sorted(path.name for path in pickles) == [f"{call}_submitted.pkl" for call in calls]
+
+
+def test_an_answer_without_slurms_line_is_a_lost_one() -> None:
+    with pytest.raises(FailedSubmissionError) as error:
+        submit.job_in("job 1 of 64")
+    assert scheduler.refusal(str(error.value)).why is NoJob.LOST, "so that the job is looked for by its name"
+
+
 @fault(
     "submission",
     "A sweep's folder is renamed while its jobs wait",
@@ -319,8 +352,7 @@ def test_a_queued_job_whose_sweep_was_renamed_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("sbatch", "srun"):
-        (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 17\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path, name, "echo Submitted batch job 17")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     results = tmp_path / "some results"
     submit.submit(prepared(Path(f"'{results}'"), "sweep.name=before"), SubmitOptions(), lambda _: None)

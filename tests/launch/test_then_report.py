@@ -62,6 +62,14 @@ def test_the_report_waits_for_what_is_queued_however_it_ends(
     assert not flags.keys() & {"--gpus-per-node", "--exclusive", "--nodelist"}
 
 
+def test_the_number_of_the_report_is_read_from_slurms_own_line(
+    run: RunConfig, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued(fake, run)
+    monkeypatch.setattr(scheduler, "tell", lambda *_, **__: "Checking limits: job 1 of 64\n99;cluster\nThanks\n")
+    assert queue_report(run).startswith("job 99: ")
+
+
 def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warning long before the end would reach a report of 30 minutes at once, and end it."""
     monkeypatch.setenv("SUBMITIT_PREEMPT_SIGNAL", "USR1")  # which no run expects

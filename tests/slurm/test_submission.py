@@ -91,6 +91,21 @@ def test_an_answer_gets_lost(sweeps: Sweeps) -> None:
 
 @fault(
     "submission",
+    "sbatch is a script that says more than Slurm",
+    injection="an sbatch that prints 'Checking limits: job 1 of 64' first",
+    outcome="the job has Slurm's number, and runs at once",
+)
+def test_an_sbatch_of_the_sites_own(sweeps: Sweeps) -> None:
+    sweeps.sbatch('echo "Checking limits: job 1 of 64"; exec $REAL "$@"')
+    with closed(sweeps.cluster):
+        assert sweeps.submit(*LIGHT_TWO)[0] == 0
+        (submission,) = sweeps.submissions()
+        assert {job.partition("_")[0] for _, job in sweeps.queue()} == {submission.job}
+    sweeps.until_done(2)
+
+
+@fault(
+    "submission",
     "sbatch says 'Socket timed out', and there is no job",
     injection="an sbatch that only fails with this message",
     outcome="exit 2; for a minute the run is unknown and not submitted again, then it is",
