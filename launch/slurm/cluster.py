@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
 from launch.slurm.limits import allowed
-from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError, minutes
+from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError, minutes, unix_time
 from parallelbench.errors import ConfigError, count_of, duration
 
 if TYPE_CHECKING:
@@ -296,12 +296,9 @@ def _reservation(shown: Mapping[str, str]) -> Reservation:
 
 
 def _minutes_until(text: str) -> int | None:
-    """Whole minutes from now to a time as Slurm writes it, in this machine's zone; None where it names none."""
-    try:
-        end_s = time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
-    return max(0, int((end_s - time.time()) // 60))
+    """Whole minutes from now to a time as Slurm writes it; None where it names none."""
+    end_s = unix_time(text)
+    return None if end_s is None else max(0, int((end_s - time.time()) // 60))
 
 
 def suits(kind: Partition, job: Job) -> bool:

@@ -16,7 +16,7 @@ from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import known_cluster
 from launch.slurm.errands import queue_report, reports
 from launch.slurm.order import in_turns
-from launch.slurm.queue import PAUSED, WAITING, Tracker, left, stuck, track, used
+from launch.slurm.queue import ENDING, PAUSED, WAITING, Tracker, left, stuck, track, used
 from launch.slurm.record import FOLDER, holding
 from launch.slurm.sbatch import Hours, job_groups
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
@@ -106,7 +106,7 @@ class OnSlurm(Launcher):
         hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
         to_report = [job.job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
         report = f"writing reports once the others are over: {', '.join(to_report)}" if to_report else ""
-        return SweepStatus(runs, [line for line in (hours, report, _holding(held), trouble) if line])
+        return SweepStatus(runs, [line for line in (hours, report, *_holding(held), trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
         """End the jobs of sweeps."""
@@ -209,11 +209,15 @@ def _unseen(state: State) -> RunStatus:
     return RunStatus.of_folder(state)
 
 
-def _holding(jobs: Sequence[QueuedJob]) -> str:
-    if not jobs:
-        return ""
-    names = " ".join(job.job for job in jobs)
-    return f"{count_of(len(jobs), 'job')} of runs that are over did not end, and hold their devices: scancel {names}"
+def _holding(jobs: Sequence[QueuedJob]) -> Iterator[str]:
+    """Lines about jobs that are stuck."""
+    ending = [job.job for job in jobs if job.state == ENDING]
+    if going := [job.job for job in jobs if job.state != ENDING]:
+        what = f"{count_of(len(going), 'job')} of runs that are over did not end, and hold their devices"
+        yield f"{what}: scancel {' '.join(going)}"
+    if ending:
+        what = f"Slurm can't end {count_of(len(ending), 'job')} (COMPLETING), so devices stay taken"
+        yield f"{what}: tell the cluster's operators of {' '.join(ending)}"
 
 
 def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:

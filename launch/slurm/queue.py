@@ -39,6 +39,8 @@ UNSEEN_S = 60.0
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"}
 PAUSED = {"SUSPENDED", "STOPPED"}
 """A job has begun, and does nothing until Slurm lets it go on."""
+ENDING = "COMPLETING"
+"""A job is over, or will start again, once Slurm has its nodes back; usually that takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +143,19 @@ class Tracker:
         return list({each.token: each for entries in self.jobs.values() for each, _ in entries}.values())
 
     def queued(self, submission: Submission, task: int) -> QueuedJob | None:
-        """The job of a task, if it is in the queue; one with the same id and another name is another user's."""
+        """The job of a task, if it is in the queue and may still do something."""
+        job = self.listed(submission, task)
+        return None if job is None or _hangs(job) else job
+
+    def listed(self, submission: Submission, task: int) -> QueuedJob | None:
+        """The job of a task, if Slurm lists it; one with the same id and another name is another user's."""
         job = self.queue.get(submission.job_of(task) or "")
         return job if job is not None and job.name == submission.name else None
 
     def in_queue(self) -> list[QueuedJob]:
-        """All jobs of the sweep that are in the queue."""
+        """All jobs of the sweep that are in the queue, and may still do something."""
         names = {submission.name for submission in self.submissions}
-        return [job for job in self.queue.values() if job.name in names]
+        return [job for job in self.queue.values() if job.name in names and not _hangs(job)]
 
     def of(self, name: str) -> tuple[Submission, int] | None:
         """A run's latest submission with a job in the queue, else its latest one, and the run's task in it."""
@@ -247,6 +254,14 @@ def by_run(submissions: Iterable[Submission]) -> dict[str, list[tuple[Submission
     return entries
 
 
+def _hangs(queued: QueuedJob) -> bool:
+    """Whether a job has ended, but Slurm can't get its nodes back, and lists it for days: a process there stays, say.
+
+    Of a job that is queued again meanwhile, Slurm says that it ends in the future.
+    """
+    return queued.state == ENDING and queued.ends_at is not None and time.time() - queued.ends_at > STUCK_S
+
+
 def _worked_through(folder: RunFolder, state: State, submission: Submission, queued: QueuedJob) -> bool:
     """Whether the run is over although its job is not: one of several in a packed job, or in its last moments."""
     if state.state != "failed" or queued.state in WAITING:
@@ -306,7 +321,7 @@ class _Adoption:
         return submission
 
 
-_HOLDING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT"}
+_HOLDING = {"RUNNING", ENDING, "SUSPENDED", "STOPPED", "STAGE_OUT"}
 
 
 def stuck(tracker: Tracker, states: Iterable[tuple[RunFolder, State]]) -> Iterator[tuple[QueuedJob, Submission, Hours]]:
@@ -314,18 +329,19 @@ def stuck(tracker: Tracker, states: Iterable[tuple[RunFolder, State]]) -> Iterat
     known = {folder.path.name: (folder, state) for folder, state in states}
     for submission in tracker.submissions:
         for task, names in enumerate(submission.tasks):
-            queued = tracker.queued(submission, task)
+            queued = tracker.listed(submission, task)
             if queued is None or queued.state not in _HOLDING or not known.keys() >= set(names):
                 continue
-            ends = [_ended(known[name][1]) for name in names]
-            if min(ends) > submission.created_at and time.time() - max(ends) > STUCK_S:
+            ends = [_ended(known[name][1], queued) for name in names]
+            if _hangs(queued) or (min(ends) > submission.created_at and time.time() - max(ends) > STUCK_S):
                 attempts = [attempt for name in names for attempt in known[name][0].attempts()]
-                yield queued, submission, left(submission, attempts, running=True, again=False)
+                may = left(submission, attempts, running=True, again=False)
+                yield queued, submission, Hours() if queued.state == ENDING else may  # its time counts no longer
 
 
-def _ended(state: State) -> float:
-    """When a run ended for good, Unix time, s; 0: it did not."""
-    over = state.state == "done" or (state.state == "failed" and not state.to_run)
+def _ended(state: State, queued: QueuedJob) -> float:
+    """When a run ended as far as this start of its job goes, Unix time, s; 0: it did not."""
+    over = state.state == "done" or (state.state == "failed" and (not state.to_run or queued.state == ENDING))
     return state.outcome.finished_at if over and state.outcome is not None else 0.0
 
 

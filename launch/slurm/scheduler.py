@@ -115,6 +115,8 @@ class QueuedJob:
     starts_at: str
     """When Slurm expects it to start; empty: unknown."""
     name: str
+    ends_at: float | None = None
+    """When it ended, or will at the latest, Unix time, s; None: unknown."""
 
     @property
     def whole(self) -> str:
@@ -179,7 +181,7 @@ def estimated_start(script: str) -> float | None:
     """
     answer = ask(["sbatch", "--test-only"], script=script)
     found = re.search(r" to start at (\d+-\d\d-\d\dT\d\d:\d\d:\d\d) ", answer)
-    return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
+    return unix_time(found[1]) if found else None
 
 
 def tell(command: Sequence[str], *, waits: bool = False, patient: bool = False, script: str = "") -> str:
@@ -251,15 +253,15 @@ def refusal(error: str) -> SubmissionError:
 
 def queue(*, patient: bool = False) -> dict[str, QueuedJob]:
     """This user's jobs in the queue, by job; array tasks one by one. One query."""
-    format_ = "%F|%K|%A|%T|%r|%S|%j"
+    format_ = "%F|%K|%A|%T|%r|%S|%e|%j"
     jobs = {}
     for line in ask(["squeue", "--me", "--array", "--noheader", f"--format={format_}"], patient=patient).splitlines():
-        if line.count("|") < 6:
+        if line.count("|") < 7:
             continue  # the user's other jobs may have a newline in their names
-        array, task, job, state, reason, starts_at, name = line.split("|", 6)
+        array, task, job, state, reason, starts_at, ends_at, name = line.split("|", 7)
         identity = f"{array}_{task}" if task != "N/A" else job
         known = starts_at if starts_at != "N/A" else ""
-        jobs[identity] = QueuedJob(identity, state, reason, known, name)
+        jobs[identity] = QueuedJob(identity, state, reason, known, name, unix_time(ends_at))
     return jobs
 
 
@@ -329,6 +331,14 @@ def tasks_of(job: str) -> list[str]:
             first, last, step = (int(text) if text else None for text in found.groups())
             tasks += range(first or 0, (last if last is not None else first or 0) + 1, step or 1)
     return [f"{array}_{task}" for task in tasks]
+
+
+def unix_time(text: str) -> float | None:
+    """Of a time as Slurm writes it, in this machine's zone, s; None where it names none."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
 
 
 def minutes(text: str) -> int | None:

@@ -140,7 +140,7 @@ def test_what_waits_is_counted(slurm: FakeSlurm, tmp_path: Path) -> None:
 
 
 def test_jobs_in_the_queue_count(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.answers["squeue"] = "".join(f"{job}|N/A|{job}|PENDING|None|N/A|mine\n" for job in range(25))
+    slurm.answers["squeue"] = "".join(f"{job}|N/A|{job}|PENDING|None|N/A|N/A|mine\n" for job in range(25))
     found: Any = allowed()
     text = "allows 30 jobs in the queue, these are 6 and 25 are queued already: submit the rest later"
     assert text in warnings(found, group(tmp_path, "sweep.repeats=6"))[0]

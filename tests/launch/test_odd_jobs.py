@@ -14,11 +14,12 @@ from rich.console import Console
 from launch.launcher import RunStatus
 from launch.slurm import record
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.queue import STUCK_S, JobStatus, left
+from launch.slurm.queue import STUCK_S, JobStatus, left, track
 from launch.slurm.scheduler import QueuedJob
 from launch.verbs.status import overview, progress, rendered
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
+from tests.faults import fault
 from tests.launch.fake_slurm import MISSING, submission
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tests.launch.fake_slurm import FakeSlurm
 
 HOUR_S = 3600.0
+OPERATORS = "Slurm can't end 1 job (COMPLETING), so devices stay taken: tell the cluster's operators of 5"
 
 
 def ended(label: OutcomeName, ago_s: float) -> State:
@@ -49,21 +51,23 @@ def began() -> Callable[[RunFolder, str, float], None]:
 
 
 @pytest.mark.parametrize(
-    ("label", "ago_s", "job_state", "stuck"),
+    ("label", "ago_s", "job_state", "told"),
     [
-        ("ok", 600.0, "RUNNING", True),
-        ("oom", 600.0, "COMPLETING", True),
-        ("ok", STUCK_S / 2, "RUNNING", False),  # it is ending
-        ("killed", 600.0, "RUNNING", False),  # it will go on
-        ("ok", 600.0, "PENDING", False),  # it holds nothing
-        ("ok", 5000.0, "RUNNING", False),  # ended before this submission
+        ("ok", 600.0, "RUNNING", "1 job of runs that are over did not end, and hold their devices: scancel 5"),
+        ("oom", 600.0, "COMPLETING", OPERATORS),
+        ("killed", 600.0, "COMPLETING", OPERATORS),  # also where Slurm will start it again afterwards
+        ("ok", STUCK_S / 2, "RUNNING", ""),  # it is ending
+        ("killed", 600.0, "RUNNING", ""),  # it will go on
+        ("killed", STUCK_S / 2, "COMPLETING", ""),
+        ("ok", 600.0, "PENDING", ""),  # it holds nothing
+        ("ok", 5000.0, "RUNNING", ""),  # ended before this submission
     ],
 )
 def test_a_job_that_holds_its_devices_for_a_finished_run_is_told(
     label: OutcomeName,
     ago_s: float,
     job_state: str,
-    stuck: bool,
+    told: str,
     tmp_path: Path,
     fake: FakeSlurm,
     began: Callable[[RunFolder, str, float], None],
@@ -73,11 +77,44 @@ def test_a_job_that_holds_its_devices_for_a_finished_run_is_told(
     record.write(tmp_path, mine)
     run = RunFolder(tmp_path / "a")
     began(run, "mine.5.0", 1500.0)
-    fake.answers["squeue"] = f"N/A|N/A|5|{job_state}|n1|N/A|{mine.name}\n"
+    fake.answers["squeue"] = f"N/A|N/A|5|{job_state}|n1|N/A|N/A|{mine.name}\n"
     notes = OnSlurm().status({tmp_path: [(run, ended(label, ago_s))]}).notes
-    text = " ".join(notes)
-    assert ("1 job of runs that are over did not end, and hold their devices: scancel 5" in text) == stuck
-    assert ("at most 0.58 GPU-hours more" in text) == stuck
+    assert [line for line in notes if "hours" not in line] == ([told] if told else [])
+    assert ("at most 0.58 GPU-hours more" in " ".join(notes)) == ("scancel" in told)
+
+
+@fault(
+    "lifecycle",
+    "A job that Slurm can't end",
+    injection="a squeue that says for a day that the job of a killed run, or of one that never began, is COMPLETING",
+    outcome="the job is named, and submit starts the run again; one that Slurm queues again is waited for",
+)
+@pytest.mark.parametrize("state", [ended("killed", 24 * HOUR_S), MISSING])
+@pytest.mark.parametrize(
+    ("ends_in_s", "over"), [(-24 * HOUR_S, True), (-STUCK_S / 2, False), (HOUR_S, False), (None, False)]
+)
+def test_a_job_that_hangs_in_its_end_does_not_keep_its_run(
+    state: State,
+    ends_in_s: float | None,
+    over: bool,
+    tmp_path: Path,
+    fake: FakeSlurm,
+    began: Callable[[RunFolder, str, float], None],
+) -> None:
+    mine = submission(token="mine", job="5", tasks=[["a"]], created_at=1.0)
+    record.write(tmp_path, mine)
+    run = RunFolder(tmp_path / "a")
+    if state != MISSING:
+        began(run, "mine.5.0", 25 * HOUR_S)
+    at = "N/A" if ends_in_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + ends_in_s))
+    fake.answers["squeue"] = f"N/A|N/A|5|COMPLETING|n1|N/A|{at}|{mine.name}\n"
+    look = {tmp_path: [(run, state)]}
+    tracker = track({tmp_path: [mine]}, look)[tmp_path]
+    status, seen = tracker.status(run, state), OnSlurm().status(look)
+    assert (status.label, status.starts(frozenset())) == ((state.label, True) if over else ("running", False))
+    assert seen.runs[run].live is not over, "what `status --watch` waits for"
+    assert (OPERATORS in seen.notes) == (over or state != MISSING)
+    assert tracker.in_queue() == ([] if over else list(tracker.queue.values())), "what a report waits for"
 
 
 @pytest.mark.parametrize(("ago_s", "asked"), [(600.0, ["squeue"]), (STUCK_S + 1.1 * HOUR_S, []), (1.0, [])])

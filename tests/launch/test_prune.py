@@ -73,7 +73,7 @@ def test_what_is_queued_or_may_be_stays(tmp_path: Path, fake: FakeSlurm, capsys:
     ]
     for each in (*jobs, submission(job="7", tasks=[[over.path.name]])):
         record.write(queued.path.parent, each)
-    fake.answers["squeue"] = f"N/A|N/A|5|PENDING|None|N/A|{jobs[0].name}\n"
+    fake.answers["squeue"] = f"N/A|N/A|5|PENDING|None|N/A|N/A|{jobs[0].name}\n"
     assert cli.main(["prune", str(tmp_path), "--yes"]) == 0
     assert "its job 7 left no outcome" in " ".join(capsys.readouterr().out.split())
     assert (queued.path.exists(), unknown.path.exists(), over.path.exists()) == (True, True, False)
