@@ -19,7 +19,9 @@ from launch.slurm.job import leave_calls
 from launch.slurm.retry import ran_out, what_must_change
 from launch.slurm.sbatch import Hours, most_seconds
 from parallelbench.errors import StorageError
-from parallelbench.results.attempt import HEARTBEAT_S, Attempt
+from parallelbench.results import liveness
+from parallelbench.results.attempt import HEARTBEAT_S, Attempt, Outcome
+from parallelbench.results.folder import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,11 +31,14 @@ if TYPE_CHECKING:
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
     from parallelbench.config.run import RunConfig
-    from parallelbench.results.folder import RunFolder, State
+    from parallelbench.results.folder import RunFolder
 
 
 STUCK_S = 120.0
 """A job that is still there so long after the end of its last run is stuck; ending takes it seconds."""
+SILENT_S = 300.0
+"""A supervisor whose job Slurm no longer has, and whose heartbeat is older, is dead whatever its lock says: the file
+server may keep the lock of a node that died (NFSv3) until that node is back."""
 UNSEEN_S = 60.0
 """A submission whose answer was lost, and whose job has not appeared for this time, never reached Slurm."""
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"}
@@ -165,7 +170,7 @@ class Tracker:
 
     def status(self, folder: RunFolder, state: State | None = None, run: RunConfig | None = None) -> JobStatus:
         """One run's; `state` where its folder has been read already, `run` as it is asked for now."""
-        state = state or folder.state()
+        state = self._as_it_is(folder, state or folder.state())
         latest = self.of(folder.path.name)
         if latest is None:
             return JobStatus(state)
@@ -185,9 +190,33 @@ class Tracker:
         needs = what_must_change(folder, how, submission, run) if how and alone else ""
         return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, needs=needs)
 
+    def dead(self, folder: RunFolder, state: State) -> Attempt | None:
+        """The attempt of a run that seems to be running, if it isn't: Slurm says so, and its heartbeat has stopped."""
+        entries = self.jobs.get(folder.path.name, [])
+        if state.state != "running" or not self.answered or any(self.queued(*entry) for entry in entries):
+            return None
+        attempt = Attempt(folder.path / "attempts" / str(state.attempt))
+        supervisor = attempt.supervisor()
+        if supervisor is None or supervisor.machine == liveness.boot():  # here, a lock that is seen is no old one
+            return None
+        token = supervisor.job.partition(".")[0]
+        if not any(submission.token == token and submission.job for submission, _ in entries):
+            return None
+        try:
+            return attempt if liveness.age_s(attempt.heartbeat) > SILENT_S else None
+        except OSError:
+            return None
+
+    def _as_it_is(self, folder: RunFolder, state: State) -> State:
+        """The state of a run's folder, corrected where its attempt is dead."""
+        if self.dead(folder, state) is None:
+            return state
+        return State("failed", Outcome(outcome="killed", reason=_DEAD, finished_at=0.0), state.attempt)
+
     def silent(self, folder: RunFolder, state: State) -> bool:
         """Whether only accounting may know why the job of a run has ended: it left no outcome, or was killed."""
         status = self.status(folder, state)
+        state = status.state
         unrecorded = state.outcome is not None and not state.outcome.finished_at
         killed = state.label == "killed" and status.tried
         return bool(status.job) and not status.live and (state.state == "missing" or unrecorded or killed)
@@ -205,9 +234,9 @@ def track(
     """The jobs of sweeps (folder → its submissions), and how those of `runs` have ended that left no outcome.
 
     Where all `runs` are done, Slurm is not asked, unless `held` asks for jobs that are stuck. Completes the records of
-    interrupted submissions, on disk unless `writes` is false; raises `SchedulerError` where the queue can't be asked.
-    A caller that holds the sweeps' locks (`locked`) also removes what has never reached Slurm: no other process is
-    submitting it at that moment.
+    interrupted submissions and of dead attempts, on disk unless `writes` is false; raises `SchedulerError` where the
+    queue can't be asked. A caller that holds the sweeps' locks (`locked`) also removes what has never reached Slurm: no
+    other process is submitting it at that moment.
     """
     if not any(records.values()):
         return {sweep: Tracker() for sweep in records}
@@ -218,6 +247,8 @@ def track(
     adoption = _Adoption({job.name: job.whole for job in queue.values()}, locked=locked, writes=writes)
     known = {sweep: adoption.of(sweep, submissions) for sweep, submissions in records.items()}
     trackers = {sweep: Tracker(by_run(submissions), queue) for sweep, submissions in known.items()}
+    if writes:
+        _record_dead(trackers, runs or {}, locked=locked)
     unclear = _unclear(trackers, runs or {})
     if not unclear:
         return trackers
@@ -230,6 +261,21 @@ def track(
         sweep: Tracker(by_run(adoption.without_lost(sweep, submissions)), queue, ended=ended)
         for sweep, submissions in known.items()
     }
+
+
+_DEAD = "Slurm has its job no longer, and its heartbeat has stopped"
+
+
+def _record_dead(trackers: Mapping[Path, Tracker], runs: Mapping[Path, Look], *, locked: bool) -> None:
+    """Write down that dead attempts have ended: other commands and jobs, which don't ask Slurm, go by their locks."""
+    for sweep, tracker in trackers.items():
+        for folder, state in runs.get(sweep, ()):
+            if (attempt := tracker.dead(folder, state)) is not None:
+                try:
+                    attempt.finish("killed", _DEAD)
+                except StorageError:
+                    if locked:
+                        raise  # a job that goes by the lock would start nothing
 
 
 def _unclear(trackers: Mapping[Path, Tracker], runs: Mapping[Path, Look]) -> list[Submission]:

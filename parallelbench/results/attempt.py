@@ -130,7 +130,7 @@ class Attempt:
         self, *, processes: int, device_type: str, oversubscribed: bool, warnings: Sequence[str] = (), submit: str = ""
     ) -> None:
         """Record how this attempt is started; reserve space for its outcome and its ranks' error files."""
-        for path in (self.path / "outcome.json", *map(self.error_file, range(processes))):
+        for path in (self._outcome, *map(self.error_file, range(processes))):
             reserve(path, _RECORD_BYTES)
         info = AttemptInfo(
             launched_at=time.time(),
@@ -156,6 +156,10 @@ class Attempt:
         return self._stop.exists()
 
     @property
+    def _outcome(self) -> Path:
+        return self.path / "outcome.json"
+
+    @property
     def _stop(self) -> Path:
         return self.path / "stop"
 
@@ -165,13 +169,15 @@ class Attempt:
 
     def finish(self, outcome: OutcomeName, reason: str) -> Outcome:
         """Write the terminal record. It fits the space reserved at the start, so a full disk can't prevent it."""
-        record = Outcome(outcome=outcome, reason=one_line(reason), finished_at=time.time())
-        fill(self.path / "outcome.json", msgspec.json.encode(record))
+        record, path = Outcome(outcome=outcome, reason=one_line(reason), finished_at=time.time()), self._outcome
+        if not path.exists():  # its supervisor died before it described the attempt
+            reserve(path, _RECORD_BYTES)
+        fill(path, msgspec.json.encode(record))
         return record
 
     def outcome(self) -> Outcome | None:
         """The terminal record, if there is one."""
-        return decoded(self.path / "outcome.json", Outcome)
+        return decoded(self._outcome, Outcome)
 
     def supervisor(self) -> Supervisor | None:
         """The process that claimed this attempt."""

@@ -20,10 +20,13 @@ from launch.slurm.record import Submission
 from launch.slurm.sbatch import slurm
 from launch.slurm.scheduler import QueuedJob, tasks_of
 from launch.slurm.submit import not_submitted
+from parallelbench import cli
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.results.attempt import OUTCOMES, Outcome, OutcomeName
+from parallelbench.results import liveness
+from parallelbench.results.attempt import OUTCOMES, Attempt, Outcome, OutcomeName
 from parallelbench.results.files import fill
 from parallelbench.results.folder import RunFolder, State
+from tests.faults import fault
 from tests.launch.fake_slurm import DONE, MISSING, FakeSlurm, run_of, submission
 
 FAILED = State("failed", Outcome(outcome="oom", reason="out of memory", finished_at=2.0), 1)
@@ -329,6 +332,61 @@ def test_a_list_of_tasks_that_slurm_has_cut_off_gives_those_that_are_whole() -> 
     assert tasks_of("30_[0-6:3,9,11-1...]") == ["30_0", "30_3", "30_6", "30_9"]
     assert tasks_of("30_6") == ["30_6"]
     assert tasks_of("30") == ["30"]
+
+
+# --- attempts that only their locks show alive
+
+
+def locked(sweep: Path, mine: Submission, *, beat_s: float, machine: str = "a node that has died") -> Attempt:
+    """The attempt of a run whose lock is seen from here, which has not been heard of for so long."""
+    record.write(sweep, mine)
+    attempt = RunFolder(sweep / "a").claim(job=f"{mine.token}.17.0")
+    assert attempt is not None
+    supervisor = msgspec.structs.replace(attempt.supervisor(), machine=machine)
+    (attempt.path / "supervisor.json").write_bytes(msgspec.json.encode(supervisor))
+    os.utime(attempt.heartbeat, (time.time() - beat_s,) * 2)
+    return attempt
+
+
+@fault(
+    "lifecycle",
+    "A node dies, and the file server keeps its lock",
+    injection="a lock that is seen, of another machine, on a heartbeat of an hour ago; squeue has no such job",
+    outcome="the run is killed, also for who does not ask Slurm, and submit starts it again",
+)
+def test_a_lock_that_outlived_its_job_does_not_keep_its_run(
+    tmp_path: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = submission(job="17", created_at=1.0)
+    attempt = locked(tmp_path, mine, beat_s=3600.0)
+    fake.answers["sacct"] = f"17_0|NODE_FAIL|{mine.name}\n"
+    folder = RunFolder(tmp_path / "a")
+    look = {tmp_path: [(folder, folder.state())]}
+    assert look[tmp_path][0][1].label == "running"
+    planned = track({tmp_path: [mine]}, look, writes=False)[tmp_path].status(*look[tmp_path][0])
+    assert (planned.label, planned.ended, planned.starts(frozenset())) == ("killed", "NODE_FAIL", True)
+    assert folder.state().label == "running", "who plans writes nothing"
+    seen = OnSlurm().status(look).runs[folder]
+    assert (seen.label, seen.live) == ("killed", False)
+    assert (folder.state().label, attempt.outcome() is not None) == ("killed", True)
+    (folder.path / "config.yaml").touch()
+    assert cli.main(["forget", str(folder.path)]) == 0
+    assert str(tmp_path / ".forgotten") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("why", ["fresh", "queued", "here", "not Slurm's", "no answer"])
+def test_a_lock_is_believed_otherwise(why: str, tmp_path: Path, fake: FakeSlurm) -> None:
+    mine, beat_s = submission(job="17", created_at=1.0), 60.0 if why == "fresh" else 3600.0
+    machine = liveness.boot() if why == "here" else "another"
+    attempt = locked(tmp_path, mine, beat_s=beat_s, machine=machine)
+    if why == "queued":
+        fake.answers["squeue"] = f"17|0|17|RUNNING|n1|N/A|N/A|{mine.name}\n"
+    known = [submission(job="18")] if why == "not Slurm's" else [mine]
+    folder = RunFolder(tmp_path / "a")
+    look = {tmp_path: [(folder, folder.state())]}
+    tracker = Tracker.unanswered(known) if why == "no answer" else track({tmp_path: known}, look)[tmp_path]
+    assert tracker.status(*look[tmp_path][0]).label == "running"
+    assert attempt.outcome() is None
 
 
 # --- killed runs whose job would end the same way again
