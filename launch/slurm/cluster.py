@@ -152,8 +152,8 @@ class Cluster:
 def cluster_of(*, patient: bool = False) -> Cluster:
     """Ask the cluster what it offers; raises `SchedulerError` where the controller gives no answer."""
     kinds = partitions(patient=patient)
-    longest, reserved = scheduler.max_array_size(patient=patient), reservations(patient=patient)
-    cluster = Cluster(kinds, longest, reservations=reserved)
+    longest = scheduler.max_array_size(scheduler.configuration(patient=patient))
+    cluster = Cluster(kinds, longest, reservations=reservations(patient=patient))
     if not kinds:
         return replace(cluster, unknown="sinfo lists no partition, so the cluster's limits were not checked")
     try:

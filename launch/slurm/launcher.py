@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.markup import escape
 
 from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
@@ -92,11 +94,13 @@ class OnSlurm(Launcher):
         runs: dict[RunFolder, RunStatus] = {}
         past, to_come = Hours(), Hours()
         held: list[QueuedJob] = []
+        away: Counter[str] = Counter()
         for sweep, members in sweeps.items():
             if (tracker := trackers.get(sweep)) is None:
                 runs |= {folder: _unseen(state) for folder, state in members}
                 continue
             statuses = {folder: tracker.status(folder, state) for folder, state in members}
+            away.update(status.elsewhere for status in statuses.values() if status.elsewhere)
             shown = {folder: status.shown() for folder, status in statuses.items()}
             runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
             for spent, more in _hours(tracker, statuses):
@@ -106,7 +110,7 @@ class OnSlurm(Launcher):
         hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
         to_report = [job.job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
         report = f"writing reports once the others are over: {', '.join(to_report)}" if to_report else ""
-        return SweepStatus(runs, [line for line in (hours, report, *_holding(held), trouble) if line])
+        return SweepStatus(runs, [line for line in (hours, report, *_holding(held), *_gone_to(away), trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
         """End the jobs of sweeps."""
@@ -220,6 +224,13 @@ def _holding(jobs: Sequence[QueuedJob]) -> Iterator[str]:
         yield f"{what}: tell the cluster's operators of {' '.join(ending)}"
 
 
+def _gone_to(clusters: Counter[str]) -> Iterator[str]:
+    """Lines about runs whose jobs other clusters may have; cluster → how many."""
+    for name, count in sorted(clusters.items()):
+        runs = f"{count_of(count, 'run')} went to the cluster {name}"
+        yield f"{runs}, whose jobs are known only there: submit or cancel there"
+
+
 def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:
     """(used, to come at most) of each submitted run, and of each job that is in the queue."""
     live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool, bool]] = {}
@@ -307,11 +318,15 @@ def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
     with _locked_trackers(sweeps) as trackers:
         jobs = [job for tracker in trackers.values() for job in tracker.in_queue()]
         to_report = [job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
-        next_time = resumption(_live(trackers))
+        unfinished = list(_unfinished(trackers))
+        next_time = resumption(folder for folder, status in unfinished if status.queued is not None)
         if jobs or to_report:
             # A sweep is cancelled as a whole, so the ids of its arrays are enough.
             scheduler.tell(["scancel", *sorted({job.whole for job in (*jobs, *to_report)}, key=int)])
-    jobless = sum(submission.job is None for tracker in trackers.values() for submission in tracker.submissions)
+        for sweep, tracker in trackers.items():
+            _tell_other_clusters(sweep, tracker)
+    away = Counter(status.elsewhere for _, status in unfinished if status.elsewhere)
+    jobless = sum(_is_jobless(each, tracker) for tracker in trackers.values() for each in tracker.submissions)
     also = " and the job that writes the report" if to_report else ""
     console.print(f"{count_of(len(jobs), 'job')}{also} cancelled; submitting again starts the missing runs{next_time}")
     if jobless:
@@ -319,6 +334,26 @@ def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
             f"it is not known yet whether Slurm has {count_of(jobless, 'more array')}: cancel again in a minute",
             highlight=False,
         )
+    for line in _gone_to(away):
+        _print(console, line)
+
+
+def _tell_other_clusters(sweep: Path, tracker: Tracker) -> None:
+    """Note in the records of this cluster's submissions that their jobs are over: another one can't see that."""
+    for submission in tracker.submissions:
+        own = submission.cluster and submission.job is not None and not submission.is_elsewhere(tracker.here)
+        if own and not submission.cancelled:
+            with suppress(StorageError):  # jobs end on a full disk, too
+                record.write(sweep, msgspec.structs.replace(submission, cancelled=True))
+
+
+def _unfinished(trackers: Mapping[Path, Tracker]) -> Iterator[tuple[RunFolder, JobStatus]]:
+    """All runs that were submitted and are not done."""
+    for sweep, tracker in trackers.items():
+        folders = [RunFolder(sweep / name) for name in sorted(tracker.jobs)]
+        for folder, state in zip(folders, states_of(folders), strict=True):
+            if state.state != "done":
+                yield folder, tracker.status(folder, state)
 
 
 def cancel_runs(folders: Sequence[RunFolder], console: Console) -> None:
@@ -333,16 +368,25 @@ def cancel_runs(folders: Sequence[RunFolder], console: Console) -> None:
         if jobs:
             scheduler.tell(["scancel", *jobs])
         unsure = {each for each in found if _jobless(trackers[each.path.parent], each)}
-    for folder in (each for each in found if not found[each]):
-        unclear = "it is not known yet whether Slurm has a job of {}: cancel again in a minute"
-        text = unclear if folder in unsure else "{} has no job in the queue"
-        console.print(text.format(folder.path.name), markup=False, highlight=False, soft_wrap=True)
+        away = {each: trackers[each.path.parent].status(each).elsewhere for each in found if not found[each]}
+    for folder, other in away.items():
+        name = folder.path.name
+        if other:
+            _print(console, f"{name} went to the cluster {other}: cancel it there")
+        elif folder in unsure:
+            _print(console, f"it is not known yet whether Slurm has a job of {name}: cancel again in a minute")
+        else:
+            _print(console, f"{name} has no job in the queue")
     console.print(f"{count_of(len(jobs), 'job')} cancelled; submitting again starts the missing runs{next_time}")
 
 
 def _jobless(tracker: Tracker, folder: RunFolder) -> bool:
     """Whether the answer to a submission of the run was lost a moment ago."""
-    return any(submission.job is None for submission, _ in tracker.jobs.get(folder.path.name, []))
+    return any(_is_jobless(submission, tracker) for submission, _ in tracker.jobs.get(folder.path.name, []))
+
+
+def _is_jobless(submission: Submission, tracker: Tracker) -> bool:
+    return submission.job is None and not submission.is_elsewhere(tracker.here)
 
 
 def _jobs(tracker: Tracker, folder: RunFolder) -> list[str]:
@@ -375,13 +419,3 @@ def _locked_trackers(sweeps: Sequence[Path]) -> Iterator[Mapping[Path, Tracker]]
 
 def _records(sweeps: Iterable[Path]) -> dict[Path, list[record.Submission]]:
     return {sweep: record.submissions(sweep) for sweep in sweeps}
-
-
-def _live(trackers: Mapping[Path, Tracker]) -> Iterator[RunFolder]:
-    """Runs that a job in the queue still works on."""
-    for sweep, tracker in trackers.items():
-        names = {name for name, each in tracker.jobs.items() if any(tracker.queued(*entry) for entry in each)}
-        folders = [RunFolder(sweep / name) for name in sorted(names)]
-        for folder, state in zip(folders, states_of(folders), strict=True):
-            if tracker.status(folder, state).live:
-                yield folder

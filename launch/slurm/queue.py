@@ -67,6 +67,8 @@ class JobStatus:
     """The outcome in its folder is that of an attempt of its job's."""
     needs: str = ""
     """What must change before another try can end otherwise; empty: nothing that is known."""
+    elsewhere: str = ""
+    """The other cluster that may have its job; empty: none has."""
 
     @property
     def live(self) -> bool:
@@ -92,6 +94,8 @@ class JobStatus:
         recorded = self.state.outcome.reason if self.state.outcome else ""
         if self.label == "unknown":
             before = f"; before that: {self.state.label}" if recorded else ""
+            if self.elsewhere:
+                return f"submitted to the cluster {self.elsewhere}, and its job is known only there{before}"
             return f"submitted; it is not known yet whether Slurm has the job{before}"
         if self.label == "queued" and self.queued is not None:
             return _waiting(self.queued)
@@ -105,7 +109,7 @@ class JobStatus:
 
     def shown(self) -> RunStatus:
         """What `status` lists."""
-        return RunStatus(self.state, self.label, self.reason, self.job)
+        return RunStatus(self.state, self.label, self.reason, self.job, hidden=bool(self.elsewhere))
 
     def starts(self, retry: frozenset[str]) -> bool:
         """Whether submitting starts it; `retry` are outcomes to try again besides those that always are."""
@@ -136,6 +140,8 @@ class Tracker:
     """Whether Slurm has answered; else `queue` is empty because it could not be asked."""
     ended: dict[tuple[str, str], str] = field(default_factory=dict)
     """(job, its name) → how accounting says that it ended."""
+    here: str = ""
+    """This cluster's name; empty: not asked, since all jobs are known to be its own."""
 
     @classmethod
     def unanswered(cls, submissions: Iterable[Submission]) -> Tracker:
@@ -176,11 +182,13 @@ class Tracker:
             return JobStatus(state)
         submission, task = latest
         job = submission.job_of(task)
+        queued = self.queued(submission, task)
+        if queued is None and (away := self._elsewhere(folder, state)):
+            return JobStatus(state, job or "", unknown=True, elsewhere=away)
         tried = _tried(folder, state, submission)
         if job is None or not self.answered:
             over = tried and (self.answered or not _may_start_again(folder, state, submission))
             return JobStatus(state, job or "", unknown=state.state in ("missing", "failed") and not over)
-        queued = self.queued(submission, task)
         if queued is not None and tried and _worked_through(folder, state, submission, queued):
             queued = None
         ended = self.ended.get((job, submission.name), "")
@@ -189,6 +197,15 @@ class Tracker:
         alone = queued is None and not packed
         needs = what_must_change(folder, how, submission, run) if how and alone else ""
         return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, needs=needs)
+
+    def _elsewhere(self, folder: RunFolder, state: State) -> str:
+        """The other cluster that may still start a run that does not run now; empty: none."""
+        if state.state not in ("missing", "failed"):
+            return ""
+        for submission, _ in reversed(self.jobs[folder.path.name]):
+            if submission.is_elsewhere(self.here) and not (submission.cancelled or _over(folder, state, submission)):
+                return submission.cluster
+        return ""
 
     def dead(self, folder: RunFolder, state: State) -> Attempt | None:
         """The attempt of a run that seems to be running, if it isn't: Slurm says so, and its heartbeat has stopped."""
@@ -200,7 +217,8 @@ class Tracker:
         if supervisor is None or supervisor.machine == liveness.boot():  # here, a lock that is seen is no old one
             return None
         token = supervisor.job.partition(".")[0]
-        if not any(submission.token == token and submission.job for submission, _ in entries):
+        own = [each for each, _ in entries if each.token == token and each.job and not each.is_elsewhere(self.here)]
+        if not own:
             return None
         try:
             return attempt if liveness.age_s(attempt.heartbeat) > SILENT_S else None
@@ -244,9 +262,12 @@ def track(
     if runs is not None and done and not (held and may_hold(records, runs)):
         return {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
     queue = scheduler.queue(patient=patient)
-    adoption = _Adoption({job.name: job.whole for job in queue.values()}, locked=locked, writes=writes)
+    names = {job.name for job in queue.values()}
+    unseen = any(each.cluster and each.name not in names for submissions in records.values() for each in submissions)
+    here = scheduler.cluster_name(scheduler.configuration(patient=patient)) if unseen else ""
+    adoption = _Adoption({job.name: job.whole for job in queue.values()}, locked=locked, writes=writes, here=here)
     known = {sweep: adoption.of(sweep, submissions) for sweep, submissions in records.items()}
-    trackers = {sweep: Tracker(by_run(submissions), queue) for sweep, submissions in known.items()}
+    trackers = {sweep: Tracker(by_run(submissions), queue, here=here) for sweep, submissions in known.items()}
     if writes:
         _record_dead(trackers, runs or {}, locked=locked)
     unclear = _unclear(trackers, runs or {})
@@ -258,7 +279,7 @@ def track(
     adoption = replace(adoption, ids={job.name: job.job.partition("_")[0] for job in accounted})
     ended = {(job.job, job.name): job.ended for job in accounted}
     return {
-        sweep: Tracker(by_run(adoption.without_lost(sweep, submissions)), queue, ended=ended)
+        sweep: Tracker(by_run(adoption.without_lost(sweep, submissions)), queue, ended=ended, here=here)
         for sweep, submissions in known.items()
     }
 
@@ -280,7 +301,12 @@ def _record_dead(trackers: Mapping[Path, Tracker], runs: Mapping[Path, Look], *,
 
 def _unclear(trackers: Mapping[Path, Tracker], runs: Mapping[Path, Look]) -> list[Submission]:
     """Submissions about which accounting may know more: without a job, or whose job left no outcome."""
-    jobless = [each for tracker in trackers.values() for each in tracker.submissions if each.job is None]
+    jobless = [
+        each
+        for tracker in trackers.values()
+        for each in tracker.submissions
+        if each.job is None and not each.is_elsewhere(tracker.here)
+    ]
     silent = [
         latest[0]
         for sweep, tracker in trackers.items()
@@ -323,6 +349,15 @@ def _tried(folder: RunFolder, state: State, submission: Submission) -> bool:
     return supervisor is not None and supervisor.job.startswith(f"{submission.token}.")
 
 
+def _over(folder: RunFolder, state: State, submission: Submission) -> bool:
+    """Whether a submission's job has tried a run and won't again, or another has tried it since."""
+    began = [attempt.supervisor() for attempt in folder.attempts()]
+    own = [each is not None and each.job.startswith(f"{submission.token}.") for each in began]
+    if not any(own):
+        return False
+    return not own[-1] or (_tried(folder, state, submission) and not _may_start_again(folder, state, submission))
+
+
 def _may_start_again(folder: RunFolder, state: State, submission: Submission) -> bool:
     """Whether the job of a failed run would try it once more."""
     began = (attempt.supervisor() for attempt in folder.attempts())
@@ -338,6 +373,8 @@ class _Adoption:
     """Name of a job → its id."""
     locked: bool
     writes: bool
+    here: str
+    """As `Tracker.here`."""
 
     def of(self, sweep: Path, submissions: Iterable[Submission]) -> list[Submission]:
         """A sweep's submissions, with their jobs as far as they are known."""
@@ -346,7 +383,8 @@ class _Adoption:
     def without_lost(self, sweep: Path, submissions: Iterable[Submission]) -> Iterator[Submission]:
         """The same less those that never reached Slurm, whose jobs had the time to appear in one of its answers."""
         for submission in self.of(sweep, submissions):
-            if submission.job is not None or record.age_s(sweep, submission) <= UNSEEN_S:
+            unseen = submission.job is not None or submission.is_elsewhere(self.here)
+            if unseen or record.age_s(sweep, submission) <= UNSEEN_S:
                 yield submission
             elif self.locked:
                 record.withdraw(sweep, submission)

@@ -66,6 +66,15 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Umask for run folders. The job's own folder, whose files are executed, has 077."""
     submit: str = ""
     """Identifies the `submit` command, which may call sbatch several times; empty in submissions of older releases."""
+    cluster: str = ""
+    """Name of the cluster that was asked, since others may see the same files; empty in submissions of older releases,
+    which count as those of any."""
+    cancelled: bool = False
+    """Whether `cancel` has ended its jobs, which another cluster can't see in its queue."""
+
+    def is_elsewhere(self, here: str) -> bool:
+        """Whether it went to another cluster than the one named; empty: that name is not known."""
+        return bool(here and self.cluster) and self.cluster != here
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError, count_of, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 TIMEOUT_S = 30.0
@@ -310,11 +310,15 @@ def configuration(*, patient: bool = False) -> dict[str, str]:
     return {key.strip(): value.strip() for key, equals, value in (line.partition("=") for line in lines) if equals}
 
 
-def max_array_size(*, patient: bool = False) -> int:
-    """Most tasks of one array, by `MaxArraySize` and `max_array_tasks`."""
-    told = configuration(patient=patient)
-    at_once = re.search(r"\bmax_array_tasks=(\d+)", told.get("SchedulerParameters", ""))
-    return max(1, min(int(told.get("MaxArraySize", "1001")), int(at_once[1]) if at_once else sys.maxsize))
+def max_array_size(settings: Mapping[str, str]) -> int:
+    """Most tasks of one array, by `MaxArraySize` and `max_array_tasks` of a cluster's settings."""
+    at_once = re.search(r"\bmax_array_tasks=(\d+)", settings.get("SchedulerParameters", ""))
+    return max(1, min(int(settings.get("MaxArraySize", "1001")), int(at_once[1]) if at_once else sys.maxsize))
+
+
+def cluster_name(settings: Mapping[str, str]) -> str:
+    """By a cluster's settings; empty where they don't say."""
+    return settings.get("ClusterName", "")
 
 
 def tasks_of(job: str) -> list[str]:

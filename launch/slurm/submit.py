@@ -92,9 +92,9 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
         groups = job_groups(to_start)
         check_budget(groups, options.max_gpu_hours)
         submissions = []
-        longest = scheduler.max_array_size(patient=True) if groups else 0
+        settings = scheduler.configuration(patient=True) if groups else {}
         for turn in in_turns(groups):
-            for submission in _submit_turn(sweep, turn, longest, say):
+            for submission in _submit_turn(sweep, turn, settings, say):
                 submissions.append(submission)
                 say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')} of {turn.group.shape}")
     return submissions
@@ -103,11 +103,20 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
 def _to_start(
     prepared: Sequence[Prepared], retry: frozenset[str], *, locked: bool
 ) -> tuple[list[JobStatus], list[Prepared]]:
-    """The statuses of the runs, and those that are to be submitted; writes nothing unless the sweep is `locked`."""
+    """The statuses of the runs, and those that are to be submitted; writes nothing unless the sweep is `locked`.
+
+    Raises `ConfigError` where one of them waits on another cluster, whose jobs can't be seen from here.
+    """
     sweep, folders = prepared[0].planned.run.sweep_folder, [item.folder for item in prepared]
     looks = {sweep: list(zip(folders, states_of(folders), strict=True))}
     tracker = track({sweep: record.submissions(sweep)}, looks, locked=locked, writes=locked, patient=True)[sweep]
     statuses = [tracker.status(item.folder, run=item.planned.run) for item in prepared]
+    if away := [status.elsewhere for status in statuses if status.elsewhere]:
+        clusters = " and ".join(sorted(set(away)))
+        raise ConfigError(
+            f"{count_of(len(away), 'run')} of {sweep} went to the cluster {clusters}, whose jobs are known only there: "
+            f"submit there, or `parallelbench cancel {shlex.quote(str(sweep))}` there first"
+        )
     both = zip(prepared, statuses, strict=True)
     return statuses, [replace(item, found=status.state) for item, status in both if status.starts(retry)]
 
@@ -121,15 +130,17 @@ def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     failed = sorted({status.label for status in rest if status.state.unsuccessful and not status.live})
     again = f" (--retry {','.join(failed)} tries again)" if failed else ""
-    needed = sorted({f"; {status.reason}" for status in rest if status.needs})
+    needed = sorted({f"; {status.reason}" for status in rest if status.needs or status.elsewhere})
     return f"not submitted: {counts}{again}; {count_of(len(statuses) - len(rest), 'run')} to submit{''.join(needed)}"
 
 
-def _submit_turn(sweep: Path, turn: Turn, longest: int, say: Callable[[str], None]) -> Iterator[Submission]:
-    """Submit arrays of the largest size that Slurm takes; halve it if a user limit refuses them."""
+def _submit_turn(
+    sweep: Path, turn: Turn, settings: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[Submission]:
+    """Submit arrays of the largest size that the cluster's settings allow; halve it if a user limit refuses them."""
     group = turn.group
     tasks, folders = group.tasks(), {item.folder.path.name: item for item in group.runs}
-    size, done = min(len(tasks), longest), 0
+    size, done = min(len(tasks), scheduler.max_array_size(settings)), 0
     while done < len(tasks):
         taken, intents = tasks[done : done + size], Intents()
         if over := intents.write([folders[name] for task in taken for name in task]):
@@ -139,7 +150,7 @@ def _submit_turn(sweep: Path, turn: Turn, longest: int, say: Callable[[str], Non
         if not chunk:
             continue
         try:
-            yield _submit_chunk(sweep, group, chunk)
+            yield _submit_chunk(sweep, group, chunk, scheduler.cluster_name(settings))
         except SubmissionError as error:
             if error.why is not NoJob.LOST:
                 intents.take_back()
@@ -152,8 +163,8 @@ def _submit_turn(sweep: Path, turn: Turn, longest: int, say: Callable[[str], Non
             done += len(chunk)
 
 
-def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]]) -> Submission:
-    submission = group.submission(tasks, record.new_token())
+def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]], cluster: str) -> Submission:
+    submission = msgspec.structs.replace(group.submission(tasks, record.new_token()), cluster=cluster)
     path = _recorded(sweep, submission)
     try:
         number = sbatch(path, submission, group.shape)

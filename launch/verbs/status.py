@@ -145,8 +145,9 @@ def require_ended(runs: Sequence[RunFolder], extension: Extension) -> None:
         for launcher in (each for each in launchers if each.submitted(sweep)):
             known = launcher.status(look).runs.get(run)
             if known and known.label in ("queued", "running", "unknown"):
+                why = f" ({known.reason})" if known.hidden else ""
                 ends = f"`parallelbench cancel {shlex.quote(str(sweep))}` ends the sweep's jobs"
-                raise ConfigError(f"{run.path} is {known.label}: {ends}")
+                raise ConfigError(f"{run.path} is {known.label}{why}: {ends}{' there' if known.hidden else ''}")
 
 
 _ORDER = ("unknown", "running", "queued", "missing", "ok")

@@ -214,7 +214,7 @@ def test_the_plan_shows_the_arrays_that_are_submitted(
 )
 def test_arrays_have_as_many_tasks_as_the_cluster_allows(fake: FakeSlurm, told: str, most: int) -> None:
     fake.answers["scontrol"] = told
-    assert scheduler.max_array_size() == most
+    assert scheduler.max_array_size(scheduler.configuration()) == most
 
 
 def test_what_waits_in_the_queue_is_not_to_start(tmp_path: Path, fake: FakeSlurm) -> None:

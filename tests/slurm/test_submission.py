@@ -15,6 +15,7 @@ import pytest
 from launch.slurm import queue, record, scheduler
 from parallelbench.results.folder import find_runs
 from tests.faults import fault
+from tests.slurm.config import CLUSTER_NAME
 from tests.slurm.conftest import started
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
@@ -101,6 +102,7 @@ def test_an_sbatch_of_the_sites_own(sweeps: Sweeps) -> None:
         assert sweeps.submit(*LIGHT_TWO)[0] == 0
         (submission,) = sweeps.submissions()
         assert {job.partition("_")[0] for _, job in sweeps.queue()} == {submission.job}
+        assert submission.cluster == CLUSTER_NAME
     sweeps.until_done(2)
 
 
