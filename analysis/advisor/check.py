@@ -44,30 +44,15 @@ if TYPE_CHECKING:
     from analysis.advisor.sweep_evidence import MeasuredStep, SweepEvidence
 
 
-@dataclass(frozen=True, kw_only=True)
-class Errors:
-    """Relative errors of several rows, as shares."""
-
-    rows: int
-    mean_error: float
-    median_error: float
-    p90_error: float
-    max_error: float
-
-    @classmethod
-    def of(cls, errors: Values) -> Errors:
-        """Their summary."""
-        return cls(
-            rows=len(errors),
-            mean_error=float(errors.mean()),
-            median_error=float(np.median(errors)),
-            p90_error=float(np.quantile(errors, 0.9)),
-            max_error=float(errors.max()),
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """By name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+def error_summary(errors: Values) -> dict[str, Any]:
+    """Of relative errors, as shares."""
+    return {
+        "rows": len(errors),
+        "mean_error": float(errors.mean()),
+        "median_error": float(np.median(errors)),
+        "p90_error": float(np.quantile(errors, 0.9)),
+        "max_error": float(errors.max()),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +82,7 @@ class Judged:
         errors, choice, known = self.errors, self.regrets(), ~np.isnan(self.widths)
         within = np.abs(np.log(self.measured_s / self.predicted_s))[known] <= self.widths[known]
         return {
-            **Errors.of(errors).as_dict(),
+            **error_summary(errors),
             "coverage": float(within.mean()) if known.any() else None,
             "rank_correlation": self.rank_correlation(),
             "median_regret": float(np.median(choice)) if choice else None,
@@ -105,7 +90,7 @@ class Judged:
             "choices": len(choice),
             "baselines": {name: _errors(guess, self.measured_s) for name, guess in self.baselines.items()},
             **{
-                f"by_{name}": {key: Errors.of(errors[places]).as_dict() for key, places in grouped(values).items()}
+                f"by_{name}": {key: error_summary(errors[places]) for key, places in grouped(values).items()}
                 for name, values in self.kinds.items()
             },
             "predictions": [self._row(place) for place in range(len(errors))],
@@ -303,7 +288,7 @@ def split_check(steps: Sequence[MeasuredStep], figures: MachineFigures, split: s
 
 def _errors(guess: Values, measured_s: Values) -> dict[str, Any] | None:
     known = ~np.isnan(guess)
-    return Errors.of(np.abs(guess[known] / measured_s[known] - 1.0)).as_dict() if known.any() else None
+    return error_summary(np.abs(guess[known] / measured_s[known] - 1.0)) if known.any() else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ not seen the larger device counts.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine import MachineFigures, Machines
     from analysis.advisor.step import Phases
-    from analysis.advisor.step_tables import Evidence
     from analysis.advisor.sweep_evidence import MeasuredStep
     from parallelbench.config.run import RunConfig
 
@@ -450,63 +448,17 @@ def half_width(errors: Values, share: float = INTERVAL_SHARE) -> float | None:
     return float(np.sort(np.abs(errors))[place - 1])
 
 
-NOISE_OF_FORMULAS = 0.05
-"""Standard deviation of log time that is taken for granted: what a measurement and these formulas are good for."""
-
-
-def fit(layouts: Layouts, machines: Machines, measured_s: Values) -> Fitted:
-    """The parameters that are most probable: measurements and priors weigh by their variances.
-
-    Errors count by a soft absolute value beyond `NOISE_OF_FORMULAS`, so that a few disturbed runs don't bend
-    everything.
-    """
-    work, log_measured, weights = work_of(layouts, machines), np.log(measured_s), np.sqrt(_weights(layouts))
-
-    def errors(columns: Mapping[str, Values]) -> Values:
-        said = step_phases(work, layouts, machines, columns).step_s
-        result: Values = weights * _softened((np.log(said) - log_measured) / NOISE_OF_FORMULAS)
-        return result
-
-    return most_probable(SHEET, errors)
-
-
-def _weights(layouts: Layouts) -> Values:
-    """How much each row counts.
-
-    Rows of equal kernels (width, sequence, micro-batch, tensor group) err alike, whatever else differs: measured errors
-    differ by 1 % within such rows and by 8 % between them. So n of them count as one.
-    """
-    keys = kernel_keys(layouts)
-    counts = Counter(keys)
-    return np.array([1.0 / counts[key] for key in keys])
-
-
 KERNELS = (
     *("hidden", "heads", "kv_heads", "mlp_width", "sequence", "context", "micro_batch", "tensor"),
     *("sequence_parallel", "fused_attention", "fp8", "gated", "experts", "top_k", "capacity"),
 )
 """Columns of which equal values mean equal kernels."""
-KERNEL_SIZE = 0.08
-"""Standard deviation of what kernels leave of log time, before they are seen."""
 
 
 def kernel_keys(layouts: Layouts) -> list[str]:
     """Equal for rows of equal kernels."""
     columns = zip(*(getattr(layouts, name).tolist() for name in KERNELS), strict=True)
     return [" ".join(f"{value:g}" for value in row) for row in columns]
-
-
-def kernel_errors(layouts: Layouts, log_errors: Values) -> dict[str, float]:
-    """Kernels → log of measured ÷ predicted that their rows have in common, shrunk towards 0 (ridge regression)."""
-    keys = np.array(kernel_keys(layouts))
-    noise = (NOISE_OF_FORMULAS / KERNEL_SIZE) ** 2
-    return {str(key): float(log_errors[keys == key].sum() / ((keys == key).sum() + noise)) for key in np.unique(keys)}
-
-
-def _softened(off: Values) -> Values:
-    """Errors whose squares grow like 2·|error| once beyond 1."""
-    result: Values = np.sign(off) * np.sqrt(2.0 * (np.sqrt(1.0 + off**2) - 1.0))
-    return result
 
 
 OTHER_ACCELERATOR = 1.5
@@ -520,7 +472,7 @@ class PublishedFit(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: dict[str, float]
     kernels: dict[str, float]
-    """What `kernel_errors` found."""
+    """Kernels → log of measured ÷ predicted that their rows have in common."""
     without_width: dict[str, dict[str, float]]
     """Width of model → parameters that the rows of all other widths give."""
     half_widths: list[float]
@@ -547,63 +499,6 @@ class PublishedFit(msgspec.Struct, frozen=True, kw_only=True):
         measured = np.array([key in self.kernels for key in kernel_keys(layouts)], dtype=bool)
         kinds: NDArray[np.int64] = 4 * (layouts.fused_attention > 0) + 2 * (layouts.devices > per_node) + measured
         return kinds
-
-
-INTERVAL_KINDS = 8
-FOLDS = 5
-
-
-def fitted_to(evidence: Evidence) -> PublishedFit:
-    """Fit all rows; intervals are as wide as the errors on each width of model, and on each fifth, left out."""
-    parts: dict[str, PublishedFit] = {}
-    widths = {f"{width:g}": evidence.layouts.hidden == width for width in np.unique(evidence.layouts.hidden)}
-    folds = {f"fold {fold}": np.arange(len(evidence)) % FOLDS == fold for fold in range(FOLDS)}
-    kinds, errors = [], []
-    for name, left_out in (widths | folds).items():
-        parts[name] = formulas(evidence.take(~left_out))
-        asked = evidence.take(left_out)
-        found = parts[name].interval_kinds(asked.layouts, asked.machines.devices_per_node)
-        # Of a fifth only the rows whose kernels the others have: the rest is like a width left out.
-        counted = np.full(len(asked), name in widths) | (found % 2 == 1)
-        kinds.append(found[counted])
-        errors.append(log_errors(parts[name], asked)[counted])
-    return msgspec.structs.replace(
-        formulas(evidence),
-        without_width={name: parts[name].parameters for name in widths},
-        half_widths=half_widths_of(np.concatenate(kinds), np.concatenate(errors)),
-    )
-
-
-def log_errors(fit: PublishedFit, asked: Evidence) -> Values:
-    """Log of measured ÷ predicted."""
-    result: Values = np.log(asked.time_s / fit.phases(asked.layouts, asked.machines).step_s)
-    return result
-
-
-def half_widths_of(kinds: NDArray[np.int64], errors: Values) -> list[float]:
-    """Half of each kind's interval; of too few errors that of unmeasured kernels, or of jobs on other nodes.
-
-    Where no row's attention is of its kind, it is untried.
-    """
-    found = [half_width(errors[kinds == kind]) for kind in range(INTERVAL_KINDS)]
-    untried = UNTRIED * max(width for width in found if width is not None)
-    nearest = [(found[kind], found[kind & 6], found[kind & 6 ^ 2], untried) for kind in range(INTERVAL_KINDS)]
-    return [next(width for width in each if width is not None) for each in nearest]
-
-
-def formulas(evidence: Evidence) -> PublishedFit:
-    """Parameters and kernels' errors; there are no intervals."""
-    parameters = fit(evidence.layouts, evidence.machines, evidence.time_s)
-    made = PublishedFit(
-        parameters=parameters,
-        kernels={},
-        without_width={},
-        half_widths=[],
-        rows=len(evidence),
-        accelerators=sorted(set(evidence.accelerators)),
-        most_devices=float(evidence.layouts.devices.max()),
-    )
-    return msgspec.structs.replace(made, kernels=kernel_errors(evidence.layouts, log_errors(made, evidence)))
 
 
 def place() -> Path:

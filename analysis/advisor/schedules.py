@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from analysis.advisor.layouts import Values
 
@@ -103,29 +103,21 @@ def _awaited(action: Action, last: int) -> list[Action]:
 
 
 def replayed(
-    kind: Kind, micro_batches: int, forward_s: Sequence[Values], backward_s: Sequence[Values], *, send_s: Values
+    kind: Kind,
+    devices: int,
+    micro_batches: int,
+    forward_s: Sequence[Values],
+    backward_s: Sequence[Values],
+    *,
+    send_s: Values,
 ) -> Values:
     """Seconds from the first action to the last, where the times of each stage are arrays of equal shape.
 
     A send keeps neither device busy and delays the other by `send_s`. `micro_batches` is a number, alike for all.
     """
-    return _last_end(_ordered(kind, len(forward_s), micro_batches, 1), forward_s, backward_s, send_s=send_s)
-
-
-def replayed_interleaved(
-    devices: int, micro_batches: int, forward_s: Sequence[Values], backward_s: Sequence[Values], *, send_s: Values
-) -> Values:
-    """The same under interleaved 1F1B, with several stages per device."""
-    turns = _ordered("interleaved_1f1b", devices, micro_batches, len(forward_s) // devices)
-    return _last_end(turns, forward_s, backward_s, send_s=send_s)
-
-
-def _last_end(
-    turns: Sequence[_Turn], forward_s: Sequence[Values], backward_s: Sequence[Values], *, send_s: Values
-) -> Values:
     ends: list[Values] = []
     latest = np.zeros(())
-    for turn in turns:
+    for turn in _ordered(kind, devices, micro_batches, len(forward_s) // devices):
         ready = np.zeros(()) if turn.before is None else ends[turn.before]
         for place in turn.same_device:
             ready = np.maximum(ready, ends[place])
@@ -138,35 +130,26 @@ def _last_end(
 
 
 def pipeline_s(
-    kind: Kind, micro_batches: int, forward_s: Sequence[Values], backward_s: Sequence[Values], *, send_s: Values
+    kind: Kind,
+    devices: int,
+    micro_batches: int,
+    forward_s: Sequence[Values],
+    backward_s: Sequence[Values],
+    *,
+    send_s: Values,
 ) -> Values:
-    """The same for one stage per device, replaying only as many micro-batches as it takes until each step repeats.
+    """The same, replaying only as many micro-batches as it takes until each step repeats, which GPipe's never does.
 
-    From then on every micro-batch adds the same time, or as many as there are stages do where sends are slow. A test
+    From then on every micro-batch adds the same time, or as many as there are devices do where sends are slow. A test
     compares with the whole replay.
     """
 
     def of(count: int) -> Values:
-        return replayed(kind, count, forward_s, backward_s, send_s=send_s)
+        return replayed(kind, devices, count, forward_s, backward_s, send_s=send_s)
 
-    return of(micro_batches) if kind == "gpipe" else _repeated(of, micro_batches, every=len(forward_s))
-
-
-def interleaved_s(
-    devices: int, micro_batches: int, forward_s: Sequence[Values], backward_s: Sequence[Values], *, send_s: Values
-) -> Values:
-    """The same under interleaved 1F1B, with several stages per device."""
-
-    def of(count: int) -> Values:
-        return replayed_interleaved(devices, count, forward_s, backward_s, send_s=send_s)
-
-    return _repeated(of, micro_batches, every=devices)
-
-
-def _repeated(of: Callable[[int], Values], micro_batches: int, *, every: int) -> Values:
-    """Time of so many micro-batches by that of fewer: in the end, each `every` of them add the same."""
-    rounds = (micro_batches - 6 * every) // every
+    rounds = 0 if kind == "gpipe" else (micro_batches - 6 * devices) // devices
     if rounds <= 1:
         return of(micro_batches)
-    short, longer = of(micro_batches - rounds * every), of(micro_batches - (rounds - 1) * every)
+    fewest = micro_batches - rounds * devices
+    short, longer = of(fewest), of(fewest + devices)
     return longer + (rounds - 1) * (longer - short)

@@ -27,13 +27,14 @@ from analysis.advisor.links import (
     group_of,
     send_s,
 )
-from analysis.advisor.schedules import interleaved_s, pipeline_s
+from analysis.advisor.schedules import pipeline_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from analysis.advisor.layouts import Plan
     from analysis.advisor.machine import Machines
+    from analysis.advisor.schedules import Kind
 
 Values = NDArray[np.float64]
 T = TypeVar("T", float, Values)
@@ -554,16 +555,14 @@ def _pipelined_s(
             list(_parts(each[..., rows, :], work, rows, work.stage[rows], size * chunks) + handover[..., rows])
             for each in passes
         )
-        hop, kind = hops[..., rows], "gpipe" if plan.gpipe[rows][0] else "1f1b"
         if plan.bubble[rows][0] >= 0:
             device = work.device[rows]
             longest = _parts((passes[0] + passes[1])[..., rows, :], work, rows, device, size).max(axis=0)
             longest = longest + 2.0 * chunks * handover[..., rows]
             total[..., rows] = count * longest / (1.0 - plan.bubble[rows])
-        elif chunks == 1:
-            total[..., rows] = pipeline_s(kind, count, forward, backward, send_s=hop)  # type: ignore[arg-type]
         else:
-            total[..., rows] = interleaved_s(size, count, forward, backward, send_s=hop)
+            kind: Kind = "interleaved_1f1b" if chunks > 1 else "gpipe" if plan.gpipe[rows][0] else "1f1b"
+            total[..., rows] = pipeline_s(kind, size, count, forward, backward, send_s=hops[..., rows])
     return total
 
 

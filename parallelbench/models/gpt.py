@@ -126,16 +126,6 @@ class Gpt(Model, frozen=True, kw_only=True):
         ends = self.vocabulary * self.width * (1 if self.tied else 2) + (self.sequence * self.width if learned else 0)
         return ends + norm + self.layers * (2 * norm + attention + self.block_mlp_parameters)
 
-    def flop_per_sample(self, tokens: int) -> float:
-        """Floating-point operations of training on a sample, by formula: what model FLOPs utilisation counts.
-
-        Six per parameter of a matrix and token, and attention in full, as in appendix B of PaLM (Chowdhery et al. 2022,
-        arXiv 2204.02311); looking up embeddings, norms and biases count nothing.
-        """
-        attention = 2 * (1 + self.key_heads / self.heads) * self.width**2
-        products = 2 * (attention + self.token_weights) + 4 * tokens * self.width
-        return 3.0 * tokens * (self.layers * products + 2 * self.width * self.vocabulary)
-
     def check(self, *, in_channels: int, image_size: int) -> None:
         """Refuse data with more different tokens than the embedding has, and samples beyond the positions."""
         if in_channels > self.vocabulary:

@@ -100,11 +100,6 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
         shared = 0 if self.shared_width is None else self.mlp_parameters(self.shared_width)
         return self.experts * (self.width + self.expert_parameters) + shared
 
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that compute a token: all but those of the experts that were not chosen."""
-        return self.parameters - self.layers * (self.experts - self.top_k) * self.expert_parameters
-
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         """Build the layers, with a logit for each entry of the vocabulary; raises `ConfigError` where `check` does."""
         self.check(in_channels=in_channels, image_size=image_size)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from parallelbench.environments import python_of
 from parallelbench.errors import ConfigError, program
@@ -54,6 +54,7 @@ def main(arguments: list[str]) -> int:
         # Before torch's part, which takes seconds: the other nodes' ranks connect meanwhile.
         try:
             listening = _listen(address)
+            address = address or ":".join(map(str, listening.getsockname()[:2]))
         except OSError as error:
             print(f"{address} could not be listened on: {error}", flush=True)
             write_exits(exits, Exits(failure=errno.errorcode.get(error.errno or 0, type(error).__name__)))
@@ -61,8 +62,10 @@ def main(arguments: list[str]) -> int:
         _remove_leftovers(attempt)
         if code := _torch("make", arguments):
             return code
-    meeting = Meeting(info.processes, int(node), address, listening, secret)
-    code = _ranks(run, arguments, meeting, exits)
+    ranks = _ranks(
+        run, arguments, processes=info.processes, node=int(node), address=address, listening=listening, secret=secret
+    )
+    code = _watched(ranks, exits)
     if node == "0":
         if not code and Exchange.of(attempt).has("closing-0"):
             _torch("judge", arguments)  # a failure leaves the run without its closing check, which its result says
@@ -81,26 +84,21 @@ def _remove_leftovers(attempt: Attempt) -> None:
         shutil.rmtree(Exchange.of(Attempt(earlier)).folder, ignore_errors=True)
 
 
-class Meeting(NamedTuple):
-    """What a node's ranks need to meet the others."""
+def _ranks(
+    run: RunConfig,
+    arguments: Sequence[str],
+    *,
+    processes: int,
+    node: int,
+    address: str,
+    listening: socket.socket | None,
+    secret: str,
+) -> dict[int, subprocess.Popen[bytes]]:
+    """Start this node's ranks, of the `processes` of all nodes, which meet at node 0's `address` (host:port).
 
-    processes: int
-    """Of all nodes."""
-    node: int
-    address: str
-    """host:port at which node 0 is reached; empty where there is no other node."""
-    listening: socket.socket | None
-    """On node 0: where rank 0 waits for the others."""
-    secret: str
-    """By what they know each other."""
-
-
-def _ranks(run: RunConfig, arguments: Sequence[str], meeting: Meeting, exits: Path) -> int:
-    """Start this node's ranks and wait for them; once one fails, the others are ended."""
-    processes, node, address, listening, secret = meeting
+    `listening`: on node 0, where rank 0 waits for the others. `secret`: by what they know each other.
+    """
     here = processes // run.nodes
-    if listening is not None and not address:
-        address = ":".join(map(str, listening.getsockname()[:2]))
     command = [str(python_of(run.strategy.framework)), "-m", "parallelbench.training.worker", *arguments]
     ranks = {}
     for local_rank in range(here):
@@ -113,7 +111,7 @@ def _ranks(run: RunConfig, arguments: Sequence[str], meeting: Meeting, exits: Pa
         ranks[rank] = _started(command, variables, passed)
     if listening is not None:
         listening.close()
-    return _watched(ranks, exits)
+    return ranks
 
 
 def _listen(address: str) -> socket.socket:
@@ -131,7 +129,7 @@ def _started(command: Sequence[str], variables: Mapping[str, str], passed: Seque
 
 
 def _watched(ranks: Mapping[int, subprocess.Popen[bytes]], exits: Path) -> int:
-    """Wait for all; returns 0, or the exit code of the first that failed."""
+    """Wait for all, and end the others once one fails; returns 0, or the exit code of the first that failed."""
     failed: dict[int, int] = {}
     failed_at = math.inf
     while None in [rank.poll() for rank in ranks.values()]:  # each is asked: any of them may have failed

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from analysis.advisor.check import Judged, Points, Seen, guesses, judged
-from analysis.advisor.fit import SHEET, fit, half_width, kernel_errors, kernel_keys, published_fit, values_of
+from analysis.advisor.fit import SHEET, half_width, kernel_keys, published_fit, values_of
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.machine import machines_of
 from analysis.advisor.step import Values, step_phases
@@ -25,6 +25,7 @@ from analysis.advisor.transformer import work_of
 from launch.sweep import one_run
 from parallelbench import cli
 from parallelbench.config.sites import Hardware
+from tests.advisor.refit import fit, kernel_errors
 
 (SINGLE, MULTI), (FOUNDRY,) = shipped_files("vtrain"), shipped_files("llm_foundry")
 GPT = {
@@ -202,7 +203,7 @@ def test_a_check_of_a_file_fits_nothing() -> None:
     code = f"""
 import sys
 from analysis.advisor import fit
-fit.fit = fit.fitted = None
+fit.most_probable = None
 from parallelbench.cli import main
 assert main(["advise", "--check", {str(FOUNDRY)!r}]) == 0
 assert "torch" not in sys.modules

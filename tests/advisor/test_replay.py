@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.advisor.schedules import actions, interleaved_s, pipeline_s, replayed, replayed_interleaved
+from analysis.advisor.schedules import actions, pipeline_s, replayed
 
 TORCH_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}
 
@@ -43,11 +43,12 @@ def test_even_stages_idle_as_long_as_the_formula_says(kind: str, devices: int, m
     """(m + p − 1)·(T_F + T_B): Narayanan et al. 2021, §2.2."""
     forward, backward = np.array([1.0, 2.0]), np.array([2.0, 5.0])
     time = replayed(
-        kind,
+        kind,  # type: ignore[arg-type]
+        devices,
         micro_batches,
         [forward] * devices,
         [backward] * devices,
-        send_s=np.zeros(2),  # type: ignore[arg-type]
+        send_s=np.zeros(2),
     )
     assert time == pytest.approx((micro_batches + devices - 1) * (forward + backward))
 
@@ -55,9 +56,8 @@ def test_even_stages_idle_as_long_as_the_formula_says(kind: str, devices: int, m
 def test_interleaving_divides_the_bubble() -> None:
     """Stages a v-th as long idle (p − 1)·(T_F + T_B)/v: Narayanan et al. 2021, §2.2."""
     devices, micro_batches, chunks = 4, 8, 2
-    time = replayed_interleaved(
-        devices, micro_batches, [np.array([0.5])] * 8, [np.array([1.0])] * 8, send_s=np.zeros(1)
-    )
+    passes = [np.array([0.5])] * 8, [np.array([1.0])] * 8
+    time = replayed("interleaved_1f1b", devices, micro_batches, *passes, send_s=np.zeros(1))
     assert time == pytest.approx((micro_batches + (devices - 1) / chunks) * 3.0)
 
 
@@ -71,8 +71,8 @@ def test_the_short_replay_is_the_whole_one(devices: int, micro_batches: int, tim
     forward = [np.array([each]) for each in times[:devices]]
     backward = [np.array([each]) for each in times[6 : 6 + devices]]
     send = np.array([times[12] / 100])
-    whole = replayed("1f1b", micro_batches, forward, backward, send_s=send)
-    assert pipeline_s("1f1b", micro_batches, forward, backward, send_s=send) == pytest.approx(whole, rel=0.01)
+    whole = replayed("1f1b", devices, micro_batches, forward, backward, send_s=send)
+    assert pipeline_s("1f1b", devices, micro_batches, forward, backward, send_s=send) == pytest.approx(whole, rel=0.01)
 
 
 @given(
@@ -87,6 +87,6 @@ def test_the_short_replay_is_the_whole_one_with_several_stages_per_device(
 ) -> None:
     forward = [np.array([each]) for each in times[: devices * chunks]]
     backward = [np.array([each]) for each in times[12 : 12 + devices * chunks]]
-    send, micro_batches = np.array([times[24]]), groups * devices
-    whole = replayed_interleaved(devices, micro_batches, forward, backward, send_s=send)
-    assert interleaved_s(devices, micro_batches, forward, backward, send_s=send) == pytest.approx(whole, rel=0.01)
+    send, sizes = np.array([times[24]]), (devices, groups * devices)
+    whole = replayed("interleaved_1f1b", *sizes, forward, backward, send_s=send)
+    assert pipeline_s("interleaved_1f1b", *sizes, forward, backward, send_s=send) == pytest.approx(whole, rel=0.01)
