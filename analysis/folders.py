@@ -18,7 +18,7 @@ import polars as pl
 from analysis import text
 from analysis.runs.published import LOADED, Tables
 from analysis.runs.reader import Runs, Skipped, load
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.results.folder import no_runs, require_folder
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def replications(runs: Runs) -> list[str]:
     """Which folders the runs are of, and how many are of several; empty where one folder was read."""
     if not runs.folders:
         return []
-    shown = [f"{name} ({text.number_of_runs(count)})" for name, count in Counter(runs.own_folder.values()).items()]
+    shown = [f"{name} ({count_of(count, 'run')})" for name, count in Counter(runs.own_folder.values()).items()]
     counts = Counter(run_id.removesuffix(f"@{name}") for run_id, name in runs.own_folder.items())
     several = sum(count > 1 for count in counts.values())
     command = shlex.join(("parallelbench", "compare", *map(str, runs.folders[:2])))
@@ -113,4 +113,4 @@ def replications(runs: Runs) -> list[str]:
         f"runs of its own folder only; `{command}` compares folders."
     ]
     replicated = "are in more than one of them: replications, of which each folder's counts by itself."
-    return [*lines, f"{text.number_of_runs(several)} {replicated}"] if several else lines
+    return [*lines, f"{count_of(several, 'run')} {replicated}"] if several else lines

@@ -74,23 +74,13 @@ def parity(passed: bool | None) -> str:
     return "not checked" if passed is None else "passed" if passed else "failed"
 
 
-def repeats(n: int) -> str:
-    """ "1 repeat", "2 repeats"."""
-    return count_of(n, "repeat")
-
-
-def number_of_runs(n: int) -> str:
-    """ "1 run", "2 runs"."""
-    return count_of(n, "run")
-
-
 def to_add(n: int, *, after: int | None = None) -> str:
     """ "add 3 repeats per side, in turn (sweep.repeats=6)": the unit of all advice on how much to measure.
 
     `after`: the highest repeat there is. Those that don't count are not measured again, so new ones come after them.
     """
     command = "" if after is None else f" (sweep.repeats={after + 1 + n})"
-    return f"add {repeats(n)} per side, in turn{command}"
+    return f"add {count_of(n, 'repeat')} per side, in turn{command}"
 
 
 def ratio(row: Mapping[str, Any], name: str) -> str:

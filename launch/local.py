@@ -144,7 +144,7 @@ class OnThisMachine(Launcher):
         return outcome
 
     def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
-        return supervise(training, watcher=watcher, begin=workers.start)
+        return supervise(training, watcher=watcher.event, begin=workers.start)
 
 
 class InThisProcess(OnThisMachine):

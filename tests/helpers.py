@@ -6,12 +6,14 @@ import copy
 import errno
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import conf
+from analysis.comparison.ratio import ERROR, Ends, Spread
 from launch.sweep.compose import compose_plain, group_choices, resolve
 from parallelbench.config.build import build, from_mapping
 from parallelbench.config.run import RunConfig
@@ -27,6 +29,12 @@ TINY = (
     "device=cpu",
 )
 """Overrides of a run of two steps per epoch that any machine does in no time."""
+
+
+def interval(ratios: Sequence[float], pools: Sequence[int] = (), *, error: float = ERROR) -> Ends | None:
+    """Interval of positive ratios; None of too few."""
+    spread = Spread.of_ratios(ratios, pools)
+    return None if spread is None else spread.ends(error)
 
 
 class Clock:

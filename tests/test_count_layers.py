@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.run import RunConfig
 from parallelbench.measure import layers
-from parallelbench.measure.layer_counts import Kernels, decode_counts, encode_counts
+from parallelbench.measure.layer_counts import Kernels, LayerCount
 from parallelbench.measure.layers import (
     LARGE,
     WINOGRAD,
@@ -31,6 +32,9 @@ from tests.strategies.training import configure
 
 MPT = ("data=tokens", "data.sequence=2048", "data.vocabulary=50257", "data.train_samples=64", "precision=bf16")
 IMAGES = ("data=synthetic", "data.channels=1", "data.image_size=28")
+
+
+decoded = msgspec.json.Decoder(list[LayerCount]).decode
 
 
 def test_a_perceptron_against_counts_by_hand() -> None:
@@ -83,7 +87,7 @@ def test_a_program_counts_for_those_who_load_no_torch() -> None:
     run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
     words = [sys.executable, "-m", "parallelbench.measure.layers"]
     done = subprocess.run(words, input=canonical_json(to_mapping(run)).encode(), capture_output=True, check=True)
-    assert decode_counts(done.stdout.decode()) == layer_counts(run)
+    assert decoded(done.stdout) == layer_counts(run)
 
 
 @pytest.mark.slow
@@ -125,14 +129,14 @@ def test_a_model_that_fits_nowhere_is_counted() -> None:
         check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits),
     )
-    counts = decode_counts(done.stdout.decode())
+    counts = decoded(done.stdout)
     assert 6.4e10 < sum(each.parameters for each in counts) < 7.2e10
     assert [each.name for each in counts] == list(run.model.layer_names)
 
 
 def test_counts_are_the_same_after_they_were_kept() -> None:
     counts = layer_counts(configure(*IMAGES, "model=cnn_small"))
-    assert decode_counts(encode_counts(counts)) == counts
+    assert decoded(msgspec.json.encode(counts)) == counts
 
 
 # --- what training takes at least

@@ -189,6 +189,14 @@ def chosen(rows: Sequence[Row], objective: Objective) -> Row | None:
     return ranked(usable, objective)[0] if usable else None
 
 
+def one_each(rows: Sequence[Row]) -> list[Row]:
+    """The first row of each strategy on each number of devices, in the order of the rows."""
+    found: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        found.setdefault((row.strategy, row.devices), row)
+    return list(found.values())
+
+
 def best_per_devices(rows: Sequence[Row], objective: Objective) -> dict[int, Row]:
     """The best usable row of each number of devices."""
     found: dict[int, Row] = {}

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from analysis.advisor.cache import kept
 from analysis.advisor.step import Fitted, step_phases
 from analysis.advisor.strategies import SuiteJob, suite_phases
 from analysis.advisor.transformer import work_of
+from analysis.cache import kept, name_of
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import PLACES, canonical_json
 from parallelbench.errors import ConfigError
@@ -322,7 +322,7 @@ def fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
         return msgspec.json.encode([found.scales, found.residual]).decode()
 
     decode = msgspec.json.Decoder(tuple[Fitted, Residual]).decode
-    scales, residual = kept("fits", [known, figures], make, decode)
+    scales, residual = kept(name_of("fits", [known, figures]), make, decode)
     return SuiteFit(scales, residual, figures)
 
 

@@ -185,10 +185,6 @@ class Impossible:
     devices: int
     why: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """For programs."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
 
 GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 """Sizes of groups that are tried."""

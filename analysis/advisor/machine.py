@@ -149,10 +149,6 @@ class MachineFigures:
     """Streaming multiprocessors of a GPU; None: not known."""
     busy_devices: int | None = None
     """Devices of a node that worked at once while they were measured; None: all."""
-    power_w: Known | None = None
-    """One device's power while it computes, its share of the host's not counted; None: never measured."""
-    idle_power_w: Known | None = None
-    """One device's power while it waits; None: never measured."""
     overhead_bytes: Known | None = None
     """Memory of a device that libraries take (context, communication buffers); None: not known."""
     notes: tuple[str, ...] = field(default=())
@@ -345,8 +341,6 @@ class Machines:
     """The most that was measured of them, under the power limit."""
     memory_bytes_per_s: Values
     """One device's memory."""
-    memory_bytes: Values
-    """One device's memory."""
     link_bytes_per_s: Values
     """Sent by one device to others of its node."""
     network_bytes_per_s: Values
@@ -394,7 +388,6 @@ def machines_of(hardware: Sequence[Hardware]) -> Machines:
         "peak_flops_per_s": [1e12 * each.half_tflops for each in hardware],
         "flops_per_s": [1e12 * each.matmul_tflops * each.clock_share for each in hardware],
         "memory_bytes_per_s": [1e9 * each.memory_gb_per_s for each in hardware],
-        "memory_bytes": [2.0**30 * each.memory_gib for each in hardware],
         "link_bytes_per_s": [1e9 * each.link_gb_per_s for each in hardware],
         "network_bytes_per_s": [1e9 / 8 * each.network_gbit_per_s / each.oversubscription for each in hardware],
         "devices_per_node": [float(each.devices_per_node) for each in hardware],
@@ -424,16 +417,14 @@ def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
         )
     busy, most = max(1, run.devices // run.nodes), max(figures.busy_devices or figures.devices_per_node, 2)
     network = figures.link if figures.network is None else figures.network
-    peak = figures.peak_flops_per_s.get(run.precision)
     cpu, launch_s, step_s = figures.device_type == "cpu", figures.launch_s.value, 0.0
     if not cpu:
         launch_s = TRAINED * launch_s if figures.train_launch_s is None else figures.train_launch_s.value
         step_s = STEP_LAUNCHES * launch_s if figures.step_s is None else figures.step_s.value
     columns = {
-        "peak_flops_per_s": np.nan if peak is None else peak.value,
+        "peak_flops_per_s": np.nan,  # the figures say it where MFU refers to it
         "flops_per_s": max(curve.rates),
         "memory_bytes_per_s": figures.memory_bytes_per_s.value,
-        "memory_bytes": np.nan if figures.memory_bytes is None else figures.memory_bytes.value,
         "link_bytes_per_s": figures.link.bytes_per_s.value,
         "network_bytes_per_s": network.bytes_per_s.value,
         "devices_per_node": float(min(figures.devices_per_node, busy)),

@@ -9,18 +9,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from analysis.advisor.cache import kept
+import msgspec
+
 from analysis.advisor.fit import of_a_step
+from analysis.cache import kept, name_of
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
-from parallelbench.measure.layer_counts import decode_counts, decode_memory
+from parallelbench.measure.layer_counts import LayerCount, ModelMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parallelbench.config.run import RunConfig
-    from parallelbench.measure.layer_counts import LayerCount, ModelMemory
 
 T = TypeVar("T")
 
@@ -30,15 +29,16 @@ def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCoun
 
     The first question about a model takes as long as loading torch; the answer is kept in the user's cache folder.
     """
-    return counted_by("parallelbench.measure.layers", run, decode_counts, plugin=plugin)
+    return counted_by("parallelbench.measure.layers", run, list[LayerCount], plugin=plugin)
 
 
-def counted_by(program: str, run: RunConfig, decode: Callable[[str], T], *, plugin: str | None) -> T:
+def counted_by(program: str, run: RunConfig, kind: type[T], *, plugin: str | None) -> T:
     """What a counting program prints of a run's model, from the cache where it has it; a plugin's is not kept."""
+    decode = msgspec.json.Decoder(kind).decode
     if plugin:
         return decode(_counted(program, run, plugin))
     of_layers = {key: value for key, value in of_a_step(run).items() if key not in NEVER_OF_A_LAYER}
-    return kept("layers", of_layers | {"program": program}, lambda: _counted(program, run, None), decode)
+    return kept(name_of("layers", of_layers | {"program": program}), lambda: _counted(program, run, None), decode)
 
 
 NEVER_OF_A_LAYER = (
@@ -79,4 +79,4 @@ def _path_of(plugin: str | None) -> dict[str, str]:
 
 def model_memory(run: RunConfig, *, plugin: str | None = None) -> ModelMemory:
     """What the layers of a run's model hold; like `model_layers`."""
-    return counted_by("parallelbench.measure.layer_memory", run, decode_memory, plugin=plugin)
+    return counted_by("parallelbench.measure.layer_memory", run, ModelMemory, plugin=plugin)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from analysis.advisor.advice import Fit, chosen, ranked
+from analysis.advisor.advice import Fit, chosen, one_each, ranked
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def proposed(rows: Sequence[Row], objective: Objective, *, budget_s: float, most
     usable = [row for row in usable if most_devices is None or row.devices <= most_devices]
     open_rows = [row for row in usable if not row.measured and _may_be_best(row, usable, objective)]
     base = min((row for row in usable if row.devices == 1 and not row.measured), key=cost_s, default=None)
-    order = ([base] if base else []) + [row for row in _one_each(ranked(open_rows, objective)) if row is not base]
+    order = ([base] if base else []) + [row for row in one_each(ranked(open_rows, objective)) if row is not base]
     if not order:
         return Proposal([], 0.0, 0)
     taken: list[Row] = []
@@ -78,14 +78,6 @@ def _may_be_best(row: Row, rows: Sequence[Row], objective: Objective) -> bool:
     """Whether its interval reaches below the upper end of the best row's on as many devices."""
     best = chosen([each for each in rows if each.devices == row.devices], objective)
     return best is None or row.cost_ends(objective)[0] <= best.cost_ends(objective)[1]
-
-
-def _one_each(rows: Sequence[Row]) -> list[Row]:
-    """The best row of each strategy and number of devices."""
-    found: dict[tuple[str, int], Row] = {}
-    for row in rows:
-        found.setdefault((row.strategy, row.devices), row)
-    return list(found.values())
 
 
 def sweep_of(proposal: Proposal, overrides: Sequence[tuple[str, Any]], *, name: str) -> dict[str, Any]:

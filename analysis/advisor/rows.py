@@ -190,7 +190,6 @@ def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
         "peak_flops_per_s": max(products.rates) * scales["product_scale"] if peak is None else peak.value,
         "flops_per_s": max(products.rates) * scales["product_scale"],
         "memory_bytes_per_s": figures.memory_bytes_per_s.value * scales["traffic_scale"],
-        "memory_bytes": 0.0 if figures.memory_bytes is None else figures.memory_bytes.value,
         "link_bytes_per_s": figures.link.bytes_per_s.value * scales["link_scale"],
         "network_bytes_per_s": network.bytes_per_s.value * scales["network_scale"],
         "devices_per_node": float(figures.devices_per_node),
@@ -260,7 +259,6 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
     least = np.where(_rests_on(layouts, question), OTHER_ACCELERATOR * np.log(ASSUMED_FACTOR), 0.0)
     half = half_widths(layouts, fitted, per_node=machines.devices_per_node, known=known)
     width, outside = np.exp(np.maximum(half, least)).tolist(), extrapolated(layouts, fitted, known=known)
-    power = question.figures.power_w
     return [
         _gpt_row(
             layouts,
@@ -269,7 +267,6 @@ def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
             width=width[place],
             memory_bytes=memory[place],
             ideal_s=flops[place] if peak else None,
-            power_w=None if power is None else power.value,
             question=question,
             outside=outside[place],
         )
@@ -291,7 +288,6 @@ def _gpt_row(
     width: float,
     memory_bytes: float,
     ideal_s: float | None,
-    power_w: float | None,
     question: GptQuestion,
     outside: tuple[str, ...],
 ) -> Row:
@@ -310,7 +306,7 @@ def _gpt_row(
         memory_bytes=memory_bytes,
         capacity_bytes=capacity_bytes(question.figures, -(-devices // nodes)),
         mfu=None if ideal_s is None else ideal_s / step_s,
-        power_w=power_w,
+        power_w=None,
         measured=False,
         extrapolates=outside,
     )

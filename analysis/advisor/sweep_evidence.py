@@ -22,7 +22,7 @@ from analysis.runs.reader import load
 from parallelbench.config.build import PLUGIN_SOURCES, from_mapping
 from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.measure.layer_counts import decode_counts
+from parallelbench.measure.layer_counts import LayerCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from analysis.comparison.work import Differences
     from analysis.runs.reader import Runs
     from parallelbench.config.run import RunConfig
-    from parallelbench.measure.layer_counts import LayerCount
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,7 +158,7 @@ def _steps(runs: Runs, count: Callable[[RunConfig], list[LayerCount]], others: C
         run = from_mapping(plain, runs.plugin)
         yield MeasuredStep(
             run=run,
-            layers=decode_counts(first["layers_json"]) if first["layers_json"] else count(run),
+            layers=msgspec.json.decode(known, type=list[LayerCount]) if (known := first["layers_json"]) else count(run),
             work=first["group"],
             model=models[first["run_id"]],
             step_s=median(row["steady_epoch_time_s"] / row["steps_per_epoch"] for row in each),

@@ -122,7 +122,7 @@ def effect_of(case: Case, claim: Claim) -> str:
     span = f" ({_ends(case.low, case.high, claim)})" if shown and case.low is not None and case.high is not None else ""
     also = "" if case.also is None else f"; {claim.also}: {_value(case.also, claim)}"
     place = f"{case.where}, {case.step}"
-    return f"{_value(case.median, claim)}{span}, {text.repeats(len(case.effects))}: {place}{also}"
+    return f"{_value(case.median, claim)}{span}, {count_of(len(case.effects), 'repeat')}: {place}{also}"
 
 
 def _ends(low: float, high: float, claim: Claim) -> str:

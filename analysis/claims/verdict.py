@@ -21,6 +21,7 @@ from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
 from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.runs.reader import once
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,12 +81,12 @@ def decide(
     if verdict != "inconclusive":
         return verdict, ""
     if missing := max(ENOUGH_REPEATS - len(values), 0):
-        enough = f"{text.repeats(len(values))} of {ENOUGH_REPEATS}"
+        enough = f"{count_of(len(values), 'repeat')} of {ENOUGH_REPEATS}"
         return verdict, f"{enough}: {text.to_add(missing, after=highest_repeat)}"
     if interval is None:
         return verdict, APART
     if missing := max(ENOUGH_REPEATS - known, 0):
-        enough = f"{text.repeats(len(values))} that count as {known} of {ENOUGH_REPEATS}, as submits share them"
+        enough = f"{count_of(len(values), 'repeat')} that count as {known} of {ENOUGH_REPEATS}, as submits share them"
         return verdict, f"{enough}: {text.to_add(missing, after=highest_repeat)}"
     spread = (min(values), max(values)) if timed else None
     return verdict, _undecided(known, interval, expect, after, spread=spread)
@@ -400,7 +401,7 @@ def missing(runs: Runs, claim: Claim) -> str:
 def _disturbed(runs: Runs, claim: Claim) -> str:
     resting = resting_on_disturbed(runs).get(claim.metric, frozenset())
     count = len(resting & set(usable(runs, claim.metric)["run_id"].to_list())) if resting else 0
-    return f"; others disturbed what {claim.metric} rests on in {text.number_of_runs(count)}" if count else ""
+    return f"; others disturbed what {claim.metric} rests on in {count_of(count, 'run')}" if count else ""
 
 
 def _sweeps(claim: Claim) -> str:
@@ -410,4 +411,4 @@ def _sweeps(claim: Claim) -> str:
 def _excluded(runs: Runs, claim: Claim) -> str:
     number, exclusions = (0, []) if claim.metric in UNTIMED else unusable(runs, claim.metric)
     verb = "doesn't" if number == 1 else "don't"
-    return f" ({text.number_of_runs(number)} {verb} count: {text.listed(exclusions)})" if exclusions else ""
+    return f" ({count_of(number, 'run')} {verb} count: {text.listed(exclusions)})" if exclusions else ""

@@ -123,10 +123,7 @@ def _worst(runs: Runs, compared: pl.DataFrame) -> pl.DataFrame:
 
 def _held_by(compared: pl.DataFrame, rows: pl.DataFrame, name: str) -> pl.DataFrame:
     """One kind of loss of each compared run beside its counterpart's: the means up to each row."""
-    at, weights = ("epoch", "step"), pl.col("steps")
-    means = rows.select(
-        "run_id", *at, "steps", mean_loss(pl.col(name), weights).over("run_id", order_by=at).alias("loss")
-    )
+    at, means = ("epoch", "step"), _cumulated(rows, name)
     pairs = compared.with_columns(pl.col("run_id", "counterpart").cast(means.schema["run_id"]))
     of_one = means.select(*at, counterpart="run_id", other="loss")
     both = pairs.join(means, on="run_id").join(of_one, on=("counterpart", *at), nulls_equal=True)
@@ -271,7 +268,8 @@ def _apart(bundled: Runs, again: Runs, ids: Mapping[str, str]) -> dict[str, tupl
     taken = {name: before + pl.col("steps_per_epoch") + (name == "test_loss") for name in _LOSSES}
     whole = pl.col("step") + pl.col("steps") - 1
     each = [_held_again(facts, _means(bundled, name), _means(again, name), steps) for name, steps in taken.items()]
-    each.append(_held_again(facts, _of_blocks(bundled), _of_blocks(again), before + whole))
+    one, other = (_cumulated(runs.losses, "train_loss") for runs in (bundled, again))
+    each.append(_held_again(facts, one, other, before + whole))
     rows = pl.concat(each).group_by("run_id").agg(pl.col("excess", "difference").max())
     return {run_id: (excess, difference) for run_id, excess, difference in rows.iter_rows()}
 
@@ -289,15 +287,11 @@ def _held_again(facts: pl.DataFrame, one: pl.DataFrame, other: pl.DataFrame, tak
 
 def _means(runs: Runs, name: str) -> pl.DataFrame:
     """Per run and epoch the mean loss up to there."""
-    rows = runs.epochs.select("run_id", "epoch", name, step=pl.lit(None, pl.Int32), steps=pl.lit(1, pl.Int32))
-    return _cumulated(rows.rename({name: "loss"}))
+    of_epochs = runs.epochs.with_columns(step=pl.lit(None, pl.Int32), steps=pl.lit(1, pl.Int32))
+    return _cumulated(of_epochs, name)
 
 
-def _of_blocks(runs: Runs) -> pl.DataFrame:
-    """The same per block of steps."""
-    return _cumulated(runs.losses.select("run_id", "epoch", "step", "steps", loss="train_loss"))
-
-
-def _cumulated(rows: pl.DataFrame) -> pl.DataFrame:
-    means = mean_loss(pl.col("loss"), pl.col("steps")).over("run_id", order_by=("epoch", "step"))
+def _cumulated(rows: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Of each run the mean loss up to each row."""
+    means = mean_loss(pl.col(name), pl.col("steps")).over("run_id", order_by=("epoch", "step"))
     return rows.select("run_id", "epoch", "step", "steps", loss=means)

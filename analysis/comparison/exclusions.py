@@ -18,8 +18,8 @@ from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, miscounted, numbered_epochs
 from analysis.metrics.runs import per_run
 from analysis.runs.reader import format_skipped, once
-from analysis.text import listed, number_of_runs
-from parallelbench.errors import ConfigError
+from analysis.text import listed
+from parallelbench.errors import ConfigError, count_of
 from parallelbench.measure.environment_match import differences
 from parallelbench.results.attempt import DISTURBED
 from parallelbench.results.folder import WHAT_TO_NAME, no_runs
@@ -205,7 +205,7 @@ def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
     remedy = f" When the machine is free, {_MEASURE_AGAIN}." if advise else ""
     on_gpus = ", or computed on a GPU" if (runs.run["device_type"] == "cuda").any() else ""
     return [
-        f"Others disturbed {number_of_runs(int(members['disturbed'].sum()))} of {listed(_names(members), most=MOST)}: "
+        f"Others disturbed {count_of(int(members['disturbed'].sum()), 'run')} of {listed(_names(members), most=MOST)}: "
         f"they took up to {text.percent(max(members['share'].fill_null(0.0).to_list()))} of a core{on_gpus}. "
         f"{withheld[none]}{remedy}"
         for (none,), members in rows.group_by("none", maintain_order=True)
@@ -232,7 +232,7 @@ def disturbed_times(runs: Runs) -> list[str]:
     for metric, what in _TIMES.items():
         found = rows.filter(pl.col("run_id").is_in(list(resting_on_disturbed(runs)[metric])))
         if found.height:
-            whose = f"{number_of_runs(found.height)} of {listed(_names(found), most=MOST)}"
+            whose = f"{count_of(found.height, 'run')} of {listed(_names(found), most=MOST)}"
             lines.append(f"Others disturbed {what} of {whose}: its time is shown, but not compared.")
     return lines
 
@@ -265,7 +265,7 @@ def _excluded_lines(runs: Runs) -> list[str]:
             whose = f"{name} ({group})" if several else name
             why = ", ".join(f"{count} {exclusion}" for exclusion, count in sorted(counts.items()))
             verb = "does" if counts.total() == 1 else "do"
-            lines.append(f"{whose}: {counts.total()} of {number_of_runs(members.height)} {verb} not count ({why}).")
+            lines.append(f"{whose}: {counts.total()} of {count_of(members.height, 'run')} {verb} not count ({why}).")
     more = len(lines) - MOST
     return [*lines[:MOST], f"Runs of {more} more configurations do not count."] if more > 0 else lines
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from analysis import text
 from analysis.comparison.ratio import MOST_FURTHER, SpeedVerdict
 from analysis.comparison.sides import OVERALL, TIME
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from analysis.comparison.ratio import Ratio
@@ -19,15 +20,11 @@ _STYLES = {SpeedVerdict.FASTER: "green", SpeedVerdict.SLOWER: "red"}
 _BESIDES = {"gpu_energy_per_sample_j": "energy\nB ÷ A", "peak_memory_sum_bytes": "memory\nB ÷ A"}
 
 
-class Listing(NamedTuple):
-    """A table for the terminal, in rich's markup."""
+def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, in rich's markup.
 
-    columns: list[str]
-    rows: list[list[str]]
-
-
-def table(comparison: Comparison) -> Listing:
-    """One row per configuration, and one for all; of several groups each has a row with its name."""
+    One row per configuration, and one for all; of several groups each has a row with its name.
+    """
     besides = [name for name in _BESIDES if any(row.ratios[name] for row in comparison.rows)]
     columns = ["configuration", "pairs", "A\ns per epoch", "B\ns per epoch", "time B ÷ A\n(95 % interval)", "B is"]
     several = len({row.group for row in comparison.rows}) > 1
@@ -41,7 +38,7 @@ def table(comparison: Comparison) -> Listing:
     if len(comparison.rows) > 1:
         time, verdict = comparison.overall, _styled(comparison.verdict, comparison.shown_verdict)
         shown.append([OVERALL, _pairs(time), "", "", _time(time), verdict, *[""] * len(besides)])
-    return Listing(columns + [_BESIDES[name] for name in besides], shown)
+    return columns + [_BESIDES[name] for name in besides], shown
 
 
 def _cells(row: Compared) -> list[str]:
@@ -101,4 +98,5 @@ def _would_decide(comparison: Comparison) -> list[str]:
 def _further(repeats: int | None) -> str:
     if repeats is None:
         return f"{SpeedVerdict.NO_DIFFERENCE}; more than {MOST_FURTHER} further repeats would be needed to decide"
-    return f"{SpeedVerdict.NO_DIFFERENCE}; if it stays so, {text.repeats(repeats)} more per side, in turn, would decide"
+    more = count_of(repeats, "repeat")
+    return f"{SpeedVerdict.NO_DIFFERENCE}; if it stays so, {more} more per side, in turn, would decide"

@@ -180,12 +180,6 @@ def of_pools(values: Sequence[float], pools: Sequence[int]) -> tuple[float, ...]
     return tuple(map(statistics.fmean, members.values()))
 
 
-def interval(ratios: Sequence[float], pools: Sequence[int] = (), *, error: float = ERROR) -> Ends | None:
-    """Interval of positive ratios, see `Spread`; None below `FEWEST_REPEATS`."""
-    spread = Spread.of_ratios(ratios, pools)
-    return None if spread is None else spread.ends(error)
-
-
 @dataclass(frozen=True)
 class Spread:
     """What every interval of the same values rests on: of paired differences, m ± t·s/√n, or of positive ratios,

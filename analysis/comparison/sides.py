@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis import text
 from analysis.comparison.exclusions import excluded, format_exclusions, require_counted
 from analysis.comparison.issues import (
     Blocker,
@@ -43,7 +42,7 @@ from analysis.comparison.work import (
 )
 from analysis.text import listed
 from parallelbench.config.build import completed
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, choices, count_of
 from parallelbench.measure.environment_match import VERSION, flatten
 
 if TYPE_CHECKING:
@@ -219,7 +218,7 @@ def _lacking(one: Side, other: Side) -> Iterator[str]:
     for key in (key for key in one.members if key in other.members):
         repeats, others = ({run.repeat for run in side.members[key]} for side in (one, other))
         if gone := repeats - others:
-            yield f"{len(gone)} of {text.repeats(len(repeats))} of {one.name(key)}"
+            yield f"{len(gone)} of {count_of(len(repeats), 'repeat')} of {one.name(key)}"
 
 
 def _require_known(across: Sequence[str], a: Runs, b: Runs) -> None:
@@ -418,7 +417,7 @@ def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()
         if value not in run_ids:
             told = f"in {runs.root} has {key}={value}; {choices(value, run_ids)}"
             if twins := sum(skipped.is_twin for skipped in runs.skipped):
-                skipped = f"skipped: {text.number_of_runs(twins)} that other folders hold, too; name one folder"
+                skipped = f"skipped: {count_of(twins, 'run')} that other folders hold, too; name one folder"
                 raise ConfigError(f"--by {key}: no run that was read {told} ({skipped})")
             raise ConfigError(f"--by {key}: no run {told}")
     # Folders that can't be read belong to neither side: they are reported once.

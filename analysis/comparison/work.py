@@ -100,7 +100,7 @@ IS_REFERENCE = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASEL
 
 _APART = frozenset(COMPARED + CIRCUMSTANCES)
 _NAMES = ("data.name", "model.name")
-_BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
+BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
 """What all runs did before there was a choice: a label says only where a run does otherwise."""
 
 
@@ -302,7 +302,7 @@ def _differing(several: list[Work]) -> set[str]:
 
 
 def _is_said(key: str, work: Work) -> bool:
-    return key not in _BEFORE or work[key] != _BEFORE[key]
+    return key not in BEFORE or work[key] != BEFORE[key]
 
 
 def _alike(key: str, work: Work) -> str | None:

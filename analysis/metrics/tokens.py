@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import msgspec
 import polars as pl
 
-from parallelbench.measure.layer_counts import decode_counts
-
-if TYPE_CHECKING:
-    from parallelbench.measure.layer_counts import LayerCount
-
+from parallelbench.measure.layer_counts import LayerCount
 
 FORWARD_AND_BACKWARD = 3
 """Backward does twice the forward's work."""
@@ -36,7 +31,7 @@ def model_flop_per_token() -> pl.Expr:
 
 
 def _forward_flop(layers_json: str) -> float | None:
-    layers: list[LayerCount] = decode_counts(layers_json)
+    layers = msgspec.json.decode(layers_json, type=list[LayerCount])
     return sum(each.product_flop + each.convolution_flop + each.grouped_flop for each in layers) or None
 
 

@@ -125,7 +125,7 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
     does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
     times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
     one_device = "one device" if row["framework"] == "torch" else f"{BASELINES[row['framework']]} × 1"
-    speed, pairs = f"{times} times as fast as {one_device}", text.repeats(row["speed_up_pairs"])
+    speed, pairs = f"{times} times as fast as {one_device}", count_of(row["speed_up_pairs"], "repeat")
     rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
     if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
         rest += f", {text.percent(row['efficiency_with_startup'])} including start-up"
@@ -149,4 +149,4 @@ def _would_decide(repeats: int | None) -> str:
     """How many repeats would decide, if the ratio and what it varies by stay as they are."""
     if repeats is None:
         return f"more than {MOST_FURTHER} further repeats would be needed to decide"
-    return f"if it stays so, {text.repeats(repeats)} would decide (sweep.repeats={repeats})"
+    return f"if it stays so, {count_of(repeats, 'repeat')} would decide (sweep.repeats={repeats})"

@@ -14,7 +14,7 @@ import os
 import shutil
 import uuid
 from collections import Counter, defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,6 +26,7 @@ import msgspec
 import polars as pl
 
 from analysis import text
+from analysis.cache import kept
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
 from analysis.comparison.work import IS_BASELINE, natural
@@ -441,43 +442,24 @@ def packed_vega() -> str:
     """The bundle of the installed release, from the cache of this account; bundled anew where that lacks or damaged
     it, and kept there where it may be written.
     """
-    kept = _vega_cache()
-    if kept is not None and (known := _kept_vega(kept)) is not None:
-        return known
+    return kept(f"vega-{version('vl-convert-python')}", _bundle, _undamaged)
+
+
+def _bundle() -> str:
+    """A line with the sum of what follows, and that."""
     import vl_convert
 
     bundle = packed(vl_convert.javascript_bundle())  # type: ignore[call-arg]  # its stub forgets the default
-    if kept is not None:
-        _keep_vega(kept, bundle)
+    return f"{_sum(bundle)}\n{bundle}"
+
+
+def _undamaged(text: str) -> str:
+    """What follows the sum; raises `ValueError` where it is another."""
+    known, bundle = text.split("\n")
+    if known != _sum(bundle):
+        raise ValueError("damaged")
     return bundle
-
-
-def _vega_cache() -> Path | None:
-    """The file; None for an account without a home."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    return folder / "parallelbench" / f"vega-{version('vl-convert-python')}" if folder.is_absolute() else None
-
-
-def _kept_vega(path: Path) -> str | None:
-    """What is kept, if it is what was kept."""
-    with suppress(OSError, ValueError):  # ValueError: not text, or without a sum
-        known, bundle = path.read_text(encoding="ascii").split("\n")
-        if known == _sum(bundle):
-            return bundle
-    return None
 
 
 def _sum(bundle: str) -> str:
     return hashlib.sha256(bundle.encode()).hexdigest()
-
-
-def _keep_vega(path: Path, bundle: str) -> None:
-    """Written under another name and renamed: another report may read it now. Without room, nothing is kept."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(f"{_sum(bundle)}\n{bundle}", encoding="ascii")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.configurations import learned
 from analysis.comparison.work import (
+    BEFORE,
     CIRCUMSTANCES,
     IS_BASELINE,
     component_labels,
@@ -225,9 +226,7 @@ MOST_VALUES = 12
 """Values of a setting that a cell names."""
 EVERY = "all"
 """In the CSV file, the strategy of a setting that all share."""
-_BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
-"""What all runs did before there was a choice: it is told where some run does otherwise."""
-_LATER = frozenset(key.partition(".")[0] for key in _BEFORE)
+_LATER = frozenset(key.partition(".")[0] for key in BEFORE)
 
 Column = dict[str, set[str]]
 """Dotted key of a setting → its values in the runs of one strategy, each as JSON."""
@@ -300,7 +299,7 @@ def _came_later(key: str) -> bool:
 
 def _changed(column: Column) -> set[str]:
     """What came later and is not as before in some run: options, and of components the roots."""
-    found = {key for key, values in column.items() if _came_later(key) and values != {_json(_BEFORE.get(key))}}
+    found = {key for key, values in column.items() if _came_later(key) and values != {_json(BEFORE.get(key))}}
     roots = {key.partition(".")[0] for key in found}
     return (found & LATER_OPTIONS.keys()) | (roots & LATER_COMPONENTS.keys())
 

@@ -188,7 +188,7 @@ def _throttled(runs: Runs) -> list[str]:
                 by_cause[by][group, configuration] += 1
     return [
         f"Clocks were lowered by {by} while these trained, which made their times longer: "
-        f"{text.listed(_named(runs, {key: text.repeats(count) for key, count in slowed.items()}))}."
+        f"{text.listed(_named(runs, {key: count_of(count, 'repeat') for key, count in slowed.items()}))}."
         for by, slowed in by_cause.items()
     ]
 
@@ -223,7 +223,7 @@ def _single_epoch(runs: Runs) -> list[str]:
     if short.is_empty():
         return []
     have = "has one epoch, so it has" if short.height == 1 else "have one epoch, so they have"
-    return [f"{text.number_of_runs(short.height)} {have} no steady state: measure with epochs=2 or more."]
+    return [f"{count_of(short.height, 'run')} {have} no steady state: measure with epochs=2 or more."]
 
 
 def _resumed(runs: Runs) -> list[str]:
@@ -261,7 +261,7 @@ def _recorded(runs: Runs) -> list[str]:
     rows = facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "")
     return [
         f"{text.listed(_named(runs, dict.fromkeys(members.select(_KEYS).rows(), '')), most=8)}: {warning} "
-        f"({text.number_of_runs(members.height)}: {folders_of(runs, members['run_id'])})."
+        f"({count_of(members.height, 'run')}: {folders_of(runs, members['run_id'])})."
         for (warning,), members in rows.group_by("warnings", maintain_order=True)
     ]
 
@@ -278,7 +278,7 @@ def _shared(runs: Runs) -> list[str]:
     if not shared:
         return []
     return [
-        f"{text.number_of_runs(len(shared))} shared nodes with other Slurm jobs, whose load on "
+        f"{count_of(len(shared), 'run')} shared nodes with other Slurm jobs, whose load on "
         "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations. Runs on "
         "whole nodes avoid it."
     ]

@@ -25,8 +25,8 @@ from analysis.runs.published import (
     read_table,
     table_schema,
 )
-from analysis.text import listed, number_of_runs
-from parallelbench.errors import ConfigError, no_permission
+from analysis.text import listed
+from parallelbench.errors import ConfigError, count_of, no_permission
 from parallelbench.results.attempt import Outcome, read_config
 from parallelbench.results.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
 from parallelbench.results.journal import read_tables
@@ -203,7 +203,7 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
 
 def _notes(runs: Iterable[Found]) -> tuple[str, ...]:
     counts = Counter(run.note for run in runs if run.note)
-    return tuple(f"{number_of_runs(count)} of {note}" for note, count in counts.items())
+    return tuple(f"{count_of(count, 'run')} of {note}" for note, count in counts.items())
 
 
 def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:

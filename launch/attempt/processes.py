@@ -26,7 +26,7 @@ from parallelbench.frameworks import RENDEZVOUS
 from parallelbench.processes import die_with_parent, inherited
 from parallelbench.redaction import redacted
 from parallelbench.results.exits import exits_file
-from parallelbench.results.files import storage_errors
+from parallelbench.results.files import storage_errors, write_all
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.training.worker import LAUNCHED_AT, WATCHED_BY
 from parallelbench.world.allowance import MEETING_HERE
@@ -34,6 +34,7 @@ from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from io import FileIO
 
     from launch.launcher import Prepared
     from parallelbench.config.run import RunConfig
@@ -80,13 +81,6 @@ class Process(Protocol):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the exit code; raises `subprocess.TimeoutExpired`."""
-
-
-class Start(Protocol):
-    """Starts a run's processes: `start` below, or forks of warm ones."""
-
-    def __call__(self, training: Training, log: Any) -> Process:
-        """Start this node's share of a run's processes; what they print goes to `log`."""
 
 
 def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
@@ -152,7 +146,7 @@ def redacted_log(path: Path) -> Iterator[BinaryIO]:
         pump.join(timeout=GRACE_S)
 
 
-def _copy_lines(reading: int, log: BinaryIO) -> None:
+def _copy_lines(reading: int, log: FileIO) -> None:
     """Copy until the pipe has no writer, then close both."""
     held = b""
     with os.fdopen(reading, "rb", buffering=0) as pipe, log:
@@ -173,11 +167,9 @@ def _last_key(text: bytes) -> int:
     return max((found.start() for found in _KEY.finditer(text)), default=-1)
 
 
-def _write_redacted(log: BinaryIO, lines: bytes) -> None:
-    content = memoryview(redacted(lines.decode(errors="surrogateescape")).encode(errors="surrogateescape"))
+def _write_redacted(log: FileIO, lines: bytes) -> None:
     with suppress(OSError):
-        while content:
-            content = content[log.write(content) :]
+        write_all(log, redacted(lines.decode(errors="surrogateescape")).encode(errors="surrogateescape"))
 
 
 _JOIN_S = 300

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
-from launch.attempt.processes import Process, Start, Training, WarmProcess, end, redacted_log, start
+from launch.attempt.processes import Process, Training, WarmProcess, end, redacted_log, start
 from launch.attempt.signals import heed, heeding_at_once, noting, rest
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, SupersededError
@@ -20,7 +21,7 @@ from parallelbench.world.allowance import require_run
 from parallelbench.world.machine import require_interface, this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Attempt, Outcome
@@ -133,13 +134,6 @@ _READ_S = 1.0
 """Between two looks into the journal, which may be on a shared disk."""
 
 
-class Watcher(Protocol):
-    """Shows a run's progress."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """A journal entry of rank 0: an event, or a row of `epochs`."""
-
-
 class Interrupted(KeyboardInterrupt):
     """The user or the system has sent this process a signal to stop."""
 
@@ -157,10 +151,16 @@ def stoppable() -> Iterator[None]:
         yield
 
 
-def supervise(training: Training, *, watcher: Watcher, begin: Start = start) -> Outcome:
+Watcher = Callable[[dict[str, Any]], None]
+"""Gets each journal entry of rank 0, an event or a row of `epochs`, to show a run's progress."""
+
+
+def supervise(
+    training: Training, *, watcher: Watcher | None = None, begin: Callable[[Training, Any], Process] = start
+) -> Outcome:
     """Run one described attempt to its end; returns its outcome, which is also on disk.
 
-    `begin` starts this node's processes; those of other nodes are started there.
+    `begin` starts this node's processes, which print to a log; those of other nodes are started there.
 
     Raises `Interrupted` after the ranks have been ended and the outcome `killed` has been recorded.
     """
@@ -201,7 +201,7 @@ def in_this_process(training: Training) -> Outcome:
     return publish_if_finished(folder, run, attempt) or attempt.finish(*judge(attempt, 1, code))
 
 
-def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
+def _watch(process: Process, training: Training, watcher: Watcher | None) -> bool:
     """Sleep until the process ends; returns whether it exceeds its time limit.
 
     Raises `SupersededError` if another supervisor considered this one dead and began the next attempt, and
@@ -215,8 +215,9 @@ def _watch(process: Process, training: Training, watcher: Watcher) -> bool:
         heed()
         now = time.monotonic()
         if ended or now >= next_read:
-            for event in tail.new():
-                watcher.event(event)
+            if watcher is not None:
+                for event in tail.new():
+                    watcher(event)
             next_read = now + _READ_S
         if ended:
             return False

@@ -15,7 +15,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -244,7 +244,7 @@ def train(training: Training, job: Job) -> Outcome:
         return attempt.finish("error", f"the nodes can't meet: {error}")
     except StorageError as error:
         return attempt.finish("storage", str(error))
-    return supervise(training, watcher=_Quiet(), begin=job.workers.start)
+    return supervise(training, begin=job.workers.start)
 
 
 def _requeue(job: Job, folder: Path) -> None:
@@ -296,13 +296,6 @@ def leave_calls(path: Path, submission: Submission) -> None:
             with storage_errors(pickle):
                 call.dump(temporary)
                 temporary.replace(pickle)
-
-
-class _Quiet:
-    """Show nothing, because the journal is the record."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Ignore it."""
 
 
 def say(text: str) -> None:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.launcher import RunStatus
+from launch.launcher import RunStatus, saved
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
-from launch.slurm.retry import ran_out, what_must_change
-from launch.slurm.sbatch import Hours, most_seconds
+from launch.slurm.sbatch import WARNING_OFF_BY_S, Hours, most_seconds, slurm
 from parallelbench.errors import StorageError
 from parallelbench.results import liveness
 from parallelbench.results.attempt import HEARTBEAT_S, Attempt, Outcome
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
     from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site, SlurmLauncher
     from parallelbench.results.folder import RunFolder
 
 
@@ -193,9 +193,9 @@ class Tracker:
             queued = None
         ended = self.ended.get((job, submission.name), "")
         packed = len(submission.tasks[task]) > 1
-        how = ended if state.label == "killed" else "TIMEOUT" if ran_out(folder, state, submission) else ""
+        how = ended if state.label == "killed" else "TIMEOUT" if _ran_out(folder, state, submission) else ""
         alone = queued is None and not packed
-        needs = what_must_change(folder, how, submission, run) if how and alone else ""
+        needs = _what_must_change(folder, how, submission, run) if how and alone else ""
         return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, needs=needs)
 
     def _elsewhere(self, folder: RunFolder, state: State) -> str:
@@ -363,6 +363,39 @@ def _may_start_again(folder: RunFolder, state: State, submission: Submission) ->
     began = (attempt.supervisor() for attempt in folder.attempts())
     starts = sum(each is not None and each.job.startswith(f"{submission.token}.") for each in began)
     return state.to_run and starts < submission.launcher.attempts
+
+
+def _ran_out(folder: RunFolder, state: State, submission: Submission) -> bool:
+    """Whether a run stopped by itself when Slurm warned it of its time limit, and not when somebody else did."""
+    attempts = folder.attempts()
+    info = attempts[-1].info() if attempts else None
+    if state.label != "timeout" or state.outcome is None or info is None:
+        return False
+    limit_s = 60.0 * submission.launcher.time_limit_min - submission.launcher.signal_delay_s
+    return state.outcome.finished_at - info.launched_at > limit_s - WARNING_OFF_BY_S
+
+
+def _what_must_change(folder: RunFolder, ended: str, submission: Submission, run: RunConfig | None) -> str:
+    """What must change before a run that Slurm has ended is worth another try; empty: nothing, or it has changed in
+    `run` already. `ended`: as Slurm says.
+    """
+    attempts = folder.attempts()
+    supervisor = attempts[-1].supervisor() if attempts else None
+    if supervisor is None or not supervisor.job.startswith(f"{submission.token}."):
+        return ""  # something else has tried it since
+    had, site = submission.launcher, submission.site
+    has, its_site = (slurm(run), run.site) if run is not None else (had, site)
+    asks = its_site.memory_by != "none"
+    if ended == "OUT_OF_MEMORY" and asks and _memory_gib(has, its_site) <= _memory_gib(had, site):
+        return f"out of host memory: raise launcher.memory_gib_per_device above {_memory_gib(had, site):g}"
+    if ended == "TIMEOUT" and has.time_limit_min <= had.time_limit_min and not saved(folder):
+        return f"nothing was saved within launcher.time_limit_min={had.time_limit_min}: raise it"
+    return ""
+
+
+def _memory_gib(launcher: SlurmLauncher, site: Site) -> float:
+    """Host memory that a job asks for with each device, GiB."""
+    return launcher.memory_gib_per_device or site.memory_gib_per_device
 
 
 @dataclass(frozen=True)

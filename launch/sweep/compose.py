@@ -22,6 +22,7 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from launch.sweep.keys import refuse_habit, unknown_key
+from parallelbench.config.sites import shipped
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _set_by_hand(overrides: Sequence[str], conf: Path | None) -> Plain | None:
         node = _node(key, str(override.value()), conf)
         if node is None or key not in plain or key in chosen:
             return None
-        plain[key] = {**_sweep_defaults(), **node} if key == "sweep" else node
+        plain[key] = {**(shipped("", "config") or {})["sweep"], **node} if key == "sweep" else node
         chosen[key] = str(override.value())
     if not all(_replaced(plain, key.split("."), value) for key, value in values):
         return None
@@ -225,12 +226,6 @@ def _set_by_hand(overrides: Sequence[str], conf: Path | None) -> Plain | None:
 @cache
 def _defaults() -> bytes:
     return pickle.dumps(by_hydra((), None))
-
-
-@cache
-def _sweep_defaults() -> Plain:
-    text = resources.files("conf").joinpath("config.yaml").read_text("utf-8")
-    return dict(OmegaConf.create(text).sweep)
 
 
 def _node(group: str, name: str, conf: Path | None) -> Plain | None:

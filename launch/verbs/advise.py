@@ -294,7 +294,7 @@ def advise(
     rows = ranked(answer.rows, wanted)
     proposal = None if budget_h is None else proposal_of(question, rows, wanted, budget_h)
     if as_json:
-        plain = {"rows": [row.as_dict() for row in rows], "impossible": [each.as_dict() for each in answer.impossible]}
+        plain = {"rows": [row.as_dict() for row in rows], "impossible": [asdict(each) for each in answer.impossible]}
         said = {"advice": sentence(rows, wanted), "notes": answer.notes, "objective": wanted, "next_runs": proposal}
         when = {"starts": [asdict(each) for each in starts(question, rows)[0]]}
         print(json.dumps(plain | said | when | {"figures": asdict(answer.figures)}))
@@ -447,9 +447,11 @@ PHASES = {"compute": "compute_s", "comm.": "communication_s", "bubble": "bubble_
 
 def print_all(rows: Sequence[Row], answer: Answer) -> None:
     """Print what the figures rest on, the best row of each strategy and number of devices, and what can't be."""
+    from analysis.advisor.advice import one_each
+
     for note in answer.notes:
         say(note)
-    best = _best(rows)
+    best = one_each(rows)
     if best:
         columns = ("strategy", "devices", "step", "90 %", "epoch", "samples/s", "MFU", "memory", *PHASES, "rests on")
         console().print(listing(columns, [_cells(row) for row in best[:SHOWN]]), crop=False)
@@ -554,14 +556,6 @@ def _next_words(question: Question, answer: Answer, rows: Sequence[Row], wanted:
         return NOTHING_LEFT
     names = ", ".join(f"{row.strategy} × {row.devices}" for row in found.rows)
     return f"{names}: --budget {math.ceil(found.device_s / 360) / 10:g}h writes the sweep"
-
-
-def _best(rows: Sequence[Row]) -> list[Row]:
-    """The best row of each strategy on each number of devices, in the order of the rows."""
-    found: dict[tuple[str, int], Row] = {}
-    for row in rows:
-        found.setdefault((row.strategy, row.devices), row)
-    return list(found.values())
 
 
 def _cells(row: Row) -> tuple[str, ...]:

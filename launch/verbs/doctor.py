@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from launch.verbs.console import console, print_findings
 from parallelbench.config.sites import prepare_line
 from parallelbench.environments import engine_states, python_of, why_not
 from parallelbench.errors import ConfigError, count_of
+from parallelbench.measure.environment import output_of, version
 from parallelbench.world.machine import cpu_name, gpu_caveats, problems, this_machine
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ def doctor(overrides: Sequence[str], extension: Extension, *, bandwidth: bool, a
 
 
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "panfs", "wekafs", "afs", "cifs"}
+_MISSING = "missing: pip install parallelbench installs it"
 _PACKAGES = (
     "parallelbench",
     "torch",
@@ -77,7 +77,7 @@ def findings(overrides: Sequence[str] = (), extension: Extension = NOTHING) -> I
         yield from launcher.site_findings(overrides, extension) if overrides else ()
     yield from _folders(run)
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
-    yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    yield "packages", ", ".join(f"{name} {version(name) or _MISSING}" for name in _PACKAGES)
     yield "TensorFlow", why_not("tensorflow", "cpu") or str(python_of("tensorflow"))
     yield from engine_states()
     yield from _data(run.site.data_folder, extension)
@@ -109,7 +109,7 @@ def _gpus(machine: Machine) -> Iterator[tuple[str, str]]:
         )
     for text in (*problems(machine.gpus), *gpu_caveats(machine.gpus)):
         yield "GPUs", text
-    if machine.gpus and (topology := _output(["nvidia-smi", "topo", "-m"])):
+    if machine.gpus and (topology := output_of(["nvidia-smi", "topo", "-m"])):
         yield "topology", topology
 
 
@@ -150,18 +150,3 @@ def _ready(folder: Path, name: str, extension: Extension) -> str:
     )
     state = f"missing in {folder}: {fix}" if missing else "ready"
     return f"{state} ({size})"
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "missing: pip install parallelbench installs it"
-
-
-def _output(command: list[str]) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None

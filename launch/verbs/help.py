@@ -7,7 +7,6 @@ import inspect
 import sys
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -87,7 +86,7 @@ def _choices_in(names: Sequence[str], groups: Mapping[str, Sequence[str]]) -> di
 def keys(extension: Extension, only: Mapping[str, str] | None = None) -> dict[str, KeyHelp]:
     """All keys of a run and of its sweep, those of groups by what each choice's class has; `only`: of one choice."""
     found: dict[str, KeyHelp] = {}
-    _add(found, "", Settings, _content("config.yaml"), choice="")
+    _add(found, "", Settings, shipped("", "config") or {}, choice="")
     for group, names in group_choices(extension.conf).items():
         for name in [(only or {})[group]] if group in (only or {}) else names:
             content: Any = shipped(group, name)
@@ -156,16 +155,10 @@ def _documented(name: str, source: str) -> Iterator[tuple[str, str]]:
                     yield line.target.id, " ".join(str(text.value).split())
 
 
-def _content(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = load_yaml((resources.files("conf") / name).read_bytes())
-    return content
-
-
 def chosen_by_default() -> dict[str, str]:
     """Group → the choice that conf/config.yaml makes."""
-    return {
-        key: value for entry in _content("config.yaml")["defaults"] if entry != "_self_" for key, value in entry.items()
-    }
+    entries = (shipped("", "config") or {})["defaults"]
+    return {key: value for entry in entries if entry != "_self_" for key, value in entry.items()}
 
 
 MOST_DEFAULTS = 12

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from parallelbench.config.build import COMPONENTS, build, build_launcher
 from parallelbench.config.rule import Refusal
 from parallelbench.config.run import Settings
-from parallelbench.config.sites import shipped
+from parallelbench.config.sites import names_of, shipped
 from parallelbench.config.structure import fits, listed
 from parallelbench.errors import ConfigError
 
@@ -241,11 +240,9 @@ _GROUPS = (*COMPONENTS, "launcher")
 @cache
 def _shipped(group: str) -> dict[str, Any]:
     """The components of a folder of conf/ as their files have them, without those that need options of one's own."""
-    found, folder = dict[str, Any](), resources.files("conf") / group
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".yaml"):
-            with suppress(ConfigError):
-                name = file.name.removesuffix(".yaml")
-                node = shipped(group, name)
-                found[name] = build_launcher(node, None) if group == "launcher" else build(node, group)
+    found = dict[str, Any]()
+    for name in names_of(group):
+        with suppress(ConfigError):
+            node = shipped(group, name)
+            found[name] = build_launcher(node, None) if group == "launcher" else build(node, group)
     return found

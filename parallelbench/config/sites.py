@@ -170,8 +170,8 @@ class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
 
     @property
     def packed(self) -> bool:
-        """Whether warm processes run one configuration after the other."""
-        return False
+        """Whether warm processes run one configuration after the other: `pack`, of launchers that have it."""
+        return bool(getattr(self, "pack", False))
 
     @property
     def in_this_process(self) -> bool:
@@ -184,11 +184,6 @@ class LocalLauncher(LauncherOptions, frozen=True, kw_only=True, tag="local"):
 
     pack: bool
     """Fork all runs from warm processes, one for each repeat: no start-up is measured."""
-
-    @property
-    def packed(self) -> bool:
-        """`pack`."""
-        return self.pack
 
 
 class InlineLauncher(LauncherOptions, frozen=True, kw_only=True, tag="inline"):
@@ -223,11 +218,6 @@ class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
         """The shorter of the job's limit, less the warning, and `timeout_s`."""
         job_s = max(0.0, 60.0 * self.time_limit_min - self.signal_delay_s)
         return job_s if self.timeout_s is None else min(job_s, self.timeout_s)
-
-    @property
-    def packed(self) -> bool:
-        """`pack`."""
-        return self.pack
 
 
 SuiteLauncher = LocalLauncher | InlineLauncher | SlurmLauncher
@@ -353,6 +343,12 @@ def shipped(group: str, name: str) -> dict[str, Any] | None:
     for each in content.pop("defaults", ()) if group else ():
         inherited = _merged(inherited, (shipped(group, each) or {}) if each != "_self_" else {})
     return _merged(inherited, content)
+
+
+def names_of(group: str) -> list[str]:
+    """The names of a group's files in conf/."""
+    names = (path.name for path in (resources.files("conf") / group).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

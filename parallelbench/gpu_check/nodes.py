@@ -18,6 +18,7 @@ import msgspec
 
 from parallelbench.gpu_check.attempts import WarmProcesses
 from parallelbench.gpu_check.results import FailedError
+from parallelbench.results.files import write_file
 from parallelbench.training.warm import ForkRequest, Meeting
 
 if TYPE_CHECKING:
@@ -57,22 +58,15 @@ class Nodes:
             probe.bind((self.host, 0))
             meeting = Meeting(self.host, probe.getsockname()[1], self.count)
         request = msgspec.structs.replace(request, meeting=meeting)
-        _put(self.folder / f"launch-{self._begun}", msgspec.json.encode(_Launch(request, dict(variables))))
+        write_file(self.folder / f"launch-{self._begun}", msgspec.json.encode(_Launch(request, dict(variables))))
         try:
             yield request
         finally:
-            _put(self.folder / f"over-{self._begun}", b"")
+            write_file(self.folder / f"over-{self._begun}", b"")
 
     def end(self) -> None:
         """Let the other nodes go."""
-        _put(self.folder / _END, b"")
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+        write_file(self.folder / _END, b"")
 
 
 def main(arguments: list[str]) -> int:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parallelbench.config.run import Nccl
+from parallelbench.config.sites import names_of
 from parallelbench.gpu_check.attempts import Answer, answer_of
 from parallelbench.gpu_check.results import FailedError
-from parallelbench.gpu_check.variants import PLAIN, as_attempt, names_of, run_of, waits_by_design
+from parallelbench.gpu_check.variants import PLAIN, as_attempt, run_of, waits_by_design
 from parallelbench.gpu_check.variants import runs as runs_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ From the suite's own YAML files but without Hydra, which may not be installed he
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -65,12 +64,6 @@ def loader_of(run: RunConfig, world: World, shard: Shard | None = None) -> Batch
 def replica_of(run: RunConfig, world: World) -> Replica:
     """The run's initial model, ready to be trained."""
     return new_replica(build_model(run), run, world)
-
-
-def names_of(group: str) -> list[str]:
-    """The names of a group's YAML files."""
-    names = (path.name for path in resources.files("conf").joinpath(group).iterdir())
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 MODELS: tuple[dict[str, Any], ...] = (

@@ -34,7 +34,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer between two cut points, forward, for one sample. Sizes are those of fp32."""
+    """One layer between two cut points, forward, for one sample. Sizes are those of fp32.
+
+    A list of these is kept as JSON in the table `run`; keys of later releases are ignored.
+    """
 
     name: str
     product_flop: float
@@ -65,16 +68,6 @@ class LayerCount(msgspec.Struct, frozen=True, kw_only=True):
     kernels: dict[str, Kernels] | None = None
     """All operations but products, by kind: convolution, grouped, attention, those of `KINDS`, elementwise; null in
     results of older releases."""
-
-
-def encode_counts(layers: list[LayerCount]) -> str:
-    """As the table `run` keeps them."""
-    return msgspec.json.encode(layers).decode()
-
-
-def decode_counts(text: str) -> list[LayerCount]:
-    """The opposite; keys of later releases are ignored."""
-    return msgspec.json.decode(text, type=list[LayerCount])
 
 
 class Linear(msgspec.Struct, frozen=True):
@@ -119,13 +112,3 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Of one sample."""
     updates_at_once: dict[str, bool]
     """Whether devices of a type update all layers at once, and not one tensor after the other."""
-
-
-def encode_memory(memory: ModelMemory) -> str:
-    """As JSON."""
-    return msgspec.json.encode(memory).decode()
-
-
-def decode_memory(text: str) -> ModelMemory:
-    """The opposite."""
-    return msgspec.json.decode(text, type=ModelMemory)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from parallelbench.config.build import from_mapping
 from parallelbench.errors import program
-from parallelbench.measure.layer_counts import LayerMemory, Linear, ModelMemory, encode_memory
+from parallelbench.measure.layer_counts import LayerMemory, Linear, ModelMemory
 from parallelbench.models.modules import blank, built, parameters_by_layer
 from parallelbench.models.recomputation import recomputing
 from parallelbench.world.numerics import Numerics
@@ -185,7 +185,7 @@ class Live(TorchDispatchMode):
 def main(arguments: Sequence[str]) -> int:
     """Count the memory of the configuration on standard input."""
     run = from_mapping(msgspec.json.decode(sys.stdin.buffer.read()), arguments[0] if arguments else None)
-    print(encode_memory(model_memory(run)))
+    print(msgspec.json.encode(model_memory(run)).decode())
     return 0
 
 

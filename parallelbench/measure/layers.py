@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.build import from_mapping
 from parallelbench.errors import program
-from parallelbench.measure.layer_counts import ELEMENTWISE, KINDS, Kernels, LayerCount, encode_counts
+from parallelbench.measure.layer_counts import ELEMENTWISE, KINDS, Kernels, LayerCount
 from parallelbench.models.modules import blank, built, parameters_by_layer
 from parallelbench.models.plan import planned
 
@@ -48,7 +48,7 @@ memory that a model's devices have and the host may not.
 def count_facts(run: RunConfig, *, parameters: int) -> dict[str, Any]:
     """Columns of the table `run`, counted in one pass; `parameters`: the model's."""
     layers, least_flop = _counts_without_values(run) if parameters >= LARGE else _counts(run)
-    return {"least_flop_per_sample": least_flop, "layers_json": encode_counts(layers)}
+    return {"least_flop_per_sample": least_flop, "layers_json": msgspec.json.encode(layers).decode()}
 
 
 def layer_counts(run: RunConfig) -> list[LayerCount]:
@@ -208,7 +208,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 def main(arguments: Sequence[str]) -> int:
     """Count the layers of the configuration on standard input."""
     run = from_mapping(msgspec.json.decode(sys.stdin.buffer.read()), arguments[0] if arguments else None)
-    print(encode_counts(counts_without_values(run)))
+    print(msgspec.json.encode(counts_without_values(run)).decode())
     return 0
 
 

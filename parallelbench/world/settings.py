@@ -40,9 +40,8 @@ def changed_settings(run: RunConfig, device_type: str) -> list[str]:
         ("cudnn.benchmark", lambda: torch.backends.cudnn.benchmark, run.cudnn_benchmark),
         ("deterministic algorithms", torch.are_deterministic_algorithms_enabled, run.measure.deterministic),
         ("anomaly detection", torch.is_anomaly_enabled, run.measure.detect_anomaly),
-        # Torch 2.9 has these, too; nothing of the suite sets them.
-        ("fp32_precision", lambda: getattr(torch.backends, "fp32_precision", "none"), "none"),
-        ("mkldnn.fp32_precision", lambda: getattr(torch.backends.mkldnn, "fp32_precision", "none"), "none"),
+        ("fp32_precision", lambda: torch.backends.fp32_precision, "none"),  # type: ignore[attr-defined]
+        ("mkldnn.fp32_precision", lambda: torch.backends.mkldnn.fp32_precision, "none"),
     ]
     if device_type == "cpu":
         settings.append(("threads", granted_threads, run.cores_per_device))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from analysis.advisor import cache, model_layers
+from analysis import cache
+from analysis.advisor import model_layers
 from analysis.advisor.advice import Row, efficiency, ranked, sentence
 from analysis.advisor.fit import Learnt, Seen
 from analysis.advisor.layouts import suite_candidates
@@ -300,13 +301,17 @@ def test_a_kept_file_of_another_kind_counts_for_none(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     decode = msgspec.json.Decoder(list[int]).decode
     for damaged in ("", "[1", '{"a": 1}'):
-        assert cache.kept("some", damaged, lambda: "[1]", decode) == [1]
-        cache.place("some", damaged).write_text(damaged)
-        assert cache.kept("some", damaged, lambda: "[2]", decode) == [2]
+        name = cache.name_of("some", damaged)
+        assert cache.kept(name, lambda: "[1]", decode) == [1]
+        (tmp_path / "parallelbench" / name).write_text(damaged)
+        assert cache.kept(name, lambda: "[2]", decode) == [2]
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 5)  # an account that is in no list has no folder either
-    cache.place("some", 0)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert cache.kept("some", lambda: "[3]", decode) == [3]
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.exhaustive
@@ -382,7 +387,7 @@ def test_counts_are_kept_for_what_made_them_only(tmp_path: Path, monkeypatch: py
 
     def times(*overrides: str) -> int:
         cache._sources.cache_clear()
-        counted_by("a program", one_run([*MLP, "device=cpu", *overrides]).run, str, plugin=None)
+        counted_by("a program", one_run([*MLP, "device=cpu", *overrides]).run, list[str], plugin=None)
         return len(counted)
 
     own = tmp_path / "suite" / "optim" / "optimizers.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from analysis.advisor.advice import Row
@@ -12,7 +13,6 @@ from launch.sweep import expand
 from launch.verbs import advise
 from launch.verbs import run as run_module
 from parallelbench.cli import main
-from parallelbench.measure.layer_counts import encode_counts
 from parallelbench.results.folder import RunFolder
 from tests.advisor.machine import layer
 from tests.advisor.test_advise import row
@@ -41,7 +41,7 @@ class Measuring:
         for each in plan:
             assert not RunFolder.of(each.run).attempts(), "nothing is measured twice"
             time_s = SECONDS[each.run.strategy.name]
-            facts: dict[str, Any] = PROBES | {"layers_json": encode_counts(LAYERS)}
+            facts: dict[str, Any] = PROBES | {"layers_json": msgspec.json.encode(LAYERS).decode()}
             published(each.run, Fake(epoch_time_s=lambda epoch, rank, s=time_s: s, speeds=facts, probed=(1e-5, 1e8)))
         return 0
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -20,7 +21,7 @@ from parallelbench.cli import main
 from parallelbench.config.plugin import sources_now
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.measure.layer_counts import LayerCount, encode_counts
+from parallelbench.measure.layer_counts import LayerCount
 from parallelbench.results.calibration import write_calibration
 from tests.advisor.machine import layer
 from tests.advisor.test_calibration import FACTS, devices, messages
@@ -47,7 +48,7 @@ def measured(folder: Path, model: str, strategy: str, **changes: Any) -> None:
     """One run whose epochs take what `SECONDS` says."""
     devices = 1 if strategy == "single" else 2
     run = config(folder, model=model, strategy=strategy, devices=devices, repeat=changes.pop("repeat", 0))
-    facts = PROBES | {"layers_json": encode_counts(LAYERS[model])} | changes.pop("facts", {})
+    facts = PROBES | {"layers_json": msgspec.json.encode(LAYERS[model]).decode()} | changes.pop("facts", {})
     time_s = SLOWER[model] * SECONDS[strategy]
     fake = {"epoch_time_s": lambda epoch, rank: time_s, "speeds": facts, "probed": (1e-5, 1e8), **changes}
     published(run, Fake(**fake))

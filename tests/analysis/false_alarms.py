@@ -25,13 +25,13 @@ from analysis.comparison.ratio import (
     SpeedVerdict,
     critical,
     error_of_each,
-    interval,
     of_several,
     of_speed,
     ratio_of_pairs,
 )
 from analysis.comparison.run import Span
 from analysis.comparison.sides import TIME, Compared, Comparison, together
+from tests.helpers import interval
 
 Shape = tuple[int, ...]
 Noise = Callable[[np.random.Generator, Shape], np.ndarray]

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from analysis import UnlikeWork, by, compare, excluded, labels, load, summary, summary_table
-from analysis.comparison import ratio
 from analysis.comparison.configurations import gains
 from analysis.comparison.work import configuration_label
 from analysis.metrics.columns import summary_columns
 from analysis.runs.published import TYPES
 from parallelbench.config.build import from_mapping, to_mapping
 from tests.analysis.factory import Fake, component, config, failed, published, steady
+from tests.helpers import interval
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_strong_scaling_compares_times_pair_by_pair(tmp_path: Path) -> None:
     # Ratios 1.25, 2, 1.5: their median is 1.5; the ratio of the medians would be 2.
     assert row["speed_up"] == 1.5
     assert row["efficiency"] == 0.75
-    assert (row["speed_up_low"], row["speed_up_high"]) == pytest.approx(ratio.interval((1.25, 2.0, 1.5)))
+    assert (row["speed_up_low"], row["speed_up_high"]) == pytest.approx(interval((1.25, 2.0, 1.5)))
     assert (row["speed_up_pairs"], row["verdict"]) == (3, "no difference shown")
     assert row["steady_epoch_time_s"] == 10.0
     # start-up 2.4 − 0.2, first epoch 9, two later ones: (31.2 ÷ 27.2, 51.2 ÷ 31.2, 71.2 ÷ 51.2)

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from analysis import load
-from analysis.metrics.cores_used import beyond_own_cores
+from analysis.comparison.issues import beyond_own_cores
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.made_up import IN_TWO, altered
 from tests.analysis.test_machine import in_all, verdict_of

@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 
 from analysis import load, per_epoch, per_run, summary
-from analysis.comparison.ratio import interval
 from analysis.figures.bars import memory
 from analysis.metrics.columns import page_columns, per_run_columns
 from analysis.metrics.runs import accuracy_target, efficiency, energy_to_accuracy, staleness_histogram, time_to_accuracy
 from analysis.report.tables import cells
 from analysis.text import MISSING
 from tests.analysis.factory import MIB, Fake, config, failed, published
+from tests.helpers import interval
 
 if TYPE_CHECKING:
     from pathlib import Path

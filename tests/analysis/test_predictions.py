@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from analysis.advisor import forecast as forecasts
@@ -14,7 +15,6 @@ from analysis.advisor.sweep_evidence import sweep_evidence
 from analysis.figures import predictions
 from analysis.folders import load
 from analysis.runs.reader import Runs
-from parallelbench.measure.layer_counts import encode_counts
 from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
 from tests.analysis.factory import Fake, config, published
 from tests.faults import fault
@@ -23,7 +23,7 @@ from tests.faults import fault
 def measured(folder: Path, model: str, strategy: str, devices: int, **facts: Any) -> None:
     run = config(folder, model=model, strategy=strategy, devices=devices)
     time_s = SLOWER[model] * SECONDS[strategy] / devices
-    speeds = PROBES | {"layers_json": encode_counts(LAYERS[model])} | facts
+    speeds = PROBES | {"layers_json": msgspec.json.encode(LAYERS[model]).decode()} | facts
     published(run, Fake(epoch_time_s=lambda epoch, rank: time_s, speeds=speeds, probed=(1e-5, 1e8)))
 
 

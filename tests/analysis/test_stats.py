@@ -17,13 +17,13 @@ from analysis.comparison.ratio import (
     critical,
     error_of_each,
     half_width,
-    interval,
     of_speed,
     of_time,
     ratio_of_pairs,
     repeats_to_add,
 )
 from tests.analysis.false_alarms import NOISE, Noise, Shape, misses
+from tests.helpers import interval
 
 
 def test_ratios_are_paired_by_repeat_not_by_place() -> None:

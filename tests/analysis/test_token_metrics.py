@@ -19,7 +19,7 @@ from analysis.metrics.columns import OF_TOKENS
 from analysis.report import page as page_module
 from analysis.report.tables import summary_table
 from parallelbench import cli
-from parallelbench.measure.layer_counts import LayerCount, encode_counts
+from parallelbench.measure.layer_counts import LayerCount
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
@@ -44,13 +44,13 @@ def layer(name: str, product_flop: float) -> LayerCount:
     return msgspec.convert(nothing | {"name": name, "product_flop": product_flop, "kernels": {}}, LayerCount)
 
 
-COUNTED = encode_counts(
+COUNTED = msgspec.json.encode(
     [
         layer("embed", 0.0),
         *(layer(f"block{i}", WINDOW * (2 * 12 * WIDTH**2 + 4 * WIDTH * WINDOW)) for i in range(1, LAYERS + 1)),
         layer("head", WINDOW * 2 * WIDTH * VOCABULARY),
     ]
-)
+).decode()
 """As torch counts them: two per multiply-add of a matrix, and two products of attention."""
 SPEEDS: dict[str, Any] = {
     "layers_json": COUNTED,

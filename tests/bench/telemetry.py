@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.comparison.ratio import interval
 from launch.sweep import one_run
 from parallelbench.errors import count_of
 from parallelbench.results.journal import Journal
@@ -17,6 +16,7 @@ from parallelbench.telemetry.sampler import SamplerSettings, sampling
 from parallelbench.world.machine import this_machine, visible_gpus
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios
+from tests.helpers import interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -49,10 +49,6 @@ class SignallingLock:
         self.release()
 
 
-class Quiet:
-    def event(self, event: dict[str, Any]) -> None: ...
-
-
 @fault(
     "lifecycle",
     "A second Ctrl-C right after the first",
@@ -70,7 +66,7 @@ def test_each_interruption_finds_the_supervisor_able_to_end_its_run(tmp_path: Pa
         return process
 
     def train(training: Training) -> Any:
-        return supervise(training, watcher=Quiet(), begin=begin)
+        return supervise(training, begin=begin)
 
     folder.write_intent(run, [])
     with pytest.raises(Interrupted, match="SIGINT"), stoppable():
@@ -99,7 +95,7 @@ def test_a_supervisor_wakes_when_its_processes_end_and_at_signals(
         rest(timeout_s, *files)
 
     def train(training: Training) -> Any:
-        return supervise(training, watcher=Quiet(), begin=begin)
+        return supervise(training, begin=begin)
 
     monkeypatch.setattr(supervisor, "_READ_S", 3600.0)
     monkeypatch.setattr(supervisor, "rest", happens_just_before)
@@ -129,7 +125,7 @@ def test_a_journal_is_read_once_a_second_however_often_a_supervisor_wakes(
     monkeypatch.setattr(supervisor, "rest", wakes_early)
     monkeypatch.setattr(supervisor._Tail, "new", lambda _: read.append(clock.now) or [])
     training = Training(RunFolder.of(run), run, attempt, "cpu")
-    assert not supervisor._watch(process, training, Quiet())
+    assert not supervisor._watch(process, training, lambda _: None)
     assert read == pytest.approx([1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 1005.0], abs=0.11)
 
 

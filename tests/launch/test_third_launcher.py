@@ -104,14 +104,11 @@ def work(folder):
         run,
         device_type="cpu",
         skip=lambda state, _: "" if state.to_run else state.label,
-        train=lambda training: supervise(training, watcher=Silent()),
+        train=supervise,
         job="daemon",
     )
 
 
-class Silent:
-    def event(self, event):
-        pass
 '''
 YAML = """_target_: filequeue.QueueOptions
 name: queue

@@ -1,4 +1,4 @@
-"""What takes long to find, kept in the user's cache folder under all that it depends on: counted layers, and fits."""
+"""What takes long to find, kept in the user's cache folder under all that it depends on: counted layers, fits, Vega."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from parallelbench.config.identity import canonical_json
+from parallelbench.errors import StorageError
 from parallelbench.measure.environment import version
+from parallelbench.results.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,29 +21,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def kept(kind: str, key: Any, make: Callable[[], str], decode: Callable[[str], T]) -> T:
-    """What `decode` makes of the text that `make` returns; that is kept for the same key, sources and libraries.
+def kept(name: str, make: Callable[[], str], decode: Callable[[str], T]) -> T:
+    """What `decode` makes of the text that `make` returns, which is kept; an account without a home keeps nothing.
 
     A file that `decode` does not take, as one that was cut off, counts for none.
     """
-    file = place(kind, key)
+    file = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "parallelbench", name)
     with suppress(OSError, ValueError):
-        return decode(file.read_text())
+        return decode(file.read_text("utf-8"))
     text = make()
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(text)
-        partial.replace(file)
+    with suppress(OSError, StorageError):
+        if file.is_absolute():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_file(file, text.encode())
     return decode(text)
 
 
-def place(kind: str, key: Any) -> Path:
-    """Where it is kept; named after the key, the suite's sources, and the versions of what computes."""
-    folder = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
+def name_of(kind: str, key: Any) -> str:
+    """A name that tells the key, the suite's sources, and the versions of what computes."""
     versions = [version(name) for name in ("torch", "numpy", "scipy")]
     digest = hashlib.sha256(canonical_json([key, _sources(), versions]).encode()).hexdigest()
-    return folder / "parallelbench" / kind / f"{digest[:32]}.json"
+    return f"{kind}/{digest[:32]}.json"
 
 
 @cache
