@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -156,11 +157,16 @@ Watcher = Callable[[dict[str, Any]], None]
 
 
 def supervise(
-    training: Training, *, watcher: Watcher | None = None, begin: Callable[[Training, Any], Process] = start
+    training: Training,
+    *,
+    watcher: Watcher | None = None,
+    begin: Callable[[Training, Any], Process] = start,
+    until: Callable[[], float] = lambda: math.inf,
 ) -> Outcome:
     """Run one described attempt to its end; returns its outcome, which is also on disk.
 
-    `begin` starts this node's processes, which print to a log; those of other nodes are started there.
+    `begin` starts this node's processes, which print to a log; those of other nodes are started there. `until`: when
+    they must end, by the monotonic clock, as it is known at each look.
 
     Raises `Interrupted` after the ranks have been ended and the outcome `killed` has been recorded.
     """
@@ -169,7 +175,7 @@ def supervise(
         with noting([signal.SIGCHLD], lambda _: None), redacted_log(attempt.log) as log:
             process = begin(training, log)
             try:
-                timed_out = _watch(process, training, watcher)
+                out_of_time = _watch(process, training, watcher, until)
             finally:
                 end(process)
     except Interrupted as interruption:
@@ -182,8 +188,8 @@ def supervise(
         return attempt.finish("storage", str(error))
     if published := publish_if_finished(folder, run, attempt):
         return published
-    if timed_out and stopped(attempt) is None:
-        return attempt.finish("timeout", f"not done after launcher.timeout_s={run.launcher.timeout_s:g}")
+    if out_of_time and stopped(attempt) is None:
+        return attempt.finish("timeout", out_of_time)
     return attempt.finish(*judge(attempt, training.processes, process.wait()))
 
 
@@ -201,14 +207,15 @@ def in_this_process(training: Training) -> Outcome:
     return publish_if_finished(folder, run, attempt) or attempt.finish(*judge(attempt, 1, code))
 
 
-def _watch(process: Process, training: Training, watcher: Watcher | None) -> bool:
-    """Sleep until the process ends; returns whether it exceeds its time limit.
+def _watch(process: Process, training: Training, watcher: Watcher | None, until: Callable[[], float]) -> str:
+    """Sleep until the process ends, or its time is over; returns the reason for the latter, else nothing.
 
     Raises `SupersededError` if another supervisor considered this one dead and began the next attempt, and
     `Interrupted`.
     """
     tail = _Tail(training.attempt)
-    deadline = time.monotonic() + (training.run.launcher.timeout_s or float("inf"))
+    limit_s = training.run.launcher.timeout_s or math.inf
+    deadline = time.monotonic() + limit_s
     next_read = next_look = 0.0
     while True:
         ended = process.poll() is not None
@@ -220,15 +227,17 @@ def _watch(process: Process, training: Training, watcher: Watcher | None) -> boo
                     watcher(event)
             next_read = now + _READ_S
         if ended:
-            return False
+            return ""
         if now > deadline:
-            return True
+            return f"not done after launcher.timeout_s={limit_s:g}"
+        if now > until():
+            return "ended within an epoch, since the time of its job was nearly up"
         if now > next_look:
             if training.folder.superseded(training.attempt):
                 raise SupersededError
             next_look = now + HEARTBEAT_S
         # A child's end is a signal; of a warm process's fork, an answer.
-        rest(min(next_read, deadline) - now, *([process] if isinstance(process, WarmProcess) else []))
+        rest(min(next_read, deadline, until()) - now, *([process] if isinstance(process, WarmProcess) else []))
 
 
 class _Tail:

@@ -6,6 +6,7 @@ are the record of what happened; exit codes are only for `sacct`.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 
 WARNING = signal.SIGUSR2
 """The signal that Slurm sends some time before a job's limit, as submitit asks it to."""
+QUEUEING_S = 45.0
+"""What an attempt leaves of the time after a warning, at most half of it: ranks may need `GRACE_S` to end, what they
+measured is judged, and Slurm may take `TIMEOUT_S` to answer that it has queued the job again."""
 
 
 @dataclass
@@ -66,6 +70,8 @@ class Job:
     """Whether Slurm has warned of the time limit, or of a preemption."""
     preempted: bool = False
     """Whether Slurm takes the nodes away after a grace time."""
+    until: float = math.inf
+    """When the attempt that this node leads must end, by the monotonic clock, so that the job can be queued again."""
     attempt: Attempt | None = None
     """The attempt that this node leads now."""
     led: int = 0
@@ -95,16 +101,17 @@ class Job:
             with suppress(StorageError):
                 self.attempt.ask_to_stop()
 
-    def warn(self) -> None:
-        """Ask the ranks to stop after their epoch, and begin no other run."""
+    def warn(self, left_s: float) -> None:
+        """Ask the ranks to stop after their epoch, and begin no other run; `left_s`: until Slurm ends the job."""
         self.warned = True
+        self.until = min(self.until, time.monotonic() + left_s - min(QUEUEING_S, left_s / 2))
         self.save()
 
-    def preempt(self) -> None:
+    def preempt(self, left_s: float) -> None:
         """The same as a warning, except that what is not over is queued again in any case; only the head decides."""
         if self.node == 0:
             self.preempted = True
-            self.warn()
+            self.warn(left_s)
 
     @contextmanager
     def leads(self, attempt: Attempt) -> Iterator[None]:
@@ -130,6 +137,8 @@ def run_task(path: str) -> None:
         cores = own_cores(submission.device_type)
         with record.private(submission.umask), stoppable(), handling_warnings(job), cores, job.workers:
             folders = [RunFolder(Path(path).parents[2] / name) for name in submission.tasks[job.task]]
+            # What an earlier start has not finished comes last: it may need more time than any start has.
+            folders.sort(key=lambda folder: any(map(job.began, folder.attempts())))
             went_well = [take_part(folder, job) for folder in folders]
             if job.left:
                 _requeue(job, Path(path).parent)
@@ -143,8 +152,12 @@ def run_task(path: str) -> None:
 @contextmanager
 def handling_warnings(job: Job) -> Iterator[None]:
     """Handle Slurm's warnings throughout the job, instead of submitit, which does not know runs."""
-    warn = job.warn if job.node == 0 else lambda: None  # the head decides
-    with noting([WARNING], lambda _: warn()), heeding_preemption(job.task_id, save=job.save, preempted=job.preempt):
+
+    def warned(_: signal.Signals) -> None:
+        if job.node == 0:  # the head decides
+            job.warn(job.submission.launcher.signal_delay_s)
+
+    with noting([WARNING], warned), heeding_preemption(job.task_id, save=job.save, preempted=job.preempt):
         yield
 
 
@@ -244,7 +257,7 @@ def train(training: Training, job: Job) -> Outcome:
         return attempt.finish("error", f"the nodes can't meet: {error}")
     except StorageError as error:
         return attempt.finish("storage", str(error))
-    return supervise(training, begin=job.workers.start)
+    return supervise(training, begin=job.workers.start, until=lambda: job.until)
 
 
 def _requeue(job: Job, folder: Path) -> None:
@@ -311,11 +324,12 @@ _STATE = re.compile(r"\bJobState=(\S+)")
 _RUNS = {"RUNNING", "SIGNALING", "STOPPED"}
 """The last two until Slurm has heard that its SIGCONT arrived, which it sends just before the SIGTERM."""
 _PREEMPTED_AT = re.compile(r"\bPreemptTime=(\S+)")
+_ENDS_AT = re.compile(r"\bEndTime=(\d+-\d\d-\d\dT\d\d:\d\d:\d\d)\b")
 
 
 @contextmanager
-def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Callable[[], object]) -> Iterator[None]:
-    """Call `preempted` at the SIGTERM with which a grace begins; any other SIGTERM is heeded as before.
+def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Callable[[float], object]) -> Iterator[None]:
+    """Call `preempted` with what is left, s, at the SIGTERM with which a grace begins; any other is heeded as before.
 
     `save` comes first: Slurm may take as long to answer as it leaves the job.
     """
@@ -323,8 +337,8 @@ def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Calla
 
     def terminate(number: signal.Signals) -> None:
         save()
-        if is_being_preempted(job):
-            preempted()
+        if (ends_at := preempted_at(job)) is not None:
+            preempted(ends_at - time.time())
         elif before is not None:
             before(number)
 
@@ -332,19 +346,19 @@ def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Calla
         yield
 
 
-def is_being_preempted(job: str) -> bool:
-    """Whether Slurm will take a running job's nodes; false where it gives no answer within `ANSWER_S`."""
+def preempted_at(job: str) -> float | None:
+    """When Slurm takes a running job's nodes, Unix time, s; None: it does not, or gave no answer within `ANSWER_S`."""
     deadline = time.monotonic() + ANSWER_S
     while (left_s := deadline - time.monotonic()) > 0:
         try:
             with _spared():
                 shown = scheduler.ask(["scontrol", "--oneliner", "show", "job", job], timeout_s=left_s)
-            return in_grace(shown)
+            return end_of_grace(shown)
         except NoSlurmError:
-            return False
+            return None
         except SchedulerError:
             time.sleep(_PAUSE_S)
-    return False
+    return None
 
 
 @contextmanager
@@ -357,7 +371,9 @@ def _spared() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def in_grace(shown: str) -> bool:
-    """Whether `scontrol show job` tells of a job in its grace time: it still runs, and has a `PreemptTime`."""
-    state, at = _STATE.search(shown), _PREEMPTED_AT.search(shown)
-    return state is not None and state[1] in _RUNS and at is not None and at[1] not in ("None", "N/A", "Unknown")
+def end_of_grace(shown: str) -> float | None:
+    """When the grace time of a job ends of which `scontrol show job` tells: it still runs, and has a `PreemptTime`."""
+    state, at, ends = (pattern.search(shown) for pattern in (_STATE, _PREEMPTED_AT, _ENDS_AT))
+    if state is None or state[1] not in _RUNS or at is None or at[1] in ("None", "N/A", "Unknown"):
+        return None
+    return time.mktime(time.strptime(ends[1], "%Y-%m-%dT%H:%M:%S")) if ends else math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch.attempt.processes import Training
+from launch.attempt.processes import Training, WarmWorkers
 from launch.slurm import job, record
 from launch.slurm.sbatch import slurm
 from launch.sweep import one_run
@@ -36,10 +37,28 @@ class Warned:
             return Outcome(outcome="error", reason="on purpose", finished_at=time.time())
         os.kill(os.getpid(), signal.SIGUSR2)
         if self.saves:
-            manifest = training.folder.path / "checkpoints" / "attempt-1-epoch-1" / "manifest.json"
-            manifest.parent.mkdir(parents=True)
-            manifest.touch()
+            leave_checkpoint(training.folder)
         return Outcome(outcome="timeout", reason="stopped after epoch 1", finished_at=time.time())
+
+
+@dataclass
+class Endless:
+    """In the place of a run's processes: one in the midst of an epoch that does not end, whose job is warned."""
+
+    saves: bool
+
+    def start(self, training: Training, _: Any) -> subprocess.Popen[bytes]:
+        """As `WarmWorkers.start`."""
+        if self.saves:
+            leave_checkpoint(training.folder)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return subprocess.Popen(["sleep", "20"], start_new_session=True)
+
+
+def leave_checkpoint(folder: RunFolder) -> None:
+    manifest = folder.path / "checkpoints" / "attempt-1-epoch-1" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.touch()
 
 
 @pytest.fixture(autouse=True)
@@ -141,3 +160,40 @@ def test_a_warned_job_is_queued_again_only_where_another_start_gets_further(
     assert told == ([["scontrol", "requeue", "17"]] if requeued else [])
     begun: list[list[Attempt]] = [folder.attempts() for folder in folders]
     assert [len(attempts) for attempts in begun] == [1] * number + [0] * (runs - number)
+
+
+@pytest.mark.parametrize(("runs", "saves", "requeued"), [(1, True, True), (1, False, False), (2, False, True)])
+def test_an_epoch_that_does_not_end_before_the_limit_costs_only_itself(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch, runs: int, saves: bool, requeued: bool
+) -> None:
+    path, (first, *others) = submitted(tmp_path, "launcher.signal_delay_s=1", runs=runs)
+    endless = Endless(saves)
+    monkeypatch.setattr(WarmWorkers, "start", lambda _, *given: endless.start(*given))
+    with pytest.raises(SystemExit):
+        job.run_task(str(path))
+    outcome = first.attempts()[0].outcome()
+    assert outcome is not None
+    reason = "ended within an epoch, since the time of its job was nearly up"
+    assert (outcome.outcome, outcome.reason) == ("timeout", reason)
+    assert [folder.attempts() for folder in others] == [[]] * (runs - 1)
+    assert told == ([["scontrol", "requeue", "17"]] if requeued else [])
+
+
+def test_what_an_earlier_start_has_not_finished_comes_after_what_it_has_not_begun(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folders = submitted(tmp_path, runs=3)
+    monkeypatch.setattr(job, "train", Warned(1, True).train)
+    with pytest.raises(SystemExit):
+        job.run_task(str(path))
+    begun: list[str] = []
+
+    def train(training: Training, _: Any) -> Outcome:
+        begun.append(training.folder.path.name)
+        return training.attempt.finish("ok", "trained")
+
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setattr(job, "train", train)
+    job.run_task(str(path))
+    first, second, third = (folder.path.name for folder in folders)
+    assert begun == [second, third, first]

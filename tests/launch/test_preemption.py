@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +13,13 @@ from launch.attempt.processes import GRACE_S
 from launch.attempt.signals import heed
 from launch.attempt.supervisor import Interrupted, stoppable
 from launch.slurm import job
-from launch.slurm.job import ANSWER_S, heeding_preemption
+from launch.slurm.job import ANSWER_S, end_of_grace, heeding_preemption
 from tests.faults import fault
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-IN_GRACE = "JobId=7 JobState=RUNNING PreemptTime=2026-11-23T12:26:05 Reason=None"
+IN_GRACE = "JobId=7 JobState=RUNNING EndTime=2026-11-23T12:28:05 PreemptTime=2026-11-23T12:26:05 Reason=None"
 
 
 def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> list[str]:
@@ -29,8 +29,11 @@ def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     told: list[str] = []
-    saves, preempted = (partial(told.append, word) for word in ("saves", "preempted"))
-    with stoppable(), heeding_preemption("7", save=saves, preempted=preempted):
+
+    def preempted(left_s: float) -> None:
+        told.append("preempted")
+
+    with stoppable(), heeding_preemption("7", save=lambda: told.append("saves"), preempted=preempted):
         os.kill(os.getpid(), signal.SIGTERM)
         assert told == [], "a handler asks nobody"
         heed()
@@ -41,6 +44,12 @@ def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
 def test_a_grace_is_no_end(state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = IN_GRACE.replace("RUNNING", state)
     assert terminated(tmp_path, monkeypatch, f"echo '{answer}'") == ["saves", "preempted"]
+
+
+def test_slurm_says_when_a_grace_ends() -> None:
+    ends_at = end_of_grace(IN_GRACE)
+    assert ends_at is not None
+    assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(ends_at)) == "2026-11-23T12:28:05"
 
 
 @pytest.mark.parametrize("answer", [IN_GRACE.replace("RUNNING", "COMPLETING"), "JobState=RUNNING PreemptTime=None"])

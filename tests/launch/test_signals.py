@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -125,7 +126,7 @@ def test_a_journal_is_read_once_a_second_however_often_a_supervisor_wakes(
     monkeypatch.setattr(supervisor, "rest", wakes_early)
     monkeypatch.setattr(supervisor._Tail, "new", lambda _: read.append(clock.now) or [])
     training = Training(RunFolder.of(run), run, attempt, "cpu")
-    assert not supervisor._watch(process, training, lambda _: None)
+    assert not supervisor._watch(process, training, lambda _: None, lambda: math.inf)
     assert read == pytest.approx([1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 1005.0], abs=0.11)
 
 

@@ -105,6 +105,26 @@ def test_a_warned_run_goes_on_in_the_next_start_of_its_job(cgroups: Cluster, tmp
 
 @fault(
     "lifecycle",
+    "An epoch that is longer than what is left after the warning",
+    injection="SIGUSR2 to the job of a run with epochs of 6 s and launcher.signal_delay_s=2",
+    outcome="timeout, before Slurm ends the job: it is queued again and goes on from the epoch before",
+)
+def test_a_warned_run_whose_epoch_does_not_end_goes_on_from_the_one_before(ours: Cluster, tmp_path: Path) -> None:
+    long = ("strategy.step_s=3", "epochs=2", "launcher.signal_delay_s=2")
+    sweep = Sweep(ours, tmp_path, (*WITHOUT_TORCH, *QUICK, *SAVING, *long))
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
+    warn(sweep)
+    assert sweep.outcome(first) == ("timeout", "ended within an epoch, since the time of its job was nearly up")
+    run = sweep.done()
+    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    assert (row["attempt"], row["resumed_after"], finished_epochs(first)) == (2, "1", [1])
+    assert (len(sweep.jobs), show(ours, sweep.job)["Restarts"]) == (1, "1")
+
+
+@fault(
+    "lifecycle",
     "The task that has its array's job id is warned",
     injection="SIGUSR2 to the last task of an array that started, whose job id is the array's, while another trains",
     outcome="it alone is queued again and goes on; the other trains on in its first start",
@@ -294,6 +314,29 @@ def test_a_preempted_run_in_its_grace_is_queued_again(special: Cluster, tmp_path
     assert row["attempt"] == 2
     resumed = int(row["resumed_after"])
     assert resumed == len(finished_epochs(first)) if saved else resumed > 0
+    assert (len(sweep.jobs), show(special, sweep.job)["Restarts"]) == (1, "1")
+
+
+@fault(
+    "lifecycle",
+    "An epoch that is longer than the grace",
+    injection="the same with a grace time of 10 s, as an epoch of 12 s has begun",
+    outcome="timeout, before the grace is over: the job queues itself again, and goes on from the epoch before",
+)
+@on(variant="cgroup", grace_time_s=10)
+def test_a_preempted_run_whose_epoch_does_not_end_is_queued_again(special: Cluster, tmp_path: Path) -> None:
+    long = ("strategy.step_s=6", "epochs=2", "site.partition=preemptible")
+    sweep = Sweep(special, tmp_path, (*WITHOUT_TORCH, *QUICK, *SAVING, *long))
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
+    urgent = preempt(sweep)
+    assert sweep.outcome(first) == ("timeout", "ended within an epoch, since the time of its job was nearly up")
+    wait(special, urgent, JobState="RUNNING")
+    special.run("scancel", urgent)
+    run = sweep.done()
+    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    assert (row["attempt"], row["resumed_after"]) == (2, "1")
     assert (len(sweep.jobs), show(special, sweep.job)["Restarts"]) == (1, "1")
 
 

@@ -85,7 +85,7 @@ def test_a_warned_job_stops_its_run_and_does_the_rest_when_it_starts_again(fresh
     in_the_middle(sweep)
     fresh.run("scancel", "--signal=USR2", sweep.job)
     stop_the_second_attempt(sweep)
-    sweep.wait(lambda: labels(sweep)[2] == "ok", "the run that was left")
+    sweep.wait(lambda: labels(sweep)[ENDLESS] == "timeout", "its end")
     assert labels(sweep) == {1: "ok", ENDLESS: "timeout", 2: "ok"}, sweep.story()
     assert {run.config().epochs: len(run.attempts()) for run in sweep.runs} == {1: 1, ENDLESS: 2, 2: 1}
     first = by_epochs(sweep, ENDLESS).attempts()[0].outcome()
