@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 import torch
 
@@ -429,6 +430,26 @@ def test_auto_begins_to_save_where_epochs_turn_out_longer_and_does_not_end_where
         clock[0] += took_s
         found.append(decide.after(epoch, took_s)[1])
     assert found == [False, False, True, True, True], "40 s have passed, and 7 epochs of 20 s are left"
+
+
+@pytest.mark.parametrize(("left_min", "saves"), [(None, False), (60, False), (45, True)])
+def test_auto_counts_what_a_job_did_before_its_run_began(tmp_path: Path, left_min: int | None, saves: bool) -> None:
+    """Ten epochs of 270 s fit into a job of an hour, but not into what its set-up left of it."""
+    launcher = component("launcher", {"name": "slurm", "time_limit_min": 60, "checkpoint_every_s": 100.0})
+    run = config(tmp_path, epochs=10, launcher=launcher)
+    _, attempt = begin(run, Fake())
+    info = attempt.info()
+    assert info is not None
+    ends_at = None if left_min is None else info.launched_at + 60 * left_min
+    described = msgspec.structs.replace(info, job_ends_at=ends_at)
+    (attempt.path / "attempt.json").write_bytes(msgspec.json.encode(described))
+    clock = [info.launched_at]
+    decide = Policy(run, attempt, clock=lambda: clock[0])
+    found = []
+    for epoch in (1, 2):
+        clock[0] += 270
+        found.append(decide.after(epoch, 270.0)[1])
+    assert found == [saves, saves]
 
 
 def test_so_long_passes_between_two_checkpoints(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppabl
 from launch.launcher import saved
 from launch.slurm import record, scheduler
 from launch.slurm.rendezvous import POLL_S, join, offer
-from launch.slurm.sbatch import ask_outside
+from launch.slurm.sbatch import ENDS_AT, ask_outside
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
@@ -66,6 +66,8 @@ class Job:
     restarts: int = field(default_factory=lambda: int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     task: int = field(default_factory=lambda: int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
     node: int = field(default_factory=lambda: int(os.environ.get("SLURM_NODEID", "0")))
+    ends_at: float | None = field(default_factory=lambda: float(os.environ.get(ENDS_AT, "0")) or None)
+    """When Slurm ends it, Unix time, s; None: not known, as in jobs that an older release submitted."""
     warned: bool = False
     """Whether Slurm has warned of the time limit, or of a preemption."""
     preempted: bool = False
@@ -224,7 +226,16 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
 
     device_type = job.submission.device_type
     submit = job.submission.submit or job.submission.token
-    outcome = carry_out(folder, run, device_type=device_type, skip=skip, train=leading, job=job.start, submit=submit)
+    outcome = carry_out(
+        folder,
+        run,
+        device_type=device_type,
+        skip=skip,
+        train=leading,
+        job=job.start,
+        submit=submit,
+        job_ends_at=job.ends_at,
+    )
     heed()
     if isinstance(outcome, NotBegun):
         failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED

@@ -371,8 +371,8 @@ def _ran_out(folder: RunFolder, state: State, submission: Submission) -> bool:
     info = attempts[-1].info() if attempts else None
     if state.label != "timeout" or state.outcome is None or info is None:
         return False
-    limit_s = 60.0 * submission.launcher.time_limit_min - submission.launcher.signal_delay_s
-    return state.outcome.finished_at - info.launched_at > limit_s - WARNING_OFF_BY_S
+    warned_at = submission.launcher.warned_at(launched_at=info.launched_at, job_ends_at=info.job_ends_at)
+    return state.outcome.finished_at > warned_at - WARNING_OFF_BY_S
 
 
 def _what_must_change(folder: RunFolder, ended: str, submission: Submission, run: RunConfig | None) -> str:

@@ -42,6 +42,8 @@ WARNING_OFF_BY_S = 60
 """Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
 
 
+ENDS_AT = "SLURM_JOB_END_TIME"
+"""Variable of a job: when its time limit ends it, Unix time, s."""
 STOP_AT_FAILURE = (
     "set_up_depth=${#BASH_SOURCE[@]}",
     """trap 'code=$?; [ "${#BASH_SOURCE[@]}" -gt "$set_up_depth" ] || { echo "parallelbench: set-up failed with """
@@ -216,7 +218,7 @@ class Job:
             **({"signal_delay_s": self.launcher.signal_delay_s} if self.goes_on else {}),
             "array_parallelism": self.launcher.array_parallelism,
             "stderr_to_stdout": True,
-            "setup": [*FIRST_LINES, *site_lines(self.site), *self.lines],
+            "setup": [*FIRST_LINES, *(self._end if self.goes_on else []), *site_lines(self.site), *self.lines],
             # Since 22.05 srun doesn't take the number of cores from the job by itself.
             "srun_args": [f"--cpus-per-task={self.shape.cpus_per_node}", *self._step()],
             "additional_parameters": {**flags, **(self._warned if self.goes_on else {})},
@@ -237,6 +239,11 @@ class Job:
     def _warned(self) -> Flags:
         """Options of a job that goes on; submitit would take its signal from a variable of the user's."""
         return {"requeue": True, "signal": f"USR2@{self.launcher.signal_delay_s}"}
+
+    @property
+    def _end(self) -> list[str]:
+        """Tells a run when its job ends, before set-up lines take a part of the time; Slurm 22.05 does not."""
+        return [f'export {ENDS_AT}="${{{ENDS_AT}:-$(($(date +%s) + {60 * self.minutes}))}}"']
 
     def _step(self) -> list[str]:
         """Options of every srun but those that its job has."""

@@ -163,10 +163,9 @@ class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
         """The name of the YAML file it was chosen by."""
         return str(type(self).__struct_config__.tag)
 
-    @property
-    def limit_s(self) -> float | None:
-        """Time limit of one attempt, s; None: no limit."""
-        return self.timeout_s
+    def stops_at(self, *, launched_at: float, job_ends_at: float | None) -> float | None:
+        """When an attempt must have ended, as all of these Unix time, s; None: no limit."""
+        return None if self.timeout_s is None else launched_at + self.timeout_s
 
     @property
     def packed(self) -> bool:
@@ -213,11 +212,14 @@ class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     pack: bool
     """Run all configurations of one shape in one job, forked from warm processes: no start-up is measured."""
 
-    @property
-    def limit_s(self) -> float | None:
-        """The shorter of the job's limit, less the warning, and `timeout_s`."""
-        job_s = max(0.0, 60.0 * self.time_limit_min - self.signal_delay_s)
-        return job_s if self.timeout_s is None else min(job_s, self.timeout_s)
+    def stops_at(self, *, launched_at: float, job_ends_at: float | None) -> float | None:
+        """At the warning, or after `timeout_s`."""
+        warned_at = self.warned_at(launched_at=launched_at, job_ends_at=job_ends_at)
+        return warned_at if self.timeout_s is None else min(warned_at, launched_at + self.timeout_s)
+
+    def warned_at(self, *, launched_at: float, job_ends_at: float | None) -> float:
+        """When Slurm warns an attempt's job, give or take a minute; where its end is not known, it began just then."""
+        return (job_ends_at or launched_at + 60.0 * self.time_limit_min) - self.signal_delay_s
 
 
 SuiteLauncher = LocalLauncher | InlineLauncher | SlurmLauncher

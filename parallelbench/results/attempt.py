@@ -80,6 +80,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Caveats of this attempt's times."""
     submit: str = ""
     """Identifies the command that asked for it; empty: not recorded."""
+    job_ends_at: float | None = None
+    """Unix time at which the cluster ends the job that it is a part of, s; null: there is none, or not recorded."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,14 @@ class Attempt:
         return self.path / f"trace-rank{rank}.json"
 
     def describe(
-        self, *, processes: int, device_type: str, oversubscribed: bool, warnings: Sequence[str] = (), submit: str = ""
+        self,
+        *,
+        processes: int,
+        device_type: str,
+        oversubscribed: bool,
+        warnings: Sequence[str] = (),
+        submit: str = "",
+        job_ends_at: float | None = None,
     ) -> None:
         """Record how this attempt is started; reserve space for its outcome and its ranks' error files."""
         for path in (self._outcome, *map(self.error_file, range(processes))):
@@ -139,6 +148,7 @@ class Attempt:
             oversubscribed=oversubscribed,
             warnings=list(warnings),
             submit=submit,
+            job_ends_at=job_ends_at,
         )
         write_file(self.path / "attempt.json", msgspec.json.encode(info))
 

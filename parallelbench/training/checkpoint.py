@@ -206,8 +206,9 @@ class Policy:
     def __init__(self, run: RunConfig, attempt: Attempt, *, clock: Callable[[], float] = time.time) -> None:
         self._run, self._attempt, self._clock = run, attempt, clock
         self._last = clock()
-        info, limit_s = attempt.info(), run.launcher.limit_s
-        self._deadline = None if info is None or limit_s is None else info.launched_at + limit_s
+        self._deadline: float | None = None
+        if (info := attempt.info()) is not None:
+            self._deadline = run.launcher.stops_at(launched_at=info.launched_at, job_ends_at=info.job_ends_at)
         self._regularly = run.launcher.checkpoint == "always"
         """Whether to save without a stop; with `auto`, from the first epoch after which time seems short."""
 

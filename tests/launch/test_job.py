@@ -89,6 +89,7 @@ def test_results_follow_the_users_umask_and_what_jobs_execute_does_not(
         return Outcome(outcome="ok", reason="", finished_at=time.time())
 
     monkeypatch.setattr(job, "train", train)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1800000000")
     before = os.umask(0o002)
     try:
         path, (folder,) = submitted(tmp_path)
@@ -99,6 +100,9 @@ def test_results_follow_the_users_umask_and_what_jobs_execute_does_not(
         os.umask(before)
     assert (folder.path / "written").stat().st_mode & 0o777 == 0o644, "readable by others, writable by none"
     assert (path.parent / "left by the job").stat().st_mode & 0o777 == 0o600
+    info = folder.attempts()[0].info()
+    assert info is not None
+    assert info.job_ends_at == 1.8e9, "the end of its job"
 
 
 @pytest.mark.parametrize("runs", [1, 3])

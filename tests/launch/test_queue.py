@@ -449,11 +449,13 @@ def test_other_ends_are_tried_again(ended: str, tmp_path: Path, fake: FakeSlurm)
     assert asked_again(folder).reason == f"interrupted by SIGTERM ({ended.split()[0]})"
 
 
-@pytest.mark.parametrize(("ran_s", "starts"), [(60 * 60 - 90, False), (600, True)])
+@pytest.mark.parametrize(
+    ("ran_s", "left_s", "starts"), [(60 * 60 - 90, None, False), (600, None, True), (600, 700, False)]
+)
 def test_a_run_that_stopped_at_its_time_limit_with_nothing_saved_waits_for_more_time(
-    ran_s: float, starts: bool, tmp_path: Path
+    ran_s: float, left_s: float | None, starts: bool, tmp_path: Path
 ) -> None:
-    """One that somebody else stopped earlier does not."""
+    """One that somebody else stopped earlier does not. `left_s`: what its job's set-up left of the time, if known."""
     mine = submission(job="30", tasks=[["a"], ["b"]])
     record.write(tmp_path, mine)
     folder = RunFolder(tmp_path / "a")
@@ -462,6 +464,9 @@ def test_a_run_that_stopped_at_its_time_limit_with_nothing_saved_waits_for_more_
     attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
     info = attempt.info()
     assert info is not None
+    if left_s is not None:
+        described = msgspec.structs.replace(info, job_ends_at=info.launched_at + left_s)
+        (attempt.path / "attempt.json").write_bytes(msgspec.json.encode(described))
     attempt.finish("timeout", "stopped when it was warned")
     outcome = attempt.outcome()
     assert outcome is not None

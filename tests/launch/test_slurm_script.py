@@ -47,6 +47,20 @@ def test_a_set_up_that_fails_ends_the_job(changes: dict[str, list[str]], line: i
     assert done.stdout == f"parallelbench: set-up failed with exit code {code} in line {line} of the script\n"
 
 
+def test_a_job_knows_its_end_before_its_set_up_begins(tmp_path: Path) -> None:
+    """From Slurm, or where that says nothing, from its beginning and its limit."""
+    run = run_of("launcher.time_limit_min=90")
+    site = msgspec.structs.replace(run.site, setup=["date +%s; echo $SLURM_JOB_END_TIME; exit"])
+    job = job_of_runs(submission(launcher=slurm(run), site=site), shape_of(run, "cpu"), tmp_path / "a" / "b" / "c")
+    said = []
+    for told in ({"SLURM_JOB_END_TIME": "1800000000"}, {}):
+        done = subprocess.run(["bash", "-c", job.script()], capture_output=True, text=True, check=True, env=told)
+        said.append(list(map(int, done.stdout.split())))
+    (_, from_slurm), (set_up_at, own) = said
+    assert from_slurm == 1_800_000_000
+    assert set_up_at < own <= set_up_at + 90 * 60
+
+
 def test_a_set_up_may_ask_and_go_on(tmp_path: Path) -> None:
     """What fails within a function, a sourced file, or a question is no failure of the line."""
     sourced = tmp_path / "sourced"

@@ -120,6 +120,10 @@ def test_a_warned_run_whose_epoch_does_not_end_goes_on_from_the_one_before(ours:
     run = sweep.done()
     (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
     assert (row["attempt"], row["resumed_after"], finished_epochs(first)) == (2, "1", [1])
+    info = first.info()
+    assert info is not None
+    assert info.job_ends_at is not None
+    assert 0 < info.job_ends_at - info.launched_at < 60 * 60, "what the job did before is a part of its limit"
     assert (len(sweep.jobs), show(ours, sweep.job)["Restarts"]) == (1, "1")
 
 
