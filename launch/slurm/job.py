@@ -294,10 +294,13 @@ def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         error = RankError(rank=rank, kind="error", reason=f"on node {job.node}: {refusal}", time=time.time())
         fill(attempt.error_file(rank), msgspec.json.encode(error))
         return False  # and srun ends the other nodes' tasks
-    with processes.redacted_log(attempt.path / f"log-node{job.node}.txt") as log:
+    # Only the head can tell a preemption, and queue the job again: its outcome, or Slurm's SIGKILL, is the end here.
+    left_to_head = noting([signal.SIGTERM], lambda _: None)
+    with left_to_head, processes.redacted_log(attempt.path / f"log-node{job.node}.txt") as log:
         process = processes.start(training, log)
         try:
-            while process.poll() is None and attempt.outcome() is None:
+            # Also once its ranks have done their part: srun gives the head no more time than `END_TOGETHER` after that.
+            while attempt.outcome() is None and not process.poll():
                 heed()
                 time.sleep(POLL_S)
         finally:

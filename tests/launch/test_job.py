@@ -8,12 +8,14 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from launch.attempt import processes
 from launch.attempt.processes import Training, WarmWorkers
-from launch.slurm import job, record
+from launch.slurm import job, record, rendezvous
 from launch.slurm.sbatch import slurm
 from launch.sweep import one_run
 from parallelbench.results.attempt import Attempt, Outcome
@@ -201,3 +203,71 @@ def test_what_an_earlier_start_has_not_finished_comes_after_what_it_has_not_begu
     job.run_task(str(path))
     first, second, third = (folder.path.name for folder in folders)
     assert begun == [second, third, first]
+
+
+# --- another node than the first
+
+
+@dataclass
+class Head:
+    """Node 0 of two, which ends its attempt a while after the processes of node 1, this shell command, have begun."""
+
+    attempt: Attempt
+    command: str
+    signals: bool
+    looks: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *_: object) -> subprocess.Popen[bytes]:
+        """As `processes.start`."""
+        self.process = subprocess.Popen(self.command, shell=True, start_new_session=True)
+        if self.signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif self.command.startswith("exit"):
+            self.process.wait()
+        return self.process
+
+    def goes_on(self, _: float) -> None:
+        """In the place of `time.sleep` between two looks of node 1."""
+        self.looks += 1
+        if self.looks == 5:
+            self.attempt.finish("timeout", "stopped after epoch 1")
+
+
+def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, *, signals: bool = False) -> Head:
+    """What node 1 has seen of the head when it has done its share of a run."""
+    path, (folder,) = submitted(tmp_path, "strategy=ddp", "devices=2", "nodes=2")
+    start = f"{record.read(path).token}.17.0"
+    attempt = folder.claim(job=start)
+    assert attempt is not None
+    attempt.describe(processes=2, device_type="cpu", oversubscribed=False)
+    rendezvous.offer(attempt.path, start, nodes=2, interface="lo")
+    head = Head(attempt, command, signals)
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.setattr(processes, "start", head.start)
+    monkeypatch.setattr(job, "time", SimpleNamespace(sleep=head.goes_on, monotonic=time.monotonic, time=time.time))
+    job.run_task(str(path))
+    return head
+
+
+def test_a_node_that_has_done_its_part_waits_for_the_head(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else srun would end the head a minute later, which may have more to do."""
+    assert followed(tmp_path, monkeypatch, "exit 0").looks == 5
+
+
+def test_a_node_whose_part_has_failed_does_not_wait(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert followed(tmp_path, monkeypatch, "exit 3").looks == 0
+
+
+def test_a_node_leaves_what_a_sigterm_means_to_the_head(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a preemption, the head may yet save; whether it is one, Slurm may not tell all nodes."""
+    head = followed(tmp_path, monkeypatch, "exec sleep 20", signals=True)
+    assert head.looks == 5
+    assert head.process is not None
+    assert head.process.returncode == -signal.SIGTERM
