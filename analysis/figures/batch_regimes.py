@@ -13,7 +13,7 @@ import polars as pl
 from analysis.comparison.configurations import learned
 from analysis.comparison.work import groups_across
 from analysis.figures.chart import DOUBLING, INK, LEGEND, PANEL_WIDTH, doubling, panels, per_group, records, scale, tips
-from analysis.metrics.runs import ACCURACY_LADDER, steps_to_accuracy
+from analysis.metrics.runs import ACCURACY_LADDER, step_to_accuracy, steps_to_accuracy
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
@@ -26,6 +26,10 @@ _ROOTS = ("batch_size", "optimizer.lr", "epochs")
 """Keys in which runs of one curve may differ: as in the paper, every batch has its best learning rate."""
 _EDGE = 0.1
 """Tolerance of the regimes' ends: slopes −0.9 (doubling the batch nearly halves the steps) and −0.1."""
+_COARSE = 0.1
+"""Share of the steps that may lie between those known to be too few and those that are enough. Where accuracy is known
+once per epoch, every batch needs N ÷ b steps for its first epoch, and the epochs would pass for perfect scaling.
+"""
 
 
 class Curve(NamedTuple):
@@ -52,7 +56,8 @@ class Curve(NamedTuple):
 def steps(runs: Runs) -> pl.DataFrame:
     """Of every batch and repeat, the fewest steps to the highest target that all batches of its curve reach.
 
-    Columns: panel, target, x (the batch), repeat, steps_to_accuracy. It rests on no clock: runs on shared cores count.
+    Columns: panel, target, x (the batch), repeat, steps_to_accuracy and `least`, the fewest that these may be: accuracy
+    is known at the end of an epoch. It rests on no clock: runs on shared cores count.
     """
     labels = groups_across(runs, _ROOTS)
     work = pl.col("run_id").replace_strict(labels, return_dtype=pl.String)
@@ -72,8 +77,17 @@ def _best(runs: Runs, members: pl.DataFrame) -> pl.DataFrame:
     target = max((level for level in ACCURACY_LADDER if level <= (reached or 0)), default=None)  # type: ignore[operator]
     if target is None:
         return members.head(0).select("panel", "x")
-    fewest = members.join(steps_to_accuracy(runs, target), on="run_id").group_by("panel", "x", "repeat")
-    return fewest.agg(pl.col("steps_to_accuracy").min(), target=pl.lit(target)).sort("x", "repeat")
+    reaching = members.join(steps_to_accuracy(runs, target), on="run_id").join(
+        step_to_accuracy(runs, target), on="run_id"
+    )
+    fewest = pl.col("steps_to_accuracy", "steps").sort_by("steps_to_accuracy", "steps").first()
+    rows = reaching.group_by("panel", "x", "repeat").agg(fewest, target=pl.lit(target)).sort("x", "repeat")
+    return rows.with_columns(least=pl.col("steps_to_accuracy") - pl.col("steps").cast(pl.Int64) + 1).drop("steps")
+
+
+def is_coarse(data: pl.DataFrame) -> bool:
+    """Whether accuracy was measured too rarely to tell how the steps of this panel depend on the batch."""
+    return bool((data["steps_to_accuracy"] - data["least"] > _COARSE * data["steps_to_accuracy"]).any())
 
 
 def fit(data: pl.DataFrame) -> Curve:
@@ -92,7 +106,10 @@ def fit(data: pl.DataFrame) -> Curve:
 
 
 def figure(runs: Runs) -> alt.FacetChart | None:
-    """Points per repeat, the fitted curve, perfect scaling beside it and the regimes' ends; None below four batches."""
+    """Points per repeat, the fitted curve, perfect scaling beside it and the regimes' ends; None below four batches.
+
+    Where accuracy was measured too rarely, the range of each point's steps instead of any line.
+    """
     data = steps(runs)
     if data.is_empty():
         return None
@@ -109,11 +126,13 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     curve = base.transform_filter(f"datum.kind == '{_FIT}'").mark_line(strokeWidth=2.2)
     ideal = base.transform_filter(f"datum.kind == '{_PERFECT}'").mark_line()
     edges = base.transform_filter("datum.kind == 'edge'")
+    ranges = points.mark_rule(strokeWidth=1.2).encode(x=x, y=y, y2=alt.Y2("least"), color=colour)
     rule = edges.mark_rule(color=INK, strokeDash=[2, 3]).encode(x=x)
     words = edges.mark_text(align="left", dx=4, dy=8, angle=0, fontSize=11, color=INK, baseline="top")
     layers = alt.layer(
         ideal.encode(x=x, y=y, color=colour, strokeDash=dash),
         curve.encode(x=x, y=y, color=colour, strokeDash=dash),
+        ranges,
         points.mark_point(filled=True, size=50, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=tooltip),
         rule,
         words.encode(x=x, y=alt.value(0), text=alt.Text("label:N")),
@@ -122,8 +141,14 @@ def figure(runs: Runs) -> alt.FacetChart | None:
 
 
 def _drawn(data: pl.DataFrame) -> pl.DataFrame:
-    """The rows of one panel: points, both lines and the edges that lie among the batches."""
-    curve, panel = fit(data), data["panel"][0]
+    """The rows of one panel: points, and unless it is coarse both lines and the edges that lie among the batches."""
+    points = data.select("repeat", pl.col("x", "steps_to_accuracy", "least").cast(pl.Float64), kind=pl.lit(_POINTS))
+    parts = [points] if is_coarse(data) else [points, _lines(data)]
+    return pl.concat(parts, how="diagonal").with_columns(panel=pl.lit(data["panel"][0]))
+
+
+def _lines(data: pl.DataFrame) -> pl.DataFrame:
+    curve = fit(data)
     low, high = float(data["x"].min()), float(data["x"].max())  # type: ignore[arg-type]
     grid = [low * (high / low) ** (i / 60) for i in range(61)]
     floor = curve.least_steps / 2
@@ -135,18 +160,18 @@ def _drawn(data: pl.DataFrame) -> pl.DataFrame:
         *({"kind": "edge", "x": b, "label": label} for label, b in edges.items() if low < b < high),
     ]
     schema = {"kind": pl.String, "x": pl.Float64, "steps_to_accuracy": pl.Float64, "label": pl.String}
-    lines = pl.DataFrame(rows, schema=schema)
-    points = data.select("repeat", pl.col("x", "steps_to_accuracy").cast(pl.Float64), kind=pl.lit(_POINTS))
-    return pl.concat([points, lines], how="diagonal").with_columns(panel=pl.lit(panel))
+    return pl.DataFrame(rows, schema=schema)
 
 
 def finding(runs: Runs) -> str:
-    """Where the regimes end, and how well the curve fits."""
+    """Where the regimes end, and how well the curve fits; or that accuracy was measured too rarely to say."""
     nothing = f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
     return per_group(steps(runs), _regimes, by="panel") or nothing
 
 
 def _regimes(data: pl.DataFrame) -> str:
+    if is_coarse(data):
+        return _too_rarely(data)
     curve = fit(data)
     off = max(
         max(value / curve.steps(batch), curve.steps(batch) / value)
@@ -160,6 +185,18 @@ def _regimes(data: pl.DataFrame) -> str:
         f"to {100 * data['target'][0]:g} % test accuracy, scaling is near perfect "
         f"{_where(curve.perfect_up_to, low, high, 'up to')}, and larger batches save next to nothing "
         f"{_where(curve.maximal_from, low, high, 'from')}; {law} all runs within a factor of {off:.2f}"
+    )
+
+
+def _too_rarely(data: pl.DataFrame) -> str:
+    """The batch whose steps are known least, and a length of epochs that would do for all if their steps are right."""
+    worst = data.sort(pl.col("least") / pl.col("steps_to_accuracy")).row(0, named=True)
+    needed, least = worst["steps_to_accuracy"], worst["least"]
+    shorter = max(1, int(_COARSE * min(data["steps_to_accuracy"].to_list())))
+    return (
+        f"accuracy was measured too rarely to tell how the steps depend on the batch: a batch of {worst['x']} reaches "
+        f"{100 * data['target'][0]:g} % test accuracy after {least:,} to {needed:,} steps, as an epoch is tested at "
+        f"its end; measure again with measure.steps_per_epoch={shorter}, and as many more epochs"
     )
 
 

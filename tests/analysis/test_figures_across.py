@@ -237,6 +237,28 @@ def test_a_bend_beyond_the_batches_has_no_formula(tmp_path: Path) -> None:
     assert "÷ b" not in finding
 
 
+def test_steps_that_are_known_once_per_epoch_show_no_regimes(tmp_path: Path) -> None:
+    """All batches reach 90 % in their first epoch, of N ÷ b steps: which says nothing about how many they need."""
+    for batch in (16, 32, 64, 128):
+        published(config(tmp_path, batch_size=batch), Fake(test_accuracy=lambda epoch: 0.92))
+    runs = load(tmp_path)
+    assert batch_regimes.finding(runs) == (
+        "Accuracy was measured too rarely to tell how the steps depend on the batch: a batch of 16 reaches 90 % test "
+        "accuracy after 1 to 90 steps, as an epoch is tested at its end; measure again with "
+        "measure.steps_per_epoch=1, and as many more epochs."
+    )
+    chart = batch_regimes.figure(runs)
+    assert chart is not None
+    (rows,) = chart.to_dict()["datasets"].values()
+    assert [(row["x"], row["least"], row["steps_to_accuracy"]) for row in rows] == [
+        (16, 1, 90),
+        (32, 1, 45),
+        (64, 1, 22),
+        (128, 1, 11),
+    ]
+    vl_convert.vegalite_to_svg(chart.to_dict())
+
+
 def test_regimes_are_of_one_configuration_and_of_runs_that_trained_alike(tmp_path: Path) -> None:
     for batch in (8, 16, 32, 64):
         for nodes in (1, 2):
