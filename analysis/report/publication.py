@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from analysis.comparison.work import (
     component_labels,
     groups_across,
     is_below,
+    labels,
     natural,
     plain,
     works,
@@ -55,27 +56,54 @@ _ENTRIES = {
 _GIB = 2**30
 
 
+@once
+def _of_trained(runs: Runs) -> pl.DataFrame:
+    """The run table of the runs that trained, to their end or for an epoch: what was only asked for says nothing."""
+    trained = runs.select("epochs", "run_id")["run_id"].cast(pl.String).unique()
+    return runs.run.filter((pl.col("state") == "done") | pl.col("run_id").is_in(trained.implode()))
+
+
 def experiment(runs: Runs) -> list[tuple[str, str]]:
-    """What it is, and its distinct values in the order of numbers; nothing of what was not recorded."""
-    environments = [json.loads(each) for each in runs.run["environment_json"].drop_nulls().unique(maintain_order=True)]
+    """What it is, and its distinct values in the order of numbers; nothing of what was not recorded.
+
+    Of the runs that trained. Those that began but did not reach their end are counted beside the others, by what became
+    of them.
+    """
+    trained = _of_trained(runs)
+    environments = [json.loads(each) for each in trained["environment_json"].drop_nulls().unique(maintain_order=True)]
     cuda = [each.get("cuda") or {} for each in environments]
     devices = [device for each in cuda for device in each.get("devices") or ()]
     shown: dict[str, Iterable[Any]] = {
-        "Device": runs.run["device_name"].drop_nulls(),
+        "Device": trained["device_name"].drop_nulls(),
         "Memory of a GPU": [f"{device['memory_bytes'] / _GIB:.0f} GiB" for device in devices],
         "Links between GPUs": [link for each in cuda for link in links(each.get("topology"))],
-        "Nodes": runs.run["nodes"],
-        "Framework": _frameworks(runs),
-        **{name: runs.run[column].drop_nulls() for name, column in _ENTRIES.items()},
+        "Nodes": trained["nodes"],
+        "Framework": _frameworks(trained),
+        **{name: trained[column].drop_nulls() for name, column in _ENTRIES.items()},
     }
-    repeats = runs.run["repeat"].n_unique()
-    counts = [("Repeats", str(repeats)), ("Runs", f"{runs.run.height:,}")]
+    counts = [("Repeats", _repeats(runs)), ("Runs", _counted(runs.run))]
     return [*((name, told) for name, values in shown.items() if (told := _listed(values))), *counts]
 
 
-def _frameworks(runs: Runs) -> list[str]:
+def _repeats(runs: Runs) -> str:
+    """Of each configuration: "3", or "2 to 3" where some have fewer."""
+    rows = labels(runs).join(_of_trained(runs).select("run_id", "repeat"), on="run_id")
+    of_each = rows.group_by("group", "configuration").agg(pl.col("repeat").n_unique())["repeat"].to_list()
+    fewest, most = min(of_each), max(of_each)
+    return f"{most}" if fewest == most else f"{fewest} to {most}"
+
+
+def _counted(rows: pl.DataFrame) -> str:
+    """ "160", or "158; not to the end: 1 oom, 1 running"; intents that nobody began are no runs."""
+    done = f"{(rows['state'] == 'done').sum():,}"
+    others = rows.filter(~pl.col("state").is_in(["done", "missing"])).select(pl.coalesce("outcome", "state"))
+    told = ", ".join(f"{count} {label}" for label, count in sorted(Counter(others.to_series()).items()))
+    return f"{done}; not to the end: {told}" if told else done
+
+
+def _frameworks(trained: pl.DataFrame) -> list[str]:
     """Each with its version: "torch 2.15.0"."""
-    rows = runs.run.select(pl.col("framework").fill_null("torch"), "environment_json").unique(maintain_order=True)
+    rows = trained.select(pl.col("framework").fill_null("torch"), "environment_json").unique(maintain_order=True)
     versions = ((name, (json.loads(each or "{}").get("packages") or {}).get(name)) for name, each in rows.rows())
     return [f"{name} {version}" if version else name for name, version in versions]
 
@@ -252,11 +280,11 @@ class Hyperparameters:
 
 @once
 def hyperparameters(runs: Runs) -> list[Hyperparameters]:
-    """One table per data set and model, in the order of their names."""
+    """One table per data set and model, in the order of their names, of the runs that trained."""
     works: dict[tuple[str, str], dict[str, Column]] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
     raws: dict[tuple[str, str, str, str], set[bytes]] = defaultdict(set)  # of thousands of runs few parts differ
     names = ("data", "model", "strategy", "config_json", *_OF_RUN)
-    for data, model, strategy, config_json, *derived in runs.run.select(names).rows():
+    for data, model, strategy, config_json, *derived in _of_trained(runs).select(names).rows():
         parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
         for root in _LATER | parts.keys():
             raws[data, model, strategy, root].add(bytes(parts.get(root, b"")))

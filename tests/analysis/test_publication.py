@@ -16,6 +16,7 @@ from analysis.report.publication import (
     experiment,
     hyperparameters,
 )
+from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, component, config, failed, published
 
 if TYPE_CHECKING:
@@ -188,6 +189,30 @@ def test_it_names_hardware_framework_and_all_that_was_trained(tmp_path: Path) ->
         "Repeats": "1",
         "Runs": "6",
     }
+
+
+def test_what_never_trained_is_in_no_table(tmp_path: Path) -> None:
+    """Of fsdp, two devices and eight were asked for, and never begun; four devices ran out of memory at once."""
+    for repeat in range(3):
+        published(config(tmp_path, repeat=repeat))
+    failed(config(tmp_path, strategy="ddp", devices=2, batch_size=64), "killed", "killed", epochs=1)
+    failed(config(tmp_path, strategy="hsdp", devices=4, precision="bf16"), "oom", "out of memory", epochs=0)
+    for devices in (2, 8):
+        run = config(tmp_path, strategy="fsdp", devices=devices, epochs=9, repeat=7)
+        RunFolder.of(run).write_intent(run, [])
+    runs = load(tmp_path)
+    told = dict(experiment(runs))
+    assert (told["Strategies"], told["Devices"], told["Epochs"], told["Precision"]) == (
+        "ddp, single",
+        "1, 2",
+        "3",
+        "fp32",
+    )
+    assert (told["Repeats"], told["Runs"]) == ("1 to 3", "3; not to the end: 1 killed, 1 oom")
+    (settings,) = hyperparameters(runs)
+    assert settings.strategies == ("single", "ddp")
+    assert dict(settings.differing)["repeats"] == ("0 to 2", "0")
+    assert dict(settings.shared)["epochs"] == "3"
 
 
 def test_what_was_not_recorded_is_not_there(tmp_path: Path) -> None:
