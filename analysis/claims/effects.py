@@ -22,6 +22,7 @@ from analysis.claims.claim import (
     LEARNING,
     OF_ENGINES,
     OF_PHASES,
+    PER_EPOCH,
     Claim,
     Contrast,
     Level,
@@ -111,8 +112,14 @@ def readings(runs: Runs, metric: str, target: float | None, epoch: int | str) ->
 
 @once
 def _epochs(runs: Runs, metric: str) -> pl.DataFrame:
-    """All epochs whose metric counts, of numbered runs, with the number of their run's `last`."""
-    rows = undisturbed_epochs(runs, metric).select("run_id", "epoch", metric)
+    """All epochs whose metric counts, of numbered runs, with the number of their run's `last`.
+
+    A resumed run warms up anew in an epoch that is a warm one in other runs: what this took says nothing about it.
+    """
+    rows = undisturbed_epochs(runs, metric)
+    if metric in PER_EPOCH and metric != "training_time_s":  # which resumed runs don't have
+        rows = rows.filter(~pl.col("warm_up") | (pl.col("epoch") == 1))
+    rows = rows.select("run_id", "epoch", metric)
     return rows.with_columns(last=gathered(runs, "epochs", rows))
 
 

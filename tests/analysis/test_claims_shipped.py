@@ -118,6 +118,13 @@ def test_the_first_epoch_is_that_of_the_large_model(tmp_path: Path, work: dict[s
     assert shipped(tmp_path, "first_epoch_slower").verdict == verdict
 
 
+def test_an_epoch_that_warms_up_anew_is_no_second_epoch(tmp_path: Path) -> None:
+    """A resumed attempt began with it: it takes as long as the first, which refutes nothing."""
+    plant(tmp_path, {("ddp", 2): 1.0}, LARGE, first_s=1.0, resumed_after=1)
+    finding = shipped(tmp_path, "first_epoch_slower")
+    assert (finding.verdict, finding.cases) == ("inconclusive", ())
+
+
 def test_no_further_gain_is_asked_of_equal_images(tmp_path: Path) -> None:
     """Batches of 512 small images and of 1,024 large ones are of other work."""
     for batch, size in ((512, 8), (1024, 28)):
