@@ -315,8 +315,12 @@ class ClaimedEffect:
     @cached_property
     def forbidden(self) -> str:
         """Why the effect decides nothing, whatever it is; empty where it may."""
-        kinds = {"of_times": self.of_times, "per_epoch": self.claim.metric in OF_SAMPLES}
-        issues = next(filter(None, (pairing.blockers(**kinds) for pairing in (self.pairing, self.choice))), ())
+        metric, of_times = self.claim.metric, self.of_times
+        found = (
+            pairing.blockers(of_times=of_times, per_epoch=metric in OF_SAMPLES, metric=metric)
+            for pairing in (self.pairing, self.choice)
+        )
+        issues = next(filter(None, found), ())
         if missed := self.effect.missed:
             repeats = len(missed | self.effect.values.keys())
             issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)

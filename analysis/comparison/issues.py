@@ -59,6 +59,8 @@ class Blocker(Enum):
     """A device computes more than it can."""
     CORES = "cores"
     """A rank used more cores than its devices have."""
+    MEMORY = "memory"
+    """The metric is memory: of processes on one side, of devices on the other."""
 
 
 class Caveat(Enum):
@@ -143,6 +145,11 @@ def _words_of_blocker(issue: Issue) -> str:
         case Blocker.CORES:
             ((_, (used, own)),) = issue.differences.items()
             return f"a rank used more cores than its devices: {used:.2f} cores of {own:g}; {_OTHER_CORES}"
+        case Blocker.MEMORY:
+            return (
+                "memory is not compared, as peaks on CPUs are those of processes with all their libraries, and peaks "
+                "on GPUs those of tensors"
+            )
     raise AssertionError(issue.kind)
 
 
@@ -366,6 +373,11 @@ def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:
     if changed:
         issues.append(Issue(Caveat.DRIFT, changed))
     return issues
+
+
+def unlike_memory(runs: Sequence[ComparedRun]) -> bool:
+    """Whether the peaks of these runs are of unlike kinds."""
+    return len({run.words("memory_kind") for run in runs} - {()}) > 1
 
 
 def unlike_contents(couples: Sequence[tuple[ComparedRun, ComparedRun]]) -> Differences:

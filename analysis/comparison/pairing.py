@@ -21,6 +21,7 @@ from analysis.comparison.issues import (
     disturbances,
     has_same_data,
     unlike_contents,
+    unlike_memory,
     unlike_probes,
     unrecorded,
 )
@@ -60,7 +61,9 @@ class Pairing:
     """Keys in which the sides may differ."""
     alone: tuple[ComparedRun, ...] = ()
     """Runs of a repeat that the other side lacks. Medians rest on them, so their environments must match, too."""
-    _issues: dict[tuple[str, bool, bool], tuple[Issue, ...]] = field(default_factory=dict, init=False, compare=False)
+    _issues: dict[tuple[str, bool, bool, str], tuple[Issue, ...]] = field(
+        default_factory=dict, init=False, compare=False
+    )
     """What was found once; many ask. So is each ratio."""
     _ratios: dict[Fraction, Ratio | None] = field(default_factory=dict, init=False, compare=False)
 
@@ -101,15 +104,20 @@ class Pairing:
         """Whether too few pairs are independent to show what the sessions have made of the ratios."""
         return is_apart(len(self.pairs), len(set(self.pools)))
 
-    def blockers(self, *, of_times: bool = True, per_epoch: bool = False) -> tuple[Issue, ...]:
+    def blockers(self, *, of_times: bool = True, per_epoch: bool = False, metric: str = "") -> tuple[Issue, ...]:
         """Why these runs are not compared; empty where they are.
 
         `of_times`: times, energies or memory are compared. `per_epoch`: the metric grows with the samples of an epoch.
+        `metric`: what is compared, which alone may be unlike; empty for what speaks against any.
         """
-        key = "blockers", of_times, per_epoch
+        key = "blockers", of_times, per_epoch, metric
         if key not in self._issues:
-            self._issues[key] = tuple(self._blockers(of_times=of_times, per_epoch=per_epoch))
+            own = self._blockers_of(metric)
+            self._issues[key] = (*self._blockers(of_times=of_times, per_epoch=per_epoch), *own)
         return self._issues[key]
+
+    def _blockers_of(self, metric: str) -> list[Issue]:
+        return [Issue(Blocker.MEMORY, {})] if metric.startswith("peak_memory") and unlike_memory(self._runs) else []
 
     def _blockers(self, *, of_times: bool, per_epoch: bool) -> list[Issue]:
         issues = []
@@ -172,7 +180,7 @@ class Pairing:
 
     def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
-        key = "caveats", of_times, per_sample
+        key = "caveats", of_times, per_sample, ""
         if key not in self._issues:
             self._issues[key] = tuple(self._caveats(of_times=of_times, per_sample=per_sample))
         return self._issues[key]
@@ -217,7 +225,7 @@ class Pairing:
         return list({id(run): run for pair in self.pairs for run in pair.runs}.values())
 
     def _ratio(self, fraction: Fraction) -> Ratio | None:
-        return None if self.blockers() else self._unblocked_ratio(fraction)
+        return None if self.blockers(metric=fraction.metric) else self._unblocked_ratio(fraction)
 
     def _unblocked_ratio(self, fraction: Fraction) -> Ratio | None:
         if fraction not in self._ratios:

@@ -52,6 +52,10 @@ class ComparedRun:
         """
         return _values(self.runs, metric)[self.run_id]
 
+    def words(self, column: str) -> tuple[str, ...]:
+        """What a text of `per_run` says, word by word; empty where it is null."""
+        return tuple((_texts(self.runs, column)[self.run_id] or "").split())
+
     def probes(self, key: str) -> tuple[float, ...]:
         """What was measured of the machine by this name, at the run's start and at its end; without what is unknown."""
         return _probed(self.runs, key)[self.run_id]
@@ -103,6 +107,11 @@ def _values(runs: Runs, metric: str) -> dict[str, float | None]:
     known = runs.run if metric in runs.run.columns else per_run(runs)
     values = dict(zip(runs.run["run_id"].to_list(), known[metric].to_list(), strict=True))
     return values | dict.fromkeys(resting_on_disturbed(runs).get(metric, ()))
+
+
+@once
+def _texts(runs: Runs, column: str) -> dict[str, str | None]:
+    return dict(per_run(runs).select("run_id", column).rows())
 
 
 PARITY = "measure.parity"

@@ -60,6 +60,19 @@ def test_what_tensors_hold_on_the_fullest_gpu_decides(tmp_path: Path) -> None:
     assert table([finding]).rows["metric"].to_list() == [NEW]
 
 
+def test_memory_of_processes_is_not_held_against_that_of_tensors(tmp_path: Path) -> None:
+    for repeat in REPEATS:
+        published(config(tmp_path, repeat=repeat))
+        gpu = Fake(device_type="cuda", peak_allocated_bytes=lambda epoch, rank: 90 * MIB)
+        published(config(tmp_path, repeat=repeat, device="cuda"), gpu)
+    contrast = {"from": {"device_type": "cpu"}, "to": {"device_type": "cuda"}}
+    for metric in ("peak_memory_sum_bytes", NEW):
+        asked = claim(metric=metric, contrasts=[contrast], expect={"below": 0.9})
+        finding = judge(load(tmp_path), asked, seed="000")
+        assert (len(finding.cases), finding.verdict) == (1, "inconclusive")
+        assert finding.why.startswith("memory is not compared")
+
+
 def test_nobody_whose_runs_others_disturbed_takes_the_least_memory(tmp_path: Path) -> None:
     held = {("single", 1): 100, ("ddp", 2): 90, ("fsdp", 2): 50}
     for (strategy, devices), mib in held.items():

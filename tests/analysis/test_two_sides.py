@@ -251,6 +251,20 @@ def test_energy_and_memory_are_compared_where_both_measured_them(tmp_path: Path)
     assert ratios["peak_memory_sum_bytes"] == 1.0
 
 
+def test_memory_of_processes_is_not_divided_by_that_of_tensors(tmp_path: Path) -> None:
+    """Which would be less: a process holds its libraries, too."""
+    cuda: dict[str, Any] = {"device_type": "cuda", "device_name": "GPU", "peak_allocated_bytes": lambda e, r: 2**26}
+    a = sweep(tmp_path / "a", {"single": BEFORE["single"]})
+    b = sweep(tmp_path / "b", {"single": BEFORE["single"]}, at=BETWEEN, **cuda)
+    found = compare(a, b, across=["device_type", "device_name"])
+    (row,) = found.rows
+    assert (row.ratios["peak_memory_sum_bytes"], row.verdict) == (None, "equal within 5 %")
+    assert any(
+        note.startswith("Memory is not compared, as peaks on CPUs are those of processes") for note in found.notes
+    )
+    assert not any("memory" in column for column in printed.table(found).columns)
+
+
 # --- the gate
 
 
