@@ -216,7 +216,7 @@ def _also(runs: Runs, claim: Claim) -> list[Effect]:
 
 def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | None) -> Case:
     effect, runs = compared.effect, compared.told
-    caveats = map(str, compared.pairing.caveats(of_times=compared.of_times))
+    caveats = map(str, compared.pairing.caveats(of_times=compared.of_times, metric=compared.claim.metric))
     verdict, lacks = compared.decided(error)
     low, high = compared.interval(error) or (None, None)
     return Case(

@@ -61,6 +61,8 @@ class Blocker(Enum):
     """A rank used more cores than its devices have."""
     MEMORY = "memory"
     """The metric is memory: of processes on one side, of devices on the other."""
+    SHORT = "short"
+    """The metric is an energy, and epochs are too short for the counters."""
 
 
 class Caveat(Enum):
@@ -82,6 +84,8 @@ class Caveat(Enum):
     """More devices seem faster than fewer by more than their number explains, but may not be."""
     DRIFT = "drift"
     """A machine changed its speed between the start and the end of a run."""
+    ENERGY = "energy"
+    """The metric is an energy that was measured less well than others are."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,8 @@ def _words_of_blocker(issue: Issue) -> str:
                 "memory is not compared, as peaks on CPUs are those of processes with all their libraries, and peaks "
                 "on GPUs those of tensors"
             )
+        case Blocker.SHORT:
+            return f"energies are not compared, as {FLAGS['short']} (short): take more data"
     raise AssertionError(issue.kind)
 
 
@@ -187,6 +193,9 @@ def _words_of_caveat(issue: Issue) -> str:
             )
         case Caveat.DRIFT:
             return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}"
+        case Caveat.ENERGY:
+            flags = ", ".join(f"{FLAGS[flag]} ({flag})" for flag in issue.differences)
+            return f"energies of the compared runs are less exact than others: {flags}"
     raise AssertionError(issue.kind)
 
 
@@ -373,6 +382,24 @@ def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:
     if changed:
         issues.append(Issue(Caveat.DRIFT, changed))
     return issues
+
+
+FLAGS = {
+    "short": "epochs under 2 s are too short for the GPUs' counters, which are refreshed ten times a second",
+    "sparse": "samples more than 1 s apart",
+    "from_power": "summed up from sampled power, since the GPU has no energy counter",
+}
+"""Flags of energies that are not to be quoted, in words. Ratios of `short` ones are not even shown: by how much they
+are wrong depends on the length of the epochs, which the sides need not share.
+"""
+
+
+def of_energies(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], list[Issue]]:
+    """What the flags of the energies behind a metric forbid, and what they limit."""
+    found: set[str] = set().union(*(run.energy_flags(metric) for run in runs))
+    less = [flag for flag in FLAGS if flag in found and flag != "short"]
+    limits = [Issue(Caveat.ENERGY, dict.fromkeys(less, (None, None)))] if less else []
+    return [Issue(Blocker.SHORT, {})] if "short" in found else [], limits
 
 
 def unlike_memory(runs: Sequence[ComparedRun]) -> bool:

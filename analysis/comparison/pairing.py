@@ -20,6 +20,7 @@ from analysis.comparison.issues import (
     beyond_peak,
     disturbances,
     has_same_data,
+    of_energies,
     unlike_contents,
     unlike_memory,
     unlike_probes,
@@ -117,7 +118,8 @@ class Pairing:
         return self._issues[key]
 
     def _blockers_of(self, metric: str) -> list[Issue]:
-        return [Issue(Blocker.MEMORY, {})] if metric.startswith("peak_memory") and unlike_memory(self._runs) else []
+        unlike = metric.startswith("peak_memory") and unlike_memory(self._runs)
+        return [Issue(Blocker.MEMORY, {})] if unlike else of_energies(self._runs, metric)[0]
 
     def _blockers(self, *, of_times: bool, per_epoch: bool) -> list[Issue]:
         issues = []
@@ -178,11 +180,14 @@ class Pairing:
         runs = (*self._runs, *self.alone)
         return max((highest_repeats(run.runs)[run.run_id] for run in runs), default=-1)
 
-    def caveats(self, *, of_times: bool = True, per_sample: bool = False) -> tuple[Issue, ...]:
-        """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample."""
-        key = "caveats", of_times, per_sample, ""
+    def caveats(self, *, of_times: bool = True, per_sample: bool = False, metric: str = "") -> tuple[Issue, ...]:
+        """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample.
+        `metric`: what is compared, as for `blockers`.
+        """
+        key = "caveats", of_times, per_sample, metric
         if key not in self._issues:
-            self._issues[key] = tuple(self._caveats(of_times=of_times, per_sample=per_sample))
+            own = of_energies(self._runs, metric)[1]
+            self._issues[key] = (*self._caveats(of_times=of_times, per_sample=per_sample), *own)
         return self._issues[key]
 
     def _caveats(self, *, of_times: bool, per_sample: bool) -> list[Issue]:

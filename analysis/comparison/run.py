@@ -56,6 +56,10 @@ class ComparedRun:
         """What a text of `per_run` says, word by word; empty where it is null."""
         return tuple((_texts(self.runs, column)[self.run_id] or "").split())
 
+    def energy_flags(self, metric: str) -> frozenset[str]:
+        """Flags of the energies that a metric is made of; empty for metrics of anything else."""
+        return _energy_flags(self.runs, metric).get(self.run_id, frozenset()) if is_energy(metric) else frozenset()
+
     def probes(self, key: str) -> tuple[float, ...]:
         """What was measured of the machine by this name, at the run's start and at its end; without what is unknown."""
         return _probed(self.runs, key)[self.run_id]
@@ -112,6 +116,24 @@ def _values(runs: Runs, metric: str) -> dict[str, float | None]:
 @once
 def _texts(runs: Runs, column: str) -> dict[str, str | None]:
     return dict(per_run(runs).select("run_id", column).rows())
+
+
+def is_energy(metric: str) -> bool:
+    """Whether a metric is an energy of GPUs."""
+    return metric.startswith("gpu_energy_")
+
+
+@once
+def _energy_flags(runs: Runs, metric: str) -> dict[str, frozenset[str]]:
+    """Of the runs that measured it. A metric of an epoch may be asked of any epoch, so the flags of all count."""
+    if metric in runs.epochs.columns:
+        rows = numbered(runs, "epochs", metric, "telemetry_flags").with_columns(AS_TEXT, flags="telemetry_flags")
+    else:
+        rows = per_run(runs).select("run_id", metric, flags="energy_flags")
+    flags: dict[str, frozenset[str]] = defaultdict(frozenset)
+    for run_id, text in rows.drop_nulls([metric, "flags"]).select("run_id", "flags").unique().rows():
+        flags[run_id] |= frozenset(text.split())
+    return dict(flags)
 
 
 PARITY = "measure.parity"

@@ -307,10 +307,9 @@ class Matched:
         full = [f"{row.configuration} ({row.group})" if names.count(row.configuration) > 1 else name
                 for row, name in zip(self.rows, names, strict=True)]  # fmt: skip
         pairings = [(name, row.pairing) for name, row in zip(full, self.rows, strict=True)]
-        blockers = (
-            (name, issue) for name, pairing in pairings for each in MEASURED for issue in pairing.blockers(metric=each)
-        )
-        caveats = ((name, issue) for name, pairing in pairings for issue in pairing.caveats(per_sample=True))
+        each = [(name, pairing, metric) for name, pairing in pairings for metric in MEASURED]
+        blockers = ((name, issue) for name, pairing, of in each for issue in pairing.blockers(metric=of))
+        caveats = ((name, issue) for name, pairing, of in each for issue in pairing.caveats(per_sample=True, metric=of))
         return [*said_once(blockers, of=len(pairings)), *said_once(caveats, of=len(pairings))]
 
     def notes_on_all(self, name: str, ratio: Ratio | None) -> list[str]:

@@ -293,7 +293,8 @@ PER_CONFIGURATION = (
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
         "throughput_with_startup_samples_per_s", null=_NO_PAIR, heading="Efficiency with start-up"),
     Column("energy_ratio", "energy per sample ÷ that of one device: median over paired repeats; below 1 takes less",
-        null=_NO_PAIR, heading="Per sample, against one device, and interval", tables=("energy",), show=Show.INTERVAL,
+        null=f"{_NO_PAIR}, or epochs too short for the counters (energy_flags: short)",
+        heading="Per sample, against one device, and interval", tables=("energy",), show=Show.INTERVAL,
         beside=("energy_ratio_low", "energy_ratio_high")),
     Column("energy_ratio_low", f"lower {_INTERVAL} energy_ratio", null=_TOO_FEW),
     Column("energy_ratio_high", f"upper {_INTERVAL} energy_ratio", null=_TOO_FEW),

@@ -19,7 +19,7 @@ from analysis.comparison.baseline import (
 )
 from analysis.comparison.configurations import counted, facts, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
-from analysis.comparison.issues import Caveat
+from analysis.comparison.issues import FLAGS, Caveat
 from analysis.comparison.ratio import (
     ENOUGH_REPEATS,
     FEW_REPEATS,
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
 
-_FLAGS = {
-    "short": "epochs under 2 s are too short for the GPUs' counters, which are refreshed ten times a second",
-    "sparse": "samples more than 1 s apart",
-    "from_power": "summed up from sampled power, since the GPU has no energy counter",
+_FLAGS = FLAGS | {
+    "short": f"{FLAGS['short']}: they are not compared",
     "reset": "a counter restarted in some epochs, which have no energy",
     "incomplete": "no sample before or after some epochs, which have no energy",
 }

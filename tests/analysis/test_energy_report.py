@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
-from analysis import load
+from analysis import by, load, summary
+from analysis.claims import judge
 from analysis.figures import draw
 from analysis.metrics.runs import per_run
 from analysis.report import warnings
 from tests.analysis.factory import config, published
+from tests.analysis.made_up import ENERGY_RATIO, IN_TWO, altered
+from tests.analysis.test_claims import claim
 from tests.analysis.test_metrics import powered
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +72,32 @@ def test_power_is_that_of_all_gpus_and_of_each(sweep: Path) -> None:
         }
     )
     assert figure.finding == "The GPUs draw 100 W with single × 1; and 300 W with ddp × 2."
+
+
+@pytest.mark.parametrize(
+    ("flags", "ratio", "note"),
+    [
+        (None, ENERGY_RATIO, ""),
+        ("from_power sparse", ENERGY_RATIO, "less exact than others: samples more than 1 s apart (sparse), summed up"),
+        ("short", None, "energies are not compared, as epochs under 2 s are too short"),
+    ],
+)
+def test_energies_that_are_not_to_be_quoted_are_not_compared_without_a_word(
+    usual: Runs, flags: str | None, ratio: float | None, note: str
+) -> None:
+    runs = altered(usual, "epochs", telemetry_flags=pl.when(IN_TWO).then(pl.lit(flags, pl.String)))
+    found = by(runs, "configuration", "single × 1", "ddp × 2")
+    (row,) = found.rows
+    assert row.verdict == "faster", "its times are what they are"
+    (case,) = judge(runs, claim(metric="gpu_energy_j", expect={"above": 1.1}), seed="0").cases
+    assert case.verdict == ("reproduced" if ratio else "inconclusive")
+    energy, table = row.ratios["gpu_energy_per_sample_j"], summary(runs).filter(configuration="ddp × 2")
+    for value in (energy and energy.median, table["energy_ratio"].item()):
+        assert value == (ratio and pytest.approx(ratio))
+    for told in (found.notes, (*case.warnings, case.lacks)):
+        said = " ".join(told)
+        assert note.lower() in said.lower()
+        assert bool(note) == ("nerg" in said)
 
 
 def test_gpus_that_were_slowed_down_are_named(tmp_path: Path) -> None:
