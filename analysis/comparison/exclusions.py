@@ -25,7 +25,7 @@ from parallelbench.results.attempt import DISTURBED
 from parallelbench.results.folder import WHAT_TO_NAME, no_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from analysis.comparison.run import ComparedRun
     from analysis.runs.reader import Runs
@@ -219,21 +219,25 @@ def folders_of(runs: Runs, run_ids: Iterable[str]) -> str:
 
 
 _TIMES = {
-    "first_epoch_time_s": "the first epoch",
-    "second_epoch_time_s": "the second epoch",
-    "total_training_time_s": "the training as a whole",
+    "first_epoch_time_s": ("the first epoch", "its time is"),
+    "second_epoch_time_s": ("the second epoch", "its time is"),
+    "total_training_time_s": ("the training as a whole", "total times and GPU-hours are"),
+    "time_to_accuracy_s": ("the training to the target accuracy", "its time and energy are"),
 }
 
 
-def disturbed_times(runs: Runs) -> list[str]:
-    """Of runs that count, the times that rest on disturbed epochs all the same, in sentences."""
+def disturbed_times(runs: Runs, to_accuracy: Collection[str] = ()) -> list[str]:
+    """Of runs that count, the times that rest on disturbed epochs all the same, in sentences. `to_accuracy`: the ids of
+    those of which the time to their target does.
+    """
     rows = labels(runs).join(excluded(runs), on="run_id", how="anti", maintain_order="left")
+    resting = resting_on_disturbed(runs) | {"time_to_accuracy_s": to_accuracy}
     lines = []
-    for metric, what in _TIMES.items():
-        found = rows.filter(pl.col("run_id").is_in(list(resting_on_disturbed(runs)[metric])))
+    for metric, (what, numbers) in _TIMES.items():
+        found = rows.filter(pl.col("run_id").is_in(list(resting[metric])))
         if found.height:
             whose = f"{count_of(found.height, 'run')} of {listed(_names(found), most=MOST)}"
-            lines.append(f"Others disturbed {what} of {whose}: its time is shown, but not compared.")
+            lines.append(f"Others disturbed {what} of {whose}: {numbers} shown, but not compared.")
     return lines
 
 

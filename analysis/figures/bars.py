@@ -9,7 +9,7 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import displayed, gains, summary, unreached
+from analysis.comparison.configurations import displayed, gains, has_disturbed, summary, unreached
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
@@ -31,7 +31,6 @@ from analysis.figures.chart import (
     with_medians,
     written,
 )
-from analysis.metrics.disturbed_times import disturbed_to_accuracy
 from analysis.metrics.runs import measured_bubbles, ring_times
 
 if TYPE_CHECKING:
@@ -99,17 +98,17 @@ def _line(rows: alt.Chart, goal: str) -> alt.Chart:
 
 def _measured(also: Mapping[str, pl.Expr] | None = None, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:
     """What bars need of every displayed run: a row per column that it has measured, in the panel of the column's label;
-    and columns `also` of each row.
+    and columns `also` of each row. A bar is marked where it rests on disturbed epochs in any repeat.
     """
     of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes")
 
+    def of_column(runs: Runs, name: str) -> pl.DataFrame:
+        marked = pl.any_horizontal("disturbed", has_disturbed(name)).any().over("group", "configuration")
+        rows = displayed(runs).drop_nulls(name).with_columns(disturbed=marked)
+        return rows.select(*NAMES, *of_some, name, value=pl.col(name).cast(pl.Float64), **(also or {}))
+
     def rows(runs: Runs) -> pl.DataFrame:
-        parts = [
-            panel(displayed(runs).drop_nulls(name).select(*NAMES, *of_some, name, **(also or {})), label).with_columns(
-                value=pl.col(name).cast(pl.Float64)
-            )
-            for name, label in labels.items()
-        ]
+        parts = [panel(of_column(runs, name), label) for name, label in labels.items()]
         return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True)
 
     return rows
@@ -193,12 +192,9 @@ memory = Bars(
 
 def _first_to_target(runs: Runs) -> pl.DataFrame:
     """The configurations that reach the target, and whether `disturbed` epochs lie before it."""
+    marked = pl.col("disturbed") | has_disturbed("time_to_accuracy_s")
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
-    rows = displayed(runs)
-    slowed = disturbed_to_accuracy(runs, dict(rows.select("run_id", "accuracy_target").rows()))
-    resting = set(rows.filter(pl.col("run_id").is_in(list(slowed))).select("group", "configuration").rows())
-    rests = pl.Series([key in resting for key in reached.select("group", "configuration").rows()], dtype=pl.Boolean)
-    return reached.with_columns(disturbed=pl.col("disturbed") | rests, chosen=pl.lit(runs.target is not None))
+    return reached.with_columns(disturbed=marked, chosen=pl.lit(runs.target is not None))
 
 
 def _reached(rows: pl.DataFrame) -> str:

@@ -409,7 +409,9 @@ def records(data: pl.DataFrame) -> alt.Data:
     return alt.InlineData(values=tuple(shown(data).to_dicts()))
 
 
-DISTURBED = f"Paler, hollow or marked {DISTURBED_MARK}: others disturbed these runs. They are compared with nothing."
+DISTURBED = (
+    f"Paler, hollow or marked {DISTURBED_MARK}: it rests on what others disturbed, and is compared with nothing."
+)
 HOLLOW: Any = alt.condition("datum.disturbed", alt.value(0.0), alt.value(0.45))
 """How filled a point of lines is: disturbed runs have none."""
 

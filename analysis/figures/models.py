@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import against_one_device, baseline_of, error_of_intervals, limited, refused
-from analysis.comparison.configurations import displayed
+from analysis.comparison.configurations import displayed, has_disturbed
 from analysis.comparison.work import component_labels, groups_across, natural
 from analysis.figures.chart import HOLLOW, NAMES, PANEL_WIDTH, panels, per_group, records, series, tips, with_medians
 
@@ -47,7 +47,9 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
         [
-            rows.select(*names, time_s, value=time_s, title=pl.lit("Training time, all epochs (s)")),
+            rows.with_columns(disturbed=pl.col("disturbed") | has_disturbed("total_training_time_s")).select(
+                *names, time_s, value=time_s, title=pl.lit("Training time, all epochs (s)")
+            ),
             rows.select(*names, peak_memory_sum_mib=memory_mib, value=memory_mib, title=memory),
         ],
         how="diagonal",

@@ -249,6 +249,8 @@ PER_FACT = (
     text("exclusion", "why the run doesn't count in comparisons of time and memory", null="it counts",
         heading="Excluded from comparisons", tables=("runs",), show=Show.EXCLUSION, beside=("exclusion_detail",)),
     text("exclusion_detail", "the run's own reason for its exclusion", null="it has none"),
+    text("disturbed_columns", "columns, with blanks between them, whose value here rests on epochs that others "
+        "disturbed: times of one epoch, of all epochs, and to an accuracy", null="none", repeats=Over.FLAGS),
     flag("displayed", "whether the numbers of its configuration are computed from it: it counts, or others disturbed "
         "it and none of its configuration counts"),
     share("accuracy_target", "the accuracy of `report --target`; without it, the highest step of a fixed ladder of "

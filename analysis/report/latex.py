@@ -101,7 +101,7 @@ def by_group(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Co
 
     Columns without any value are omitted.
     """
-    words = "medians over the runs that count; *: none does, as others disturbed them"
+    words = "medians over the runs that count; *: it rests on what others disturbed"
     return [(f"{group}: {words}", _across(rows, columns)) for group, rows in groups]
 
 

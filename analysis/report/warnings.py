@@ -17,7 +17,7 @@ from analysis.comparison.baseline import (
     told_of_pairs,
     without_baseline,
 )
-from analysis.comparison.configurations import counted, facts, summary, unreached
+from analysis.comparison.configurations import counted, facts, has_disturbed, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.issues import FLAGS, Caveat
 from analysis.comparison.ratio import (
@@ -65,7 +65,7 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
         *refused(runs),
         *_excluded(runs, most=most),
         *disturbed_lines(runs),
-        *disturbed_times(runs),
+        *disturbed_times(runs, facts(runs).filter(has_disturbed("time_to_accuracy_s"))["run_id"].to_list()),
         *_packed(runs),
         *format_skipped(runs.skipped, root=runs.root),
         *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),

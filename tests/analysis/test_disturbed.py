@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
 from rich.console import Console
 
-from analysis import summary_table
+from analysis import load, summary_table
 from analysis.comparison.configurations import displayed, summary
 from analysis.comparison.exclusions import format_exclusions
 from analysis.figures import draw
 from analysis.figures.chart import DISTURBED
-from analysis.metrics.columns import page_columns
+from analysis.metrics.columns import page_columns, summary_columns
 from analysis.metrics.disturbed_times import undisturbed_epochs
+from analysis.report import warnings
 from analysis.report.page import render
 from analysis.report.tables import cells
 from analysis.text import DISTURBED_MARK
-from tests.analysis.factory import as_words, words_of
+from tests.analysis.factory import as_words, config, published, steady, words_of
 from tests.analysis.made_up import altered, disturbed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from analysis.runs.reader import Runs
 
 
@@ -52,6 +55,57 @@ def test_times_are_shown_and_marked(both: bool, usual: Runs) -> None:
     (values,) = runtime.chart.to_dict()["datasets"].values()  # type: ignore[union-attr]
     labels = {(row["configuration"], row["label"][-1] == DISTURBED_MARK) for row in values}
     assert labels == {("single × 1", both), ("ddp × 2", True)}
+
+
+def drawn(runs: Runs, name: str) -> list[dict[str, Any]]:
+    (figure,) = draw(runs, [name])
+    (values,) = figure.chart.to_dict()["datasets"].values()  # type: ignore[union-attr]
+    return list(values)
+
+
+def test_times_of_disturbed_epochs_are_marked_though_the_run_counts(usual: Runs) -> None:
+    """Of its first two epochs, and of what they are part of; later epochs were left alone."""
+    runs = disturbed(usual, 1, 2)
+    single, ddp = summary(runs).sort("devices").rows(named=True)
+    resting = {"first_epoch_time_s", "second_epoch_time_s", "total_training_time_s", "total_time_s"}
+    resting |= {"throughput_with_startup_samples_per_s", "time_to_accuracy_s", "energy_to_accuracy_j"}
+    assert (single["disturbed_columns"], ddp["disturbed"], ddp["verdict"]) == (None, False, "faster")
+    assert set(ddp["disturbed_columns"].split()) == resting
+    marked = {each.column.name for each in cells(ddp, page_columns("energy")) if each.shown.endswith(DISTURBED_MARK)}
+    assert marked == {"energy_to_accuracy_j"}
+    marked = {each.column.name for each in cells(ddp, summary_columns()) if each.shown.endswith(DISTURBED_MARK)}
+    assert marked == resting & {column.name for column in summary_columns()}
+    assert not [each for each in cells(single, summary_columns()) if each.shown.endswith(DISTURBED_MARK)]
+    labels = {
+        (name, row["panel"].partition(",")[0].partition(" (")[0])
+        for name in ("runtime", "time_to_accuracy", "energy")
+        for row in drawn(runs, name)
+        if row["configuration"] == "ddp × 2" and row["label"].endswith(DISTURBED_MARK)
+    }
+    assert labels == {
+        ("runtime", "First epoch"),
+        ("time_to_accuracy", "To 90\u202f% test accuracy"),
+        ("energy", "To the target"),
+    }
+    (line,) = [line for line in warnings.warnings(runs) if "the target accuracy" in line]
+    assert line == (
+        "Others disturbed the training to the target accuracy of 6 runs of ddp × 2: its time and energy are shown, but "
+        "not compared."
+    )
+
+
+def test_the_training_time_of_a_model_is_marked_where_others_disturbed_it(tmp_path: Path) -> None:
+    for model in ("mlp", "cnn_small"):
+        taken = lambda epoch, rank, model=model: 10.0 if (epoch, model) == (1, "mlp") else 0.0  # noqa: E731
+        published(config(tmp_path, model=model), steady(10.0, others_time_s=taken))
+    rows = drawn(load(tmp_path), "models")
+    found = {(row["model"], row["panel"].partition(" ")[0]): row["disturbed"] for row in rows}
+    assert found == {
+        ("mlp", "Training"): True,
+        ("mlp", "Host"): False,
+        ("cnn_small", "Training"): False,
+        ("cnn_small", "Host"): False,
+    }
 
 
 def test_hours_of_gpus_are_marked_as_the_times_that_they_are_made_of() -> None:
