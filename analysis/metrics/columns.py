@@ -259,8 +259,8 @@ PER_FACT = (
     Column("time_to_accuracy_s", "training time to accuracy_target",
         null="no target, a repeat of the configuration never reaches it, or the run was resumed", repeats=Over.MEDIAN),
     Column("energy_to_accuracy_j", "the GPUs' energy while training to accuracy_target",
-        null="no target, a repeat of the configuration never reaches it, or an epoch without energy",
-        repeats=Over.MEDIAN, heading="GPU energy to the target accuracy", tables=("energy",)),
+        null="no target, a repeat of the configuration never reaches it, an epoch without energy, or the run was "
+        "resumed", repeats=Over.MEDIAN, heading="GPU energy to the target accuracy", tables=("energy",)),
 )
 """What `facts` adds to the table `run` and to `per_run`."""
 

@@ -322,13 +322,14 @@ def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     """`run_id` and `energy_to_accuracy_j`: energy of all GPUs in the training windows up to and with the first epoch
     whose test accuracy is `target`.
 
-    Null where one of these epochs has none (`telemetry_flags` says why). Runs that never reach it have no row.
+    Null where one of these epochs has none (`telemetry_flags` says why), and of resumed runs: they warm up more than
+    once, and what an attempt used after its last checkpoint is in no epoch. Runs that never reach it have no row.
     """
     epochs = _beside(runs, target)
     there = _THERE.fill_null(False)
     # Epochs are in order: those before the first that is there, and that one.
     needed = epochs.filter(there.any().over("run_id"), there.cum_sum().over("run_id") - there.cast(pl.UInt32) == 0)
-    known = pl.col("gpu_energy_j").is_not_null().all()
+    known = pl.all_horizontal(pl.col("gpu_energy_j", "training_time_s").is_not_null()).all()
     sums = needed.group_by("run_id").agg(energy_to_accuracy_j=pl.when(known).then(pl.col("gpu_energy_j").sum()))
     return sums.with_columns(AS_TEXT)
 

@@ -334,6 +334,11 @@ def test_energy_to_accuracy_is_null_once_an_epochs_is(tmp_path: Path) -> None:
     for target, expected in ((0.5, 100.0), (0.8, 150.0), (0.9, None), (0.95, None)):
         assert energy_to_accuracy(runs, target)["energy_to_accuracy_j"].to_list() == [expected]
     assert energy_to_accuracy(runs, 0.96).is_empty()
+    whole = epochs.with_columns(gpu_energy_j=pl.lit(50.0))
+    for attempts, expected in (([1, 1, 1, 1], 150.0), ([1, 1, 2, 2], None)):
+        of_attempts = {**runs.tables, "epochs": whole.with_columns(attempt=pl.Series(attempts, dtype=pl.Int32))}
+        found = energy_to_accuracy(dataclasses.replace(runs, tables=of_attempts), 0.9)
+        assert found["energy_to_accuracy_j"].to_list() == [expected], "as little as its time, of a resumed run"
 
 
 def powered(power_w: Any, **more: Any) -> Fake:
