@@ -84,6 +84,8 @@ TO_ACCURACY = ("steps_to_accuracy", "time_to_accuracy_s")
 """Metrics that need a `target`, the same for all runs."""
 EPOCH_COLUMNS = (*LEARNING[:4], *PER_EPOCH)
 METRICS = (*UNTIMED, *MEASURED, *PER_EPOCH, *OF_ENGINES, *OF_PHASES)
+RATES = tuple(name for name in METRICS if name.endswith("_per_s"))
+"""Metrics that twice as many devices double at best."""
 OF_SAMPLES = (
     *("first_epoch_time_s", "second_epoch_time_s", "steady_epoch_time_s", "slowest_epoch_time_s", "gpu_energy_j"),
     *("total_training_time_s", "total_time_s", "end_to_end_time_s", "training_time_s"),
@@ -179,7 +181,7 @@ class Claim(Node, frozen=True, kw_only=True):
     metric: str
     """What is measured on both sides: one of `METRICS`."""
     compare: Literal["ratio", "difference", "efficiency"] = "ratio"
-    """ratio: to ÷ from. difference: to − from. efficiency: the ratio ÷ the ratio of devices, 1 = ideal."""
+    """ratio: to ÷ from. difference: to − from. efficiency: the ratio of two rates ÷ that of devices, 1 = ideal."""
     contrasts: Annotated[list[Contrast], Meta(min_length=1)]
     together: bool = False
     """Whether each work must show all contrasts: all must be reproduced, and one refuted contrast refutes the claim."""
@@ -212,6 +214,9 @@ class Claim(Node, frozen=True, kw_only=True):
             name = getattr(self, key)
             if name is not None and name not in METRICS:
                 raise ConfigError(f"{key}={name} is no choice: {choices(name, METRICS)}")
+            # Devices shorten times under strong scaling, not under weak: a rate says in both what they gained.
+            if name is not None and self.compare == "efficiency" and name not in RATES:
+                raise ConfigError(f"{key}={name} has no efficiency, as it is no rate: choose {' or '.join(RATES)}")
         if (self.metric in TO_ACCURACY) != (self.target is not None):
             raise ConfigError(f"target is the accuracy of metric={' or '.join(TO_ACCURACY)}: give both or neither")
         if self.also in TO_ACCURACY:

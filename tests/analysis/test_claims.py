@@ -307,6 +307,11 @@ BROKEN = [
     ({"contrasts": [{"rising": "device"}]}, "rising=device is no choice: did you mean devices?"),
     ({"contrasts": [{"from": {"devices": 1}}]}, "either from and to, or rising"),
     ({"where": {"strateg": "ddp"}}, "strateg is no key of a run: did you mean strategy?"),
+    ({"compare": "efficiency"}, "metric=steady_epoch_time_s has no efficiency, as it is no rate: choose throughput_"),
+    (
+        {"metric": "throughput_samples_per_s", "also": "total_time_s", "compare": "efficiency"},
+        "also=total_time_s has no efficiency",
+    ),
     ({"metric": "steps_to_accuracy"}, "target is the accuracy of metric=steps_to_accuracy or time_to_accuracy_s"),
     ({"also": "total_time_s", "best_of": "optimizer.lr"}, "also=total_time_s does not apply with best_of=optimizer.lr"),
     ({"epoch": 1}, "epoch=1 does not apply to metric=steady_epoch_time_s"),
