@@ -90,6 +90,13 @@ class Pairing:
         known = (couple for couple in self.couples if all(run.epoch_samples is not None for run in couple))
         return tuple((one, other) for one, other in known if one.epoch_samples != other.epoch_samples)
 
+    @property
+    def is_per_sample(self) -> bool:
+        """Whether a ratio of times is one of rates, in any pair: epochs don't hold equally many samples, as far as is
+        known.
+        """
+        return any(PER_EPOCH.is_of_rates(*couple) for couple in self.couples)
+
     @cached_property
     def is_one_after_the_other(self) -> bool:
         """Whether the runs of one side mostly came before those of another. Runs of one sweep are interleaved."""

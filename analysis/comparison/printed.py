@@ -26,7 +26,8 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     One row per configuration, and one for all; of several groups each has a row with its name.
     """
     besides = [name for name in _BESIDES if any(row.ratios[name] for row in comparison.rows)]
-    columns = ["configuration", "pairs", "A\ns per epoch", "B\ns per epoch", "time B ÷ A\n(95 % interval)", "B is"]
+    time_is = "time per sample B ÷ A" if comparison.per_sample else "time B ÷ A"
+    columns = ["configuration", "pairs", "A\ns per epoch", "B\ns per epoch", f"{time_is}\n(95 % interval)", "B is"]
     several = len({row.group for row in comparison.rows}) > 1
     shown: list[list[str]] = []
     group = None

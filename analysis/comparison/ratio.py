@@ -49,9 +49,13 @@ class Fraction(NamedTuple):
         """Numerator and denominator."""
         if not self.rate:
             return other.value(self.metric), one.value(self.metric)
-        if one.epoch_samples is not None and one.epoch_samples == other.epoch_samples:
-            return one.value(self.metric), other.value(self.metric)
-        return other.value(self.rate), one.value(self.rate)
+        if self.is_of_rates(one, other):
+            return other.value(self.rate), one.value(self.rate)
+        return one.value(self.metric), other.value(self.metric)
+
+    def is_of_rates(self, one: ComparedRun, other: ComparedRun) -> bool:
+        """Whether it is one of rates, in place of times."""
+        return bool(self.rate) and (one.epoch_samples is None or one.epoch_samples != other.epoch_samples)
 
 
 PER_EPOCH = Fraction("steady_epoch_time_s", "throughput_samples_per_s")

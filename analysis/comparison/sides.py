@@ -77,10 +77,12 @@ class Compared:
     """Whether all runs of these sides trained one epoch only."""
     blocked: bool = False
     """Whether something blocks the comparison; the notes say what."""
+    per_sample: bool = False
+    """Whether `time` is of the time per sample, as epochs hold unequally many."""
 
     @property
     def time(self) -> Ratio | None:
-        """B ÷ A of the time per epoch."""
+        """B ÷ A of the time per epoch, or per sample."""
         return self.ratios[TIME]
 
     @property
@@ -119,6 +121,11 @@ class Comparison:
     """Configurations of which A lacks repeats that B counts, likewise."""
     notes: tuple[str, ...]
     """What a reader must know about the ratios, and which runs don't count."""
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether any ratio of times is of the time per sample."""
+        return any(row.per_sample for row in self.rows)
 
     @property
     def verdict(self) -> SpeedVerdict:
@@ -260,7 +267,8 @@ def _compared(row: ComparedRow) -> Compared:
     a, b = ({name: _median(pairs, side, name) for name in MEASURED} for side in (0, 1))
     untimed = [side for side in (0, 1) if pairs and not any(pair.runs[side].value(TIME) for pair in pairs)]
     single_epoch = all(pair.runs[side].definition["epochs"] == 1 for pair in pairs for side in untimed)
-    state = (tuple("AB"[side] for side in untimed), single_epoch, bool(row.pairing.blockers()))
+    blocked, per_sample = bool(row.pairing.blockers()), row.pairing.is_per_sample
+    state = (tuple("AB"[side] for side in untimed), single_epoch, blocked, per_sample)
     return Compared(row.group, row.configuration, a, b, ratios, *state)
 
 

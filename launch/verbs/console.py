@@ -199,19 +199,20 @@ def print_comparison(comparison: Comparison, notes: Sequence[str], gate: Gate | 
 
 
 def _compared(row: Compared) -> dict[str, Any]:
-    from analysis.comparison.sides import TIME
+    from analysis.comparison.sides import RATE, TIME
 
     medians = {"a_epoch_time_s": row.a[TIME], "b_epoch_time_s": row.b[TIME]}
+    medians |= {"a_samples_per_s": row.a[RATE], "b_samples_per_s": row.b[RATE]}
     named = {"group": row.group, "configuration": row.configuration}
     return named | medians | _judged(row.time, row)
 
 
 def _judged(ratio: Ratio | None, found: Compared | Comparison) -> dict[str, Any]:
-    """B ÷ A of the time, with its 95 % interval, and the verdict."""
+    """B ÷ A of the time, or of the time per sample, with its 95 % interval, and the verdict."""
     names = ("ratio", "low", "high", "pairs")
     known = (ratio.median, ratio.low, ratio.high, ratio.n) if ratio else (None, None, None, 0)
-    verdict = {"verdict": found.verdict.value, "further_repeats": found.further_repeats}
-    return dict(zip(names, known, strict=True)) | verdict
+    verdict: dict[str, Any] = {"verdict": found.verdict.value, "further_repeats": found.further_repeats}
+    return dict(zip(names, known, strict=True)) | {"per_sample": found.per_sample} | verdict
 
 
 def print_claims(judgements: Iterable[Judgement], notes: Sequence[str]) -> None:

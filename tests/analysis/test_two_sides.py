@@ -231,13 +231,25 @@ def test_the_reports_refusals_name_the_keys_of_all_works_so_that_compare_takes_t
     assert by(runs, "configuration", "single × 1", "fsdp × 2", across=["nice", "python"]).rows
 
 
-def test_epochs_of_unequal_length_are_compared_by_sample(tmp_path: Path) -> None:
+def test_epochs_of_unequal_length_are_compared_by_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weak = {"scaling": "weak", "batch_size": 100, "measure": {"steps_per_epoch": 4}}
     runs = sweep(tmp_path, {"single": [4.0, 4.1], "ddp": [5.0, 5.1]}, changes=weak)
     found = by(runs, "strategy", "single", "ddp", across=["devices"])
     assert found.rows[0].time is not None
     assert found.rows[0].time.median == pytest.approx(statistics.geometric_mean([5 / 8, 5.1 / 8.2]))
     assert "ratios of times and energies are per sample" in found.notes[0]
+    assert printed.table(found).columns[4].startswith("time per sample B ÷ A\n")
+    by_strategy = ["--by", "strategy=single,ddp", "--across", "devices"]
+    assert cli.main(["compare", str(tmp_path), *by_strategy, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    (row,) = shown["configurations"]
+    assert (row["per_sample"], shown["all"]["per_sample"]) == (True, True)
+    times, rates = ([row[f"{side}_{name}"] for side in "ab"] for name in ("epoch_time_s", "samples_per_s"))
+    assert times == pytest.approx([4.05, 5.05])
+    assert rates == pytest.approx([statistics.mean([400 / 4, 400 / 4.1]), statistics.mean([800 / 5, 800 / 5.1])])
+    alike = sweep(tmp_path / "alike", BEFORE)
+    found = by(alike, "strategy", "single", "ddp", across=["devices"])
+    assert (found.per_sample, printed.table(found).columns[4]) == (False, "time B ÷ A\n(95 % interval)")
 
 
 @pytest.mark.exhaustive
