@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from parallelbench.measure import environment
+from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal, read_entries
 from parallelbench.training.session import RankSession, captured_environment, first_facts, later_facts
 from parallelbench.world.machine import cpu_name
@@ -16,53 +18,59 @@ from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, component, config
 from tests.ranks import run_ranks
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def captured(monkeypatch: pytest.MonkeyPatch, commit: str, *, dirty: bool = False, **entries: Any) -> None:
     found = {"host": "n1", "git": {"commit": commit, "dirty": dirty}} | entries
     monkeypatch.setattr(environment, "capture", lambda gpus: found)
 
 
-def beginning() -> dict[str, Any]:
-    return first_facts(1, captured_environment(World())) | {"device_name": cpu_name()}
+def beginning(attempt: Attempt) -> dict[str, Any]:
+    return first_facts(attempt, captured_environment(World())) | {"device_name": cpu_name()}
 
 
-def going_on(facts: dict[str, Any], attempt: int) -> dict[str, Any]:
+def begun(root: Path, number: int) -> Attempt:
+    attempt = Attempt(root / str(number))
+    attempt.path.mkdir()
+    attempt.describe(processes=1, device_type="cpu", oversubscribed=False, submit=f"submit {number}")
+    return attempt
+
+
+def going_on(facts: dict[str, Any], attempt: Attempt) -> dict[str, Any]:
     return facts | later_facts(attempt, World(), captured_environment(World()), before=facts)
 
 
-def test_a_run_that_goes_on_under_another_commit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_under_another_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured(monkeypatch, "aaa")
-    facts = beginning()
+    facts = beginning(begun(tmp_path, 1))
     captured(monkeypatch, "aaa", host="n2")
-    facts = going_on(facts, 2)
+    facts = going_on(facts, begun(tmp_path, 2))
     assert "resumed_elsewhere" not in facts, "another host of the same kind is no difference"
     captured(monkeypatch, "bbb", dirty=True)
-    facts = going_on(facts, 3)
+    facts = going_on(facts, begun(tmp_path, 3))
     assert facts["resumed_elsewhere"] == "git.commit: aaa and bbb, git.dirty: False and True"
     captured(monkeypatch, "aaa", variables={"ATEN_CPU_CAPABILITY": "default"}, entries_version=2)
-    facts = going_on(facts, 4)
+    facts = going_on(facts, begun(tmp_path, 4))
     assert facts["resumed_elsewhere"].startswith("git.commit: aaa and bbb"), "what attempt 3 was stays"
     attempts = json.loads(facts["attempts_json"])
-    assert [(one["attempt"], one["commit"], one["dirty"], one["host"]) for one in attempts] == [
-        (1, "aaa", False, "n1"),
-        (2, "aaa", False, "n2"),
-        (3, "bbb", True, "n1"),
-        (4, "aaa", False, "n1"),
+    assert [(one["attempt"], one["submit"], one["commit"], one["dirty"], one["host"]) for one in attempts] == [
+        (1, "submit 1", "aaa", False, "n1"),
+        (2, "submit 2", "aaa", False, "n2"),
+        (3, "submit 3", "bbb", True, "n1"),
+        (4, "submit 4", "aaa", False, "n1"),
     ]
     assert all(one["began_at"] > 0 for one in attempts)
 
 
-def test_a_run_that_goes_on_with_other_sources_of_a_plugin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_with_other_sources_of_a_plugin_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured(monkeypatch, "aaa", plugin={"sources": "mine@1", "git": {"commit": "c", "dirty": False}})
-    facts = beginning()
+    facts = beginning(begun(tmp_path, 1))
     captured(monkeypatch, "aaa", plugin={"sources": "mine@1", "git": {"commit": "d", "dirty": True}})
-    facts = going_on(facts, 2)
+    facts = going_on(facts, begun(tmp_path, 2))
     assert "resumed_elsewhere" not in facts, "its files are the same, whatever its repository's commit"
     captured(monkeypatch, "aaa", plugin={"sources": "mine@2", "git": None})
-    facts = going_on(facts, 3)
+    facts = going_on(facts, begun(tmp_path, 3))
     assert facts["resumed_elsewhere"] == "plugin.sources: mine@1 and mine@2"
     attempts = json.loads(facts["attempts_json"])
     assert [one["plugin"]["sources"] for one in attempts] == ["mine@1", "mine@1", "mine@2"]

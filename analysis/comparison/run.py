@@ -210,13 +210,13 @@ def spans(runs: Runs) -> dict[str, Span]:
 
 @once
 def sessions_of(runs: Runs) -> dict[str, Hashable]:
-    """Run id → its session: the `submit` that started it. Where none was recorded: the sweep's folder, and a stretch of
-    time without a pause of `GAP_S`.
+    """Run id → its session: the `submit` in which it was measured. Where none was recorded: the sweep's folder, and a
+    stretch of time without a pause of `GAP_S`.
 
     All runs that were loaded together are looked at, also where `runs` are some of them.
     """
     whole = runs.whole
-    submits = dict(whole.run.select("run_id", "submit").rows())
+    submits = _submits(whole)
     of_folder: dict[Path, list[tuple[Span, str]]] = defaultdict(list)
     for run_id, folder in whole.run.select("run_id", "folder").rows():
         of_folder[Path(folder).parent].append((spans(whole).get(run_id, UNKNOWN), run_id))
@@ -230,3 +230,18 @@ def sessions_of(runs: Runs) -> dict[str, Hashable]:
                 until = max(last, until)
             sessions[run_id] = submits.get(run_id) or (sweep, number if known else None)
     return sessions
+
+
+def _submits(runs: Runs) -> dict[str, str | None]:
+    """Run id → the `submit` that asked for it; of a resumed run, for the attempt that measured most of its epochs."""
+    submits = dict(runs.run.select("run_id", "submit").rows())
+    resumed = runs.run.drop_nulls("resumed_after").select("run_id", "attempts_json").rows()
+    if not resumed:
+        return submits
+    # Each attempt's first epoch is no steady one, so that the most epochs are the most steady ones, too.
+    counts = numbered(runs, "epochs", "attempt").group_by("run_id", "attempt").len().sort("len", "attempt")
+    longest = dict(counts.select(AS_TEXT, "attempt").rows())
+    for run_id, text in resumed:
+        of_attempts = {each["attempt"]: each.get("submit") for each in msgspec.json.decode(text or "[]")}
+        submits[run_id] = of_attempts.get(longest.get(run_id)) or submits[run_id]
+    return submits

@@ -84,7 +84,7 @@ class RankSession:
             self._warnings = [*dict.fromkeys([*resumed.warnings, *self._warnings])]
             captured = captured_environment(self._world, **self._trained_with)
             if self._world.rank == 0:
-                self._facts(**later_facts(self._attempt.number, self._world, captured, before=resumed.facts))
+                self._facts(**later_facts(self._attempt, self._world, captured, before=resumed.facts))
             self._startup.skip()
         return resumed
 
@@ -108,7 +108,7 @@ class RankSession:
         """Record the environment; the time this takes does not count as start-up."""
         captured = captured_environment(self._world, **self._trained_with)
         if self._world.rank == 0:
-            self._facts(**first_facts(self._attempt.number, captured))
+            self._facts(**first_facts(self._attempt, captured))
             if unlike := captured.get(UNLIKE_NODES):
                 self._warn(
                     f"its nodes are unlike ({unlike}), so its times are compared only with those of nodes that are "
@@ -194,13 +194,13 @@ def _unlike(nodes: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(told)
 
 
-def first_facts(attempt: int, captured: Mapping[str, Any]) -> dict[str, str]:
+def first_facts(attempt: Attempt, captured: Mapping[str, Any]) -> dict[str, str]:
     """Columns of the `run` table about the environment of a run's first attempt."""
     return {"environment_json": canonical_json(captured), "attempts_json": _attempts([], attempt, captured)}
 
 
 def later_facts(
-    attempt: int, world: RankWorld, captured: Mapping[str, Any], *, before: Mapping[str, Any]
+    attempt: Attempt, world: RankWorld, captured: Mapping[str, Any], *, before: Mapping[str, Any]
 ) -> dict[str, str]:
     """The same of an attempt that goes on; `before` are the columns that the attempts before it have recorded."""
     facts = {"attempts_json": _attempts(json.loads(before.get("attempts_json") or "[]"), attempt, captured)}
@@ -227,9 +227,10 @@ def data_facts(run: RunConfig, arrays: Arrays, world: RankWorld, before: Mapping
     return {"data_sha256": content} if content and before is None else {}
 
 
-def _attempts(before: list[dict[str, Any]], attempt: int, captured: Mapping[str, Any]) -> str:
-    git = captured.get("git") or {}
-    own = {"attempt": attempt, "began_at": time.time(), "host": captured.get("host")}
+def _attempts(before: list[dict[str, Any]], attempt: Attempt, captured: Mapping[str, Any]) -> str:
+    git, info = captured.get("git") or {}, attempt.info()
+    own: dict[str, Any] = {"attempt": attempt.number, "submit": (info.submit or None) if info else None}
+    own |= {"began_at": time.time(), "host": captured.get("host")}
     own |= {"commit": git.get("commit"), "dirty": git.get("dirty")}
     return canonical_json([*before, own | ({PLUGIN: captured[PLUGIN]} if PLUGIN in captured else {})])
 

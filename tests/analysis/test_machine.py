@@ -15,6 +15,7 @@ from analysis.comparison.baseline import against_one_device
 from analysis.comparison.configurations import summary
 from analysis.comparison.exclusions import format_exclusions
 from analysis.comparison.pairing import one_after_the_other
+from analysis.comparison.run import sessions_of
 from analysis.figures.bars import time_to_accuracy
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import per_run
@@ -228,6 +229,36 @@ def probed(runs: Runs, one: tuple[float, float], other: tuple[float, float]) -> 
         for moment, of_one, of_two in zip(("start", "end"), one, other, strict=True)
     }
     return altered(runs, "run", **columns)
+
+
+@pytest.mark.parametrize(
+    ("interrupted_after", "recorded", "session"),
+    [
+        (3, True, "Monday's"),
+        (1, True, "Friday's"),
+        (3, False, "Friday's"),  # an older release kept that of the last attempt
+    ],
+)
+def test_an_interrupted_run_belongs_to_the_submit_that_measured_most_of_it(
+    usual: Runs, interrupted_after: int, recorded: bool, session: str
+) -> None:
+    """Two repeats of ddp × 2 began on Monday; Friday's submit measured the rest of them, and all others in turn."""
+    interrupted = IN_TWO & pl.col("repeat").is_in([3, 4])
+    number = pl.when(interrupted & (pl.col("epoch") > interrupted_after)).then(2).otherwise(1)
+    attempts: list[dict[str, Any]] = [{"attempt": 1, "submit": "Monday's"}, {"attempt": 2, "submit": "Friday's"}]
+    known = attempts if recorded else [{"attempt": each["attempt"]} for each in attempts]
+    runs = altered(
+        altered(usual, "epochs", attempt=number.cast(usual.epochs["attempt"].dtype)),
+        "run",
+        submit=pl.lit("Friday's"),
+        resumed_after=pl.when(interrupted).then(pl.lit(str(interrupted_after))),
+        attempts_json=pl.when(interrupted).then(pl.lit(json.dumps(known))),
+    )
+    ids = set(runs.run.filter(interrupted)["run_id"])
+    assert {sessions_of(runs)[run_id] for run_id in ids} == {session}
+    assert {name for run_id, name in sessions_of(runs).items() if run_id not in ids} == {"Friday's"}
+    pools = against_one_device(runs)["digits · cnn_small", "ddp × 2"].pools
+    assert len(set(pools)) == (5 if session == "Monday's" else 6), "what changed until Friday is in both ratios"
 
 
 def test_unlike_probes_are_unlike_machines_and_those_within_the_tolerance_are_not(usual: Runs) -> None:

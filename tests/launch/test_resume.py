@@ -326,7 +326,8 @@ def test_a_run_that_resumes_in_another_environment_is_not_compared(
     finished(*SINGLE, results=results)
     (run,) = rows(the_run(results))["run"]
     assert run["resumed_elsewhere"] == "variables.GLOO_TUNED_TO: None and the moon"
-    assert [attempt["attempt"] for attempt in json.loads(run["attempts_json"])] == [1, 2]
+    first, second = json.loads(run["attempts_json"])
+    assert (first["attempt"], second["attempt"], second["submit"]) == (1, 2, run["submit"])
     (row,) = excluded(load(results)).select("exclusion", "exclusion_detail").rows()
     assert row == (Exclusion.RESUMED_ELSEWHERE.value, run["resumed_elsewhere"])
 
