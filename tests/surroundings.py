@@ -27,7 +27,7 @@ PROGRAMS = [
     *("sync", "tail", "tar", "taskset", "tee", "test", "timeout", "touch", "tr", "true", "truncate", "tty", "umount"),
     *("uname", "uniq", "unshare", "wc", "which", "xargs"),
 ]
-DEBIANS = {"cc": "gcc", "c++": "g++", "ip": "iproute2", "pdflatex": "texlive-latex-extra"}
+DEBIANS = {"cc": "gcc", "c++": "g++", "ip": "iproute2"}
 """Program → its package, where that has another name."""
 CORES = 2
 OPEN_FILES = 1024

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.slow
 REPEATS = range(6)
 WOBBLE = (1.0, 1.003, 0.997, 1.001, 0.999, 1.002)
 """What a quiet machine does to times."""
-NOISE = (1.3, 0.75, 1.1, 0.9, 1.2, 0.8)
 
 
 def claim(**changes: Any) -> Claim:

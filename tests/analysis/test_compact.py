@@ -183,19 +183,6 @@ def _set_times(folder: RunFolder) -> None:
         os.utime(path, (OLD, OLD))
 
 
-@pytest.mark.exhaustive
-def test_a_run_in_two_sweeps_counts_once(tmp_path: Path) -> None:
-    for sweep in ("a", "b"):
-        finished(tmp_path, 0, sweep_name=sweep)
-    finished(tmp_path, 1, sweep_name="b")
-    failed(config(tmp_path, repeat=2, sweep_name="a"), "oom", "out of memory", epochs=1)
-    finished(tmp_path, 2, sweep_name="b")
-    for _ in range(2):
-        runs = assert_same(tmp_path)
-        assert runs.run.height == 3
-        assert len(runs.skipped) == 1
-
-
 def test_a_moved_sweep_names_its_folders_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = finished(tmp_path / "one", 0)
     load(tmp_path / "one")

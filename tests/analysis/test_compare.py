@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from analysis import UnlikeWork, by, compare, excluded, labels, load, summary, summary_table
-from analysis.comparison.configurations import gains
 from analysis.comparison.work import configuration_label
 from analysis.metrics.columns import summary_columns
 from analysis.runs.published import TYPES
@@ -232,12 +231,6 @@ def test_runs_that_passed_are_told_from_those_that_nobody_checked(
         published(config(tmp_path, repeat=repeat), Fake(parity_passed=one))
     failed(config(tmp_path, repeat=9), "oom", "out of memory", epochs=0, fake=Fake(parity_passed=None))
     assert row_of(load(tmp_path), "single × 1")["parity"] == shown
-
-
-def test_gains_are_one_row_per_pair(tmp_path: Path) -> None:
-    runs = pair(tmp_path, [(10.0, 8.0), (10.0, 5.0)])
-    found = gains(runs).filter((pl.col("kind") == "steady") & (pl.col("devices") == 2))
-    assert found.select("repeat", "value").rows() == [(0, 1.25), (1, 2.0)]
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 
 from analysis import load
 from analysis.figures import draw, specification, svg
-from analysis.figures.bars import runtime
 from analysis.figures.curves import FIRST, SECOND, epoch_rates, epoch_time_data, loss_label
 from parallelbench.config.identity import canonical_json
 from tests.analysis.factory import Fake, config, published
@@ -25,22 +24,6 @@ def timed(root: Path, first_s: float, second_s: float, **changes: Any) -> None:
 def rows_of(chart: Any) -> list[dict[str, Any]]:
     (rows,) = specification(chart)["datasets"].values()
     return list(rows)
-
-
-def test_of_many_configurations_a_sentence_names_the_first_three_and_the_last(tmp_path: Path) -> None:
-    for strategy, devices, second_s in (("single", 1, 9.0), ("ddp", 2, 6.0), ("ddp", 4, 4.0), ("fsdp", 2, 8.0)):
-        timed(tmp_path, 20.0, second_s, strategy=strategy, devices=devices)
-    timed(tmp_path, 20.0, 7.0, strategy="fsdp", devices=4)
-    timed(tmp_path, 20.0, 5.0, strategy="pipeline", devices=4)
-    assert (
-        runtime.finding(load(tmp_path))
-        .partition("\n")[0]
-        .replace("\u202f", " ")
-        .startswith(
-            "Once warm, an epoch of ddp × 4 takes 4.00 s, pipeline × 4 takes 5.00 s, ddp × 2 takes 6.00 s and 2 more, "
-            "at the other end single × 1 takes 9.00 s"
-        )
-    )
 
 
 @pytest.mark.exhaustive

@@ -1,32 +1,25 @@
-"""The tables for a paper compile: where a TeX is there, by it; everywhere, by what their text must look like."""
+"""The tables for a paper are what LaTeX can set: their structure, read without a TeX."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import write_report
-from analysis.claims import judge
 from analysis.metrics.columns import page_columns
 from analysis.report import page as page_module
-from analysis.report.claims import table as table_of_claims
-from analysis.report.latex import HEAD, MOST_COLUMNS, MOST_ROWS, Rows, by_group, escape, floats
-from analysis.report.publication import Hyperparameters, hyperparameter_table
+from analysis.report.latex import CLEAR, HEAD, MOST_COLUMNS, MOST_FLOATS, MOST_ROWS, by_group, escape, floats
 from analysis.report.tables import Cell, Shown
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.full_sweeps import made_up
-from tests.analysis.latex_documents import Table, compiled, compiler, tables_in
-from tests.analysis.test_claims import WOBBLE, claim, two_devices
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.claims.verdict import Judgement
 
 pytestmark = pytest.mark.slow
 
@@ -38,16 +31,95 @@ NASTY = (
 )
 """Names that somebody's data, models, devices or options may have, or that hide commands."""
 NAMES = st.text(max_size=12) | st.sampled_from(NASTY)
-HELD = NAMES.filter("\ud800".__ne__)
-"""The same, of those that a table can hold."""
-FEW_POINTS = 2.0
-"""By how much a line may be wider than the page: less than anybody sees."""
+TOKENS = re.compile(r"\\(?:begin|end)\{[a-z]+\}|\\[A-Za-z]+|\\.|[{}&%#$_^]|[^\\{}&%#$_^]+", re.DOTALL)
+OPTIONAL = (r"\\", r"\toprule", r"\midrule", r"\bottomrule")
+"""Commands that would take what follows in brackets, or a star, for their own."""
 TABLES = ("configurations", "energy", "accuracy", "experiment", "claims", "hyperparameters")
 
 
-@pytest.fixture(scope="module")
-def tex() -> str:
-    return compiler() or pytest.skip("no TeX is installed: tests read the tables' structure")
+class Table(NamedTuple):
+    """A table as LaTeX reads it."""
+
+    caption: str
+    label: str
+    columns: int
+    rows: list[int]
+    """Cells of each row, the heading first."""
+
+
+def tables_in(document: str) -> list[Table]:
+    """All tables; `AssertionError` for what would stop LaTeX, or make it set something else than was meant."""
+    assert document.startswith(HEAD)
+    parts = re.split(r"(?<=\\end\{table\}\n)\n?", document.removeprefix(HEAD))
+    assert not parts.pop().strip(), "nothing but tables"
+    for number, part in enumerate(parts):
+        assert part.startswith(CLEAR) == (number > 0 and number % MOST_FLOATS == 0), "more than LaTeX can hold back"
+    found = [_table(part.removeprefix(CLEAR)) for part in parts]
+    assert len({table.label for table in found}) == len(found)
+    return found
+
+
+def _table(part: str) -> Table:
+    begin = r"\begin{table}[htbp]\caption{"
+    assert part.startswith(begin)
+    caption, rest = _group(part[len(begin) - 1 :])
+    label = re.match(
+        r"\\label\{(tab:[a-z]+-\d+)\}\n\\centering\\footnotesize\\smallskip\n\\begin\{tabular\}(?=\{)", rest
+    )
+    assert label is not None
+    _rows(caption)  # no command that is unknown, no character that no font has
+    shape, cells = _group(rest[label.end() :])
+    assert cells.endswith("\\end{tabular}\n\\end{table}\n")
+    aligned = shape.replace("@{}", "").replace(r">{\raggedright\arraybackslash}", "")
+    aligned = re.sub(r"p\{[\d.]+\\linewidth\}", "p", aligned)
+    assert re.fullmatch("[lrp]+", aligned), shape
+    return Table(caption, label[1], len(aligned), _rows(cells.removesuffix("\\end{tabular}\n\\end{table}\n")))
+
+
+def _group(text: str) -> tuple[str, str]:
+    """What stands in the braces that the text begins with, and what follows them."""
+    depth, at = 0, 0
+    for token in TOKENS.finditer(text):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        at = token.end()
+        if depth == 0:
+            break
+    assert depth == 0, "a brace is open"
+    return text[1 : at - 1], text[at:]
+
+
+def _rows(text: str) -> list[int]:
+    """Cells of each row."""
+    depth, cells, rows = 0, 1, []
+    for token in TOKENS.finditer(text):
+        shown = token[0]
+        depth += {"{": 1, "}": -1}.get(shown, 0)
+        assert depth >= 0, "a brace is closed that was not opened"
+        assert shown not in "%#$_^", f"{shown} is raw"
+        assert not shown.startswith((r"\begin", r"\end{")), shown
+        assert shown != "&" or depth == 0, "a cell ends within braces"
+        cells += shown == "&"
+        if shown in OPTIONAL:
+            assert not re.match(r"\s*[\[*]", text[token.end() :]), "taken for an option"
+        if shown == r"\\" and depth == 0:
+            rows.append(cells)
+            cells = 1
+        if shown[0] not in "\\{}&":
+            assert all(letter == "\n" or (letter.isprintable() and _is_in_fonts(letter)) for letter in shown), shown
+            assert not re.search("---?-|,,|''", shown.replace("---", "").replace("--", "")), "letters become another"
+    assert (depth, cells) == (0, 1), "something is open"
+    return rows
+
+
+def _is_in_fonts(letter: str) -> bool:
+    """By the code pages whose letters T1 fonts have."""
+    for page in ("latin-1", "cp1252", "cp1250", "cp1254"):
+        try:
+            letter.encode(page)
+        except UnicodeEncodeError:
+            continue
+        return True
+    return False
 
 
 def read(folder: Path) -> dict[str, str]:
@@ -80,42 +152,11 @@ def test_tables_of_any_names_are_whole(group: str, name: str, rows: int) -> None
     assert sum(len(table.rows) - 1 for table in found) == 2 * (rows + 1)
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.lists(HELD, min_size=1, max_size=9, unique=True), HELD)
-def test_hyperparameters_of_any_names_are_whole(names: list[str], value: str) -> None:
-    values = tuple(value if place % 2 else "–" for place in range(len(names)))
-    differing = ((names[0], values),) if len(names) > 1 else ()
-    each = Hyperparameters(names[0], value, tuple(names), ((names[-1], value), ("epochs", "3")), differing)
-    found = require_whole(hyperparameter_table([each, each]).latex)
-    assert found[0].rows == [2, 2, 2]
-
-
-@pytest.fixture(scope="module")
-def decided(tmp_path_factory: pytest.TempPathFactory) -> Judgement:
-    """A claim that one case decides."""
-    return judge(two_devices(tmp_path_factory.mktemp("claims"), tuple(0.6 * w for w in WOBBLE)), claim(), seed="007")
-
-
-@pytest.mark.exhaustive
-@settings(deadline=None, max_examples=50)
-@given(where=HELD, step=HELD)
-def test_claims_about_any_works_are_whole(decided: Judgement, where: str, step: str) -> None:
-    (case,) = decided.cases
-    judgement = replace(decided, cases=(replace(case, where=where, step=step),) * 3)
-    (table,) = require_whole(table_of_claims([judgement]).latex)
-    assert table.rows == [3] * 4
-
-
 def test_letters_that_no_font_has_are_written_as_codes() -> None:
     assert escape("模型 e\u0301 Łódź →") == r"U+6A21U+578B é Łódź \ensuremath{\rightarrow}"
     assert escape("cnn_small, 50 % × 2 (1,024)") == r"cnn\_small, 50 \% \texttimes{} 2 (1,024)"
     assert escape("--figure, ''") == "-{}-figure, '{}'"
     assert [escape(each) for each in ("[1]", "*", " [", "a [b]")] == ["{}[1]", "{}*", "{} [", "a [b]"]
-
-
-def test_any_names_compile(tex: str, tmp_path: Path) -> None:
-    rows = Rows("lr", ("Name", "Value"), [[name, name] for name in NASTY])
-    compiled(tex, tmp_path / "tex", {"names": floats([(name or "none", [rows]) for name in NASTY], name="names")})
 
 
 @pytest.fixture(scope="module")
@@ -143,21 +184,3 @@ def test_every_table_of_a_report_is_whole(reports: list[dict[str, str]]) -> None
         require_whole(document)
     assert [name for name in TABLES if sweep[name] == HEAD] == []
     assert "GPU \\#1 \\{100 \\%\\} \\& a\\_b" in nasty["configurations"] + nasty["hyperparameters"]
-
-
-@pytest.mark.exhaustive
-def test_every_table_of_a_report_compiles(tex: str, tmp_path: Path, reports: list[dict[str, str]]) -> None:
-    """References are found, and nothing is wider or longer than the page."""
-    for number, documents in enumerate(reports):
-        _, said = compiled(tex, tmp_path / str(number), documents)
-        assert "LaTeX Warning" not in said, said[-3000:]
-        wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt", said)]
-        assert max(wide, default=0) < FEW_POINTS, said[-3000:]
-
-
-def test_a_sweep_of_very_many_kinds_of_work_compiles(tex: str, tmp_path: Path) -> None:
-    """Tables without text between them: LaTeX holds back few."""
-    rows = Rows("lr", ("a", "b"), [["1", "2"]] * 30)
-    document = floats([(f"work {number}", [rows]) for number in range(150)], name="many")
-    assert len(require_whole(document)) == 150
-    compiled(tex, tmp_path / "tex", {"many": document})

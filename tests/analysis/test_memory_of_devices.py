@@ -8,11 +8,9 @@ import pytest
 
 from analysis import load
 from analysis.claims import judge
-from analysis.figures import draw
 from analysis.report.claims import table
 from tests.analysis.factory import MIB, Fake, config, published
 from tests.analysis.test_claims import REPEATS, claim
-from tests.analysis.test_machine import lost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,20 +69,3 @@ def test_memory_of_processes_is_not_held_against_that_of_tensors(tmp_path: Path)
         finding = judge(load(tmp_path), asked, seed="000")
         assert (len(finding.cases), finding.verdict) == (1, "inconclusive")
         assert finding.why.startswith("memory is not compared")
-
-
-def test_nobody_whose_runs_others_disturbed_takes_the_least_memory(tmp_path: Path) -> None:
-    held = {("single", 1): 100, ("ddp", 2): 90, ("fsdp", 2): 50}
-    for (strategy, devices), mib in held.items():
-        for repeat in range(2):
-            fake = Fake(
-                host_peak_rss_bytes=lambda epoch, rank, mib=mib: mib * MIB,  # type: ignore[misc]
-                others_time_s=lost(0.48, {1, 2, 3, 4}) if strategy == "fsdp" else lambda epoch, rank: 0.0,
-            )
-            published(config(tmp_path, strategy=strategy, devices=devices, repeat=repeat, epochs=4), fake)
-    (memory,) = draw(load(tmp_path), ["memory"])
-    first, rest = memory.finding.split("; apart from these, ")
-    assert first.startswith("The largest process takes 90.0 MiB with ddp × 2")
-    assert "single × 1" in first
-    assert rest.startswith("the largest process takes 50.0 MiB with fsdp × 2")
-    assert "this does not rank them, since others disturbed runs of fsdp × 2" in rest

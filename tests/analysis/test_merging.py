@@ -20,7 +20,6 @@ from tests.analysis.factory import Fake, as_words, config, failed, published, wo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parallelbench.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -118,22 +117,6 @@ def test_a_copy_of_a_run_that_never_trained_counts_nowhere(tmp_path: Path) -> No
     runs = load_all([tmp_path / "a", tmp_path / "copy" / "b"])
     assert runs.run.height == 1
     assert [each.is_twin for each in runs.skipped] == [True]
-
-
-def damage(run: RunFolder) -> None:
-    table = run.result / "epochs.parquet"
-    content = bytearray(table.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    table.write_bytes(bytes(content))
-
-
-@pytest.mark.exhaustive
-def test_a_folder_of_which_nothing_can_be_read_keeps_none_of_the_others_from_being_told(two: list[Path]) -> None:
-    bad = published(config(two[0].parent / "c"), on("gamma", 1.0))
-    damage(bad)
-    runs = load_all([two[0], two[0].parent / "c"])
-    assert [skipped.path for skipped in runs.skipped] == [bad.path]
-    assert summary(runs)["configuration"].to_list() == ["single × 1", "ddp × 2"]
 
 
 @pytest.mark.exhaustive

@@ -62,17 +62,6 @@ def test_every_attempt_of_a_resumed_run_warms_up(tmp_path: Path) -> None:
     assert [row["total_time_s"], row["throughput_with_startup_samples_per_s"]] == [None, None], "it started up twice"
 
 
-def test_a_step_takes_the_median_later_epochs_time_over_its_steps_and_is_shown_in_milliseconds(tmp_path: Path) -> None:
-    row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank]))
-    assert row["steady_step_time_s"] == pytest.approx(3.0 / 11)  # 11 steps in each; 5 s, of the first, are not in it
-    (column,) = (column for column in page_columns("runs") if column.name == "steady_step_time_s")
-    assert column.title == "Step (ms)"
-    assert cells(row, [column])[0].shown == "273"
-    assert cells({"steady_step_time_s": 0.0434}, [column])[0].shown == "43.4"
-    assert cells({"steady_step_time_s": None}, [column])[0].shown == MISSING
-    assert summary(load(tmp_path))["steady_step_time_s"].to_list() == pytest.approx([3.0 / 11])
-
-
 def test_an_epoch_that_a_run_was_resumed_with_is_no_second_epoch(tmp_path: Path) -> None:
     row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank], resumed_after=1))
     assert (row["first_epoch_time_s"], row["second_epoch_time_s"], row["steady_epoch_time_s"]) == (5.0, None, 6.25)

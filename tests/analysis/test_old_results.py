@@ -13,7 +13,6 @@ from analysis.figures import draw
 from analysis.report import answers
 from analysis.report.page import Drawn, render
 from analysis.runs.published import INDISPENSABLE, LOADED
-from parallelbench.results.folder import find_runs
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
@@ -73,28 +72,3 @@ def test_bytes_that_were_not_counted_are_null(tmp_path: Path) -> None:
     found = per_run(load(tmp_path)).select("^.*bytes_sent.*$")
     assert found.width == 8
     assert set(found.unpivot()["value"]) == {None}
-
-
-@pytest.mark.slow
-def test_memory_of_a_device_is_known_where_it_is_a_process_under_any_version(tmp_path: Path) -> None:
-    gpus = {"ddp": 2, "data_parallel": 1}
-    for name, processes in gpus.items():
-        fake = Fake(
-            device_type="cuda",
-            processes=processes,
-            peak_allocated_bytes=lambda epoch, rank: 100,
-            peak_allocated_bytes_by_device=lambda epoch, rank, n=2 // processes: ",".join(["50"] * n),  # type: ignore[misc]
-        )
-        published(config(tmp_path, strategy=name, devices=2), fake)
-    today = dict(zip(*per_run_memory(tmp_path), strict=True))
-    assert today == {"ddp": 100, "data_parallel": 50}, "what a rank holds is its one device's"
-    for folder in find_runs(tmp_path):
-        rewrite(folder, 8, lambda t: t | {"ranks": t["ranks"].drop("peak_allocated_bytes_by_device")})
-    before = dict(zip(*per_run_memory(tmp_path), strict=True))
-    assert before == {"ddp": 100, "data_parallel": None}, "their sum says nothing of one"
-
-
-def per_run_memory(root: Path) -> tuple[list[str], list[int | None]]:
-    """Strategies, and what the fullest device of each holds."""
-    runs = load(root)
-    return runs.run["strategy"].to_list(), per_run(runs)["peak_memory_device_bytes"].to_list()

@@ -162,17 +162,14 @@ Legend:
 """
 
 
-def environment(topology: str | None = TOPOLOGY) -> str:
-    gpus = [{"name": "Imaginary GPU", "memory_bytes": 80 * 2**30}] * 2
-    return json.dumps({"packages": {"torch": "2.15.0"}, "cuda": {"devices": gpus, "topology": topology}})
-
-
 @pytest.mark.exhaustive
 def test_it_names_hardware_framework_and_all_that_was_trained(tmp_path: Path) -> None:
+    gpus = [{"name": "Imaginary GPU", "memory_bytes": 80 * 2**30}] * 2
+    environment = json.dumps({"packages": {"torch": "2.15.0"}, "cuda": {"devices": gpus, "topology": TOPOLOGY}})
     for strategy, devices in (("single", 1), ("ddp", 2), ("ddp", 10)):
         for epochs in (100, 9):
             run = config(tmp_path, strategy=strategy, devices=devices, epochs=epochs, device="cuda")
-            published(run, Fake(device_type="cuda", device_name="Imaginary GPU", environment=environment()))
+            published(run, Fake(device_type="cuda", device_name="Imaginary GPU", environment=environment))
     assert dict(experiment(load(tmp_path))) == {
         "Device": "Imaginary GPU",
         "Memory of a GPU": "80 GiB",

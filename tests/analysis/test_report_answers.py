@@ -11,7 +11,7 @@ import pytest
 
 from analysis import load, text
 from analysis.claims import judge
-from analysis.comparison.configurations import facts, summary
+from analysis.comparison.configurations import summary
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import answers, page, warnings
 from analysis.report.claims import shown, summed_up, table
@@ -115,34 +115,6 @@ def test_what_every_pair_tells_apart_is_no_tie_although_intervals_beside_one_dev
     ddp, fsdp = summary(load(tmp_path)).filter(pl.col("devices") == 2).sort("configuration").to_dicts()
     assert ddp["speed_up_low"] < fsdp["speed_up_high"]
     assert not any("Not told apart" in line for line in answers.headline(load(tmp_path)))
-
-
-def test_the_line_says_how_many_comparisons_more_repeats_may_decide(tmp_path: Path) -> None:
-    unsteady = (1.3, 0.75, 1.1, 0.9, 1.2, 0.8)
-    for repeat in REPEATS:
-        for strategy, devices in (("single", 1), ("ddp", 2)):
-            run = config(tmp_path, repeat=repeat, strategy=strategy, devices=devices)
-            published(run, steady(10.0 * (unsteady[repeat] if devices == 1 else 0.9)))
-    last = answers.headline(load(tmp_path))[-1]
-    assert last.startswith("Next: submit the sweep again with `sweep.repeats=")
-    assert last.endswith("`. That may decide 1 comparison with one device.")
-
-
-@pytest.mark.slow
-def test_one_line_says_what_to_measure_next(usual: Runs) -> None:
-    assert not any(line.startswith("Next") for line in answers.headline(usual))
-    outcomes = pl.when(FIRST).then(pl.lit("error")).when(IN_TWO & (pl.col("repeat") == 1)).then(pl.lit("oom"))
-    runs = altered(usual, "run", outcome=outcomes.otherwise("outcome"))
-    few = runs.only(set(runs.run.filter(pl.col("repeat") < 4)["run_id"]))
-    assert "(sweep.repeats=8)" in "".join(warnings.warnings(few)), "4 more than the 2 that count, after the fourth"
-    assert answers.headline(few)[-1] == "Next: submit the sweep again with `sweep.repeats=8 --retry error`."
-
-
-def test_epochs_sort_as_numbers(tmp_path: Path) -> None:
-    for epochs in (100, 10, 30):
-        published(config(tmp_path, epochs=epochs, measure={"steps_per_epoch": 1}), Fake())
-    groups = facts(load(tmp_path))["group"].to_list()
-    assert groups == [f"digits · cnn_small · epochs {epochs}" for epochs in (10, 30, 100)]
 
 
 def test_computation_for_each_second_of_communication(tmp_path: Path) -> None:

@@ -41,11 +41,3 @@ def test_only_runs_whose_whole_model_was_never_compared_are_listed(strategy: str
     assert made == {"not compared: steps (made up)", "passed: gradients"}
     words = dict(summary(runs).select("strategy", "parity").rows())
     assert words == {strategy: "1 of 1, 1 on a smaller model only", other: "1 of 1", "tensor_parallel": "1 of 1"}
-
-
-def test_results_of_before_the_column_say_nothing_of_it(tmp_path: Path) -> None:
-    folder = published(config(tmp_path, strategy="ddp", devices=2), SMALL)
-    rewrite(folder, TABLES_VERSION - 1, lambda tables: tables | {"run": tables["run"].drop("parity_model")})
-    runs = load(tmp_path)
-    assert per_run(runs)["parity_small_only"].to_list() == [False]
-    assert warnings._parity_off(runs) == []

@@ -193,9 +193,3 @@ def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
     language_model(tmp_path / "work", speeds=SPEEDS | {"layers_json": None})
     row = columns_of(tmp_path / "work")
     assert {name for name in NAMES if row[name] is None} == {"model_flop_per_token", "mfu"}
-
-
-def test_results_of_before_have_none(tmp_path: Path) -> None:
-    folder = language_model(tmp_path)
-    rewrite(folder, 8, lambda tables: tables | {"run": tables["run"].drop("tokens_per_sample")})
-    assert set(columns_of(tmp_path).values()) == {None}

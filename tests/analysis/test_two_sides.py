@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import statistics
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -135,20 +134,6 @@ def test_a_side_without_a_counted_run_says_why(tmp_path: Path) -> None:
         compare(a, load(tmp_path / "b"))
 
 
-@pytest.mark.exhaustive
-def test_the_gate_names_what_one_side_lacks(tmp_path: Path) -> None:
-    sweep(tmp_path / "a", BEFORE)
-    a = sweep(tmp_path / "a", BEFORE, changes={"batch_size": 64})
-    b = sweep(tmp_path / "b", BEFORE, at=BETWEEN)
-    lacks = [
-        f"{name} (digits · cnn_small · batch size 64): no counted run on side B" for name in ("ddp × 2", "single × 1")
-    ]
-    found = gate.gate(compare(a, b), margin=0.03)
-    assert found.code == gate.UNDECIDED
-    assert all(words in found.message for words in lacks)
-    assert gate.gate(compare(b, a), margin=0.03).code == gate.PASSED
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -250,17 +235,6 @@ def test_epochs_of_unequal_length_are_compared_by_sample(tmp_path: Path, capsys:
     alike = sweep(tmp_path / "alike", BEFORE)
     found = by(alike, "strategy", "single", "ddp", across=["devices"])
     assert (found.per_sample, printed.table(found).columns[4]) == (False, "time B ÷ A\n(95 % interval)")
-
-
-@pytest.mark.exhaustive
-def test_energy_and_memory_are_compared_where_both_measured_them(tmp_path: Path) -> None:
-    cuda: dict[str, Any] = {"device_type": "cuda", "device_name": "GPU", "peak_allocated_bytes": lambda e, r: 2**30}
-    a = sweep(tmp_path / "a", BEFORE, gpu_power_w=lambda e, r: 300.0, **cuda)
-    b = sweep(tmp_path / "b", BEFORE, at=BETWEEN, gpu_power_w=lambda e, r: 200.0, **cuda)
-    found = compare(a, b)
-    ratios = {name: ratio and ratio.median for name, ratio in found.rows[0].ratios.items()}
-    assert ratios["gpu_energy_per_sample_j"] == pytest.approx(2 / 3)
-    assert ratios["peak_memory_sum_bytes"] == 1.0
 
 
 def test_memory_of_processes_is_not_divided_by_that_of_tensors(tmp_path: Path) -> None:
@@ -387,6 +361,7 @@ def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
         2,
         "UNDECIDED: single × 1: no counted run on side B. Measure the missing runs, then compare",
     )
+    assert gate.gate(compare(load(tmp_path / "c"), a), margin=0.03).code == gate.PASSED, "what is new hinders nothing"
 
 
 @pytest.mark.parametrize(("given", "share"), [("0%", 0.0), (" 2.5 %", 0.025)])
@@ -402,12 +377,6 @@ def test_any_text_is_a_percentage_or_refused(text: str) -> None:
         return
     assert 0 <= share < 100
     assert text.strip().endswith("%")
-
-
-@pytest.mark.parametrize("bad", ["0.03", "-3%", "nan%", "99999%"])
-def test_what_is_no_percentage_is_refused(bad: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected a percentage of 0 or more, such as 3% or 0\.5%"):
-        gate.percentage(bad)
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""Hours that jobs may use, and that attempts have used; and what `status` shows of them."""
+"""Hours that jobs may use, and that attempts have used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from launch.slurm.launcher import _hours
 from launch.slurm.queue import JobStatus, Tracker, left, used
-from launch.slurm.record import Submission
 from launch.slurm.sbatch import Hours
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder, State
@@ -19,11 +18,6 @@ from tests.faults import fault
 from tests.launch.fake_slurm import submission
 
 LIMIT_S = 3600.0
-
-
-def of_two(token: str = "mine") -> Submission:
-    """Two GPUs for an hour, three times at most."""
-    return submission(token=token, job="17", tasks=[["a"]], devices=2)
 
 
 def begun(folder: Path, job: str, *, ago_s: float, took_s: float) -> Attempt:
@@ -36,15 +30,8 @@ def begun(folder: Path, job: str, *, ago_s: float, took_s: float) -> Attempt:
     return attempt
 
 
-def test_hours_of_gpus_and_of_cores_are_told_apart() -> None:
-    assert str(Hours()) == "0.00 GPU-hours"
-    assert str(Hours.of(1800, devices=3, gpus=True)) == "1.50 GPU-hours"
-    assert str(Hours.of(1800, devices=3, gpus=False)) == "1.50 CPU device-hours"
-    assert str(Hours(1.0, 2.0) + Hours(0.5, 0.25)) == "1.50 GPU-hours and 2.25 CPU device-hours"
-
-
 def test_what_a_job_may_use_yet_is_less_the_more_it_has_used(tmp_path: Path) -> None:
-    mine = of_two()
+    mine = submission(token="mine", job="17", tasks=[["a"]], devices=2)  # two GPUs for an hour, three times at most
     assert mine.launcher.attempts == 3
     foreign = begun(tmp_path / "a", "other.5.2", ago_s=9000, took_s=900)
     assert left(mine, [foreign], running=False).gpu == pytest.approx(2 * 3), "not of this job"
@@ -58,21 +45,6 @@ def test_what_a_job_may_use_yet_is_less_the_more_it_has_used(tmp_path: Path) -> 
     assert left(mine, [*attempts, last], running=True) == Hours(), "never less than nothing"
 
 
-def test_what_runs_may_go_on_also_where_slurm_gives_no_answer(tmp_path: Path) -> None:
-    mine = of_two()
-    begun(tmp_path / "a", "mine.17.0", ago_s=600, took_s=600)
-    entries = {RunFolder(tmp_path / "a"): JobStatus(State("running"), "17")}
-    spent, to_come = zip(*_hours(Tracker.unanswered([mine]), entries), strict=True)
-    assert sum(spent, Hours()).gpu == pytest.approx(2 * 600 / 3600, rel=0.02)
-    assert sum(to_come, Hours()).gpu == pytest.approx(2 * (3 * LIMIT_S - 600) / 3600, rel=0.02)
-
-
-def test_only_what_jobs_started_is_used(tmp_path: Path) -> None:
-    by_hand = begun(tmp_path / "a", "", ago_s=9000, took_s=3600)
-    by_job = begun(tmp_path / "a", "mine.17.0", ago_s=900, took_s=900)
-    assert used([of_two()], [by_hand, by_job]).gpu == pytest.approx(2 * 900 / 3600, rel=0.02)
-
-
 @fault(
     "numbers",
     "A run that is submitted again for other devices",
@@ -84,6 +56,7 @@ def test_each_attempt_is_charged_the_devices_of_its_own_submission(tmp_path: Pat
     on_cores = msgspec.structs.replace(on_cores, site=msgspec.structs.replace(on_cores.site, gpus_per_node=0))
     for number, token in enumerate(JOBS):
         begun(tmp_path / "a", f"{token}.1{number}.0", ago_s=9e4, took_s=3600)
+    begun(tmp_path / "a", "", ago_s=9000, took_s=3600)  # by hand, in no job
     entries = {RunFolder(tmp_path / "a"): JobStatus(State("failed"), "17")}
     spent, _ = zip(*_hours(Tracker.unanswered([first, second, on_cores]), entries), strict=True)
     assert (sum(spent, Hours()).gpu, sum(spent, Hours()).cpu) == pytest.approx((5, 3), rel=0.01)
