@@ -210,13 +210,3 @@ def test_what_never_trained_is_in_no_table(tmp_path: Path) -> None:
     assert settings.strategies == ("single", "ddp")
     assert dict(settings.differing)["repeats"] == ("0 to 2", "0")
     assert dict(settings.shared)["epochs"] == "3"
-
-
-def test_what_was_not_recorded_is_not_there(tmp_path: Path) -> None:
-    published(config(tmp_path))
-    assert not {"Memory of a GPU", "Links between GPUs"} & dict(experiment(load(tmp_path))).keys()
-    published(config(tmp_path, repeat=1), Fake(environment=environment(None)))
-    published(config(tmp_path, repeat=2), Fake(environment=environment("GPU0\tCPU Affinity\nGPU0\t X \t0-15\n")))
-    told = dict(experiment(load(tmp_path)))
-    assert told["Memory of a GPU"] == "80 GiB"
-    assert "Links between GPUs" not in told

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
