@@ -27,7 +27,7 @@ from parallelbench.results.tables import CLIPPING, TABLES
 from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 MIB = 2**20
 STARTUP = {
@@ -296,6 +296,13 @@ def published(run: RunConfig, fake: Fake | None = None) -> RunFolder:
     )
     publish(folder, run, attempt, outcome, read_tables(attempt.path))
     return folder
+
+
+def one_and_two(root: Path, fakes: Iterable[tuple[Fake, Fake]], **changes: Any) -> None:
+    """Repeats of single × 1 and ddp × 2."""
+    for repeat, (one, two) in enumerate(fakes):
+        published(config(root, repeat=repeat, **changes), one)
+        published(config(root, repeat=repeat, strategy="ddp", devices=2, **changes), two)
 
 
 def failed(run: RunConfig, outcome: Any, reason: str, *, epochs: int, fake: Fake | None = None) -> RunFolder:

@@ -20,7 +20,7 @@ from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError
-from tests.analysis.factory import MIB, Fake, config, failed, published, steady
+from tests.analysis.factory import MIB, Fake, config, failed, one_and_two, published, steady
 
 if TYPE_CHECKING:
     from analysis.claims import Judgement
@@ -50,10 +50,9 @@ def claim(**changes: Any) -> Claim:
 
 def two_devices(root: Path, ratios: tuple[float, ...], **changes: Any) -> Runs:
     """single × 1 and ddp × 2, whose epochs take so many times as long, repeat by repeat."""
-    for repeat, ratio in enumerate(ratios):
-        level = 10.0 + repeat  # a drift that pairs cancel
-        published(config(root, repeat=repeat, **changes), steady(level))
-        published(config(root, repeat=repeat, strategy="ddp", devices=2, **changes), steady(level * ratio))
+    levels = [10.0 + repeat for repeat in range(len(ratios))]  # a drift that pairs cancel
+    fakes = ((steady(level), steady(level * ratio)) for level, ratio in zip(levels, ratios, strict=True))
+    one_and_two(root, fakes, **changes)
     return load(root)
 
 
@@ -238,11 +237,11 @@ def test_what_gpus_alone_can_decide_says_so_on_cpus(tmp_path: Path) -> None:
     finding = judge(runs, claim(**changes), seed="0")
     assert finding.verdict == "inconclusive"
     assert finding.why == "can't be decided on CPUs: it is mostly libraries; it needs sweep=demo on GPUs"
-    for repeat in REPEATS:
-        for devices, strategy in ((1, "single"), (2, "ddp")):
-            run = config(tmp_path / "gpu", repeat=repeat, devices=devices, strategy=strategy, device="cuda")
-            fake = Fake(device_type="cuda", peak_allocated_bytes=lambda epoch, rank, n=devices: 90 * MIB // n**2)
-            published(run, fake)
+    one, two = (
+        Fake(device_type="cuda", peak_allocated_bytes=lambda epoch, rank, n=n: 90 * MIB // n**2)  # type: ignore[misc]
+        for n in (1, 2)
+    )
+    one_and_two(tmp_path / "gpu", [(one, two)] * 6, device="cuda")
     assert judge(load(tmp_path / "gpu"), claim(**changes), seed="0").verdict == "reproduced"
 
 
@@ -250,10 +249,8 @@ def test_what_gpus_alone_can_decide_says_so_on_cpus(tmp_path: Path) -> None:
 def test_where_gpus_were_measured_processors_decide_nothing(tmp_path: Path) -> None:
     """A sweep may have both, as TensorFlow's part runs on processors only."""
     two_devices(tmp_path, (1.5,) * 6)
-    for repeat in REPEATS:
-        for devices, strategy in ((1, "single"), (2, "ddp")):
-            run = config(tmp_path, repeat=repeat, devices=devices, strategy=strategy, device="cuda")
-            published(run, steady(10.0 / devices, device_type="cuda", device_name="GPU"))
+    one, two = (steady(time_s, device_type="cuda", device_name="GPU") for time_s in (10.0, 5.0))
+    one_and_two(tmp_path, [(one, two)] * 6, device="cuda")
     runs = load(tmp_path)
     finding = judge(runs, claim(scope={"device_type": "cuda"}), seed="000")
     assert (finding.verdict, [case.device for case in finding.cases]) == ("reproduced", ["GPU"])

@@ -11,7 +11,7 @@ from msgspec import structs
 from analysis import load
 from analysis.claims import judge, judge_all
 from analysis.claims.verdict import decide
-from tests.analysis.factory import MIB, Fake, config, published, steady
+from tests.analysis.factory import MIB, Fake, config, one_and_two, published, steady
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 from tests.launch.plans import plan
 
@@ -30,10 +30,8 @@ BATCH_RISES |= {"metric": "throughput_samples_per_s", "expect": {"above": 1, "by
 def plant(root: Path, ratio: float, *, wobble: Sequence[float] = WOBBLE, gpu: bool = True, **changes: Any) -> None:
     """single × 1 and ddp × 2, whose epochs take so many times as long."""
     device = "cuda" if gpu else "cpu"
-    for repeat in REPEATS:
-        for strategy, devices, time_s in (("single", 1, 10.0), ("ddp", 2, 10.0 * ratio * wobble[repeat])):
-            run = config(root, repeat=repeat, strategy=strategy, devices=devices, device=device, **changes)
-            published(run, steady(time_s, device_type=device))
+    fakes = [[steady(time_s, device_type=device) for time_s in (10.0, 10.0 * ratio * each)] for each in wobble]
+    one_and_two(root, ((one, two) for one, two in fakes), device=device, **changes)
 
 
 def test_other_runs_decide_nothing(usual: Runs) -> None:

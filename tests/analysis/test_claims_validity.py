@@ -10,7 +10,7 @@ import pytest
 from analysis import load
 from analysis.claims import judge, judge_all
 from analysis.claims.verdict import decide
-from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.factory import Fake, config, one_and_two, published, steady
 from tests.analysis.made_up import in_environments, later
 from tests.analysis.test_claims import REPEATS, claim, two_devices
 
@@ -36,27 +36,24 @@ def test_what_is_learned_in_unlike_environments_is_reported(usual: Runs) -> None
     )
 
 
+def of_three() -> list[Fake]:
+    """One device reaches the accuracy in its third epoch, of two devices one run never does and one in its first."""
+    return [steady(time_s, test_accuracy=reached(at).test_accuracy) for time_s, at in ((10.0, 3), (5.2, 9), (5.2, 1))]
+
+
 @pytest.mark.parametrize(("missing", "why"), [(0, ""), (2, "2 of 8 repeats never reach 0.6")])
 def test_survivors_decide_nothing(tmp_path: Path, missing: int, why: str) -> None:
-    for repeat in range(8):
-        published(config(tmp_path, repeat=repeat), steady(10.0, test_accuracy=reached(3).test_accuracy))
-        lost = reached(9 if repeat < missing else 1)
-        published(
-            config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(5.2, test_accuracy=lost.test_accuracy)
-        )
+    one, lost, two = of_three()
+    one_and_two(tmp_path, ((one, lost if repeat < missing else two) for repeat in range(8)))
     finding = judge(load(tmp_path), claim(metric="time_to_accuracy_s", target=0.6), seed="0")
     assert (finding.verdict, finding.why) == ("inconclusive" if why else "reproduced", why)
 
 
 def test_survivors_are_no_work_with_too_few_repeats(tmp_path: Path) -> None:
     """Else what remains of six would be left aside, and other work decide."""
-    for repeat in REPEATS:
-        for batch in (64, 128):
-            lost = batch == 64 and repeat > 1
-            fake = steady(10.0, test_accuracy=reached(3).test_accuracy)
-            published(config(tmp_path, repeat=repeat, batch_size=batch), fake)
-            fake = steady(5.2, test_accuracy=reached(9 if lost else 1).test_accuracy)
-            published(config(tmp_path, repeat=repeat, batch_size=batch, strategy="ddp", devices=2), fake)
+    one, lost, two = of_three()
+    one_and_two(tmp_path, ((one, lost if repeat > 1 else two) for repeat in REPEATS), batch_size=64)
+    one_and_two(tmp_path, [(one, two)] * 6)
     finding = judge(load(tmp_path), claim(metric="time_to_accuracy_s", target=0.6), seed="0")
     assert sorted(case.verdict for case in finding.cases) == ["inconclusive", "reproduced"]
     assert finding.verdict == "inconclusive"

@@ -14,7 +14,7 @@ from analysis.comparison.work import configuration_label
 from analysis.metrics.columns import summary_columns
 from analysis.runs.published import TYPES
 from parallelbench.config.build import from_mapping, to_mapping
-from tests.analysis.factory import Fake, component, config, failed, published, steady
+from tests.analysis.factory import Fake, component, config, failed, one_and_two, published, steady
 from tests.helpers import interval
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ LATER = Fake(started_at=1.8e9)
 
 def pair(root: Path, times: list[tuple[float, float]], **changes: Any) -> Runs:
     """Repeats of single × 1 and ddp × 2 that take these times."""
-    for repeat, (one, two) in enumerate(times):
-        published(config(root, repeat=repeat, **changes), steady(one, first_s=9.0))
-        published(config(root, repeat=repeat, strategy="ddp", devices=2, **changes), steady(two, first_s=9.0))
+    one_and_two(root, ((steady(one, first_s=9.0), steady(two, first_s=9.0)) for one, two in times), **changes)
     return load(root)
 
 

@@ -31,7 +31,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.training.checks.tolerances import UNIT_ROUNDOFF
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
-from tests.analysis.factory import Fake, config, published
+from tests.analysis.factory import Fake, config, one_and_two, published
 from tests.analysis.made_up import IN_TWO, SPEED_UP, SWEEPS, WOBBLE, altered, in_environments, slower
 from tests.strategies.training import configure, shard_loader
 
@@ -49,9 +49,7 @@ DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2}
 
 def two_sides(root: Path, fake: Fake, *, repeats: int = 2, **changes: Any) -> Runs:
     """Single × 1 that takes 10 s per epoch, and ddp × 2."""
-    for repeat in range(repeats):
-        published(config(root, repeat=repeat, **changes), Fake(epoch_time_s=lambda epoch, rank: 10.0))
-        published(config(root, repeat=repeat, **DDP, **changes), fake)
+    one_and_two(root, [(Fake(epoch_time_s=lambda epoch, rank: 10.0), fake)] * repeats, **changes)
     return load(root)
 
 

@@ -12,7 +12,7 @@ from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
 from analysis.report.warnings import warnings
 from parallelbench.cli import main
-from tests.analysis.factory import STARTUP, Fake, config, failed, published, steady
+from tests.analysis.factory import STARTUP, Fake, config, failed, one_and_two, published, steady
 from tests.faults import fault
 
 if TYPE_CHECKING:
@@ -200,9 +200,6 @@ def test_packed_runs_of_an_older_release_do_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_further_repeats_come_after_those_that_do_not_count(tmp_path: Path) -> None:
-    for repeat in range(5):
-        published(config(tmp_path, repeat=repeat), steady(10.0 + repeat))
-        fake = steady(6.0 + repeat / 2, parity_passed=repeat < 2)
-        published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), fake)
+    one_and_two(tmp_path, ((steady(10.0 + r), steady(6.0 + r / 2, parity_passed=r < 2)) for r in range(5)))
     warning = next(line for line in warnings(load(tmp_path)) if "sweep.repeats" in line)
     assert "add 4 repeats per side, in turn (sweep.repeats=9)." in warning

@@ -12,7 +12,7 @@ from analysis import load, summary, text
 from analysis.figures import batch_regimes, models
 from analysis.figures.curves import context_length, throughput_batch, throughput_data
 from analysis.figures.scaling import scaling
-from tests.analysis.factory import MIB, Fake, config, published, steady
+from tests.analysis.factory import MIB, Fake, config, one_and_two, published, steady
 
 pytestmark = pytest.mark.slow
 
@@ -151,12 +151,8 @@ def test_runs_that_do_not_count_are_in_no_rate(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
-    for repeat in range(3):
-        for model, one, two in (("mlp", 4.0, 6.0), ("cnn_small", 40.0, 20.0)):
-            fake = Fake(epoch_time_s=lambda epoch, rank, s=one: s)  # type: ignore[misc]
-            published(config(tmp_path, repeat=repeat, model=model), fake)
-            fake = Fake(epoch_time_s=lambda epoch, rank, s=two: s)  # type: ignore[misc]
-            published(config(tmp_path, repeat=repeat, model=model, strategy="ddp", devices=2), fake)
+    for model, one, two in (("mlp", 4.0, 6.0), ("cnn_small", 40.0, 20.0)):
+        one_and_two(tmp_path, [(steady(one, first_s=one), steady(two, first_s=two))] * 3, model=model)
     published(config(tmp_path, model="mlp", batch_size=64))  # no other model at this batch
     runs = load(tmp_path)
     assert models.finding(runs) == (

@@ -22,8 +22,8 @@ from analysis.metrics.runs import per_run
 from analysis.report.warnings import warnings
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import differences, entries
-from tests.analysis.factory import Fake, config, published, steady
-from tests.analysis.made_up import IN_TWO, ONE, TWO, altered, disturbed, in_environments, later
+from tests.analysis.factory import Fake, config, one_and_two, published, steady
+from tests.analysis.made_up import IN_TWO, TWO, altered, disturbed, in_environments, later
 from tests.analysis.test_claims import REPEATS, claim
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ def test_parity_on_one_side_only_is_said(tmp_path: Path, usual: Runs) -> None:
 @pytest.mark.exhaustive
 def test_epochs_of_unequal_length_are_said_in_the_same_words(tmp_path: Path) -> None:
     """Report and `compare` go on per sample; a claim about epochs is refused."""
-    for repeat in REPEATS:
-        for way, time_s in ((ONE, 10.0), (TWO, 5.0)):
-            published(config(tmp_path, repeat=repeat, scaling="weak", **way), steady(time_s + repeat / 10))
+    one_and_two(tmp_path, ((steady(10 + r / 10), steady(5 + r / 10)) for r in REPEATS), scaling="weak")
     runs = load(tmp_path)
     lengths = sorted(set((runs.run["train_samples"] - runs.run["dropped_samples"]).to_list()))
     assert len(lengths) == 2
@@ -193,10 +191,8 @@ def test_which_sides_were_measured_one_after_the_other(one: list[float], other: 
 
 def test_sides_that_were_not_interleaved_are_named_with_what_would_help(tmp_path: Path, usual: Runs) -> None:
     """One early pair is no second measurement of what changed in between."""
-    for repeat in range(7):
-        published(config(tmp_path, repeat=repeat), steady(10.0, started_at=1.7e9 + 1e5 * repeat))
-        late = 1.7e9 + 5e4 if repeat < 2 else 1.8e9
-        published(config(tmp_path, repeat=repeat, **TWO), steady(5.5, started_at=late + 1e5 * repeat))
+    starts = [(1.7e9 + 1e5 * repeat, (1.7e9 + 5e4 if repeat < 2 else 1.8e9) + 1e5 * repeat) for repeat in range(7)]
+    one_and_two(tmp_path, ((steady(10.0, started_at=at), steady(5.5, started_at=late)) for at, late in starts))
     for runs, verdict, words in (
         (
             later(usual, 1e7, but=1),

@@ -15,7 +15,7 @@ from analysis.folders import load_all, replications
 from analysis.report import page as page_module
 from parallelbench import cli
 from parallelbench.errors import ConfigError
-from tests.analysis.factory import Fake, as_words, config, failed, published, words_of
+from tests.analysis.factory import Fake, as_words, config, failed, one_and_two, published, words_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,11 +33,9 @@ def on(host: str | None, time_s: float, **entries: Any) -> Fake:
     return Fake(epoch_time_s=lambda epoch, rank: time_s, environment=json.dumps(environment), started_at=started_at)
 
 
-def measured(root: Path, host: str | None, single_s: float, ddp_s: float, *, repeats: int = 3, **run: Any) -> Path:
+def measured(root: Path, host: str | None, single_s: float, ddp_s: float, **run: Any) -> Path:
     """Repeats of one device and of two in a folder of one machine."""
-    for repeat in range(repeats):
-        published(config(root, repeat=repeat, **run), on(host, single_s))
-        published(config(root, strategy="ddp", devices=2, repeat=repeat, **run), on(host, ddp_s))
+    one_and_two(root, [(on(host, single_s), on(host, ddp_s))] * 3, **run)
     return root
 
 

@@ -24,7 +24,7 @@ from analysis.runs.published import LOADED
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import LINKS, MUST_MATCH, PACKED, REPORTED, SET_BY_LAUNCHER, WHERE_BOTH
-from tests.analysis.factory import Fake, config, failed, published, steady
+from tests.analysis.factory import Fake, config, failed, one_and_two, published, steady
 from tests.analysis.made_up import (
     ENERGY_RATIO,
     IN_TWO,
@@ -334,9 +334,7 @@ def test_a_claim_that_is_named_has_the_verdict_that_it_has_among_all(
 ) -> None:
     """One effect decides by itself, but not among ten."""
     wobble = (1.0, 1.03, 0.98, 1.04, 0.97, 1.02)
-    for repeat, factor in enumerate(wobble):
-        published(config(tmp_path / "runs", repeat=repeat), steady(10.0))
-        published(config(tmp_path / "runs", repeat=repeat, strategy="ddp", devices=2), steady(9.35 * factor))
+    one_and_two(tmp_path / "runs", ((steady(10.0), steady(9.35 * factor)) for factor in wobble))
     named = {"section": "1", "quote": "shorter", "metric": "steady_epoch_time_s", "sweep": "demo"}
     named |= {"contrasts": [{"rising": "devices"}]}
     expected: list[dict[str, float]] = [{"below": 1.0}, *({"below": 0.93 + 0.001 * place} for place in range(1, 10))]
