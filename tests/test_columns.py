@@ -48,8 +48,6 @@ from parallelbench.world.numerics import Sums
 from parallelbench.world.world import World
 from tests.helpers import TINY, Clock, configured
 from tests.strategies.training import shard_loader
-from tests.telemetry.playback import play
-from tests.telemetry.test_nvml import FOUR
 
 # --- a real run of two ranks, whose every number follows from its configuration
 
@@ -378,22 +376,6 @@ def test_a_ranks_peak_has_its_own_layers_only(tmp_path: Path) -> None:
 # --- what no machine without a GPU can measure, and what only a wrong strategy shows
 
 
-def test_peaks_of_devices_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gpu-check holds the same probe against a real tensor."""
-    devices = (torch.device("cuda", 0), torch.device("cuda", 1))
-    reset: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 + device.index)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 200 + device.index)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 - device.index, 1300))
-    probe = MemoryProbe(World(device_type="cuda", devices=devices))
-    probe.start()
-    assert tuple(reset) == devices
-    found = probe.stop()
-    assert (found["peak_allocated_bytes"], found["peak_reserved_bytes"], found["device_used_bytes"]) == (201, 401, 601)
-    assert found["peak_allocated_bytes_by_device"] == "100,101"
-
-
 @pytest.mark.parametrize(("device_type", "grown_mib", "given_back"), [("cpu", 5, 1), ("cpu", 3, 0), ("cuda", 500, 0)])
 def test_memory_of_an_evaluation_is_given_back_without_touching_a_gpus_cache(
     device_type: str, grown_mib: int, given_back: int, monkeypatch: pytest.MonkeyPatch
@@ -451,11 +433,3 @@ def test_planted_differences_are_those_of_the_check() -> None:
     for row in rows:
         assert 10 / 3 < row["evaluation_difference"] <= 10, "of a mean loss between 1 and 3"
         assert (row["tolerance"], row["passed"]) == (1e-9, False)
-
-
-def test_whose_samples_they_are(tmp_path: Path) -> None:
-    played = play(tmp_path, FOUR, samples=1, gpus=1)
-    assert [(row["run_id"], row["attempt"], row["node"], row["device_uuid"]) for row in played.rows] == [
-        ("run", 1, "here", "GPU-a"),
-        ("run", 1, "here", None),
-    ]

@@ -10,10 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launch import tuning as tuning_module
-from launch.slurm.sbatch import shape_of
-from launch.sweep import expand
-from launch.tuning import try_out_here
 from parallelbench.config.components import Shard
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
@@ -25,7 +21,6 @@ from parallelbench.strategies.data_parallel import ring
 from parallelbench.training import tuning, worker
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world import world
-from parallelbench.world.machine import Machine
 from parallelbench.world.spans import waits_are_hidden
 from parallelbench.world.world import World
 from tests.helpers import TINY, configured
@@ -206,24 +201,6 @@ def test_a_trial_on_a_gpu_is_told_to_time_long_enough(device: ScriptedCuda, monk
     assert asked == [0.5, 0.0]
 
 
-def test_trials_need_the_device_that_the_runs_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning_module, "this_machine", lambda: Machine(cores=(0,), physical_cores=1, gpus=()))
-    monkeypatch.setattr(tuning_module, "launcher_of", lambda _: SimpleNamespace(device_type=lambda _: "cuda"))
-    members = expand(TINY)
-    with pytest.raises(ConfigError, match="train on cuda, which this machine does not have"):
-        try_out_here(members)
-
-
-def test_gpus_are_asked_for_only_where_there_are_some() -> None:
-    with pytest.raises(ConfigError, match="device=cuda, but this machine shows no CUDA device"):
-        Machine(cores=(0,), physical_cores=1, gpus=()).device_type("cuda")
-    run = configured("strategy=ddp", "devices=2", "launcher=slurm", "site.gpus_per_node=2", "launcher.cpus_per_gpu=3")
-    shape = shape_of(run, "cuda")
-    assert (shape.gpus_per_node, shape.cpus_per_node) == (2, 6)
-    with pytest.raises(ConfigError, match="gpus_per_node=0: choose device=cpu or another site"):
-        shape_of(configured("launcher=slurm", "site.gpus_per_node=0"), "cuda")
-
-
 # --- strategies
 
 
@@ -238,18 +215,6 @@ def test_gpus_are_asked_for_only_where_there_are_some() -> None:
 def test_what_gpus_can_not_do_is_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_run(configured(*overrides), "cuda")
-
-
-def test_one_process_drives_all_gpus_of_a_model_in_parts() -> None:
-    run = configured("strategy=model_parallel", "devices=2")
-    assert [run.strategy.processes(run, device_type) for device_type in ("cuda", "cpu")] == [1, 2]
-
-
-def test_data_parallel_wants_two_gpus() -> None:
-    run = configured("strategy=data_parallel", "devices=2")
-    check_run(run, "cuda")
-    with pytest.raises(ConfigError, match=r"needs two CUDA devices or more, and on devices=1 would"):
-        run.strategy.check(configured(), "cuda")
 
 
 @pytest.mark.parametrize("graph", [False, True])

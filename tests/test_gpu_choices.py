@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import socket
-from itertools import product
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 import yaml
 
-from analysis import load
-from analysis.comparison.sides import by
 from launch.attempt.processes import Rendezvous, environment
-from launch.attempt.supervisor import too_small
 from launch.sweep.compose import group_choices
 from parallelbench.config.build import LATER_OPTIONS, from_mapping, to_mapping, whole_mapping
 from parallelbench.config.components import Strategy
@@ -30,7 +22,6 @@ from parallelbench.strategies.expert import ExpertParallel
 from parallelbench.strategies.fsdp import Fsdp
 from parallelbench.strategies.tensor import TensorParallel
 from parallelbench.world import world
-from tests.analysis.factory import Fake, config, published
 from tests.helpers import configured, plain
 
 CHOICES = {
@@ -168,55 +159,6 @@ def test_gathering_in_bf16_needs_layers_that_compute_in_it() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.gather=bf16 with precision=fp32 is refused"):
         check_run(run, "cuda")
     check_run(configured("strategy=fsdp", "devices=2", "strategy.gather=bf16", "precision=bf16"), "cuda")
-
-
-def test_an_interface_that_is_not_there_ends_the_attempt_with_its_name() -> None:
-    run = configured("nccl.interface=ib7")
-    refusal = too_small(run, "cpu")
-    assert refusal is not None
-    assert refusal.startswith("nccl.interface=ib7 is not on ")
-    present = socket.if_nameindex()[0][1]
-    assert present in refusal
-    assert too_small(configured(f"nccl.interface={present}"), "cpu") is None
-
-
-@pytest.mark.cases("clip_norm-null-0.5")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "default", "other"),
-    [
-        ("lr_schedule", "constant", "cosine"),
-        ("clip_norm", "null", "0.5"),
-    ],
-)
-def test_runs_are_compared_with_those_of_before(key: str, default: str, other: str, tmp_path: Path) -> None:
-    """A run without a later option or component has what all runs had."""
-    values = {default: 2.0, other: 1.0}
-    for repeat, (value, time_s) in product(range(3), values.items()):
-        changes = {} if value == default else {key: 0.5 if key == "clip_norm" else value}
-        run = config(tmp_path, repeat=repeat, **changes)  # type: ignore[arg-type]
-        assert (key in to_mapping(run)) == bool(changes)
-        published(run, Fake(lambda epoch, rank, took_s=time_s: took_s))  # type: ignore[misc]
-    (row,) = by(load(tmp_path), key, default, other).rows
-    assert row.time is not None
-    assert row.time.median == pytest.approx(0.5)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_runs_are_compared_by_backend(tmp_path: Path) -> None:
-    times_s = {"default": 2.0, "lazy": 1.0, "legacy": 2.0}
-    for repeat, (backend, time_s) in product(range(3), times_s.items()):
-        chosen = {} if backend == "default" else {"nccl": {"backend": backend}}
-        run = config(tmp_path, repeat=repeat, strategy="pipeline", devices=2, device="cuda", **chosen)  # type: ignore[arg-type]
-        variables = {"TORCH_DIST_USE_NCCL2": "0"} if backend == "legacy" else {}
-        environment = json.dumps({"host": "here", "packages": {"torch": "2.15.0"}, "variables": variables})
-        published(run, Fake(lambda epoch, rank, took_s=time_s: took_s, device_type="cuda", environment=environment))  # type: ignore[misc]
-    runs = load(tmp_path)
-    for backend, ratio in (("lazy", 0.5), ("legacy", 1.0)):
-        (row,) = by(runs, "nccl.backend", "default", backend).rows
-        assert row.time is not None
-        assert row.time.median == pytest.approx(ratio)
 
 
 def test_the_process_group_is_the_one_that_was_chosen() -> None:

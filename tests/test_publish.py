@@ -161,21 +161,6 @@ def test_a_full_disk_is_an_outcome_and_publishing_can_be_made_up_for(small_disk:
     assert (folder.state().state, folder.state().label) == ("done", "ok")
 
 
-def test_publishing_reads_each_journal_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = config(tmp_path, strategy="ddp", devices=2)
-    folder, attempt = trained(run)
-    say_finished(attempt)
-    read: list[str] = []
-
-    def entries(path: Path) -> list[dict[str, Any]]:
-        read.append(path.name)
-        return read_entries(path)
-
-    monkeypatch.setattr("parallelbench.results.journal.read_entries", entries)
-    assert publish_if_finished(folder, run, attempt) is not None
-    assert sorted(read) == ["journal-rank0.jsonl", "journal-rank1.jsonl"]
-
-
 def test_an_attempt_that_was_superseded_does_not_publish(tmp_path: Path) -> None:
     run = config(tmp_path)
     folder, attempt = trained(run)

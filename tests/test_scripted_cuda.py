@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +26,7 @@ from parallelbench.training.observers import StepTimes
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.helpers import TINY, Clock, configured
-from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
+from tests.scripted_cuda import WORLD, ScriptedCuda
 
 
 @pytest.fixture
@@ -175,11 +174,3 @@ def test_a_reference_that_does_not_fit_leaves_its_memory(fails_in: str, monkeypa
     rows = check_parity(build_model(run), run, World(), lambda of, shard: build_loader(arrays, of, World(), shard))
     assert rows is None
     assert left == [True], "once, after it was let go"
-
-
-def test_each_thread_has_a_current_stream_of_its_own() -> None:
-    device = ScriptedCuda()
-    with device.on_stream(device.new_stream(CPU)), ThreadPoolExecutor(1) as pool:
-        assert device.stream.name == "side"
-        assert pool.submit(lambda: device.stream.name).result() == "main"
-    assert device.stream.name == "main"

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.advisor.advice import ranked, sentence
 from analysis.advisor.fit import Seen, published_fit
 from analysis.advisor.layouts import gpt_layouts
 from analysis.advisor.transformer import gpt_shape
 from launch.sweep import one_run
 from parallelbench.cli import main
 from parallelbench.results.calibration import write_calibration
-from tests.advisor.test_advise import row
+from tests.advisor.test_advise import answer, row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 GPT = ["model=gpt", "model.layers=24", "model.width=2048", "model.heads=16", "batch_size=256"]
-
-
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["advise", *arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def test_unknown_memory_stands_behind_what_fits_and_the_sentence_says_so() -> None:
-    unknown, close, fits = row("fast", compute_s=0.1, capacity_bytes=None), row("near", memory_bytes=3.9e9), row("slow")
-    assert [each.strategy for each in ranked([unknown, close, fits], "time")] == ["slow", "near", "fast"]
-    assert "whether it fits is not known" in sentence([unknown], "time")
-    assert "whether it fits is too close to call" in sentence([close], "time")
-    assert "whether it fits" not in sentence([fits], "time")
 
 
 def test_a_model_of_terabytes_is_not_advised_on_one_device_of_sol(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,14 +86,6 @@ def test_a_calibration_of_the_site_goes_before_its_data_sheet(
     assert best["m"] > 3 * best["s"]
     # MFU is by the data sheet's peak: devices that reach 100 TFLOP/s stay below 100 of 989.
     assert 0 < max(each["mfu"] for each in measured["rows"]) < 100 / 989
-
-
-def test_equal_memory_and_none_that_trains_alike_get_their_sentence() -> None:
-    large = [row("a", memory_bytes=5e9), row("b", memory_bytes=5e9)]
-    assert sentence(large, "time").startswith("Nothing fits: even a on 2 devices needs 4.66 GiB of 3.73")
-    for memory_bytes in (1e8, 5e9, None):
-        loose = [row("downpour", trains_alike=False, memory_bytes=memory_bytes)]
-        assert sentence(loose, "time") == "No layout trains like one device: choose other strategies."
 
 
 def test_a_site_of_ones_own_folder_is_known_to_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,13 +197,6 @@ def test_a_network_that_nobody_measured_is_said_to_be_a_guess(
 
 def test_memory_that_libraries_fill_holds_nothing() -> None:
     assert [row(capacity_bytes=each).fit for each in (0.0, -1e9)] == ["does not fit"] * 2
-
-
-def test_a_faster_strategy_that_may_not_fit_is_named() -> None:
-    rows = [row("fsdp", compute_s=10.0), row("ddp", compute_s=5.0, memory_bytes=3.9e9), row("zero1", compute_s=20.0)]
-    assert "ddp would take 0.50 times as much time, but whether it fits is too close to call" in sentence(rows, "time")
-    assert "zero1 takes 2.00 times as long" in sentence(rows, "time")
-    assert "as fast" not in sentence(rows[:2], "time")
 
 
 def test_memory_is_too_close_to_call_within_the_errors_that_are_published() -> None:

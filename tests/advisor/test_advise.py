@@ -120,15 +120,7 @@ def test_a_measured_run_replaces_its_prediction_whatever_its_seed_and_length() -
     assert measured.as_dict()["energy_per_epoch_j"] == pytest.approx(30.0 * run.steps_per_epoch)
 
 
-@pytest.mark.cases("activation_recomputation=full", "compile_scope=step")
-@pytest.mark.parametrize(
-    "option",
-    [
-        *("activation_recomputation=full", "compile_scope=step", "graph=true", "cudnn_benchmark=true"),
-        *("clip_norm=1.0", "nccl.per_edge=true", "measure.deterministic=true", "optimizer=adam", "loader=dataloader"),
-        *("channels_last=true", "batch_size=64", "loss=mse"),
-    ],
-)
+@pytest.mark.parametrize("option", ["activation_recomputation=full", "compile_scope=step", "batch_size=64"])
 def test_a_run_with_another_option_of_a_step_is_no_measurement_of_it(option: str) -> None:
     run = one_run([*MLP, "strategy=ddp", "devices=2", "device=cpu", option]).run
     (row,) = rows_of(
@@ -169,12 +161,14 @@ def test_what_does_not_fit_or_trains_otherwise_is_never_advised() -> None:
         row("loose", compute_s=0.2, trains_alike=False),
         row("near", compute_s=0.3, memory_bytes=3.9e9),
         row("slow", compute_s=1.0),
+        row("unknown", compute_s=0.05, capacity_bytes=None),
     ]
-    assert [each.fit for each in rows] == ["does not fit", "fits", "too close to call", "fits"]
-    assert [each.strategy for each in ranked(rows, "time")] == ["slow", "near", "fast", "loose"]
+    assert [each.fit for each in rows] == ["does not fit", "fits", "too close to call", "fits", "not known"]
+    assert [each.strategy for each in ranked(rows, "time")] == ["slow", "near", "unknown", "fast", "loose"]
     text = sentence(rows, "time")
     assert text.startswith("Train with slow on 2 devices: 1 s per step")
     assert "fast needs 4.66 GiB of 3.73" in text
+    assert not any(sentence([each], "time").startswith("Train with") for each in rows[:2])
 
 
 @pytest.mark.slow
@@ -219,26 +213,12 @@ def test_objectives_weigh_time_devices_and_memory() -> None:
     assert best == {"time": "wide", "gpu_hours": "narrow", "memory": "wide"}
 
 
-def test_the_sentence_says_where_devices_stop_to_pay_and_what_takes_the_time() -> None:
-    rows = [row(devices=1), row(devices=2, compute_s=0.5, communication_s=0.1), row(devices=4, compute_s=0.25)]
-    rows.append(row(devices=8, compute_s=0.125, communication_s=0.3))
-    assert efficiency(rows)[8] == pytest.approx(1 / 8 / 0.425)
-    assert "beyond 4 devices the efficiency is under 70 %, because of exposed communication" in sentence(rows, "time")
-
-
 def test_what_is_advised_is_not_beyond_where_devices_pay() -> None:
     rows = [row(devices=1), row(devices=2, compute_s=0.5, communication_s=0.35)]
+    assert efficiency(rows)[2] == pytest.approx(1 / 2 / 0.85)
     text = sentence(rows, "time")
     assert "the efficiency of 2 devices is 59 %, because of exposed communication" in text
     assert "beyond" not in text
-
-
-def test_overlapping_intervals_say_that_both_must_be_measured() -> None:
-    wide: dict[str, Any] = {"low_s": 0.5, "high_s": 2.0}
-    text = sentence([row("a", **wide), row("b", compute_s=1.1, **wide)], "time")
-    assert "b should take 10 % longer, but the intervals overlap: measure both" in text
-    same = sentence([row("a", **wide), row("b", compute_s=1.001, **wide)], "time")
-    assert "b is as fast, as far as can be told: measure both" in same
 
 
 def test_experts_are_laid_over_replicas_and_impossible_ones_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import yaml
 
 from analysis.advisor.check import Judged, Points, Seen, guesses, judged
 from analysis.advisor.fit import SHEET, half_width, kernel_keys, published_fit, values_of
@@ -26,6 +23,7 @@ from launch.sweep import one_run
 from parallelbench import cli
 from parallelbench.config.sites import Hardware
 from tests.advisor.refit import fit, kernel_errors
+from tests.advisor.test_advise import answer
 
 (SINGLE, MULTI), (FOUNDRY,) = shipped_files("vtrain"), shipped_files("llm_foundry")
 GPT = {
@@ -66,18 +64,6 @@ def said_s(asked: Evidence, fitted: dict[str, float]) -> Values:
     return step_phases(work_of(asked.layouts, asked.machines), asked.layouts, asked.machines, fitted).step_s
 
 
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    assert cli.main(["advise", *arguments, "--json"]) == 0
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
-    return found
-
-
-def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert cli.main(["advise", "--json", *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 # --- fits and what they see
 
 
@@ -93,7 +79,7 @@ def test_a_check_judges_what_advises(capsys: pytest.CaptureFixture[str]) -> None
     """A layout that the fit has not seen gets the same time and interval from both."""
     words = ["model=gpt", "model.layers=96", "model.width=12288", "model.heads=96", "model.sequence=2048"]
     words += ["batch_size=64", "site=a100_80gb", "devices=16", "strategy=fsdp"]
-    advised = [row for row in answer(capsys, *words) if row["options"][-1] == "recompute=full"]
+    advised = [row for row in answer(capsys, *words)["rows"] if row["options"][-1] == "recompute=full"]
     advised = [row for row in advised if "gathered=once" not in row["options"]]
     values = dict(text.split("=") for text in advised[0]["options"])
     sizes: dict[str, float] = {"hidden": 12288, "layers": 96, "heads": 96, "sequence": 2048}
@@ -186,7 +172,7 @@ def test_published_errors_are_those_in_the_docs(
     path: Path, rows: int, mean: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the formulas that advise, without the rows' width of model: goals are missed, docs/benchmarks.md says why."""
-    found = check(capsys, "--check", str(path))
+    found = answer(capsys, "--check", str(path))
     assert found["rows"] == rows == len(found["predictions"])
     assert found["mean_error"] <= mean < min(each["mean_error"] for each in found["baselines"].values())
     assert found["coverage"] >= 0.85
@@ -247,11 +233,11 @@ def test_a_row_that_can_not_be_predicted_is_named_and_the_others_are_predicted(
     path: Path, changes: dict[str, str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = shortened(path, tmp_path, **changes)
-    found = check(capsys, "--check", str(out))
+    found = answer(capsys, "--check", str(out))
     assert (found["rows"], found["refused_rows"]) == (19, 1)
     (line,) = found["refused"]
     assert [name for name in named if name not in line] == []
-    whole = check(capsys, "--check", str(shortened(path, tmp_path)))["predictions"]
+    whole = answer(capsys, "--check", str(shortened(path, tmp_path)))["predictions"]
     assert [row["predicted_s"] for row in found["predictions"]] == [row["predicted_s"] for row in whole[1:]]
 
 
@@ -259,7 +245,7 @@ def test_columns_of_ones_own_are_named_and_not_used(tmp_path: Path, capsys: pyte
     first, *rest = SINGLE.read_text().splitlines()[:5]
     out = tmp_path / "rows.csv"
     out.write_text("\n".join([f"{first},cluster", *(f"{line},ours" for line in rest)]))
-    found = check(capsys, "--check", str(out))
+    found = answer(capsys, "--check", str(out))
     assert (found["rows"], found["unused_columns"]) == (4, ["cluster"])
 
 
@@ -320,7 +306,7 @@ def test_a_file_says_what_it_ran_on(tmp_path: Path, capsys: pytest.CaptureFixtur
     """The accelerator's site by its name; the network by the section's words; `site=` instead of both."""
     changed = {"GPU": "h100_80gb", "section": "H100 with 3200 Gbps"}
     path = shortened(FOUNDRY, tmp_path, **changed)
-    rows = check(capsys, "--check", str(path))["predictions"]
+    rows = answer(capsys, "--check", str(path))["predictions"]
     assert [row["extrapolates"] for row in rows] == [["model", "machine"], *[["model"]] * 19]
     first = read_measured(path).steps[0]
     assert (first.accelerator, first.network_gbit_per_s) == ("h100_80gb", 3200.0)
@@ -329,19 +315,7 @@ def test_a_file_says_what_it_ran_on(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_zero_2_gathers_half_as_often(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SHARD_GRAD_OP: parameters stay whole from forward to backward."""
     changed = {"Sharding Strategy": "SHARD_GRAD_OP"}
-    first, *_ = check(capsys, "--check", str(shortened(FOUNDRY, tmp_path, **changed)))["predictions"]
-    usual, *_ = check(capsys, "--check", str(shortened(FOUNDRY, tmp_path)))["predictions"]
+    first, *_ = answer(capsys, "--check", str(shortened(FOUNDRY, tmp_path, **changed)))["predictions"]
+    usual, *_ = answer(capsys, "--check", str(shortened(FOUNDRY, tmp_path)))["predictions"]
     assert (first["stays_gathered"], usual["stays_gathered"], first["extrapolates"]) == (1, 0, ["model", "strategy"])
     assert first["communication_s"] < usual["communication_s"]
-
-
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "conf" / "site").glob("*.yaml")))
-def test_shipped_figures_have_sources(path: Path) -> None:
-    text = yaml.safe_load(path.read_text())
-    if isinstance(text.get("hardware"), dict):
-        figures = hardware(path.stem)
-        assert len(figures.source) > 20
-        assert figures.matmul_tflops < figures.half_tflops
-        assert (
-            msgspec.to_builtins(figures)["devices_per_node"] == one_run([f"site={path.stem}"]).run.site.devices_per_node
-        )

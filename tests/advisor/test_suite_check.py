@@ -69,16 +69,6 @@ def test_a_strategy_that_no_fit_saw_is_predicted_from_the_others() -> None:
     assert {row["strategy"] for row in summary["predictions"]} == {"ddp", "zero1", "fsdp"}
     assert all(row["left_out"] == row["strategy"] for row in summary["predictions"])
     assert summary["median_error"] < 0.1 < summary["baselines"]["perfect_scaling"]["median_error"]
-    assert {*summary} >= {
-        "rows",
-        "mean_error",
-        "p90_error",
-        "max_error",
-        "coverage",
-        "median_regret",
-        "rank_correlation",
-    }
-    assert {*summary["splits"]} == {"leave_one_strategy_out", "leave_one_model_out", "folds"}
 
 
 def test_no_fit_sees_what_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,26 +17,10 @@ from parallelbench.data.sklearn import DIGITS, Digits, resize
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.errors import ConfigError
 
-FILES = sorted((Path(conf.__file__).parent / "data").glob("*.yaml"))
-
 
 def spec(stem: str, **changes: object) -> Data:
     path = Path(conf.__file__).parent / "data" / f"{stem}.yaml"
     return build({**yaml.safe_load(path.read_text()), **changes}, "data")
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_yaml_builds(path: Path) -> None:
-    data = build(yaml.safe_load(path.read_text()), "data")
-    assert isinstance(data, Data)
-    assert data.name == path.stem
-    if path.stem == "torch_dataset":
-        return  # its sizes are those of a class that a user names: tests/data/test_torch_dataset.py
-    assert len(data.shape) == (3 if data.kind == "images" else 1)
-    assert data.shape[1:2] == data.shape[2:], "images are square"
-    for values in (data.mean, data.std):
-        assert len(values) in ({0} if data.kind == "tokens" else {1, data.shape[0]})
-    assert data.train_samples >= data.test_samples > 1
 
 
 def test_sizes_are_the_published_ones() -> None:

@@ -46,23 +46,6 @@ def views(*states: tuple[RunStatus, ...]) -> Callable[[], Overview]:
     return lambda: waiting.pop(0)
 
 
-def test_a_pipe_gets_a_line_for_each_change(slept: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    look = views((QUEUED, QUEUED), (RUNNING, QUEUED), (RUNNING, QUEUED), (OK, RUNNING), (OK, ended("oom")))
-    assert status.watch_states(look, every=False) == 1
-    lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
-    assert lines[:8] == [
-        "2 queued",
-        "a queued → running",
-        "1 queued, 1 running",
-        "a running → ok",
-        "b queued → running",
-        "1 ok, 1 running",
-        "b running → oom: out of it",
-        "1 ok, 1 oom",
-    ]
-    assert slept == [5.0, 7.5, 11.25, 16.875]
-
-
 @pytest.mark.parametrize(
     ("last", "code"),
     [

@@ -245,21 +245,6 @@ def run_torchrun(attempt: Attempt, *options: str, node: int = 0) -> subprocess.P
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-@pytest.mark.exhaustive
-def test_a_killed_rank_is_told_from_those_that_it_takes_along(tmp_path: Path, attempt: Attempt) -> None:
-    """Of ranks that end at once torchrun's first line names any; those that it ends itself have no code."""
-    program = ranks_of_which_one_is_killed(tmp_path, killed=1, waiting=(0,))
-    for _ in range(3):
-        process = run_torchrun(attempt, *MEETING_HERE, "--nproc-per-node=3", *program)
-        printed = process.communicate()[1].decode()
-        assert process.returncode == 1
-        assert "ranks.py FAILED" in printed, "the log has what torchrun prints"
-        codes = exit_codes(attempt, 3, process.returncode)
-        assert codes[1] == -signal.SIGKILL
-        assert codes.get(0, 3) == 3
-        assert 2 not in codes
-
-
 @fault(
     "workers",
     "A rank dies and the others hang",

@@ -311,15 +311,6 @@ def test_a_diverging_run_is_nan_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert not runs[1e30].state().to_run, "trying again would give the same"
 
 
-@pytest.mark.exhaustive
-def test_a_run_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    code, text = completed("run", *DDP, ENDLESS, "launcher.timeout_s=1.5", results=results)
-    assert code == 1, text
-    outcome = outcome_of(the_run(results))
-    assert (outcome.outcome, outcome.reason) == ("timeout", "not done after launcher.timeout_s=1.5")
-
-
 @fault(
     "workers",
     "Too little memory for a model",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,18 +85,6 @@ def test_a_shipped_sweep_has_only_runs_that_can_be_done(name: str) -> None:
             assert planned.run.data.missing_files(Path("/nowhere")) == []
 
 
-def test_every_experiment_is_shipped() -> None:
-    assert CONFIGURATIONS.keys() <= {*group_choices()["sweep"]}
-
-
-@pytest.mark.exhaustive
-def test_repeats_are_enough_for_an_interval_unless_the_sweep_is_faithful() -> None:
-    counts = {name: Counter(p.run.repeat for p in expand([f"sweep={name}"])) for name in CONFIGURATIONS}
-    few = {name for name, repeats in counts.items() if len(repeats) < 6}
-    # The comparison of all strategies is to end in ten minutes.
-    assert few == {"asu_data_parallel_faithful", "asu_model_parallel_faithful", "strategy_comparison_small"}
-
-
 @pytest.mark.parametrize("name", ["asu_data_parallel", "asu_model_parallel"])
 def test_asu_trains_a_hundred_epochs_instead_of_a_hundred_and_ninety(name: str) -> None:
     assert values(plan(name), "epochs") == {(100,)}
@@ -105,13 +92,6 @@ def test_asu_trains_a_hundred_epochs_instead_of_a_hundred_and_ninety(name: str) 
     assert {run[:-1] for run in values(plan(f"{name}_faithful"), "model.name", "data.name", "devices", "epochs")} <= (
         values(plan(name), "model.name", "data.name", "devices")
     )
-
-
-def test_the_tutorial_has_its_own_map_on_its_own_mlp() -> None:
-    runs = [planned for planned in plan("tutorial_mlp") if planned.run.strategy.name == "model_parallel_tutorial"]
-    assert {p.run.strategy.device_map == {"fc1": 0, "fc2": 1, "fc3": 1, "fc4": 0} for p in runs} == {True}
-    assert [512, 256, 128] in [list(p.run.model.hidden) for p in runs]
-    assert values(runs, "data.shape") == {((1, 32, 32),)}
 
 
 def test_two_devices_double_the_batch_as_published_and_keep_it_in_the_twin() -> None:

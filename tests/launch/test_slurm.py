@@ -27,7 +27,7 @@ from launch.verbs.doctor import file_system
 from launch.verbs.plan import estimate
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
-from tests.launch.fake_slurm import DONE, MISSING, SINFO, FakeSlurm, group, prepared, run_of, submission
+from tests.launch.fake_slurm import MISSING, SINFO, FakeSlurm, group, prepared, run_of, submission
 
 
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59))
@@ -183,25 +183,6 @@ def test_a_cpu_run_leaves_a_sites_gpus_to_others() -> None:
         hours = run.devices * 3 * 1.0
         assert batch.most_hours == (Hours(gpu=hours) if device_type == "cuda" else Hours(cpu=hours))
         assert submission(site=run.site, device_type=device_type).asks_for_gpus == (device_type == "cuda")
-
-
-def test_the_plan_shows_the_arrays_that_are_submitted(
-    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler, "available", lambda: True)
-    fake.answers["sinfo"] = SINFO.replace("|up|", "|down|")
-    fake.answers["scontrol"] = "MaxArraySize            = 2\n"
-    console = Console(width=200, file=io.StringIO())
-    assert OnSlurm().show_plan(prepared(tmp_path, "sweep.repeats=5"), [DONE, *[MISSING] * 4], console)[0], (
-        "a partition that is down takes jobs"
-    )
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "not submitted: 1 done; 4 runs to submit" in text
-    assert "4 jobs in arrays of 2, 2 (the first is shown)" in text
-    assert "#SBATCH --array=0-1%2" in text
-    assert "note: the partition normal is down" in text
-    assert "at most 12.00 GPU-hours (4 jobs × 1 GPU × 60 min × 3 attempts)" in text
-    assert "at most 12.00 GPU-hours in all" in text
 
 
 @pytest.mark.parametrize(

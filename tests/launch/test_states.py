@@ -9,8 +9,6 @@ import pytest
 
 from launch.launcher import glance, states_below, states_of
 from launch.sweep import expand
-from launch.sweep.expansion import varying
-from launch.verbs.console import MANY
 from parallelbench import cli
 from parallelbench.results.attempt import OUTCOMES, PUBLISHED
 from parallelbench.results.folder import RunFolder, State, find_runs
@@ -101,28 +99,6 @@ def test_states_of_planned_runs_come_in_their_order(tmp_path: Path) -> None:
 # --- tables
 
 
-def test_status_of_many_runs_tells_those_that_are_alike_in_one_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = published(config(tmp_path))
-    broken = failed(config(tmp_path, epochs=7), "nan", "diverged", epochs=1)
-    for number in range(MANY):
-        (tmp_path / "demo" / f"waits-{number}").mkdir()
-        (tmp_path / "demo" / f"waits-{number}" / "config.yaml").write_text("")
-    assert cli.main(["status", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert broken.path.name in out
-    assert "diverged" in out
-    assert "waits-" not in out
-    assert out.startswith(f"{MANY} missing, 1 nan, 1 ok\n")
-    assert f"{MANY} runs" in out
-    assert out.index("diverged") < out.index(f"{MANY} runs"), "what failed comes first"
-    assert cli.main(["status", "--all", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert done.path.name in out
-    assert out.count("waits-") == MANY
-
-
 # --- runs of a sweep can be told apart
 
 
@@ -130,17 +106,6 @@ def test_status_of_many_runs_tells_those_that_are_alike_in_one_row(
 def no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("parallelbench.world.machine.visible_gpus", lambda: ())
     monkeypatch.chdir(tmp_path)
-
-
-def test_what_differs_is_said_and_what_the_name_says_is_not() -> None:
-    runs = [
-        ["data=digits", 'loader="streamed"', "strategy=ddp", "optimizer.lr=0.1", "site.partition=a", "repeat=0"],
-        ["data=digits", 'loader="resident"', "strategy=fsdp", "optimizer.lr=0.1", "site.partition=b", "repeat=1"],
-        ["data=digits", "strategy=fsdp", "strategy.wrap=2", "optimizer.lr=0.1", "epochs=3"],
-    ]
-    assert varying(runs, besides=("epochs",)) == ["loader=streamed", "loader=resident", "strategy.wrap=2"]
-    assert varying(runs)[2] == "strategy.wrap=2 epochs=3"
-    assert varying(runs[:1]) == [""]
 
 
 def test_runs_of_a_plan_differ_in_more_than_their_hash(capsys: pytest.CaptureFixture[str]) -> None:

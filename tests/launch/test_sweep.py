@@ -15,13 +15,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from launch.launcher import launcher_of, prepare_all
-from launch.sweep.compose import NOTHING, Extension, by_hydra, parse, resolve, resolved_by_omegaconf
+from launch.sweep.compose import NOTHING, Extension, by_hydra, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _set, expand, one_run, points_of
 from parallelbench.config.build import from_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig, SweepBlock
 from parallelbench.config.run_rules import check_run
-from parallelbench.errors import MOST_REFUSALS, ConfigError, Refusals
+from parallelbench.errors import ConfigError
 from parallelbench.world.machine import Machine, this_machine
 from tests.faults import fault
 from tests.helpers import plain
@@ -169,16 +169,6 @@ def test_a_block_is_the_product_of_its_grid_and_its_zip(
 # --- sweeps
 
 
-def test_demo_is_exactly_these_runs() -> None:
-    runs = described("sweep=demo")
-    assert sorted(runs) == sorted(
-        ("digits", "cnn_small", strategy, devices, 8, repeat)
-        for strategy, devices in (("single", 1), ("ddp", 2), ("model_parallel", 2))
-        for repeat in range(7)
-    )
-    assert {each.run.sweep_name for each in expand(["sweep=demo"])} == {"demo"}
-
-
 def test_a_choice_list_on_the_command_line_is_a_sweep() -> None:
     runs = described("model=cnn_small,mlp", "strategy=ddp", "devices=2,4", "epochs=1")
     assert sorted(runs) == [
@@ -278,23 +268,6 @@ def test_repeats_go_on_from_the_one_asked_for() -> None:
 # --- the short way equals the long way
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "text",
-    [
-        "sweep=demo optimizer=sgd optimizer.lr=0.5 epochs=1,2",
-        "model=cnn_small,resnet_tiny strategy=ddp strategy.compression=none,bf16 devices=2,4 measure.parity=false",
-        "model=mlp strategy=model_parallel devices=2 strategy.device_map={fc1:0,fc2:1,fc3:1,fc4:0},null",
-        "optimizer.eps=1e-9,1e-7 launcher.timeout_s=2.5 results='c,d'",
-        "strategy=ddp,fsdp model=resnet50,resnet_tiny model.norm=sync devices=2",
-    ],
-)
-def test_a_run_is_what_hydra_composes_from_its_overrides(text: str) -> None:
-    plan = expand(text.split())
-    for each in plan[:: 1 + len(plan) // 4]:
-        assert composed_in_full(each) == each.run
-
-
 def composed_in_full(planned: PlannedRun, extension: Extension = NOTHING) -> RunConfig:
     plain = resolve(by_hydra(planned.overrides, extension.conf))
     plain["sweep_name"] = plain.pop("sweep")["name"]
@@ -343,29 +316,6 @@ def test_any_run_of_any_sweep_is_what_hydra_composes(overrides: list[str], draw:
         return
     for each in draw.sample(plan, min(3, len(plan))):
         assert composed_in_full(each) == each.run
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_files_that_reach_into_other_nodes_are_composed_as_hydra_does(tmp_path: Path) -> None:
-    files = {
-        "model/deep": "defaults: [mlp]\nname: deep\n",
-        "measure/with_its_batch": "# @package _global_\ndefaults: [default@measure]\nbatch_size: 7\n",
-        "optimizer/hot": "# defaults of ours\ndefaults: [sgd]\nlr: 7.0\nname: hot\n",
-        "data/follows": "defaults: [digits]\nname: ${model.name}\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.yaml").write_text(text)
-    mine = Extension(conf=tmp_path)
-    axes = ["model=cnn_small,deep", "measure=with_its_batch,default", "optimizer=sgd,hot", "data=digits,follows"]
-    plan = expand(axes, mine)
-    assert len(plan) == 16
-    for each in plan:
-        assert composed_in_full(each, mine) == each.run
-    assert {(p.run.data.name, p.run.batch_size) for p in plan} == {
-        (name, size) for name in ("digits", "cnn_small", "deep") for size in (7, 128)
-    }
 
 
 @pytest.mark.parametrize("by_hydra", [False, True])
@@ -474,21 +424,6 @@ def test_all_that_is_certain_is_refused_at_once(overrides: list[str], beginnings
         assert line.startswith(beginning)
 
 
-def test_of_very_many_refusals_the_first_are_told() -> None:
-    with pytest.raises(ConfigError) as caught:
-        expand([f"optimizer.lr=range(-{MOST_REFUSALS + 7},0)", "sweep.order=listed"])
-    lines = str(caught.value).splitlines()
-    assert len(lines) == MOST_REFUSALS + 1
-    assert lines[-1] == "and 7 more refusals"
-
-
-def test_no_other_error_is_taken_for_a_refusal() -> None:
-    refused = Refusals()
-    with pytest.raises(ZeroDivisionError), refused:
-        _ = 1 / 0
-    refused.raise_any()
-
-
 def test_blocks_may_limit_their_own_runs() -> None:
     blocks = "sweep.blocks=[{grid:{launcher.timeout_s:5}},{grid:{epochs:[6,7]}}]"
     assert [each.run.launcher.timeout_s for each in expand([blocks, "sweep.order=listed"])] == [5, None, None]
@@ -541,12 +476,6 @@ def test_whatever_is_typed_is_expanded_or_refused_with_a_config_error(overrides:
     least, most = (0, 0) if plan else (1, max(1, len(overrides)))
     assert least <= len(refused.splitlines()) <= most
     assert len({run_id(planned.run) for planned in plan}) == len(plan)
-
-
-@given(st.text(max_size=12))
-def test_whatever_is_typed_is_parsed_or_refused(text: str) -> None:
-    with contextlib.suppress(ConfigError):
-        assert len(parse([text])) == 1
 
 
 def test_a_plan_looks_at_this_machine_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

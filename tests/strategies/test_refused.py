@@ -12,7 +12,6 @@ LBFGS = "optimizer=lbfgs optimizer.lr=1.0 batch_size=96"
 ROWS = """
 # Micro-batches, clipping, recomputation
 mlp 2 ddp strategy.micro_batches=5                 | =5 doesn't divide; batch of 12 samples; micro_batches=4 or 6
-mlp 2 ddp strategy.micro_batches=24                | strategy.micro_batches=12 or 6
 mlp 2 ddp strategy.micro_batches=2 compile=true    | compile=true is refused; compile=false
 mlp 2 ddp strategy.micro_batches=2 strategy.static_graph=true | static_graph=true; static_graph=false
 mlp 1 single clip_norm=1 optimizer=lbfgs batch_size=96 | a line search needs the gradient of the loss itself
@@ -27,24 +26,14 @@ vit_8 2 pipeline zbv full                          | =zbv cuts backward in two; 
 vit_8 1 single full compile=true                   | the compiler chooses; compile=false
 
 # Data parallel, sharded
-mlp 1 ring_ddp                                     | needs two devices or more
 mlp 2 ring_ddp strategy.bucket_mib=0               | bucket_mib
-mlp 2 ring_ddp strategy.bucket_mib=-1              | bucket_mib
 mlp 2 ring_ddp strategy.gradient_as_bucket_view=1  | gradient_as_bucket_view
-mlp 1 fsdp                                         | needs two devices or more
 mlp 1 zero1                                        | needs two devices or more
-mlp 3 hsdp                                         | shard=2 does not divide devices=3
-mlp 2 hsdp                                         | leaves one copy of the model
 mlp 4 hsdp strategy.shard=1                        | shards nothing
-mlp 4 hsdp strategy.shard=0                        | strategy.shard=0
-mlp 2 fsdp precision=fp16                          | precision=fp16 with strategy=fsdp
 mlp 4 hsdp precision=fp16                          | precision=fp16 with strategy=hsdp
 
 # Pipelines
-deep_mlp 2 pipeline strategy.micro_batches=7       | =7 doesn't divide the batch of 24; micro_batches=6 or 8
-deep_mlp 2 pipeline strategy.micro_batches=1       | too few; needs 2; choose strategy.micro_batches=2 or 3
 deep_mlp 2 pipeline strategy.stages_per_rank=2     | 1f1b puts 1 stage on; choose strategy.stages_per_rank=1
-deep_mlp 2 pipeline strategy.schedule=zbv          | schedule=zbv puts 2 stages; choose strategy.stages_per_rank=2
 deep_mlp 1 pipeline                                | two stages or more; devices=2
 deep_mlp 4 pipeline model.hidden=[8]               | can't cut; into 4 stages; fc1, fc2
 deep_mlp 2 pipeline strategy.schedule=dualpipev strategy.stages_per_rank=2 strategy.micro_batches=3 | =4 or 6
@@ -57,18 +46,12 @@ deep_mlp 2 pipeline model.hidden=[8,8] strategy.stage_map={fc1:0,fc2:0,fc3:0} | 
 deep_mlp 2 pipeline model.hidden=[8] strategy.stage_map={fc1:0,fc9:1} | fc9; fc2
 
 # Tensors and meshes
-mlp 1 tensor_parallel                              | two devices or more
-bare 2 tensor_parallel data=synthetic data.image_size=8 model=resnet_tiny | nothing to shard; choose model=
 mlp 2 tensor_parallel model=logistic_regression    | nothing to shard
 vit_8 3 tensor_parallel                            | 3 equal shards; 4 equal parts
 mlp 2 tensor_parallel precision=fp16               | precision=bf16
 mlp 3 dp_tp                                        | multiple of 2 devices, at least 4
-mlp 2 dp_tp                                        | strategy.tensor=2; devices=4
-mlp 4 dp_tp strategy.tensor=1                      | without that dimension; strategy.tensor=2
 deep_mlp 6 dp_pp strategy.stages=4                 | multiple of 4
 mlp 4 dp_pp strategy.micro_batches=8               | doesn't divide the batch of 12
-mlp 4 dp_pp precision=fp16                         | precision=bf16
-mlp 6 dp_pp_tp                                     | multiple of 4 devices, not devices=6
 cnn_8 8 dp_pp_tp strategy.stages=4                 | 3 layers
 
 # Language models; vocabularies and tokens divided
@@ -76,92 +59,54 @@ mlp 1 single model=gpt_tiny                        | model=gpt_tiny takes tokens
 bare 1 single data=tokens model=mlp                | model=mlp takes; data=tokens holds tokens
 gpt 1 single data.sequence=13                      | 13 tokens; model.sequence=12; choose model.sequence=13
 gpt 1 single data.vocabulary=25                    | model.vocabulary=24; 25; choose model.vocabulary=25
-gpt 3 tensor_parallel                              | 3 equal shards; devices=3
 gpt 4 tensor_parallel llama                        | model.kv_heads=2; 4 equal shards
 gpt 2 model_parallel tied                          | embed and head of model=gpt_tiny on one; model.tied=false
-gpt 2 pipeline tied                                | embed and head of model=gpt_tiny on one; model.tied=false
-gpt 4 dp_pp tied                                   | embed and head of model=gpt_tiny on one; model.tied=false
-gpt 4 dp_pp_tp tied                                | embed and head of model=gpt_tiny on one; model.tied=false
 gpt 2 tensor_parallel by_tokens data.sequence=11   | 11 tokens; sequence_parallel=false, or data.sequence=1
-gpt 4 dp_tp by_tokens data.sequence=11             | 11 tokens; sequence_parallel=false, or data.sequence=1
-gpt 4 dp_pp_tp by_tokens data.sequence=11          | 11 tokens; sequence_parallel=false, or data.sequence=1
 gpt 2 tensor_parallel by_tokens compile=true       | never tried; sequence_parallel=false, or compile=false
 bare 2 tensor_parallel by_tokens data=synthetic model=mlp | model=mlp names no norms; sequence_parallel=false
-bare 2 tensor_parallel by_tokens data=tokens model=gpt_moe_tiny model.balance=0 | model=gpt_moe_tiny names no norms
 gpt 2 tensor_parallel by_vocabulary model.vocabulary=25 | among 2 tensor ranks; vocabulary_parallel=false, or
-gpt 4 dp_tp by_vocabulary model.vocabulary=25      | among 2 tensor ranks; vocabulary_parallel=false, or
-gpt 4 dp_pp_tp by_vocabulary model.vocabulary=25   | among 2 tensor ranks; vocabulary_parallel=false, or
 gpt 2 tensor_parallel by_vocabulary loss=mse       | loss=mse; vocabulary_parallel=false, or
 gpt 2 tensor_parallel by_vocabulary compile=true   | never tried; vocabulary_parallel=false, or
 bare 2 tensor_parallel by_vocabulary data=synthetic model=mlp | model=mlp has no vocabulary to divide
 
 # Sequences cut among ranks
-gpt_32 1 context_parallel strategy.exchange=ring   | strategy=context_parallel; two devices; devices=2
 gpt_32 3 context_parallel strategy.exchange=ring   | data.sequence=16; 6 equal parts; devices=3
-gpt_32 3 context_parallel strategy.exchange=all_gather | data.sequence=16; 6 equal parts
 gpt_32 3 context_parallel strategy.exchange=all_to_all | data.sequence=16; 3 equal parts
-gpt_32 2 context_parallel strategy.exchange=ring data.sequence=3 | data.sequence=3 ; 4 equal parts
-gpt_32 2 context_parallel strategy.exchange=ring data.sequence=18 model.sequence=18 | data.sequence=18
 gpt_32 2 context_parallel strategy.exchange=ring data.sequence=3 model.sequence=3 | data.sequence=4 model.sequence=4
 gpt_32 8 context_parallel strategy.exchange=all_to_all | devices=8; model.heads=4
-gpt_32 2 context_parallel strategy.exchange=all_to_all model.heads=1 | model.heads=1
-gpt_32 1 fsdp_cp strategy.exchange=ring            | strategy.context=2; multiple of 2 devices; devices=1
 gpt_32 3 fsdp_cp strategy.exchange=ring            | strategy.context=2; multiple of 2 devices; devices=3
 gpt_32 4 fsdp_cp strategy.exchange=ring strategy.context=1 | strategy.context=1 leaves
 gpt_32 6 fsdp_cp strategy.exchange=ring strategy.context=3 | 6 equal parts; context=3; data.sequence=18 or 12
-gpt_32 6 fsdp_cp strategy.exchange=all_to_all strategy.context=3 | 3 equal parts
-gpt_32 8 fsdp_cp strategy.exchange=all_to_all strategy.context=8 | model.heads=4
 gpt_32 4 fsdp_cp strategy.exchange=ring strategy.micro_batches=5 | batch of 12 samples; micro_batches=4 or 6
 gpt_32 4 fsdp_cp strategy.exchange=ring batch_size=23 | 2 equal parts; choose batch_size=22 or 24
-gpt_32 2 fsdp_cp strategy.exchange=ring precision=fp16 | precision=fp16
-gpt_32 2 fsdp_cp strategy.exchange=ring strategy.gather=bf16 | strategy.gather=bf16 with precision=fp64
 bare 2 fsdp_cp data=synthetic model=mlp            | no such attention
 
 # Experts and their balance loss
 moe 3 expert_parallel                              | model.experts=4; devices=3; choose devices=2 or 4
-moe 1 expert_parallel                              | two devices
 moe 2 expert_parallel precision=fp16               | precision=fp16
-bare 2 expert_parallel data=tokens model=gpt_tiny  | finds no experts in model=gpt_tiny
 moe 4 expert_parallel strategy.expert_ranks=1      | strategy.expert_ranks=1 divides no experts
 moe 4 expert_parallel strategy.expert_ranks=8      | strategy.expert_ranks=8 is more than devices=4
 moe 4 expert_parallel strategy.expert_ranks=4      | is all of devices=4, which strategy.expert_ranks=null says
-moe 4 expert_parallel strategy.expert_ranks=3      | strategy.expert_ranks=3 does not divide devices=4
-moe 8 expert_parallel strategy.expert_ranks=3      | strategy.expert_ranks=3 does not divide devices=8
 moe 12 expert_parallel strategy.expert_ranks=6     | strategy.expert_ranks=6 does not divide model.experts=4
-moe 3 expert_parallel strategy.expert_ranks=2      | strategy.expert_ranks=2 does not divide devices=3
 moe 2 model_parallel                               | model.balance=0.7 with; choose model.balance=0
-moe 2 pipeline                                     | model.balance=0.7 with; choose model.balance=0
-moe 4 dp_pp                                        | model.balance=0.7 with; choose model.balance=0
-moe 4 dp_pp_tp                                     | model.balance=0.7 with; choose model.balance=0
 moe 2 sandblaster_lbfgs lbfgs                      | model.balance=0.7 with; choose model.balance=0
 moe 2 tensor_parallel by_vocabulary                | model.balance=0.7 adds to a loss computed from parts
 
 # Servers
-cnn_small 2 parameter_server strategy.servers=2    | leaves no worker; choose strategy.servers=1, or devices=3
 cnn_small 1 parameter_server                       | leaves no worker; choose devices=2
 cnn_small 4 parameter_server batch_size=25         | batch_size=25; 3 equal parts; batch_size=24 or 27
-cnn_small 4 parameter_server batch_size=2          | choose batch_size=3
 cnn_small 3 parameter_server scaling=weak batch_size=9 | choose batch_size=8 or 10
 cnn_small 3 parameter_server strategy.n_push=2     | =2; strategy.n_push=1 strategy.n_fetch=1; strategy.mode=async
-cnn_small 3 parameter_server strategy.n_fetch=5    | strategy.n_fetch=5
 cnn_small 3 parameter_server precision=fp16        | precision=bf16
 resnet_sync 3 parameter_server strategy.mode=async | choose model.norm=batch or group
-cnn_small 3 downpour optimizer=adam                | optimizer=adagrad, or; mode=async
 cnn_small 3 downpour optimizer=sgd                 | sgd with momentum; optimizer.momentum=0.0
 cnn_small 3 downpour optimizer=adagrad strategy.mode=sync | strategy=parameter_server
-cnn_small 3 parameter_server strategy.mode=both    | strategy.mode=both is no choice; async, sync
 cnn_small 3 parameter_server strategy.slow_worker_factor=0.5 | strategy.slow_worker_factor=0.5; >= 1
-cnn_small 3 parameter_server strategy.servers=0    | strategy.servers=0; >= 1
 
 # L-BFGS
 cnn_small 2 sandblaster_lbfgs                      | optimizer=sgd; optimizer=lbfgs; batch_size=96
-cnn_small 5 sandblaster_lbfgs                      | batch_size=95
 cnn_small 2 sandblaster_lbfgs lbfgs batch_size=24  | batch_size=24; choose batch_size=96
 cnn_small 2 sandblaster_lbfgs lbfgs batch_size=24 scaling=weak | choose batch_size=48
-cnn_small 1 sandblaster_lbfgs lbfgs                | devices=2; strategy=single devices=1
-cnn_small 2 ddp lbfgs                              | strategy=ddp; sandblaster_lbfgs and single; choose optimizer=
-cnn_small 2 parameter_server lbfgs                 | =parameter_server; choose optimizer=
-cnn_small 1 single lbfgs batch_size=95             | choose batch_size=96
 cnn_small 1 single lbfgs precision=bf16            | precision=fp32 or fp64
 cnn_small 1 single lbfgs channels_last=true        | channels_last=false
 """

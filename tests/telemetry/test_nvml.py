@@ -87,14 +87,6 @@ def test_an_old_driver_lacks_the_counter_and_has_one_power_only(tmp_path: Path) 
     ]
 
 
-def test_where_instant_power_is_not_supported_the_average_is_taken(tmp_path: Path) -> None:
-    played = play(tmp_path, "device GPU-a\nenergy 1\npower 70000", samples=2)
-    assert played.column("GPU-a", "power_w") == [70.0, 70.0]
-    assert [reason for reason, _ in played.warnings if "power" in reason] == [
-        "power is the driver's average, for lack of an instantaneous one"
-    ]
-
-
 @pytest.mark.parametrize(
     ("profile", "variables", "device"),
     [
