@@ -292,6 +292,7 @@ def _close(rank: int, size: int, run: RunConfig) -> list[Any]:
         (["strategy=zero1", "devices=2"], "a step of strategy=zero1 can't be captured"),
         (["precision=fp16"], "precision=fp16 adapts the scale of the loss on the host"),
         (["compile=true"], "compile=true makes other launches"),
+        (["clip_norm=1.0"], "graph=true captures no clipping"),
         (["measure.attribution_steps=5"], "no phases for measure.attribution_steps"),
         (["optimizer=lbfgs", "batch_size=1442"], "optimizer=lbfgs can't be captured"),
         (["optimizer.implementation=foreach"], "optimizer.implementation=foreach with graph=true is refused"),

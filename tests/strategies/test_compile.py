@@ -169,22 +169,6 @@ def test_an_optimizer_of_a_users_is_compiled_only_if_it_says_so() -> None:
         check_run(run, "cpu")
 
 
-def test_a_server_compiles_its_update_before_the_first_gradient_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    from parallelbench.strategies.servers.servers import Layout, SyncServer
-
-    compiler = Compiler(monkeypatch)
-    run = configure(*MLP, *STEP, "strategy=parameter_server", "devices=2", "optimizer.momentum=0.9")
-    shard = torch.arange(5, dtype=torch.float64)
-    server = SyncServer(shard.clone(), Layout(rank=1, workers=1, servers=1), run, servers=None)
-    updates: list[int] = []
-    update = server._update
-    monkeypatch.setattr(server, "_update", lambda: (updates.append(1), update()))
-    server.compile_warmup(next(loader_of(server, run).train(epoch=1)))
-    assert compiler.given == ["step"]
-    assert len(updates) == 2, "the first one makes the momentum, the second one uses it"
-    assert torch.equal(server._values, shard)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

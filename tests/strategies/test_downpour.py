@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,7 @@ from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.strategies.servers import ParameterServer
-from parallelbench.strategies.servers.servers import AsyncServer
-from parallelbench.strategies.servers.workers import AsyncWorker
 from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
 from tests.launch.programs import Program, kill
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
@@ -76,57 +72,6 @@ def assert_replayed(run: RunConfig, ranks: list[dict[str, Any]]) -> None:
             torch.testing.assert_close(rank["vectors"][epoch], replay.vector(), rtol=0, atol=1e-9)
             assert rank["losses"][epoch] == pytest.approx(replay.losses[worker], rel=1e-9)
             assert rank["pushes"][epoch] == replay.pushes(worker), "step and staleness"
-
-
-class LosesAPush(ParameterServer, frozen=True, kw_only=True):
-    """The server forgets to apply the second push."""
-
-    applied: ClassVar[int] = 0
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        if isinstance(replica, AsyncServer):
-            use, pushes = replica._apply, count(1)
-
-            def wrong(gradient: Tensor) -> None:
-                for _ in range(self.applied if next(pushes) == 2 else 1):
-                    use(gradient)
-
-            replica._apply = wrong  # type: ignore[method-assign]
-        return replica
-
-
-class AppliesAPushTwice(LosesAPush, frozen=True, kw_only=True):
-    """The server applies the second push twice."""
-
-    applied: ClassVar[int] = 2
-
-
-class IgnoresWhatItFetches(ParameterServer, frozen=True, kw_only=True):
-    """A worker goes on with its old parameters within an epoch."""
-
-    def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Any:
-        replica = super().prepare(model, run, world)
-        if isinstance(replica, AsyncWorker):
-            flat, fetch = replica._flat, replica._fetch
-
-            def deaf() -> None:
-                kept = flat.values.clone()
-                fetch()
-                flat.values.copy_(kept)
-
-            replica._fetch = deaf  # type: ignore[method-assign]
-        return replica
-
-
-@pytest.mark.cases("LosesAPush")
-@pytest.mark.parametrize("wrong", [LosesAPush, AppliesAPushTwice, IgnoresWhatItFetches])
-def test_a_wrong_asynchronous_strategy_differs_from_the_replay(wrong: type[ParameterServer], tmp_path: Path) -> None:
-    right = small(*ASYNC, "devices=3", model="mlp")
-    options = {field: getattr(right.strategy, field) for field in right.strategy.__struct_fields__}
-    run = msgspec.structs.replace(right, strategy=wrong(**options))
-    with pytest.raises(AssertionError, match="not close"):
-        assert_replayed(run, run_ranks(train_epochs, 3, tmp_path, run))
 
 
 @pytest.mark.exhaustive

@@ -128,35 +128,6 @@ def test_evaluations_and_passes_without_gradients_are_not_counted() -> None:
     assert take_expert_tokens(model) == {}
 
 
-class Given:
-    """A replica that has counted so much."""
-
-    def __init__(self, taken: dict[int, list[int]]) -> None:
-        self._taken = taken
-
-    def take_expert_tokens(self) -> dict[int, list[int]]:
-        return self._taken
-
-
-@pytest.mark.parametrize(
-    ("taken", "ratio"),
-    [
-        ({0: [5, 5, 5, 5], 1: [1, 1, 1, 1]}, 1.0),
-        ({0: [20, 0, 0, 0], 1: [1, 1, 1, 1]}, 2.5),  # (4 + 1) ÷ 2
-        ({0: [3, 1, 0, 0], 1: [2, 1, 1, 0]}, 2.5),  # (3 + 2) ÷ 2
-        ({1: [2, 1, 1, 0]}, 2.0),  # the other block is nowhere
-        ({}, None),
-    ],
-)
-def test_ratios_of_the_blocks_are_averaged(taken: dict[int, list[int]], ratio: float | None) -> None:
-    balance = ExpertBalance(Given(taken), small())  # type: ignore[arg-type]
-    balance.epoch_trained(None)
-    counts = balance.sums()
-    assert len(counts) == 2 * 4
-    assert list(balance.epoch_summed(counts)) == [("epochs", {"expert_imbalance": ratio})]
-    assert list(balance.epoch_summed([3 * count for count in counts])) == [("epochs", {"expert_imbalance": ratio})]
-
-
 def test_models_without_experts_are_not_asked() -> None:
     run = configure(*TOKENS, "model=gpt_tiny", "epochs=1")
     balance = ExpertBalance(None, run)  # type: ignore[arg-type]

@@ -209,16 +209,3 @@ def test_every_family_of_models_trains_on_gpus(place: int) -> None:
     for (strategy, family, _), text in texts.items():
         trained[strategy] |= {family} if text == "ok" else set()
     assert trained == {strategy: OF_SOME_FAMILIES.get(strategy, ALL) for strategy in strategies}, texts
-
-
-def test_what_no_made_up_rank_can_do_is_all_that_is_left_out() -> None:
-    assert set(STRATEGIES) | NOT_POSSIBLE.keys() == set(torchs_strategies())
-
-
-@pytest.mark.exhaustive
-def test_what_goes_wrong_on_a_rank_is_noticed() -> None:
-    """Foreach with fp16 lets the gradient scaler read whether a gradient is infinite, which runs refuse."""
-    unknown, refused = (cases("ddp", [("sgd", "fp16")], sizes=(2,))[0] for _ in range(2))
-    unknown["overrides"] = [*unknown["overrides"], "model.hidden=[0]"]
-    refused["overrides"] = [*refused["overrides"], "optimizer.implementation=foreach"]
-    assert len(failures([unknown, refused])) == 2

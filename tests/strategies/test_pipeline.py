@@ -217,28 +217,6 @@ def _needs(action: tuple[int, str, int], stages: int) -> set[tuple[int, str, int
     return {(stage, "F", micro_batch), *after}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "m", "v", "p", "bubble"),
-    [
-        ("gpipe", 8, 1, 2, 1 / 9),
-        ("1f1b", 8, 1, 4, 3 / 11),
-        ("gpipe", 1, 1, 2, 1 / 2),
-        ("interleaved_1f1b", 8, 2, 4, 3 / 19),
-        ("looped_bfs", 8, 2, 4, 3 / 19),
-        ("interleaved_zero_bubble", 8, 1, 4, 3 / 27),
-        ("zbv", 8, 2, 4, 0.0),
-        ("dualpipev", 8, 2, 4, 6 / 54),
-    ],
-)
-def test_bubbles(schedule: Any, m: int, v: int, p: int, bubble: float) -> None:
-    assert Pipeline(schedule, m, v, p).bubble() == pytest.approx(bubble)
-
-
-def test_v_schedules_go_down_and_up_again() -> None:
-    assert Pipeline("zbv", 8, 2, 3).stage_devices() == [0, 1, 2, 2, 1, 0]
-    assert Pipeline("interleaved_1f1b", 8, 2, 3).stage_devices() == [0, 1, 2, 0, 1, 2]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "zbv", "dualpipev"])
 @pytest.mark.parametrize(("devices", "batch_size", "m"), [(2, 24, 7), (2, 25, 1), (3, 128, 2), (4, 18, 9), (4, 7, 3)])

@@ -44,20 +44,6 @@ def test_one_device_trains_the_same_bits(work: list[str], precision: str) -> Non
     same_bits(alone(*work, f"precision={precision}"), alone(*plain, f"precision={precision}"))
 
 
-@pytest.mark.parametrize("recomputation", [FULL, SELECTIVE])
-def test_a_language_model_trains_the_same_bits(recomputation: str) -> None:
-    def bits(*options: str) -> dict[str, Any]:
-        return train(0, 1, small("single", 1, "model.positions=rope", "model.kv_heads=2", *options))
-
-    same_bits(bits(recomputation), bits())
-
-
-@pytest.mark.exhaustive
-def test_lbfgs_evaluates_the_same_bits() -> None:
-    lbfgs = ("optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96")
-    same_bits(*(train(0, 1, small("single", 1, *lbfgs, *options)) for options in ((FULL,), ())))
-
-
 class Dropping(nn.Module):
     """Keeps what it drew."""
 

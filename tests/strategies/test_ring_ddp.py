@@ -62,15 +62,6 @@ def test_the_ring_equals_all_reduce_and_sends_what_the_textbook_says(ranks: int,
             assert set(sent) == {2 * (ranks - 1) / ranks * size_bytes}
 
 
-def test_a_ring_of_one_changes_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
-    values, traffic = torch.ones(3), Traffic()
-    ring_average(values, traffic)
-    assert values.tolist() == [1, 1, 1]
-    assert traffic.gradient == 0
-
-
 def one_step(rank: int, size: int, run: RunConfig) -> tuple[float, int]:
     """Bytes sent in one step, and the bytes of all gradients."""
     model = build_model(run)

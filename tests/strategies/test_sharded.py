@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
-from parallelbench.errors import ConfigError
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.training.checks.tolerances import as_reference
 from parallelbench.training.torch_session import build_model
@@ -114,13 +113,6 @@ def test_training_goes_on_after_evaluation(strategy: str, ranks: int, options: s
     reference = prepared(0, 1, alone)
     drive(reference, alone)
     assert_equal(run_ranks(train_on, ranks, tmp_path, run), drive(reference, alone), tolerance=1e-9)
-
-
-@pytest.mark.slow
-def test_zero1_refuses_what_would_wait_for_the_gpu() -> None:
-    run = configure(*MLP, "strategy=zero1", "devices=2", "precision=fp16")
-    with pytest.raises(ConfigError, match=r"makes the host wait"):
-        run.strategy.check(run, "cuda")
 
 
 @pytest.mark.exhaustive
