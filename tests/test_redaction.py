@@ -32,7 +32,8 @@ from parallelbench.results import journal
 from tests.analysis.factory import Fake, config, published
 from tests.faults import fault
 from tests.helpers import TINY
-from tests.launch.test_plugin import program, user
+from tests.launch.conftest import user
+from tests.launch.programs import program
 from tests.test_cli import here, refused
 
 if TYPE_CHECKING:

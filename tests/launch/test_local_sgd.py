@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
-from parallelbench.config.build import component_class
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.copies import Copies
@@ -25,31 +23,24 @@ from parallelbench.training.checks.tolerances import as_reference, rounding
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import TINY
+from tests.launch.conftest import written_as_in
 from tests.launch.programs import program
 from tests.ranks import run_ranks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-strategy.md").read_text()
-OWN = ["--conf", "conf", "--plugin", "mystrategies"]
 SMALL = ["strategy=local_sgd", "devices=2", "strategy.every=2"]
 
 
 @pytest.fixture
-def me(tmp_path: Path) -> Path:
+def user(tmp_path: Path) -> Path:
     """The folder that the page describes."""
-    for path, code in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, flags=re.DOTALL):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(code)
-    return tmp_path
+    return written_as_in(PAGE, tmp_path)
 
 
 @pytest.fixture
-def own(me: Path, monkeypatch: pytest.MonkeyPatch) -> Extension:
+def own(in_it: Path) -> Extension:
     """The same, as this process imports it."""
-    monkeypatch.syspath_prepend(me)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mystrategies"]:
-        monkeypatch.delitem(sys.modules, name)
-    component_class.cache_clear()
-    return Extension(me / "conf", "mystrategies")
+    return Extension(in_it / "conf", "mystrategies")
 
 
 def test_it_is_checked_against_its_own_reference_for_a_step_more_than_it_takes_to_average(own: Extension) -> None:
@@ -172,9 +163,9 @@ def _loader_of(build_loader: Any, arrays: Any, world: Any, run: Any, shard: Any)
     "choices", [("optimizer=sgd",), ("optimizer=adam",), ("optimizer=sgd", "loss=mse")], ids=["sgd", "adam", "mse"]
 )
 def test_two_ranks_equal_all_copies_on_one_device_and_every_mistake_is_found(
-    me: Path, tmp_path: Path, choices: tuple[str, ...]
+    user: Path, tmp_path: Path, choices: tuple[str, ...]
 ) -> None:
-    rows = run_ranks(gates, 2, tmp_path, str(me), *choices)[0]
+    rows = run_ranks(gates, 2, tmp_path, str(user), *choices)[0]
     passed = {name: [row["passed"] for row in steps] for name, steps in rows.items()}
     assert passed.pop("right") == [True] * 3
     assert {name: all(steps) for name, steps in passed.items()} == {each.__name__: False for each in MISTAKES}
@@ -184,22 +175,22 @@ def test_two_ranks_equal_all_copies_on_one_device_and_every_mistake_is_found(
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_the_pages_commands_train_it_and_say_what_it_was_held_against(me: Path) -> None:
+def test_the_pages_commands_train_it_and_say_what_it_was_held_against(user: Path) -> None:
     commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("parallelbench ")]
     assert [command[1] for command in commands] == ["show", "submit", "submit", "report"]
     for _, *arguments in commands:
         quick = ["launcher.oversubscribe=true", "epochs=2", "measure.probe=false"]
         more = quick if arguments[0] == "submit" else []
-        done = program(me, *arguments, *more)
+        done = program(user, *arguments, *more)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    (manifest,) = (me / "results" / "adhoc").glob("*local_sgd*/result/manifest.json")
+    (manifest,) = (user / "results" / "adhoc").glob("*local_sgd*/result/manifest.json")
     outcome = json.loads(manifest.read_text())["outcome"]
     assert outcome["outcome"] == "ok"
     assert "parity was checked against the strategy's own reference, AllCopies, not one device" in outcome["reason"]
-    tables = me / "results" / "report" / "tables"
+    tables = user / "results" / "report" / "tables"
     (mine,) = pl.read_csv(tables / "configurations.csv").filter(pl.col("strategy") == "local_sgd").to_dicts()
     assert (mine["outcomes"], mine["parity"]) == ("1 ok", "1 of 1, by the author's own reference")
     (run,) = pl.read_csv(tables / "runs.csv").filter(pl.col("strategy") == "local_sgd").to_dicts()
     assert run["parity_reference"] == "mystrategies.AllCopies"
-    page = (me / "results" / "report" / "index.html").read_text()
+    page = (user / "results" / "report" / "index.html").read_text()
     assert "checked against the strategy&#39;s own reference" in page or "checked against the strategy's own" in page

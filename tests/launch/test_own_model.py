@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-import sys
 from importlib import resources
 from pathlib import Path
 
@@ -17,11 +15,11 @@ from launch.launcher import check_data
 from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.cli import main
-from parallelbench.config.build import component_class
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.components import check_scores
+from tests.launch.conftest import written_as_in
 from tests.launch.programs import program
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
@@ -31,12 +29,8 @@ TWO = ["strategy=ddp", "devices=2", "launcher.oversubscribe=true", "measure.prob
 
 
 @pytest.fixture
-def me(tmp_path: Path) -> Path:
+def user(tmp_path: Path) -> Path:
     """The folder that the page describes, and the arrays."""
-    for path, code in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, flags=re.DOTALL):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        with (tmp_path / path).open("a") as file:
-            file.write(code)
     (tmp_path / "data").mkdir()
     draw = np.random.default_rng(0)
     parts = {"train": 96, "test": 32}
@@ -45,17 +39,7 @@ def me(tmp_path: Path) -> Path:
         **{f"{part}_images": draw.integers(0, 256, (n, 1, 8, 8), dtype=np.uint8) for part, n in parts.items()},
         **{f"{part}_labels": draw.integers(0, 4, n) for part, n in parts.items()},
     )
-    return tmp_path
-
-
-@pytest.fixture
-def in_it(me: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same folder, as this process works in it."""
-    monkeypatch.chdir(me)
-    monkeypatch.syspath_prepend(me)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    component_class.cache_clear()
-    return me
+    return written_as_in(PAGE, tmp_path)
 
 
 @pytest.mark.parametrize("verb", ["plan", "prepare"])
@@ -73,13 +57,13 @@ def test_a_missing_file_that_prepare_does_not_make_is_named_with_its_place(
 
 
 def test_data_of_ones_own_that_prepare_makes_needs_the_options_of_the_command(
-    me: Path, monkeypatch: pytest.MonkeyPatch
+    user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(me)
+    monkeypatch.chdir(user)
     text = resources.files("conf").joinpath("data", "mnist.yaml").read_text().replace("name: mnist", "name: mine_too")
-    (me / "conf" / "data" / "mine_too.yaml").write_text(text)
+    (user / "conf" / "data" / "mine_too.yaml").write_text(text)
     for name, advice in (("mine_too", "with the --conf and --plugin of this command"), ("mnist", "")):
-        run = one_run([f"data={name}", "site.data_dir=data"], Extension(me / "conf")).run
+        run = one_run([f"data={name}", "site.data_dir=data"], Extension(user / "conf")).run
         with pytest.raises(ConfigError, match=rf"`parallelbench prepare data={name} site.data_dir=\S+`\s?{advice}$"):
             check_data(run)
 
@@ -158,16 +142,16 @@ def test_a_metric_of_ones_own_is_in_tables_and_report(in_it: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_metric_that_fails_ends_the_run_with_its_place(me: Path) -> None:
-    (me / "mine" / "__init__.py").open("a").write("\n\nNear.value = lambda self, sums: 1 // 0\n")
-    done = program(me, "run", "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "metric=near")
+def test_a_metric_that_fails_ends_the_run_with_its_place(user: Path) -> None:
+    (user / "mine" / "__init__.py").open("a").write("\n\nNear.value = lambda self, sums: 1 // 0\n")
+    done = program(user, "run", "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", "metric=near")
     assert done.returncode == 1, "it began, and ended with an error"
     assert "Traceback" not in done.stdout + done.stderr
-    (outcome,) = (me / "results").rglob("outcome.json")
+    (outcome,) = (user / "results").rglob("outcome.json")
     assert '"outcome":"error"' in outcome.read_text()
     assert "mine/__init__.py:" in outcome.read_text()
     assert "ZeroDivisionError" in outcome.read_text()
-    assert not list((me / "results").rglob("epochs.parquet"))
+    assert not list((user / "results").rglob("epochs.parquet"))
 
 
 @pytest.mark.exhaustive

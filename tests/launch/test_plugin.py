@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -16,77 +13,10 @@ from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from launch.sweep.extension import extension
 from parallelbench.cli import main
-from parallelbench.config.build import component_class
 from parallelbench.errors import ConfigError
 from tests.faults import fault
+from tests.launch.conftest import CODE, YAML, forget_the_import
 from tests.launch.programs import program
-
-CODE = '''
-"""A strategy of the user's own."""
-from parallelbench.config.components import Shard
-from parallelbench.config.components import Strategy
-
-
-class Mine(Strategy, frozen=True, kw_only=True):
-    """Data parallel training: one sum over the ranks for all gradients."""
-
-    mark: int
-    """An option that is stored; 13 brings bad luck."""
-
-    def processes(self, run, device_type):
-        return run.devices
-
-    def data_parallel_degree(self, run):
-        return run.devices
-
-    def prepare(self, model, run, world):
-        from torch.nn.utils import parameters_to_vector, vector_to_parameters
-        from parallelbench.strategies.replica import ModuleReplica, to_device
-
-        assert self.mark != 13, "bad luck"
-
-        class Averaging(ModuleReplica):
-            def _forward_backward(self, batch):
-                result = super()._forward_backward(batch)
-                gradients = [parameter.grad for parameter in self._module.parameters()]
-                vector = world.sum(parameters_to_vector(gradients))
-                vector_to_parameters(vector / world.size, gradients)
-                self.traffic.all_reduce("gradient", vector.nbytes, world.size)
-                return result
-
-        module = to_device(model, run, world.device)
-        return Averaging(module, run=run, world=world, data_shard=Shard(world.rank, world.size))
-'''
-YAML = "_target_: mystrategies.Mine\nname: mine\nmark: 2\n"
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Path:
-    """A user's folder: own YAML, own package."""
-    (tmp_path / "conf" / "strategy").mkdir(parents=True)
-    (tmp_path / "conf" / "strategy" / "mine.yaml").write_text(YAML)
-    (tmp_path / "mystrategies").mkdir()
-    (tmp_path / "mystrategies" / "__init__.py").write_text(CODE)
-    return tmp_path
-
-
-@pytest.fixture
-def in_it(user: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The same folder, as this process works in it."""
-    monkeypatch.chdir(user)
-    monkeypatch.syspath_prepend(user)
-    forget_the_import()
-    yield user
-    forget_the_import()
-
-
-def forget_the_import() -> None:
-    """As in a program of its own."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mystrategies"]:
-        del sys.modules[name]
-    component_class.cache_clear()
-    importlib.invalidate_caches()
-
 
 OWN = ["--conf", "conf", "--plugin", "mystrategies"]
 SMALL = ["model=logistic_regression", "measure.probe=false", "results=results"]

@@ -28,29 +28,14 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure.environment import capture
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.test_plugin import CODE, YAML, forget_the_import
+from tests.launch.conftest import CODE, forget_the_import
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from parallelbench.config.run import RunConfig
 
 MINE = [*TINY, "strategy=mine", "measure=debug", "launcher=inline", "epochs=1"]
 CHANGED = CODE + "\n# another version\n"
 Tree = dict[str, str]
-
-
-@pytest.fixture
-def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder with a package, as this process imports it."""
-    (tmp_path / "conf" / "strategy").mkdir(parents=True)
-    (tmp_path / "conf" / "strategy" / "mine.yaml").write_text(YAML)
-    (tmp_path / "mystrategies").mkdir()
-    write(tmp_path, CODE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    forget_the_import()
 
 
 def write(folder: Path, code: str) -> None:
@@ -102,22 +87,22 @@ def test_text_can_not_move_from_one_file_to_the_next_unseen() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_changed_plugin_makes_other_runs_of_its_classes_and_of_no_others(me: Path) -> None:
+def test_a_changed_plugin_makes_other_runs_of_its_classes_and_of_no_others(in_it: Path) -> None:
     mine, single = asked(), asked("strategy=single")
     assert mine.plugin_sources == sources_now("mystrategies")
     assert single.plugin_sources == ""
-    write(me, CHANGED)
+    write(in_it, CHANGED)
     assert run_id(asked()) != run_id(mine)
     assert run_id(asked("strategy=single")) == run_id(single)
-    write(me, CODE)
+    write(in_it, CODE)
     assert run_id(asked()) == run_id(mine), "and back again"
 
 
-def test_a_run_folder_keeps_the_identity_it_was_made_with(me: Path) -> None:
+def test_a_run_folder_keeps_the_identity_it_was_made_with(in_it: Path) -> None:
     mine = asked()
     folder = RunFolder.of(mine)
     folder.write_intent(mine, [])
-    write(me, CHANGED)
+    write(in_it, CHANGED)
     read = folder.config("mystrategies")
     assert to_mapping(read) == to_mapping(mine)
     assert run_id(read) == run_id(mine)
@@ -126,18 +111,18 @@ def test_a_run_folder_keeps_the_identity_it_was_made_with(me: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_component_of_the_suite_has_no_such_key(me: Path) -> None:
+def test_a_component_of_the_suite_has_no_such_key(in_it: Path) -> None:
     plain = to_mapping(asked("strategy=single"))
     plain["strategy"]["plugin_sources"] = "mystrategies@0"
     with pytest.raises(ConfigError, match=r"strategy\.plugin_sources is not a key"):
         from_mapping(plain)
 
 
-def test_same_plugin_finds_the_runs_of_the_former_sources(me: Path) -> None:
+def test_same_plugin_finds_the_runs_of_the_former_sources(in_it: Path) -> None:
     first = asked()
     assert asked(same=True) == first, "there are none yet"
     RunFolder.of(first).write_intent(first, [])
-    write(me, CHANGED)
+    write(in_it, CHANGED)
     now, same = asked(), asked(same=True)
     assert run_id(same) == run_id(first) != run_id(now)
     assert (same.plugin_sources, same.same_plugin) == (first.plugin_sources, now.plugin_sources)
@@ -145,7 +130,7 @@ def test_same_plugin_finds_the_runs_of_the_former_sources(me: Path) -> None:
     assert run_id(asked("epochs=2", same=True)) == run_id(longer), "those that are missing join them"
 
 
-def test_same_plugin_finds_runs_of_a_release_that_recorded_no_sources(me: Path) -> None:
+def test_same_plugin_finds_runs_of_a_release_that_recorded_no_sources(in_it: Path) -> None:
     old = structs.replace(asked(), plugin_sources="")
     RunFolder.of(old).write_intent(old, [])
     assert run_id(asked()) != run_id(old)
@@ -158,11 +143,11 @@ def test_same_plugin_needs_a_plugin() -> None:
         extension(None, None, same_plugin=True)
 
 
-def test_a_run_does_not_start_with_other_sources_than_it_was_asked_for_with(me: Path) -> None:
-    planned = expand(MINE, Extension(me / "conf", "mystrategies"))[0]
+def test_a_run_does_not_start_with_other_sources_than_it_was_asked_for_with(in_it: Path) -> None:
+    planned = expand(MINE, Extension(in_it / "conf", "mystrategies"))[0]
     launcher = launcher_of(planned.run)
     prepared = [launcher.prepare(planned)]
-    (me / "mystrategies" / "helper.py").write_text("x = 1\n")  # while the run waits in a queue
+    (in_it / "mystrategies" / "helper.py").write_text("x = 1\n")  # while the run waits in a queue
     assert launcher.submit(prepared, SubmitOptions(), Console(file=io.StringIO())) == 1
     outcome = RunFolder.of(planned.run).state().outcome
     assert outcome is not None
@@ -171,44 +156,44 @@ def test_a_run_does_not_start_with_other_sources_than_it_was_asked_for_with(me: 
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_sources_that_count_as_the_same_may_train_and_no_third_ones(me: Path, same: bool) -> None:
+def test_sources_that_count_as_the_same_may_train_and_no_third_ones(in_it: Path, same: bool) -> None:
     run = asked()
-    write(me, CHANGED)
+    write(in_it, CHANGED)
     found = asked().plugin_sources
     if same:
         require_sources(structs.replace(run, same_plugin=found))
     else:
         with pytest.raises(ConfigError, match=f"{run.plugin_sources} then, {found} now"):
             require_sources(run)
-    write(me, CODE + "# a third version\n")
+    write(in_it, CODE + "# a third version\n")
     asked()
     with pytest.raises(ConfigError, match="has changed"):
         require_sources(structs.replace(run, same_plugin=found))
 
 
-def test_the_environment_tells_the_sources_and_their_commit(me: Path) -> None:
+def test_the_environment_tells_the_sources_and_their_commit(in_it: Path) -> None:
     asked()
     assert capture(plugin="mystrategies")["plugin"] == {"sources": sources_now("mystrategies"), "git": None}
     assert "plugin" not in capture()
-    git = ["git", "-C", str(me), "-c", "user.name=me", "-c", "user.email=me@example.org"]
+    git = ["git", "-C", str(in_it), "-c", "user.name=me", "-c", "user.email=me@example.org"]
     for arguments in (["init"], ["add", "mystrategies"], ["commit", "-m", "first"]):
         subprocess.run([*git, *arguments], check=True, capture_output=True)
     clean = capture(plugin="mystrategies")["plugin"]["git"]
     assert (len(clean["commit"]), clean["dirty"]) == (40, False), "files besides the package do not count"
-    (me / "mystrategies" / "new.py").write_text("")
+    (in_it / "mystrategies" / "new.py").write_text("")
     assert capture(plugin="mystrategies")["plugin"]["git"] == {"commit": clean["commit"], "dirty": True}
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(me: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(in_it: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(verb: str, *options: str) -> str:
         forget_the_import()  # each is a program of its own
         assert main([verb, *options, "--conf", "conf", "--plugin", "mystrategies", *MINE]) == 0
         return " ".join(capsys.readouterr().out.split())
 
     said("submit")
-    write(me, CHANGED)
+    write(in_it, CHANGED)
     plan = said("plan")
     assert "1 run is new, since mystrategies has changed: it is mystrategies@" in plan
     assert "missing" in plan
@@ -220,4 +205,4 @@ def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(me: Path, capsys: 
     assert "missing" not in same
     assert "1 run is done" in said("submit", "--same-plugin")
     said("submit")
-    assert len(list((me / "results" / "adhoc").glob("*/result/manifest.json"))) == 2
+    assert len(list((in_it / "results" / "adhoc").glob("*/result/manifest.json"))) == 2
