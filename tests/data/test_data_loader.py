@@ -8,52 +8,27 @@ import raw_data as raw
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_loaders import Coloured, spec
+from test_loaders import loader as named_loader
 
 from parallelbench.config.components import Arrays, Batch, Data, Shard
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.loaders.order import TEST_BATCH_SIZE, evaluation_slices, generator
 from parallelbench.loaders.resident import ResidentLoader
 
-TRAIN, TEST, GLOBAL = 130, 47, 12
-STEPS = TRAIN // GLOBAL
-
-
-class Coloured(Synthetic, frozen=True, kw_only=True):
-    """Synthetic with what CIFAR has: flips, and other statistics for each channel."""
-
-    mean = (0.1, 0.5, 0.7)
-    std = (0.2, 0.25, 0.3)
-    flip = True
+TRAIN, TEST, GLOBAL, STEPS = 130, 47, 12, 10
+"""As `spec` and `loader` have them."""
 
 
 class Upright(Coloured, frozen=True, kw_only=True):
     flip = False
 
 
-def spec(cls: type[Synthetic] = Coloured, **changes: Any) -> Synthetic:
-    options = {
-        "channels": 3,
-        "image_size": 16,
-        "num_classes": 5,
-        "train_samples": TRAIN,
-        "test_samples": TEST,
-    }
-    return cls(**{"name": "x", "augment": False, "noise": 0.9, "data_seed": 0, **options, **changes})
-
-
 def loader(data: Data | None = None, arrays: Arrays | None = None, **changes: Any) -> ResidentLoader:
     data = data or spec()
-    options: dict[str, Any] = {
-        "device": "cpu",
-        "dtype": torch.float32,
-        "seed": 3,
-        "global_batch_size": GLOBAL,
-        "shard": Shard(),
-        "channels_last": False,
-        "steps_per_epoch": STEPS,
-        **changes,
-    }
-    return ResidentLoader(arrays or data.load(None), data, **options)
+    found = named_loader("resident", data, arrays or data.load(None), **changes)
+    assert isinstance(found, ResidentLoader)
+    return found
 
 
 def images(batches: list[Batch]) -> torch.Tensor:
