@@ -273,8 +273,10 @@ def test_workers_end_with_a_rank_that_is_killed(name: str) -> None:
 
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchLoader]:
-    """A loader whose worker processes have not begun; at the end torch waits less long for each that can't end."""
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    """A loader whose worker processes have not begun; those that nobody tells to end, since the error that a test
+    expects holds torch's iterator, are killed soon.
+    """
+    monkeypatch.setattr(torch_loader, "_PATIENCE_S", 0.2)
     data = spec()
     ours = loader("dataloader", data, data.load(Path("nowhere")), {"workers": 2})
     yield ours
