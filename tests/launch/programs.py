@@ -66,12 +66,7 @@ class Program:
 
     def others(self) -> list[psutil.Process]:
         """All processes that work on these results, torchrun and ranks, whoever their parent is now."""
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            named = any(str(self.results) in word for word in process.info["cmdline"] or [])
-            if named and process.pid not in (self.process.pid, os.getpid()):
-                found.append(process)
-        return found
+        return [process for process in working_on(self.results) if process.pid != self.process.pid]
 
     def survivors(self) -> list[psutil.Process]:
         """Processes that go on when the program has ended."""
@@ -125,6 +120,16 @@ class Program:
         rank = int(victim.removeprefix("rank "))
         pid: int = self.entries(attempt, rank, at_least=1)[0]["pid"]
         return pid
+
+
+def working_on(results: Path) -> list[psutil.Process]:
+    """All processes but this one whose arguments name these results."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        named = any(str(results) in word for word in process.info["cmdline"] or [])
+        if named and process.pid != os.getpid():
+            found.append(process)
+    return found
 
 
 def _begin(preexec: Callable[[], object] | None) -> None:

@@ -16,8 +16,9 @@ import psutil
 
 from launch.slurm import record
 from parallelbench.results.folder import RunFolder, find_runs
-from parallelbench.results.journal import read_entries, read_tables
+from parallelbench.results.journal import read_entries
 from tests.helpers import TINY
+from tests.launch.programs import finished_epochs, working_on
 from tests.slurm.daemons import is_alive, until
 
 if TYPE_CHECKING:
@@ -201,16 +202,7 @@ class Sweep:
 
     def processes(self) -> list[psutil.Process]:
         """All living processes that work on these results."""
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            named = any(str(self.results) in word for word in process.info["cmdline"] or [])
-            if named and process.pid != os.getpid() and is_alive(process):
-                found.append(process)
-        return found
-
-
-def finished_epochs(attempt: Attempt) -> list[int]:
-    return [row["epoch"] for row in read_tables(attempt.path)[0]["epochs"]]
+        return [process for process in working_on(self.results) if is_alive(process)]
 
 
 def events(attempt: Attempt) -> Counter[str]:

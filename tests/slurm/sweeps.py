@@ -17,6 +17,7 @@ from parallelbench.errors import count_of
 from parallelbench.results.folder import RunFolder, find_runs
 from tests.helpers import TINY, quoted
 from tests.slurm.daemons import DaemonError, until
+from tests.slurm.runs import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from tests.slurm.cluster import Cluster
 
 SMALL = (*TINY, "launcher=slurm", "site=local_cluster", "epochs=1", "measure.parity=false", "measure.probe=false")
-PATIENCE_S = 500.0
 PARTITIONS = ("normal", "preemptible")
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from parallelbench.results.folder import file_sha256
 from tests.faults import fault
+from tests.launch.programs import finished_epochs
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import started
 from tests.slurm.daemons import until
@@ -28,7 +29,6 @@ from tests.slurm.runs import (
     WITHOUT_TORCH,
     Sweep,
     events,
-    finished_epochs,
     times_finished,
 )
 

@@ -11,8 +11,9 @@ import pytest
 
 from tests.faults import fault
 from tests.helpers import fill_disk
+from tests.launch.programs import finished_epochs
 from tests.slurm import packages
-from tests.slurm.runs import QUICK, WITHOUT_TORCH, Sweep, finished_epochs, times_finished
+from tests.slurm.runs import QUICK, WITHOUT_TORCH, Sweep, times_finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

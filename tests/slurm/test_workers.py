@@ -14,10 +14,11 @@ import pytest
 
 from parallelbench.results.folder import find_runs
 from tests.faults import fault
+from tests.launch.programs import finished_epochs
 from tests.slurm import daemons
 from tests.slurm.cluster import Cluster
 from tests.slurm.faulty import faulty
-from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep, finished_epochs
+from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
