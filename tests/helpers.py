@@ -8,15 +8,19 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 import conf
 from analysis.comparison.ratio import ERROR, Ends, Spread
+from launch.sweep import expand
 from launch.sweep.compose import compose_plain, group_choices, resolve
 from parallelbench.config.build import build, from_mapping
 from parallelbench.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from launch.sweep import PlannedRun
 
 TINY = (
     "data=synthetic",
@@ -90,6 +94,12 @@ def quoted(text: object) -> str:
 def configured(*overrides: str) -> RunConfig:
     """The run that the overrides describe."""
     return from_mapping(plain(*overrides))
+
+
+@functools.cache
+def plan(name: str) -> tuple[PlannedRun, ...]:
+    """The first repeat of every configuration of a shipped sweep."""
+    return tuple(expand([f"sweep={name}", "sweep.repeats=1"]))
 
 
 def fill_disk(folder: Path, *, leave_bytes: int = 0, until: int = errno.ENOSPC) -> Path:

@@ -13,7 +13,7 @@ from analysis.claims import judge, judge_all
 from analysis.claims.verdict import decide
 from tests.analysis.factory import MIB, Fake, config, one_and_two, published, steady
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
-from tests.launch.plans import plan
+from tests.helpers import plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from tests import plain_pytorch
 from tests.analysis.factory import Fake, config, published
-from tests.launch.plans import plan
+from tests.helpers import plan
 from tests.plain_pytorch import largest_difference
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.config.run_rules import check_run
 from parallelbench.data.torchvision import MANIFEST
-from tests.launch.plans import plan
+from tests.helpers import plan
 
 pytestmark = pytest.mark.slow
 
