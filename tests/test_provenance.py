@@ -100,11 +100,11 @@ def on_nodes(rank: int, size: int, nodes: list[dict[str, Any]]) -> dict[str, Any
         return captured_environment(world)
 
 
-def test_a_run_that_goes_on_on_unlike_nodes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_on_unlike_nodes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured(monkeypatch, "aaa")
-    facts = beginning()
+    facts = beginning(begun(tmp_path, 1))
     captured(monkeypatch, "aaa", unlike_nodes="cpu: EPYC on node 0; XEON on node 1")
-    facts = going_on(facts, 2)
+    facts = going_on(facts, begun(tmp_path, 2))
     assert facts["resumed_elsewhere"] == "unlike_nodes: None and cpu: EPYC on node 0; XEON on node 1"
 
 
