@@ -26,16 +26,16 @@ from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
 from launch.launcher import saved
 from launch.slurm import record, scheduler
-from launch.slurm.rendezvous import POLL_S, join, offer
+from launch.slurm.rendezvous import POLL_S, awaited, begun, join, offer
 from launch.slurm.sbatch import ENDS_AT, ask_outside
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
 from parallelbench.redaction import redacted
 from parallelbench.results.attempt import PUBLISHED
-from parallelbench.results.files import fill, storage_errors
+from parallelbench.results.files import storage_errors
 from parallelbench.results.folder import RunFolder
-from parallelbench.training.failure import RankError
+from parallelbench.training.failure import record as record_error
 from parallelbench.world.affinity import own_cores
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Job:
     restarts: int = field(default_factory=lambda: int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     task: int = field(default_factory=lambda: int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
     node: int = field(default_factory=lambda: int(os.environ.get("SLURM_NODEID", "0")))
+    nodes: int = field(default_factory=lambda: int(os.environ.get("SLURM_NTASKS", "1")))
     ends_at: float | None = field(default_factory=lambda: float(os.environ.get(ENDS_AT, "0")) or None)
     """When Slurm ends it, Unix time, s; None: not known, as in jobs that an older release submitted."""
     warned: bool = False
@@ -170,8 +171,9 @@ def take_part(folder: RunFolder, job: Job) -> bool:
         job.left += [] if _over(folder, job) else [folder.path.name]
         return _skip(folder, "is left to a later start of this job, whose time is nearly up", ok=True)
     try:
-        run = launched(folder, job.submission)
-        return lead(folder, run, job) if job.node == 0 else follow(folder, run, job)
+        with telling_head(folder, job):
+            run = launched(folder, job.submission)
+            return lead(folder, run, job) if job.node == 0 else follow(folder, run, job)
     except (ConfigError, StorageError) as error:
         say(f"{folder.path.name}: {error}")
         return False  # and the next run may succeed
@@ -290,10 +292,7 @@ def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         return _skip(folder, "node 0 has ended it", ok=True)
     training = Training(folder, run, attempt, job.submission.device_type, rendezvous)
     if (refusal := too_small(run, training.device_type)) is not None:
-        rank = job.node * (training.processes // run.nodes)
-        error = RankError(rank=rank, kind="error", reason=f"on node {job.node}: {refusal}", time=time.time())
-        fill(attempt.error_file(rank), msgspec.json.encode(error))
-        return False  # and srun ends the other nodes' tasks
+        raise ConfigError(refusal)  # and srun ends the other nodes' tasks
     # Only the head can tell a preemption, and queue the job again: its outcome, or Slurm's SIGKILL, is the end here.
     left_to_head = noting([signal.SIGTERM], lambda _: None)
     with left_to_head, processes.redacted_log(attempt.path / f"log-node{job.node}.txt") as log:
@@ -307,6 +306,27 @@ def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
             processes.end(process)
     # Node 0 judges the failure by the ranks' files.
     return True
+
+
+@contextmanager
+def telling_head(folder: RunFolder, job: Job) -> Iterator[None]:
+    """Leave what fails on another node as its first rank's error: the head, which srun then ends, can't know it."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if job.node and (found := awaited(lambda: _described(folder, job))) is not None:
+            attempt, processes = found
+            rank = job.node * (processes // job.nodes)
+            with suppress(StorageError):
+                record_error(attempt, rank, error, where=f"on node {job.node}: ")
+        raise
+
+
+def _described(folder: RunFolder, job: Job) -> tuple[Attempt, int] | None:
+    """The attempt that the head has begun, and its number of processes, once there are files for their errors."""
+    attempt = begun(folder, job.start)
+    info = attempt.info() if attempt is not None else None
+    return (attempt, info.processes) if attempt is not None and info is not None else None
 
 
 def leave_calls(path: Path, submission: Submission) -> None:

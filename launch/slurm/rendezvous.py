@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import psutil
@@ -17,14 +17,17 @@ from launch.attempt.signals import heed
 from parallelbench.results.files import write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from parallelbench.results.attempt import Attempt
     from parallelbench.results.folder import RunFolder
 
+Found = TypeVar("Found")
+
 POLL_S = 0.2
 PATIENCE_S = 600.0
-"""How long a node waits for the head's offer."""
+"""How long a node waits for what another one writes."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,19 +120,36 @@ def join(
     folder: RunFolder, start: str, *, node: int, nodes: int, interface: str | None
 ) -> tuple[Attempt | None, Rendezvous | None]:
     """Wait for the head's offer; (None, None) where the head ends the attempt without one, or takes too long."""
+
+    def offered() -> tuple[Attempt | None, Rendezvous | None] | None:
+        if (attempt := begun(folder, start)) is None:
+            return None
+        if attempt.outcome() is not None:
+            return None, None
+        if (here := read(attempt.path)) is None:
+            return None
+        return attempt, here.meeting(node=node, nodes=nodes, interface=interface)
+
+    return awaited(offered) or (None, None)
+
+
+def begun(folder: RunFolder, start: str) -> Attempt | None:
+    """The attempt that the head has begun in this start of the job."""
+    for attempt in reversed(folder.attempts()):
+        if (supervisor := attempt.supervisor()) is not None and supervisor.job == start:
+            return attempt
+    return None
+
+
+def awaited(look: Callable[[], Found | None]) -> Found | None:
+    """What `look` finds first of what another node writes; None where that takes too long."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         heed()
-        for attempt in reversed(folder.attempts()):
-            supervisor = attempt.supervisor()
-            if supervisor is None or supervisor.job != start:
-                continue
-            if attempt.outcome() is not None:
-                return None, None
-            if (offered := read(attempt.path)) is not None:
-                return attempt, offered.meeting(node=node, nodes=nodes, interface=interface)
+        if (found := look()) is not None:
+            return found
         time.sleep(POLL_S)
-    return None, None
+    return None
 
 
 def read(folder: Path) -> Offer | None:

@@ -53,10 +53,10 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
-def record(attempt: Attempt, rank: int, error: BaseException) -> str:
-    """Leave a rank's error file for the supervisor; returns the failure's kind."""
+def record(attempt: Attempt, rank: int, error: BaseException, *, where: str = "") -> str:
+    """Leave a rank's error file for the supervisor, with `where` before the reason; returns the failure's kind."""
     kind, reason = classify(error)
-    record = RankError(rank=rank, kind=kind, reason=one_line(reason), time=time.time())
+    record = RankError(rank=rank, kind=kind, reason=one_line(f"{where}{reason}"), time=time.time())
     fill(attempt.error_file(rank), msgspec.json.encode(record))
     return kind
 

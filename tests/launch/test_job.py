@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from launch.attempt import processes
+from launch.attempt.outcome import interrupted
 from launch.attempt.processes import Training, WarmWorkers
 from launch.slurm import job, record, rendezvous
 from launch.slurm.sbatch import slurm
@@ -22,6 +25,9 @@ from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
 from tests.launch.fake_slurm import submission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass
@@ -234,16 +240,23 @@ class Head:
             self.attempt.finish("timeout", "stopped after epoch 1")
 
 
-def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, *, signals: bool = False) -> Head:
-    """What node 1 has seen of the head when it has done its share of a run."""
+def on_node_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Attempt]:
+    """The record of a job on two nodes, and the attempt that node 0 has begun."""
     path, (folder,) = submitted(tmp_path, "strategy=ddp", "devices=2", "nodes=2")
     start = f"{record.read(path).token}.17.0"
     attempt = folder.claim(job=start)
     assert attempt is not None
     attempt.describe(processes=2, device_type="cpu", oversubscribed=False)
     rendezvous.offer(attempt.path, start, nodes=2, interface="lo")
-    head = Head(attempt, command, signals)
     monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    return path, attempt
+
+
+def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, *, signals: bool = False) -> Head:
+    """What node 1 has seen of the head when it has done its share of a run."""
+    path, attempt = on_node_1(tmp_path, monkeypatch)
+    head = Head(attempt, command, signals)
     monkeypatch.setattr(processes, "start", head.start)
     monkeypatch.setattr(job, "time", SimpleNamespace(sleep=head.goes_on, monotonic=time.monotonic, time=time.time))
     job.run_task(str(path))
@@ -271,3 +284,45 @@ def test_a_node_leaves_what_a_sigterm_means_to_the_head(
     assert head.looks == 5
     assert head.process is not None
     assert head.process.returncode == -signal.SIGTERM
+
+
+def no_log(attempt: Attempt, _: pytest.MonkeyPatch) -> None:
+    (attempt.path / "log-node1.txt").symlink_to("/nowhere/log")
+
+
+def no_interpreter(_: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+
+def another_version(_: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "slug", lambda run: "another")
+
+
+def ended_by_a_plugin(_: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "launched", lambda *_: sys.exit("no licence"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "said"),
+    [
+        (no_log, "storage", "can't write .*/log-node1.txt: No such file or directory"),
+        (no_interpreter, "error", "No such file or directory: '/nowhere/python'"),
+        (another_version, "error", "was submitted by another version of parallelbench"),
+        (ended_by_a_plugin, "error", "no licence"),
+    ],
+)
+def test_what_fails_on_another_node_is_why_its_attempt_ends(
+    tmp_path: Path,
+    told: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Attempt, pytest.MonkeyPatch], None],
+    outcome: str,
+    said: str,
+) -> None:
+    path, attempt = on_node_1(tmp_path, monkeypatch)
+    fault(attempt, monkeypatch)
+    with pytest.raises((SystemExit, OSError)):
+        job.run_task(str(path))
+    name, reason = interrupted(attempt, 2, "SIGTERM")  # by srun, as one of its tasks has failed
+    assert name == outcome
+    assert re.match(f"rank 1: on node 1: .*{said}", reason), reason
