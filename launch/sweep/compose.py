@@ -22,6 +22,7 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from launch.sweep.keys import refuse_habit, unknown_key
+from parallelbench.config.build import load_yaml
 from parallelbench.config.sites import shipped
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
 
@@ -65,6 +66,22 @@ def group_choices(conf: Path | None = None) -> dict[str, tuple[str, ...]]:
                 names = {f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")}
                 groups.setdefault(folder.name, set()).update(names)
     return {group: tuple(sorted(names)) for group, names in sorted(groups.items()) if names}
+
+
+def usable_choices(extension: Extension) -> dict[str, list[str]]:
+    """The same without those whose class is of a package that `--plugin` doesn't name: a folder may serve several."""
+    conf, packages = extension.conf, ("parallelbench", extension.plugin)
+    groups = {group: list(names) for group, names in group_choices(conf).items()}
+    for file in conf.glob("*/*.yaml") if conf else ():
+        content = load_yaml(file.read_bytes())
+        target = content.get("_target_") if isinstance(content, dict) else None
+        if (
+            isinstance(target, str)
+            and target.partition(".")[0] not in packages
+            and file.stem in groups[file.parent.name]
+        ):
+            groups[file.parent.name].remove(file.stem)
+    return groups
 
 
 def parse(overrides: Sequence[str], conf: Path | None = None) -> list[Override]:

@@ -89,6 +89,8 @@ def _package(plugin: str) -> str:
         sys.path.append(str(path.parent))  # last, so that nothing there shadows anything
     spec = importlib.util.find_spec(name)
     if spec is None or (path.exists() and not _is_at(spec.origin, path)):
+        if path.is_dir() and not (path / "__init__.py").is_file():
+            raise ConfigError(f"--plugin {plugin}: {path} is no package: it lacks an `__init__.py`, which may be empty")
         raise ConfigError(f"--plugin {plugin}: no package {name} can be imported from there; give it a name of its own")
     return name
 

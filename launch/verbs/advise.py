@@ -15,7 +15,7 @@ from rich.text import Text
 
 from launch.launcher import launcher_of
 from launch.sweep import expand
-from launch.sweep.compose import group_choices, parse, values_of
+from launch.sweep.compose import parse, usable_choices, values_of
 from launch.sweep.extension import extension as extension_of
 from launch.verbs.console import console, listing, say
 from parallelbench.config.plugin import package_path
@@ -380,7 +380,7 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
     tokens = options.pop(TOKENS, None)
     if by_formula:
         _require_formula(others)
-    named = axes.get("strategy") or list(group_choices(extension.conf)["strategy"])
+    named = axes.get("strategy") or usable_choices(extension)["strategy"]
     kept = [str(each.input_line) for each in others]
     return Question(
         bases=_bases(kept, ["single"] if by_formula else [str(name) for name in named], extension),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from launch.sweep.compose import group_choices
+from launch.sweep.compose import group_choices, usable_choices
 from launch.sweep.keys import unknown_key
 from parallelbench.config.build import component_class, load_yaml
 from parallelbench.config.run import Measure, Settings, Sweep
@@ -87,7 +87,7 @@ def keys(extension: Extension, only: Mapping[str, str] | None = None) -> dict[st
     """All keys of a run and of its sweep, those of groups by what each choice's class has; `only`: of one choice."""
     found: dict[str, KeyHelp] = {}
     _add(found, "", Settings, shipped("", "config") or {}, choice="")
-    for group, names in group_choices(extension.conf).items():
+    for group, names in usable_choices(extension).items():
         for name in [(only or {})[group]] if group in (only or {}) else names:
             content: Any = shipped(group, name)
             if content is None and extension.conf is not None:

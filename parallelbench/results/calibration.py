@@ -66,9 +66,14 @@ def read_calibration(path: Path) -> tuple[list[Row], dict[str, Any]]:
 
     try:
         table = pq.read_table(path)
-        facts: dict[str, Any] = msgspec.json.decode((table.schema.metadata or {})[FACTS.encode()])
-    except (OSError, pa.ArrowInvalid, KeyError) as error:
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: `parallelbench calibrate` writes one and says where") from None
+    except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"{path} is no calibration ({error}): write one with `parallelbench calibrate`") from None
+    try:
+        facts: dict[str, Any] = msgspec.json.decode((table.schema.metadata or {})[FACTS.encode()])
+    except KeyError as error:
+        raise ConfigError(f"{path} is no calibration (no {error}): write one with `parallelbench calibrate`") from None
     if facts["version"] != CALIBRATION_VERSION:
         raise ConfigError(f"{path} was written by another release, which measures other things: calibrate again")
     return table.to_pylist(), facts

@@ -10,7 +10,7 @@ import pytest
 
 import conf
 from launch.sweep import one_run
-from launch.sweep.compose import Extension
+from launch.sweep.compose import Extension, usable_choices
 from launch.sweep.extension import extension
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
@@ -219,3 +219,19 @@ def test_a_site_of_three_lines_says_what_it_lacks_and_the_documented_one_works(u
     page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
     site.write_text(page.partition("```yaml\n")[2].partition("```")[0])
     assert one_run(["site=mine"], own).run.site.partition == "gpu"
+
+
+def test_choices_of_a_package_that_is_not_named_are_left_out(tmp_path: Path) -> None:
+    """One folder may serve several packages; help and advise look at all choices."""
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy/averaged.yaml").write_text("_target_: me.strategy.Averaged\nname: averaged\n")
+    (tmp_path / "strategy/plain.yaml").write_text("_target_: parallelbench.strategies.single.Single\nname: plain\n")
+    named = {plugin: usable_choices(Extension(tmp_path, plugin))["strategy"] for plugin in ("me", "mine")}
+    assert ("averaged" in named["me"], "averaged" in named["mine"]) == (True, False)
+    assert "plain" in named["mine"]
+
+
+def test_a_folder_without_init_is_said_to_be_no_package(tmp_path: Path) -> None:
+    (tmp_path / "lonely").mkdir()
+    with pytest.raises(ConfigError, match=r"it lacks an `__init__\.py`"):
+        extension(None, str(tmp_path / "lonely"))
