@@ -23,7 +23,7 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_context_parallel import SMALL as SMALL_GPT
 from tests.strategies.test_context_parallel import TOKENS
-from tests.strategies.test_moe_parity import routed
+from tests.strategies.test_expert_balance import routed
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure, one_device, shard_loader, summed, train, trained
 

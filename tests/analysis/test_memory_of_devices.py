@@ -1,4 +1,4 @@
-"""Memory per GPU: claims compare one quantity on both sides, and nobody whose runs others disturbed is the leanest."""
+"""Memory per GPU: claims compare one quantity on both sides."""
 
 from __future__ import annotations
 

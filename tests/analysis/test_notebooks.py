@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom on runs of the sweeps that they are about, and hold no outputs."""
+"""The notebooks run from top to bottom on runs of the sweeps that they are about."""
 
 from __future__ import annotations
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from parallelbench.config.components import Shard
+from parallelbench.errors import ConfigError
 from parallelbench.measure.layers import layer_counts
 from parallelbench.models.moe_layers import ExpertTokens, MixtureOfExperts, take_expert_tokens
 from parallelbench.training.observers import ExpertBalance
 from parallelbench.training.torch_session import build_model
 from tests.ranks import run_ranks
-from tests.strategies.test_moe_parity import EXPERTS, SMALL, routed
+from tests.strategies.test_parity import OVERRIDES
 from tests.strategies.training import TOKENS, configure, shard_loader, trained
 
 if TYPE_CHECKING:
@@ -24,7 +25,20 @@ if TYPE_CHECKING:
 
     from parallelbench.config.run import RunConfig
 
+SMALL = ("model=gpt_moe_tiny", "model.layers=2", "model.width=16", "model.sequence=12", "model.vocabulary=24")
+EXPERTS = ("model.experts=4", "model.mlp_width=24", "model.balance=0.7")
 EPOCHS = ("epochs=2", "optimizer.lr=0.5")
+
+
+def routed(strategy: str, *options: str) -> RunConfig:
+    """On two devices or, where the strategy needs more, on four."""
+    for devices in (2, 4):
+        chosen = (f"strategy={strategy}", f"devices={devices}", *OVERRIDES.get(strategy, []), *options)
+        try:
+            return configure(*TOKENS, *SMALL, *EXPERTS, *chosen)
+        except ConfigError as error:
+            refused = error
+    raise refused
 
 
 def small(*options: str) -> RunConfig:

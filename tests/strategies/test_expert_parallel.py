@@ -16,10 +16,12 @@ from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.test_moe_parity import EXPERTS, LLAMA, SMALL
+from tests.strategies.test_expert_balance import EXPERTS, SMALL
 from tests.strategies.training import TOKENS, configure, loader_of
 
 pytestmark = pytest.mark.slow
+
+LLAMA = ("model.positions=rope", "model.mlp=swiglu", "model.kv_heads=2", "model.shared_width=20")
 
 
 def small(*options: str, devices: int = 2) -> RunConfig:
