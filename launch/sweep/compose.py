@@ -74,12 +74,8 @@ def usable_choices(extension: Extension) -> dict[str, list[str]]:
     groups = {group: list(names) for group, names in group_choices(conf).items()}
     for file in conf.glob("*/*.yaml") if conf else ():
         content = load_yaml(file.read_bytes())
-        target = content.get("_target_") if isinstance(content, dict) else None
-        if (
-            isinstance(target, str)
-            and target.partition(".")[0] not in packages
-            and file.stem in groups[file.parent.name]
-        ):
+        target = str(content.get("_target_", "parallelbench")) if isinstance(content, dict) else "parallelbench"
+        if target.partition(".")[0] not in packages and file.stem in groups[file.parent.name]:
             groups[file.parent.name].remove(file.stem)
     return groups
 
