@@ -14,7 +14,6 @@ import hashlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -126,10 +125,13 @@ def reports(sweep: Path, queue: Mapping[str, QueuedJob]) -> Iterable[QueuedJob]:
 
 
 def errand(run: RunConfig, shape: Shape, folder: Path, *words: str, minutes: int) -> Job:
-    """A job on a run's nodes. The first of `words` is its kind, the others are arguments on each node."""
+    """A job on a run's nodes. The first of `words` is its kind, the others are arguments on each node.
+
+    No other job has its name, as no other has its folder.
+    """
     kind, *rest = words
     return Job(
-        name=f"parallelbench-{kind}",
+        name=f"parallelbench-{kind}-{folder.name.rpartition('-')[2]}",
         shape=shape,
         launcher=slurm(run),
         site=run.site,
@@ -165,7 +167,7 @@ def calibrate(prepared: Prepared, path: Path) -> None:
         table = folder / "table.parquet"
         job = calibration_job(prepared, folder, table)
         _announce(job)
-        text = scheduler.tell(job.srun(), waits=True)
+        text = scheduler.answer(scheduler.wait_for(job.srun(), job=job.name))
         if not table.exists():
             raise ConfigError(f"the calibration wrote no table: {text.strip()[-300:]}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +188,7 @@ def bandwidth(run: RunConfig) -> Iterator[tuple[str, str]]:
         words = ("bandwidth", device_type)
         job = errand(run, shape_of(run, device_type), folder, *words, minutes=BANDWIDTH_MINUTES)
         _announce(job)
-        text = scheduler.tell(job.srun(), waits=True)
+        text = scheduler.answer(scheduler.wait_for(job.srun(), job=job.name))
     lines = [line for line in text.splitlines() if line.startswith("[{")]
     if not lines:
         raise ConfigError(f"the probe printed no result: {text.strip()[-300:]}")
@@ -213,8 +215,7 @@ def gpu_check(arguments: Sequence[str]) -> int:
         with _shared_folder(run, "gpu-check") as folder:
             job = gpu_check_job(run, folder, options)
             _announce(job)
-            with scheduler.clean_environment():
-                return subprocess.run(job.srun(), stdin=subprocess.DEVNULL).returncode
+            return scheduler.wait_for(job.srun(), job=job.name, shown=True).returncode
     except ConfigError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return 2

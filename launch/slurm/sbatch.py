@@ -203,9 +203,11 @@ class Job:
     def srun(self) -> list[str]:
         """The command that waits for the job and shows what it prints."""
         # With Pyxis all of it is in the container, where the node's modules are not.
-        own = [] if in_pyxis(self.site) else site_lines(self.site)
-        script = "\n".join([*FIRST_LINES, *own, *self.lines, f"exec {shlex.join(self.command())}"])
-        return ["srun", "--unbuffered", *as_words(self.flags), *self._step(), "bash", "-c", script]
+        set_up = [] if in_pyxis(self.site) else site_lines(self.site)
+        script = "\n".join([*FIRST_LINES, *set_up, *self.lines, f"exec {shlex.join(self.command())}"])
+        # Else the first Ctrl-C only lets srun say how its job is.
+        own = ["--unbuffered", "--quit-on-interrupt", *as_words(self.flags), *self._step()]
+        return ["srun", *own, "bash", "-c", script]
 
     def batch(self) -> dict[str, Any]:
         """The parameters of submitit's batch script. All values are those of checked fields."""
@@ -310,7 +312,7 @@ OWN: Mapping[str, str] = {
     **dict.fromkeys(("job-name", "output", "error", "input", "open-mode", "chdir", "dependency", "clusters"), _RECORDS),
     **dict.fromkeys(("export", "export-file", "get-user-env", "uid", "gid", "wrap", "wait", "hold"), _NOT_HERE),
     **dict.fromkeys(("parsable", "test-only", "quiet", "verbose", "help", "usage", "version"), _NOT_HERE),
-    **dict.fromkeys(("kill-on-bad-exit", "unbuffered", "immediate"), _NOT_HERE),
+    **dict.fromkeys(("kill-on-bad-exit", "unbuffered", "quit-on-interrupt", "immediate"), _NOT_HERE),
 }
 """Options of sbatch and srun that the suite sets, or that would change how it knows its jobs → what to do instead."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0
 """How long any command of Slurm's may take, but for those that wait for a job of their own."""
+ENDING_S = 10.0
+"""How long srun may take to end its job."""
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Before the second, third … try of a patient query. Slurm's commands also wait for seconds by themselves."""
 _GOING_ON = {"PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED"}
@@ -184,13 +187,43 @@ def estimated_start(script: str) -> float | None:
     return unix_time(found[1]) if found else None
 
 
-def tell(command: Sequence[str], *, waits: bool = False, patient: bool = False, script: str = "") -> str:
+def tell(command: Sequence[str], *, patient: bool = False, script: str = "") -> str:
     """Run a command that changes something, once; raises `SchedulerError`.
 
-    `waits`: it ends with a job of its own. `patient`: again where Slurm gives no answer, of what may be said twice.
-    `script`: what it reads from its standard input.
+    `patient`: again where Slurm gives no answer, of what may be said twice. `script`: what it reads from its standard
+    input.
     """
-    return ask(command, patient=True, script=script) if patient else _run(command, waits=waits, script=script)
+    return ask(command, patient=True, script=script) if patient else _run(command, script=script)
+
+
+def wait_for(command: Sequence[str], *, job: str, shown: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run an srun to its end, and that of its job; `shown`: what it prints is not kept, but printed.
+
+    The job, the only one of its name `job`, does not outlive this call: where that is interrupted, e.g. by Ctrl-C, srun
+    gets the time to end it. An srun that is killed leaves a job that waits in the queue.
+    """
+    pipe = None if shown else subprocess.PIPE
+    try:
+        srun = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=_own_environment()
+        )
+    except FileNotFoundError:
+        raise no_program(command[0]) from None
+    with srun:
+        try:
+            output, errors = srun.communicate()
+        except BaseException:
+            try:
+                srun.send_signal(signal.SIGINT)  # which a terminal has told it already, but no kill of this process
+                srun.communicate(timeout=ENDING_S)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                srun.kill()
+                with suppress(SchedulerError):
+                    _run(["scancel", f"--name={job}"])
+            raise
+    return subprocess.CompletedProcess(list(command), srun.returncode, output or "", errors or "")
 
 
 def no_program(name: str) -> NoSlurmError:
@@ -198,10 +231,13 @@ def no_program(name: str) -> NoSlurmError:
     return NoSlurmError(f"there is no {name} here: run this on the cluster's login node")
 
 
-def _run(command: Sequence[str], *, waits: bool = False, script: str = "", timeout_s: float | None = None) -> str:
-    limit_s = None if waits else timeout_s or TIMEOUT_S
-    # Not `clean_environment`: a signal's handler may ask while something else reads `os.environ`.
-    own = {name: value for name, value in os.environ.items() if not _leaks(name)}
+def _own_environment() -> dict[str, str]:
+    """`clean_environment` for one program: a signal's handler may ask while something else reads `os.environ`."""
+    return {name: value for name, value in os.environ.items() if not _leaks(name)}
+
+
+def _run(command: Sequence[str], *, script: str = "", timeout_s: float | None = None) -> str:
+    limit_s, own = timeout_s or TIMEOUT_S, _own_environment()
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=limit_s, check=False, input=script or None, env=own
@@ -210,6 +246,12 @@ def _run(command: Sequence[str], *, waits: bool = False, script: str = "", timeo
         raise no_program(command[0]) from None
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"{command[0]} gave no answer within {limit_s:g} s: run the same command later") from None
+    return answer(done)
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command of Slurm's has printed; raises `SchedulerError` where it has failed."""
+    command = done.args
     if done.returncode:
         said = done.stderr or done.stdout or f"exit code {done.returncode}"
         if command[0] == "sbatch":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -218,6 +219,23 @@ def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.Monk
         assert "leaked" not in os.environ.values()
         assert os.environ["SLURM_CONF"] == "kept"
     assert os.environ["SLURM_JOB_ID"] == "leaked"
+
+
+def test_the_job_of_an_srun_that_does_not_end_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told"
+    programs = {"srun": "trap '' INT; kill -INT $PPID; exec sleep 20", "scancel": f'echo "$@" >> {told}'}
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(scheduler, "ENDING_S", 0.1)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.wait_for(["srun"], job="parallelbench-bandwidth-1")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told.read_text() == "--name=parallelbench-bandwidth-1\n"
 
 
 def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(small_disk: Path) -> None:

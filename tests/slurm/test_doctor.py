@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
+from tests.faults import fault
+from tests.slurm.daemons import until
+from tests.slurm.jobs import submit, wait
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.slurm.cluster import Cluster
@@ -33,6 +41,47 @@ def test_all_reduces_between_two_nodes_are_measured(accounting: Cluster, tmp_pat
     assert [line.split("KiB")[0].split()[-1] for line in lines] == [f"{4**k:,}" for k in range(9)]
     assert all("GB/s sent by each of 2 nodes" in line for line in lines)
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@fault(
+    "lifecycle",
+    "Ctrl-C while a command waits for its job",
+    injection="SIGINT to all that a terminal runs, or to the program alone, as its job runs, or waits",
+    outcome="the job is gone when the program is, and nothing is left behind",
+)
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
+@pytest.mark.parametrize("tell", [os.killpg, os.kill])
+def test_a_job_that_nobody_waits_for_any_more_ends(
+    tell: Callable[[int, int], None], state: str, accounting: Cluster, tmp_path: Path
+) -> None:
+    accounting.restore()
+    (tmp_path / "conf" / "site").mkdir(parents=True)
+    begun = tmp_path / "begun"
+    text = f"defaults: [local_cluster, _self_]\nname: slow\nsetup: [touch {begun}, sleep 600]\n"
+    (tmp_path / "conf" / "site" / "slow.yaml").write_text(text)
+    words = ("--bandwidth", "--conf", str(tmp_path / "conf"), "site=slow", f"results={tmp_path / 'results'}")
+
+    def jobs(states: str) -> str:
+        named = accounting.run("squeue", "--noheader", "--format=%j", f"--states={states}").splitlines()
+        return "".join(name for name in named if "bandwidth" in name)
+
+    if state == "PENDING":
+        wait(accounting, submit(accounting, "sleep 600", "--nodes=2", "--exclusive"), JobState="RUNNING")
+    program = subprocess.Popen(
+        [sys.executable, "-m", "parallelbench.cli", "doctor", *words],
+        env=os.environ | accounting.env,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
+    )
+    try:
+        until(lambda: jobs(state) and (begun.exists() or state == "PENDING"), what="its job", timeout_s=120)
+        tell(program.pid, signal.SIGINT)
+        assert program.wait(timeout=60) == 130
+        assert jobs("PENDING,RUNNING") == ""
+    finally:
+        program.kill()
+        accounting.run("scancel", f"--user={os.geteuid()}")
+    assert list((tmp_path / "results").iterdir()) == []
 
 
 def test_a_site_is_held_against_the_cluster(accounting: Cluster) -> None:
