@@ -53,6 +53,16 @@ STOP_AT_FAILURE = (
 `|| exit` either: several lines may make up one command, such as if … fi."""
 
 
+FIND_MODULE = (
+    """for init in "$LMOD_PKG/init/bash" "$MODULESHOME/init/bash" /etc/profile.d/{z00_lmod,lmod,modules}.sh; do """
+    """type module > /dev/null 2>&1 && break; [ -r "$init" ] && . "$init"; done""",
+    """type module > /dev/null 2>&1 || { echo "parallelbench: site.modules, but no command module on $(hostname)"; """
+    """exit 127; }""",
+)
+"""Whose login shell is no bash hands none of its functions on. First what that shell has loaded, as bash needs it: the
+files of /etc/profile.d may take the login shell for the one that reads them."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """The resources of one job. One task per node, which starts all of the node's processes itself."""
@@ -283,7 +293,8 @@ FIRST_LINES = (
 def site_lines(site: Site) -> list[str]:
     """The site's shell lines; one that fails ends the job."""
     own = [*(f"module load {module}" for module in site.modules), *site.setup]
-    return [*STOP_AT_FAILURE, *own, "trap - ERR"] if own else []
+    found = FIND_MODULE if site.modules else ()
+    return [*found, *STOP_AT_FAILURE, *own, "trap - ERR"] if own else []
 
 
 _KEYS = (

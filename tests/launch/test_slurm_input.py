@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.slurm import scheduler
-from launch.slurm.sbatch import STOP_AT_FAILURE, Job, job_groups
+from launch.slurm.sbatch import FIND_MODULE, STOP_AT_FAILURE, Job, job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun
 from parallelbench.cli import main
@@ -28,7 +28,7 @@ HARMLESS = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """What a shell takes as it stands."""
 OURS = ["umask 077", "export PYTHONSAFEPATH=1", "export SUBMITIT_EXECUTOR=slurm"]
 END = re.compile(r'export SLURM_JOB_END_TIME="\$\{SLURM_JOB_END_TIME:-\$\(\(\$\(date \+%s\) \+ \d+\)\)\}"')
-SHELL = [*OURS, *STOP_AT_FAILURE, "trap - ERR"]
+SHELL = [*OURS, *FIND_MODULE, *STOP_AT_FAILURE, "trap - ERR"]
 
 
 @pytest.fixture(autouse=True)

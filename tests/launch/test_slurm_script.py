@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -36,7 +37,7 @@ def after_set_up(tmp_path: Path, **changes: list[str]) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     ("changes", "line", "code"),
     [
-        ({"modules": ["cuda/12.4", "cuda/99"]}, 8, 3),
+        ({"modules": ["cuda/12.4", "cuda/99"]}, 10, 3),
         ({"setup": ["cd /nowhere", "true"]}, 7, 1),
         ({"setup": ["source /nowhere/activate"]}, 7, 1),
     ],
@@ -45,6 +46,40 @@ def test_a_set_up_that_fails_ends_the_job(changes: dict[str, list[str]], line: i
     done = after_set_up(tmp_path, **changes)
     assert done.returncode == code
     assert done.stdout == f"parallelbench: set-up failed with exit code {code} in line {line} of the script\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "files", "loads"),
+    [
+        ({"LMOD_PKG": "lmod", "MODULESHOME": "modules"}, ["lmod", "modules", "profile"], "lmod cuda/12.4"),
+        ({"MODULESHOME": "modules"}, ["lmod", "modules", "profile"], "modules cuda/12.4"),
+        ({"MODULESHOME": "modules"}, ["profile"], "profile cuda/12.4"),  # the node has it in another place
+        ({}, ["profile"], "profile cuda/12.4"),
+        ({}, ["idle", "profile"], "profile cuda/12.4"),
+        ({}, [], "parallelbench: site.modules, but no command module on "),
+    ],
+)
+def test_modules_are_found_whatever_the_login_shell(
+    variables: dict[str, str], files: list[str], loads: str, tmp_path: Path
+) -> None:
+    """Which is no bash, so that no function `module` is in the environment."""
+    places = {
+        **{name: f"{name}/init/bash" for name in ("lmod", "modules")},
+        "idle": "profile.d/z00_lmod.sh",
+        "profile": "profile.d/modules.sh",
+    }
+    for name in files:
+        (path := tmp_path / places[name]).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("false\n" if name == "idle" else f'false\nmodule() {{ echo "{name} $2"; }}\n')
+    site = msgspec.structs.replace(run_of().site, modules=["cuda/12.4"])
+    script = "\n".join([*FIRST_LINES, *site_lines(site), "echo the program"]).replace("/etc/", f"{tmp_path}/")
+    folders = {variable: str(tmp_path / name) for variable, name in variables.items()}
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"], **folders}
+    )
+    said = done.stdout.splitlines()
+    assert said[0].startswith(loads)
+    assert (done.returncode, said[1:]) == ((0, ["the program"]) if files else (127, []))
 
 
 def test_a_job_knows_its_end_before_its_set_up_begins(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from launch.attempt.processes import environment
 from launch.slurm import errands, rendezvous, scheduler, start
 from launch.slurm.errands import gpu_check_job, main
-from launch.slurm.sbatch import STOP_AT_FAILURE, Job, job_of_runs, shape_of
+from launch.slurm.sbatch import FIND_MODULE, STOP_AT_FAILURE, Job, job_of_runs, shape_of
 from parallelbench.errors import ConfigError
 from tests.faults import fault
 from tests.helpers import configured
@@ -132,9 +132,9 @@ def test_a_job_that_is_no_runs_starts_like_any_job(tmp_path: Path) -> None:
     )
     *_, shell, option, script = job.srun()
     assert (shell, option) == ("bash", "-c")
-    own = [*STOP_AT_FAILURE, "module load cuda/12.4", "source it", "trap - ERR"]
-    assert script.splitlines()[:7] == ["umask 077", "export PYTHONSAFEPATH=1", *own]
-    assert "\n".join(script.splitlines()[:7]) in job.script(), "as a batch script has it"
+    own = [*FIND_MODULE, *STOP_AT_FAILURE, "module load cuda/12.4", "source it", "trap - ERR"]
+    assert script.splitlines()[:9] == ["umask 077", "export PYTHONSAFEPATH=1", *own]
+    assert "\n".join(script.splitlines()[:9]) in job.script(), "as a batch script has it"
 
 
 @fault(

@@ -135,8 +135,8 @@ def test_tasks_that_were_cancelled_while_they_waited_say_so(sweeps: Sweeps) -> N
 @fault(
     "lifecycle",
     "Set-up that fails",
-    injection="a site's module that no node has; a site's line that fails",
-    outcome="the job ends before the run begins, and its log says in which line; nothing is trained",
+    injection="a module, where no node has the command for it; a site's line that fails",
+    outcome="the job ends before the run begins, and its log says why, or in which line; nothing is trained",
 )
 def test_a_set_up_that_fails_ends_the_job(sweeps: Sweeps, tmp_path: Path) -> None:
     (tmp_path / "conf" / "site").mkdir(parents=True)
@@ -150,7 +150,8 @@ def test_a_set_up_that_fails_ends_the_job(sweeps: Sweeps, tmp_path: Path) -> Non
     sweeps.until_queue_is_empty()
     assert [row["state"] for row in rows(sweeps)] == ["missing", "missing"]
     logs = sweeps.logs()
-    assert logs.count("parallelbench: set-up failed with exit code") == 2
+    assert logs.count("parallelbench: set-up failed with exit code 1 in line") == 1
+    assert logs.count("parallelbench: site.modules, but no command module on") == 1
     assert [run for run in find_runs(sweeps.results) if run.attempts()] == []
 
 
