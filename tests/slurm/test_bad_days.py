@@ -129,7 +129,7 @@ def test_tasks_that_were_cancelled_while_they_waited_say_so(sweeps: Sweeps) -> N
     def said() -> set[str]:
         return {(row["reason"] or "").partition(";")[0] for row in rows(sweeps)}
 
-    until(lambda: said() == told, what="accounting knowing all ends", timeout_s=60)
+    until(lambda: said() == told, what="accounting knowing all ends", timeout_s=180)
 
 
 @fault(
