@@ -9,6 +9,7 @@ import multiprocessing.util
 import os
 import signal
 import tempfile
+import time
 import warnings
 from abc import abstractmethod
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 _PATIENCE_S = 10.0
-"""Time that workers have to end, s."""
+"""Time that workers have to end, all together, s."""
 _START_S = 60.0
 """Time that each of them has to begin, s."""
 _DEATH_S = 1.0
@@ -140,8 +141,9 @@ class _Part:
         """Drop the iterator and the loader, which ends the workers, and wait for their end."""
         self._pass = None
         self._loader = None  # type: ignore[assignment]
+        deadline = time.monotonic() + _PATIENCE_S  # of all together
         for worker in self._workers:
-            worker.join(timeout=_PATIENCE_S)
+            worker.join(timeout=max(0.0, deadline - time.monotonic()))
             if worker.is_alive():
                 worker.kill()
                 worker.join()
