@@ -50,7 +50,6 @@ class Digits(Data, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
         return 1, self.image_size, self.image_size
 
     def missing_files(self, data_dir: Path) -> list[Path]:

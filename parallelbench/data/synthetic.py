@@ -52,7 +52,6 @@ class Synthetic(Data, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
         return self.channels, self.image_size, self.image_size
 
     def missing_files(self, data_dir: Path) -> list[Path]:

@@ -29,12 +29,10 @@ class Sequences(Data, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> Kind:
-        """Whole numbers, one per position."""
         return "tokens"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One token at each position."""
         return (self.sequence,)
 
     @property
@@ -76,7 +74,6 @@ class Tokens(Sequences, frozen=True, kw_only=True):
 
     @property
     def num_classes(self) -> int:
-        """Labels are tokens."""
         return self.vocabulary
 
     def missing_files(self, data_dir: Path) -> list[Path]:
@@ -88,7 +85,6 @@ class Tokens(Sequences, frozen=True, kw_only=True):
         return fingerprint_of(self, GENERATOR)
 
     def load(self, data_dir: Path) -> Arrays:
-        """Make the sequences."""
         import numpy as np
 
         train, test = self._sequences(self.train_samples, stream=1), self._sequences(self.test_samples, stream=2)

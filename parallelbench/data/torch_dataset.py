@@ -80,12 +80,10 @@ class TorchDataset(Data, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the training samples."""
         return self._found.arrays.train_images.shape[1:]
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """Of the training labels."""
         return self._found.arrays.train_labels.shape[1:]
 
     @property
@@ -95,17 +93,14 @@ class TorchDataset(Data, frozen=True, kw_only=True):
 
     @property
     def num_classes(self) -> int:
-        """As the option says, or as found."""
         return self.classes or self._found.classes
 
     @property
     def train_samples(self) -> int:
-        """Training samples in one epoch."""
         return len(self._found.arrays.train_labels)
 
     @property
     def test_samples(self) -> int:
-        """Test samples; each is evaluated exactly once."""
         return len(self._found.arrays.test_labels)
 
     def missing_files(self, data_dir: Path) -> list[Path]:
@@ -113,7 +108,6 @@ class TorchDataset(Data, frozen=True, kw_only=True):
         return []
 
     def load(self, data_dir: Path) -> Arrays:
-        """What was read."""
         return self._found.arrays
 
 

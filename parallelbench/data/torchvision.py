@@ -62,12 +62,10 @@ class PreparedData(Data, frozen=True, kw_only=True):
 
     @property
     def train_samples(self) -> int:
-        """Training samples in one epoch."""
         return self.stored_train_samples
 
     @property
     def test_samples(self) -> int:
-        """Test samples; each is evaluated exactly once."""
         return self.own.sizes[1] if self.own else self.published_test_samples
 
     def source(self) -> Any:
@@ -96,7 +94,6 @@ class PreparedData(Data, frozen=True, kw_only=True):
         return ("data.files=FILE.npz",) if self.files else ()
 
     def missing_files(self, data_dir: Path) -> list[Path]:
-        """Prepared files that are missing; empty: ready to load."""
         folder = self.prepared_dir(data_dir)
         names = [*(f"{name}.npy" for name in self.layout()), MANIFEST]
         return [folder / name for name in names if not (folder / name).is_file()]
@@ -158,7 +155,6 @@ class Mnist(PreparedData, frozen=True, kw_only=True):
 
     @property
     def train_samples(self) -> int:
-        """Training samples in one epoch: copies count each."""
         return self.copies * self.stored_train_samples
 
 

@@ -38,7 +38,6 @@ class ResidentLoader(BatchLoader):
     """
 
     def __init__(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> None:
-        """Move the data set to the device."""
         import numpy as np
         import torch
 

@@ -219,11 +219,9 @@ class TorchBatches(BatchLoader):
         """A data set whose items are an image and a label, or one of them, as the shard has it."""
 
     def worker_pids(self) -> list[int]:
-        """Ids of the living worker processes."""
         return [pid for part in self._parts for pid in part.pids()]
 
     def close(self) -> None:
-        """End the workers."""
         for part in self._parts:
             part.close()
 

@@ -29,11 +29,9 @@ class CnnSmall(Model, frozen=True, kw_only=True):
         return Anatomy(Linears(dense_plan(("fc1", "fc2")), units=64))
 
     def check(self, *, in_channels: int, image_size: int) -> None:
-        """Refuse images under 2×2."""
         halved(image_size, times=1, model=self.name)
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
-        """Build the layers; raises `ConfigError` for images under 2×2."""
         side = halved(image_size, times=1, model=self.name)
         from parallelbench.models.modules import ConvBlock, dense_stack, sequence
 
@@ -63,11 +61,9 @@ class CnnLarge(Model, frozen=True, kw_only=True):
         return Anatomy(Linears(dense_plan(("fc1", "fc2", "fc3")), units=512))
 
     def check(self, *, in_channels: int, image_size: int) -> None:
-        """Refuse images under 8×8."""
         halved(image_size, times=3, model=self.name)
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
-        """Build the layers; raises `ConfigError` for images under 8×8."""
         side = halved(image_size, times=3, model=self.name)
         from parallelbench.models.modules import ConvBlock, dense_stack, sequence
 
@@ -97,11 +93,9 @@ class Cnn(Model, frozen=True, kw_only=True):
         return (*(f"conv{i + 1}" for i in range(2 * len(self.widths))), "head")
 
     def check(self, *, in_channels: int, image_size: int) -> None:
-        """Refuse images that the blocks can't halve."""
         halved(image_size, times=len(self.widths), model=self.name)
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
-        """Build the layers; raises `ConfigError` for images that the blocks can't halve."""
         side = halved(image_size, times=len(self.widths), model=self.name)
         from parallelbench.models.modules import ConvBlock, Dense, sequence
         from parallelbench.models.norms import norm_layer

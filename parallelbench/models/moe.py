@@ -41,7 +41,6 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
     """Coefficient of the balance loss; 0: none."""
 
     def __post_init__(self) -> None:
-        """Check what single fields can't say."""
         super().__post_init__()
         if not 2 <= self.top_k <= self.experts:
             why = "the only expert's weight is always 1, so that the router learns nothing of the loss"
@@ -101,7 +100,6 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
         return self.experts * (self.width + self.expert_parameters) + shared
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
-        """Build the layers, with a logit for each entry of the vocabulary; raises `ConfigError` where `check` does."""
         self.check(in_channels=in_channels, image_size=image_size)
         from parallelbench.models.gpt_layers import new_layers
         from parallelbench.models.modules import sequence

@@ -49,11 +49,9 @@ class Vit(Model, frozen=True, kw_only=True):
         return Anatomy(Linears(plan, units=self.heads), attention="block*.attention")
 
     def check(self, *, in_channels: int, image_size: int) -> None:
-        """Refuse images that the patches don't cover exactly."""
         patches_per_side(image_size, patch_size=self.patch_size, model=self.name)
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
-        """Build the layers; raises `ConfigError` unless `patch_size` divides the image size."""
         side = patches_per_side(image_size, patch_size=self.patch_size, model=self.name)
         from parallelbench.models import vit_layers as layers
         from parallelbench.models.modules import sequence
@@ -90,7 +88,6 @@ class VitB16(Model, frozen=True, kw_only=True):
         patches_per_side(image_size, patch_size=16, model=self.name)
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
-        """Build the layers; raises `ConfigError` unless images have 3 channels and sides of 16, 32, …."""
         self.check(in_channels=in_channels, image_size=image_size)
         from torchvision.models import vit_b_16
 

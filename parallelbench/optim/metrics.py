@@ -23,11 +23,9 @@ class NoMetric(Metric, frozen=True, kw_only=True):
     """Evaluations give loss and accuracy only."""
 
     def build(self) -> LabelSums:
-        """No sums."""
         return lambda logits, labels: logits.new_zeros(0)
 
     def size(self, classes: int) -> int:
-        """None."""
         return 0
 
 
@@ -77,7 +75,6 @@ class MacroF1(Metric, frozen=True, kw_only=True):
         return counts
 
     def size(self, classes: int) -> int:
-        """Three of each class."""
         return 3 * classes
 
     def value(self, sums: Sequence[float]) -> float:
@@ -118,7 +115,6 @@ class CalibrationError(Metric, frozen=True, kw_only=True):
         return by_confidence
 
     def size(self, classes: int) -> int:
-        """Three of each bin."""
         return 3 * self.bins
 
     def value(self, sums: Sequence[float]) -> float:

@@ -97,7 +97,6 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
         )
 
     def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
-        """Build the optimizer of `parameters`, which are on their devices already."""
         import torch
 
         how = {
@@ -146,14 +145,14 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
     nesterov: bool
     """Look ahead along the momentum (Sutskever et al. 2013)."""
 
-    def options(self) -> dict[str, Any]:  # noqa: D102
+    def options(self) -> dict[str, Any]:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
 
     def states_per_parameter(self) -> int:
         """The velocity, where there is momentum."""
         return 1 if self.momentum else 0
 
-    def kept(self) -> tuple[str, ...]:  # noqa: D102
+    def kept(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.momentum else ()
 
 
@@ -172,14 +171,14 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
     eps: Positive
     """Added to the denominator."""
 
-    def options(self) -> dict[str, Any]:  # noqa: D102
+    def options(self) -> dict[str, Any]:
         return {"betas": (self.beta1, self.beta2), "eps": self.eps}
 
     def states_per_parameter(self) -> int:
         """Both running means."""
         return 2
 
-    def kept(self) -> tuple[str, ...]:  # noqa: D102
+    def kept(self) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -200,14 +199,14 @@ class Adagrad(FirstOrder, frozen=True, kw_only=True):
     eps: Positive
     """Added to the denominator."""
 
-    def options(self) -> dict[str, Any]:  # noqa: D102
+    def options(self) -> dict[str, Any]:
         return {"eps": self.eps}
 
     def states_per_parameter(self) -> int:
         """The sum of squares."""
         return 1
 
-    def kept(self) -> tuple[str, ...]:  # noqa: D102
+    def kept(self) -> tuple[str, ...]:
         return ("sum", "step")
 
 
@@ -266,7 +265,7 @@ class Lbfgs(Optimizer, frozen=True, kw_only=True):
         samples = run.data.train_samples
         return samples - samples % run.strategy.data_parallel_degree(run)
 
-    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:  # noqa: D102
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
         import torch
 
         return torch.optim.LBFGS(

@@ -30,7 +30,6 @@ class Constant(LrSchedule, frozen=True, kw_only=True):
     changes: ClassVar[bool] = False
 
     def factor(self, step: int, run: RunConfig) -> float:
-        """One."""
         return 1.0
 
 
@@ -41,15 +40,12 @@ class LinearWarmup(LrSchedule, frozen=True, kw_only=True):
     """Epochs whose steps have a lower rate: of w such steps, step k has k ÷ (w + 1) of the optimizer's."""
 
     def factor(self, step: int, run: RunConfig) -> float:
-        """A straight line, then one."""
         return _rising(step, steps_in(self.warmup_epochs, run))
 
     def check(self, run: RunConfig) -> None:
-        """Refuse warm-ups that training never leaves."""
         _check_warmup(self.warmup_epochs, run)
 
     def shortened(self, step: float) -> LrSchedule:
-        """One step."""
         return replace(self, warmup_epochs=step)
 
 
@@ -70,11 +66,9 @@ class Cosine(LrSchedule, frozen=True, kw_only=True):
         return max(self.least + (1 - self.least) * (1 + math.cos(math.pi * passed)) / 2, _LEAST)
 
     def check(self, run: RunConfig) -> None:
-        """Refuse warm-ups that training never leaves."""
         _check_warmup(self.warmup_epochs, run)
 
     def shortened(self, step: float) -> LrSchedule:
-        """One step of warm-up, where there is any."""
         return replace(self, warmup_epochs=min(self.warmup_epochs, step))
 
 
@@ -91,7 +85,6 @@ class StepDecay(LrSchedule, frozen=True, kw_only=True):
         return max(self.decay ** ((step - 1) // steps_in(self.every_epochs, run)), _LEAST)
 
     def check(self, run: RunConfig) -> None:
-        """Refuse lengths that training ends before."""
         if steps_in(self.every_epochs, run) >= run.epochs * run.steps_per_epoch:
             raise ConfigError(
                 f"lr_schedule.every_epochs={self.every_epochs:g} with epochs={run.epochs} changes nothing: training "
@@ -99,7 +92,6 @@ class StepDecay(LrSchedule, frozen=True, kw_only=True):
             )
 
     def shortened(self, step: float) -> LrSchedule:
-        """A change after each step."""
         return replace(self, every_epochs=step)
 
 

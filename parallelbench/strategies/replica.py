@@ -97,7 +97,6 @@ class BaseReplica(ABC):
         return {"tensors": tensors_of(module), "optimizer": optimizer_state(optimizer), **rate}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
-        """Restore them in place."""
         module, optimizer = self.trained()
         load_tensors(module, state["tensors"])
         load_optimizer(optimizer, state["optimizer"])
@@ -117,7 +116,6 @@ class BaseReplica(ABC):
         return []
 
     def take_norms(self) -> dict[str, float]:
-        """Of the steps since the last call."""
         return {} if self._norms is None else self._norms.take()
 
     def take_expert_tokens(self) -> dict[int, list[int]]:
@@ -243,7 +241,6 @@ class ModuleReplica(BaseReplica):
             self.hides_communication = waits_are_hidden(world.device_type, compiled=run.compile)
 
     def step(self, batch: Batch) -> Sums | None:
-        """Forward, backward, update."""
         result = self._forward_backward(batch)
         self._update()
         if self._count_step is not None:
@@ -350,11 +347,9 @@ class ModuleReplica(BaseReplica):
         return self._copy(self._unclipped({name: grad for name, grad in grads.items() if grad is not None}))
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
-        """Likewise."""
         return self._copy(kept_by(self._optimizer, self._module.named_parameters(), key))
 
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The module and its optimizer."""
         return self._module, self._optimizer
 
     def copied(self) -> Mapping[int, Iterable[Tensor]]:
@@ -379,7 +374,6 @@ class ModuleReplica(BaseReplica):
         return {**super().local_state(), "scaler": self._numerics.local_state()}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         super().load_local_state(state)
         self._numerics.load_local_state(state["scaler"])
 
@@ -472,7 +466,6 @@ class LayersReplica(BaseReplica):
         """Parameters and buffers of the whole model: meta tensors."""
 
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """This rank's layers and their optimizer."""
         return self._layers, self._optimizer
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
@@ -490,12 +483,10 @@ class LayersReplica(BaseReplica):
         return self._gather(self._layers.state_dict(), self._template)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """As the last step left them, before it clipped them."""
         gradients = {name: p.grad for name, p in self._layers.named_parameters() if p.grad is not None}
         return self._gather(self._unclipped(gradients), self._trainable_names)
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
-        """Likewise."""
         return self._gather(kept_by(self._optimizer, self._layers.named_parameters(), key), self._parameter_names)
 
     def _gather(self, own: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:

@@ -28,15 +28,12 @@ class Single(Strategy, frozen=True, kw_only=True):
     updates_as_asked: ClassVar[bool] = True
 
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """One."""
         return 1
 
     def data_parallel_degree(self, run: RunConfig) -> int:
-        """One: the whole batch."""
         return 1
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """More than one device."""
         yield (
             run.devices != 1,
             f"strategy=single trains on one device, not devices={run.devices}",
@@ -44,11 +41,9 @@ class Single(Strategy, frozen=True, kw_only=True):
         )
 
     def state_shards(self, run: RunConfig) -> StateShards:
-        """A copy of everything."""
         return StateShards.even(1)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """Move the model to the device."""
         from parallelbench.strategies.graph import CapturedReplica
         from parallelbench.strategies.lbfgs.sandblaster import FullBatchReplica
         from parallelbench.strategies.replica import ModuleReplica, to_device

@@ -59,11 +59,9 @@ class World:
         return self.devices if self.device_type == "cuda" else ()
 
     def gpus(self) -> list[tuple[str, str]]:
-        """Name and UUID of each GPU."""
         return [(cuda.device_name(device), cuda.device_uuid(device)) for device in self._gpus]
 
     def reset_peaks(self) -> None:
-        """Forget earlier peaks of the allocator's memory."""
         for device in self._gpus:
             cuda.reset_peaks(device)
 
@@ -75,12 +73,10 @@ class World:
         ]
 
     def synchronize(self) -> None:
-        """Wait until this rank's devices are idle."""
         for device in self._gpus:
             cuda.synchronize(device)
 
     def barrier(self) -> None:
-        """Wait for all ranks, on the host."""
         if self.size > 1:
             self.sum(torch.zeros(1))
 
@@ -91,12 +87,10 @@ class World:
         return values
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Sum numbers over all ranks, in fp64; every rank gets the same bits."""
         totals: list[float] = self.sum(torch.tensor(values, dtype=torch.float64)).tolist()
         return totals
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the ranks, on every rank."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
@@ -136,7 +130,6 @@ class World:
         return Generators(self._gpus)
 
     def write_state(self, state: dict[str, Any], file: BinaryIO) -> None:
-        """Write a training state; raises `OSError` where the disk is full."""
         try:
             torch.save(state, file)
         except RuntimeError as error:  # on a full disk torch's writer raises this while it handles the OSError
@@ -150,7 +143,6 @@ class World:
         return state
 
     def leave(self) -> None:
-        """Leave the process group."""
         if self.size > 1:
             dist.destroy_process_group()
 

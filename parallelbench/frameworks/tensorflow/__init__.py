@@ -141,7 +141,6 @@ class MirroredCopies(TensorFlowStrategy, frozen=True, kw_only=True):
     """When the step is traced: before the first epoch, or in its first step, as in a loop without a warm-up."""
 
     def state_shards(self, run: RunConfig) -> StateShards | None:
-        """A copy of everything on each device."""
         return StateShards.even(1)
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
@@ -172,7 +171,6 @@ class MirroredCopies(TensorFlowStrategy, frozen=True, kw_only=True):
         return SyncReplica(model, run, world)
 
     def feed(self, arrays: Arrays, run: RunConfig, exchange: Exchange, world: TensorFlowWorld) -> Any:
-        """The data set in this rank's memory."""
         from parallelbench.frameworks.tensorflow.feed import ResidentFeed
 
         return ResidentFeed(arrays, run, exchange, shard=Shard(world.rank, world.size), devices=world.device_names)
@@ -194,15 +192,12 @@ class TfSingle(MirroredCopies, frozen=True, kw_only=True):
     """
 
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """One."""
         return 1
 
     def data_parallel_degree(self, run: RunConfig) -> int:
-        """One: the whole batch."""
         return 1
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """More than one device."""
         yield from super().rules(run, device_type)
         yield (
             run.devices != 1,
@@ -211,7 +206,6 @@ class TfSingle(MirroredCopies, frozen=True, kw_only=True):
         )
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
-        """TensorFlow's default strategy."""
         import tensorflow as tf
 
         return tf.distribute.get_strategy()
@@ -227,20 +221,16 @@ class TfMirrored(MirroredCopies, frozen=True, kw_only=True):
     """How gradients are summed. auto: nccl on GPUs, hierarchical_copy on CPUs."""
 
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """One process drives all devices."""
         return 1
 
     def data_parallel_degree(self, run: RunConfig) -> int:
-        """One slice per device."""
         return run.devices
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """NCCL."""
         yield from super().rules(run, device_type)
         yield from no_nccl(self.all_reduce, device_type)
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
-        """The strategy over this process's devices."""
         import tensorflow as tf
 
         chosen = self.all_reduce
@@ -266,17 +256,14 @@ class TfMultiWorker(MirroredCopies, frozen=True, kw_only=True):
     """How gradients are summed. auto: nccl on GPUs, ring on CPUs."""
 
     def data_parallel_degree(self, run: RunConfig) -> int:
-        """One slice per device."""
         return run.devices
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """One device, and NCCL."""
         yield from super().rules(run, device_type)
         yield from no_nccl(self.all_reduce, device_type)
         yield run.devices < 2, f"strategy={self.name} needs devices=2 or more", ("devices=2", "strategy", "devices")
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
-        """The strategy over all ranks."""
         import tensorflow as tf
 
         world.configure_cluster("worker")
@@ -316,7 +303,6 @@ class TfParameterServer(TensorFlowStrategy, frozen=True, kw_only=True):
     """How many of the devices are servers."""
 
     def data_parallel_degree(self, run: RunConfig) -> int:
-        """One slice per worker."""
         return max(1, run.devices - self.servers)
 
     def equals_one_device(self, run: RunConfig) -> bool:
@@ -324,7 +310,6 @@ class TfParameterServer(TensorFlowStrategy, frozen=True, kw_only=True):
         return self.mode == "sync"
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """GPUs, counts that don't fit, and what has no place on a server."""
         yield from super().rules(run, device_type)
         yield (
             device_type == "cuda",

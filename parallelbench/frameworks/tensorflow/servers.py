@@ -136,11 +136,9 @@ class TaskReplica:
         return {}
 
     def full_gradients(self) -> State:
-        """Likewise."""
         return {}
 
     def full_optimizer_state(self, key: str) -> State:
-        """Likewise."""
         return {}
 
     def copied(self) -> Mapping[int, Iterable[NDArray[Any]]]:
@@ -158,7 +156,6 @@ class TaskReplica:
         """Functions are traced when they are first handed out."""
 
     def take_pushes(self) -> list[Push]:
-        """The pushes of this rank's worker since the last call."""
         pushes, self._pushes = self._pushes, []
         return pushes
 
@@ -298,7 +295,6 @@ class CoordinatorReplica(TaskReplica):
                 self._twin.update.apply(self._values[name], self._slots[name], gradient, step, locked=not self._is_sync)
 
     def evaluate(self, batches: Iterable[Batch]) -> NDArray[np.float64] | None:
-        """Summed loss and correct predictions, by all workers."""
         coming = []
         for batch in batches:
             feed, start, stop = batch.images  # type: ignore[misc]
@@ -309,7 +305,6 @@ class CoordinatorReplica(TaskReplica):
         return total
 
     def full_state_dict(self) -> State:
-        """Parameters and buffers, under torch's names, in torch's layout."""
         with self._world.patience:
             return self._twin.in_torchs_layout(self._values)
 
@@ -320,17 +315,14 @@ class CoordinatorReplica(TaskReplica):
             return self._twin.in_torchs_layout(sums)
 
     def full_optimizer_state(self, key: str) -> State:
-        """What the servers' optimizer keeps of each parameter under torch's `key`."""
         with self._world.patience:
             return self._twin.optimizer_state(key, self._slots, self._step)
 
     def local_state(self) -> State:
-        """All that the servers hold."""
         with self._world.patience:
             return {name: variable.numpy() for name, variable in self._all_variables().items()}
 
     def load_local_state(self, state: State) -> None:
-        """Go on with that."""
         with self._world.patience:
             for name, variable in self._all_variables().items():
                 variable.assign(state[name])

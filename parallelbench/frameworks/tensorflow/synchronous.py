@@ -100,7 +100,6 @@ class SyncReplica:
         self._step_bytes, self._moments_bytes = share * self._twin.nbytes, share * self._twin.moments_bytes
 
     def step(self, batch: Batch) -> StepSums:
-        """Train on the next batch of the feed."""
         with self._world.patience:
             sums, gradients = self._trained_by(batch.images, keep=self.keeps_gradients)()  # type: ignore[arg-type]
         self._gradients = gradients
@@ -199,15 +198,12 @@ class SyncReplica:
         return self._distribution.experimental_local_results(variable)[0]
 
     def full_state_dict(self) -> State:
-        """Parameters and buffers, under torch's names, in torch's layout."""
         return self._twin.in_torchs_layout({name: self._local(value) for name, value in self._values.items()})
 
     def full_gradients(self) -> State:
-        """Gradients of the last step, if they were kept."""
         return self._twin.in_torchs_layout(self._gradients)
 
     def full_optimizer_state(self, key: str) -> State:
-        """What the optimizer keeps of each parameter under torch's `key`."""
         slots = {name: [*map(self._local, each)] for name, each in self._slots.items()}
         return self._twin.optimizer_state(key, slots, self._local(self._step))
 
@@ -231,7 +227,6 @@ class SyncReplica:
         return {name: self._local(variable).numpy() for name, variable in self._all_variables().items()}
 
     def load_local_state(self, state: State) -> None:
-        """Go on with that."""
         for name, variable in self._all_variables().items():
             for copy in self._copies(variable):
                 copy.assign(state[name])
@@ -241,7 +236,6 @@ class SyncReplica:
         return {**self._values, **slots, "step": self._step}
 
     def take_pushes(self) -> list[Push]:
-        """None: nobody pushes."""
         return []
 
     def close(self) -> None:

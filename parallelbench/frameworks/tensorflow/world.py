@@ -54,7 +54,6 @@ class TensorFlowWorld:
         return [(name, gpu.uuid) for name, gpu in zip(names, visible_gpus()[first:], strict=False)]
 
     def reset_peaks(self) -> None:
-        """Forget earlier peaks of what tensors have held."""
         for name in self._gpu_names:
             tf.config.experimental.reset_memory_stats(name)
 
@@ -68,15 +67,12 @@ class TensorFlowWorld:
             tf.test.experimental.sync_devices()
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         self._group.total([0.0])
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Sum numbers over all ranks."""
         return self._group.total(values)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the ranks, on every rank."""
         return self._group.gather(value)
 
     def addresses(self, count: int = 1) -> list[list[str]]:
@@ -111,7 +107,6 @@ class TensorFlowWorld:
         np.savez(file, **state["replica"])
 
     def read_state(self, path: Path) -> dict[str, Any]:
-        """Read it."""
         with np.load(path) as read:
             return {"replica": {name: read[name] for name in read.files}, "random": []}
 

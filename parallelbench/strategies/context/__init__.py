@@ -45,7 +45,6 @@ class ContextParallel(DdpStrategy, frozen=True, kw_only=True):
         return 1
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """One device, models whose tokens meet outside of attention, and sizes that the devices don't divide."""
         yield from super().rules(run, device_type)
         yield from parts_of_sequences(run, exchange=self.exchange, ranks=run.devices, option="devices")
 
@@ -85,7 +84,6 @@ class FsdpCp(ShardedStrategy, frozen=True, kw_only=True):
     """What they send each other for attention: as in `context_parallel`."""
 
     def ranks_per_copy(self, run: RunConfig) -> int:
-        """All ranks share the one copy."""
         return run.devices
 
     def data_parallel_degree(self, run: RunConfig) -> int:
@@ -93,7 +91,6 @@ class FsdpCp(ShardedStrategy, frozen=True, kw_only=True):
         return self._mesh(run).data
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Meshes that aren't all devices, what context parallelism refuses, and what FSDP does."""
         yield from self._mesh(run).rules(run, least_data=1)
         yield from parts_of_sequences(run, exchange=self.exchange, ranks=self.context, option="strategy.context")
         yield from super().rules(run, device_type)

@@ -35,11 +35,9 @@ class DataParallelStrategy(Strategy, frozen=True, kw_only=True):
     """One process per device; each reads its own slice of every global batch."""
 
     def data_parallel_degree(self, run: RunConfig) -> int:
-        """One slice per device."""
         return run.devices
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """One device."""
         return two_devices(run)
 
 
@@ -74,7 +72,6 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     """Let gradients share the buckets' memory: saves one copy of all gradients."""
 
     def state_shards(self, run: RunConfig) -> StateShards:
-        """A copy of everything."""
         return StateShards.even(1)
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
@@ -133,11 +130,9 @@ class AccumulatingDdp(DdpStrategy, frozen=True, kw_only=True):
     with the last piece."""
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
-        """As the option says."""
         return self.micro_batches
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """One device, and pieces of unequal size."""
         yield from super().rules(run, device_type)
         yield from equal_pieces(self.micro_batches, run)
 
@@ -266,7 +261,6 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
     updates_as_asked: ClassVar[bool] = True
 
     def processes(self, run: RunConfig, device_type: str) -> int:
-        """One process drives all GPUs."""
         return 1
 
     def data_parallel_degree(self, run: RunConfig) -> int:

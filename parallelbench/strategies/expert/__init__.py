@@ -44,7 +44,6 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
         return self.expert_ranks or run.devices
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """One device, models without experts, experts or devices that ranks don't divide, and fp16."""
         yield from super().rules(run, device_type)
         devices, experts, ranks = run.devices, run.model.anatomy().experts.each, self.expert_ranks
         yield (
@@ -76,7 +75,6 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
         return StateShards(part, part, part)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """Keep this rank's experts, and wrap the rest in DDP."""
         from parallelbench.strategies.expert.dispatch import divide_experts, exchange_tokens, new_replica
 
         ranks = self.ranks_per_copy(run)

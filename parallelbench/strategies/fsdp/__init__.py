@@ -43,7 +43,6 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     them with the last piece; parameters are gathered for each."""
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
-        """As the option says."""
         return self.micro_batches
 
     @abstractmethod
@@ -103,7 +102,6 @@ class Fsdp(ShardedStrategy, frozen=True, kw_only=True):
     can_be_captured: ClassVar[bool] = True
 
     def ranks_per_copy(self, run: RunConfig) -> int:
-        """All ranks share the one copy."""
         return run.devices
 
 
@@ -120,11 +118,9 @@ class Hsdp(ShardedStrategy, frozen=True, kw_only=True):
     """Neighbouring ranks that one copy of the model is sharded over; devices ÷ shard copies train side by side."""
 
     def ranks_per_copy(self, run: RunConfig) -> int:
-        """As the option says."""
         return self.shard
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Groups that don't divide the devices, meshes of one dimension only, and what FSDP refuses."""
         who, keys = f"strategy.shard={self.shard}", ("strategy.shard", "devices", "strategy")
         yield run.devices % self.shard, f"{who} does not divide devices={run.devices}", keys
         yield self.shard == 1, f"{who} shards nothing", ("strategy.shard", "strategy=ddp")

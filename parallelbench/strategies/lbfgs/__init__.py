@@ -51,7 +51,6 @@ class SandblasterLbfgs(DataParallelStrategy, frozen=True, kw_only=True):
         return first_of(why_untouched(traits), why_complex(traits))
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """This rank's slice and shard."""
         from parallelbench.strategies.lbfgs.sandblaster import SandblasterReplica
 
         assert isinstance(run.optimizer, Lbfgs)

@@ -99,7 +99,6 @@ class SandblasterReplica(FullBatchReplica):
         )
 
     def step(self, batch: Batch) -> Sums | None:
-        """One iteration; the sums are those at the point where it starts."""
         result = super().step(batch)
         with phase("optimizer"):
             self._share_values()

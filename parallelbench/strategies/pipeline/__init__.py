@@ -57,11 +57,9 @@ class PipelineStrategy(Strategy, frozen=True, kw_only=True):
         """The mesh of all devices; its dimension called `stages` is one pipeline."""
 
     def data_parallel_degree(self, run: RunConfig) -> int:
-        """One per copy of the model."""
         return self.mesh(run).data
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Stages that don't fit, and numbers of micro-batches that the schedule can't take."""
         batch, rest = divmod(run.global_batch_size, self.mesh(run).data)
         return self.pipeline(run).rules(run, self.stage_map, batch_size=0 if rest else batch)
 
@@ -70,7 +68,6 @@ class PipelineStrategy(Strategy, frozen=True, kw_only=True):
         return first_of(why_untouched(traits), why_complex(traits), why_shared(run, traits))
 
     def micro_batches_per_step(self, run: RunConfig) -> int:
-        """As the option says."""
         return self.micro_batches
 
     def why_no_recomputation(self, run: RunConfig) -> str:
@@ -80,7 +77,6 @@ class PipelineStrategy(Strategy, frozen=True, kw_only=True):
         return f"strategy.schedule={self.schedule} cuts backward in two, and each part would compute layers again"
 
     def bubble(self, run: RunConfig) -> float:
-        """By the schedule's formula."""
         return self.pipeline(run).bubble()
 
     def pipeline(self, run: RunConfig) -> Pipeline:
@@ -108,7 +104,6 @@ class PipelineParallel(PipelineStrategy, frozen=True, kw_only=True):
     """
 
     def mesh(self, run: RunConfig) -> Mesh:
-        """One pipeline of all devices."""
         return Mesh(run.devices, {"stages": run.devices})
 
 
@@ -125,11 +120,9 @@ class DpPp(PipelineStrategy, frozen=True, kw_only=True):
     """Devices in one pipeline; the data dimension is the number of devices ÷ this."""
 
     def mesh(self, run: RunConfig) -> Mesh:
-        """Copies × stages."""
         return Mesh(run.devices, {"stages": self.stages})
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""
         yield from self.mesh(run).rules(run, least_data=2)
         yield from super().rules(run, device_type)
 
@@ -156,7 +149,6 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
     """Norms and residuals on parts of the sequence (Korthikanti et al. 2022, arXiv 2205.05198)."""
 
     def mesh(self, run: RunConfig) -> Mesh:
-        """Copies × stages × shards."""
         return Mesh(run.devices, {"stages": self.stages, "tensor": self.tensor})
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:
@@ -170,7 +162,6 @@ class DpPpTp(PipelineStrategy, frozen=True, kw_only=True):
         return self.tensor
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Sizes that don't divide the devices, stages that don't fit, and wrong numbers of micro-batches."""
         yield from self.mesh(run).rules(run, least_data=1)
         yield from even_shards(run, shards=self.tensor, option="strategy.tensor")
         yield from super().rules(run, device_type)
@@ -215,7 +206,6 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
         return 1 - 1 / run.devices
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """Spread the layers."""
         from parallelbench.strategies.pipeline.naive import LayerSplitReplica, crossing_bytes, spread
         from parallelbench.strategies.replica import ModuleReplica
 

@@ -61,7 +61,6 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
     it waits for its device in every step."""
 
     def data_parallel_degree(self, run: RunConfig) -> int:
-        """One per worker."""
         return max(1, run.devices - self.servers)
 
     def equals_one_device(self, run: RunConfig) -> bool:
@@ -69,7 +68,6 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         return self.mode == "sync"
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Counts that don't fit, and options that servers can't combine."""
         if self.name == "downpour":
             yield from self._of_downpour(run)
         yield (

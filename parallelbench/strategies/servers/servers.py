@@ -134,7 +134,6 @@ class ServerReplica(BaseReplica):
         super().compile_warmup(batch)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
-        """The workers evaluate."""
         return None
 
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -151,7 +150,6 @@ class ServerReplica(BaseReplica):
         return self._sent(self._unclipped({"": self._parameter.grad})[""])
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
-        """Likewise."""
         return self._sent(kept_by(self._optimizer, [("", self._parameter)], key)[""])
 
     def _sent(self, shard: Tensor) -> dict[str, Tensor]:
@@ -179,12 +177,10 @@ class SyncServer(ServerReplica):
         return [self._parameter], () if self._servers is None else (self._servers,)
 
     def close(self) -> None:
-        """Release the servers' process group."""
         if self._servers is not None:
             dist.destroy_process_group(self._servers)
 
     def step(self, batch: Batch) -> Sums | None:
-        """Serve one step of all workers."""
         wait_all([receiving(gradient, worker) for worker, gradient in enumerate(self._received)])
         self._apply(self._average())
         wait_all([self._send_values(worker) for worker in range(self._layout.workers)])

@@ -106,7 +106,6 @@ class WorkerReplica(ModuleReplica):
         self._step, self._steps = 0, run.steps_per_epoch
 
     def take_pushes(self) -> list[Push]:
-        """The pushes of the epoch."""
         pushes, self._pushes = self._pushes, []
         return pushes
 
@@ -115,7 +114,6 @@ class WorkerReplica(ModuleReplica):
         return self._from_servers()
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
-        """Likewise."""
         return self._from_servers()
 
     def _from_servers(self) -> dict[str, Tensor]:
@@ -126,7 +124,6 @@ class WorkerReplica(ModuleReplica):
         return self._flat.named_views(vector, self._module)
 
     def close(self) -> None:
-        """Release the workers' process group."""
         dist.destroy_process_group(self._group)
 
     def _compute(self, batch: Batch) -> Sums:

@@ -59,7 +59,6 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
         return 1
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """One device, models with nothing to shard, and sizes that the devices don't divide."""
         yield from two_devices(run)
         yield from even_shards(run, shards=run.devices, option="devices")
 
@@ -72,7 +71,6 @@ class TensorParallel(Strategy, frozen=True, kw_only=True):
         return first_of(why_complex(traits), why_half_planned(run, traits), why_drawn_in_parts(run, traits))
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """Keep this rank's shards."""
         from parallelbench.strategies.tensor.shards import new_replica, place_shards
         from parallelbench.strategies.tensor.traffic import exchanged_bytes
 
@@ -116,7 +114,6 @@ class DpTp(Strategy, frozen=True, kw_only=True):
         return self._mesh(run).data
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        """Meshes that aren't all devices, models with nothing to shard, and sizes that don't divide."""
         yield from self._mesh(run).rules(run, least_data=2)
         yield from even_shards(run, shards=self.tensor, option="strategy.tensor")
 
