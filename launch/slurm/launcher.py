@@ -372,7 +372,7 @@ def cancel_runs(folders: Sequence[RunFolder], console: Console) -> None:
     for folder, other in away.items():
         name = folder.path.name
         if other:
-            _print(console, f"{name} went to the cluster {other}: cancel it there")
+            _print(console, f"{name} went to the cluster {other}: cancel its sweep there")
         elif folder in unsure:
             _print(console, f"it is not known yet whether Slurm has a job of {name}: cancel again in a minute")
         else:

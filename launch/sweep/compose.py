@@ -73,9 +73,11 @@ def usable_choices(extension: Extension) -> dict[str, list[str]]:
     conf, packages = extension.conf, ("parallelbench", extension.plugin)
     groups = {group: list(names) for group, names in group_choices(conf).items()}
     for file in conf.glob("*/*.yaml") if conf else ():
+        if file.stem not in groups.get(file.parent.name, ()):
+            continue  # an editor's own folder
         content = load_yaml(file.read_bytes())
         target = str(content.get("_target_", "parallelbench")) if isinstance(content, dict) else "parallelbench"
-        if target.partition(".")[0] not in packages and file.stem in groups[file.parent.name]:
+        if target.partition(".")[0] not in packages:
             groups[file.parent.name].remove(file.stem)
     return groups
 

@@ -226,6 +226,8 @@ def test_choices_of_a_package_that_is_not_named_are_left_out(tmp_path: Path) -> 
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy/averaged.yaml").write_text("_target_: me.strategy.Averaged\nname: averaged\n")
     (tmp_path / "strategy/plain.yaml").write_text("_target_: parallelbench.strategies.single.Single\nname: plain\n")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints/plain-checkpoint.yaml").write_text("_target_: [half\n")
     named = {plugin: usable_choices(Extension(tmp_path, plugin))["strategy"] for plugin in ("me", "mine")}
     assert ("averaged" in named["me"], "averaged" in named["mine"]) == (True, False)
     assert "plain" in named["mine"]

@@ -93,7 +93,7 @@ def test_runs_that_went_to_another_cluster_are_left_alone(
     OnSlurm().cancel_runs(folders[:1], text)
     said = text.file.getvalue()  # type: ignore[attr-defined]
     assert "2 runs went to the cluster a, whose jobs are known only there: submit or cancel there" in said
-    assert f"{folders[0].path.name} went to the cluster a: cancel it there" in said
+    assert f"{folders[0].path.name} went to the cluster a: cancel its sweep there" in said
     assert not any(each.cancelled for each in record.submissions(sweep))
 
 
