@@ -490,3 +490,24 @@ def test_a_withdrawn_attempt_never_was(tmp_path: Path) -> None:
     assert folder.state().state == "missing"
     shutil.rmtree(folder.path)
     attempt.withdraw()
+
+
+def test_an_intent_that_can_not_be_looked_for_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the version of Python: `Path.exists` of 3.14 takes a stale handle for a file that is missing."""
+    run = config(tmp_path)
+    folder = RunFolder.of(run)
+    folder.write_intent(run, ["batch_size=32"])
+    genuine = os.stat
+
+    def stale(path: Any, *rest: Any, **named: Any) -> os.stat_result:
+        if str(path).endswith("config.yaml"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return genuine(path, *rest, **named)
+
+    with monkeypatch.context() as faults:
+        faults.setattr(os, "stat", stale)
+        with pytest.raises(StorageError, match="Stale file handle"):
+            folder.write_intent(run, ["other=1"])
+    assert (folder.path / "overrides.txt").read_text() == "batch_size=32\n"

@@ -20,7 +20,7 @@ from parallelbench.config.build import from_mapping, load_yaml, to_mapping
 from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError, no_permission, one_line
 from parallelbench.results import liveness
-from parallelbench.results.files import fill, reserve, storage_errors, write_file
+from parallelbench.results.files import fill, is_there, reserve, storage_errors, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -180,7 +180,7 @@ class Attempt:
     def finish(self, outcome: OutcomeName, reason: str) -> Outcome:
         """Write the terminal record. It fits the space reserved at the start, so a full disk can't prevent it."""
         record, path = Outcome(outcome=outcome, reason=one_line(reason), finished_at=time.time()), self._outcome
-        if not path.exists():  # its supervisor died before it described the attempt
+        if not is_there(path):  # its supervisor died before it described the attempt
             reserve(path, _RECORD_BYTES)
         fill(path, msgspec.json.encode(record))
         return record

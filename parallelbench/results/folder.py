@@ -30,7 +30,7 @@ import msgspec
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, no_permission
 from parallelbench.results.attempt import PUBLISHED, RETRYABLE, Attempt, Outcome, decoded, read_config, write_config
-from parallelbench.results.files import storage_errors, sync
+from parallelbench.results.files import is_there, storage_errors, sync
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -113,7 +113,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):  # another user's; else it was touched now, so that nobody prunes it
             os.utime(self.path)
-        if not (self.path / "config.yaml").exists():
+        with storage_errors(self.path, verb="read"):
+            is_new = not is_there(self.path / "config.yaml")
+        if is_new:
             with storage_errors(self.path):
                 # For people only, so it is not worth waiting for the disk; its name is durable with the next file's.
                 (self.path / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))

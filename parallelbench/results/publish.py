@@ -12,7 +12,7 @@ import msgspec
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json, run_id, slug
 from parallelbench.errors import SupersededError
-from parallelbench.results.files import storage_errors, sync, write_file
+from parallelbench.results.files import is_there, storage_errors, sync, write_file
 from parallelbench.results.folder import Manifest, RunFolder, TableEntry, file_sha256
 from parallelbench.results.tables import CLOSING, TABLES, TABLES_VERSION, WARNING, check_row, schema
 
@@ -215,7 +215,7 @@ def _fence(folder: RunFolder, attempt: Attempt) -> None:
 
 def _set_aside_damaged(folder: RunFolder) -> None:
     """Rename an incomplete result, which would keep the new one from its place."""
-    if folder.result.exists() and folder.published() is None:
+    if is_there(folder.result) and folder.published() is None:
         os.rename(folder.result, folder.path / f"result.damaged-{uuid.uuid4().hex[:8]}")
 
 
