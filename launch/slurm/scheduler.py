@@ -203,26 +203,28 @@ def wait_for(command: Sequence[str], *, job: str, shown: bool = False) -> subpro
     gets the time to end it. An srun that is killed leaves a job that waits in the queue.
     """
     pipe = None if shown else subprocess.PIPE
+    srun: subprocess.Popen[str] | None = None  # an interrupt may come while it is started
     try:
         srun = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=_own_environment()
         )
+        output, errors = srun.communicate()
     except FileNotFoundError:
         raise no_program(command[0]) from None
-    with srun:
+    except BaseException:
         try:
-            output, errors = srun.communicate()
-        except BaseException:
-            try:
+            if srun is not None:
                 srun.send_signal(signal.SIGINT)  # which a terminal has told it already, but no kill of this process
                 srun.communicate(timeout=ENDING_S)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                srun.kill()
-                with suppress(SchedulerError):
-                    _run(["scancel", f"--name={job}"])
-            raise
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if srun is not None:
+                with srun:
+                    srun.kill()
+            with suppress(SchedulerError):
+                _run(["scancel", f"--name={job}"])
+        raise
     return subprocess.CompletedProcess(list(command), srun.returncode, output or "", errors or "")
 
 
