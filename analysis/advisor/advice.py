@@ -225,8 +225,10 @@ def sentence(rows: Sequence[Row], objective: Objective) -> str:
 
 
 def what_to_do(choice: Row) -> str:
-    """The choice, and its time."""
-    return f"Train with {_named(choice)} on {count_of(choice.devices, 'device')}: {_time(choice.step_s)} per step"
+    """The choice, its time and its memory."""
+    memory = "" if choice.memory_bytes is None else f", {_size(choice.memory_bytes)} of memory on each"
+    where = count_of(choice.devices, "device")
+    return f"Train with {_named(choice)} on {where}: {_time(choice.step_s)} per step{memory}"
 
 
 def how_long(choice: Row) -> str:
@@ -267,6 +269,10 @@ def _of_capacity(row: Row) -> str:
     return f"{row.memory_bytes / GIB:.3g} GiB of {max(row.capacity_bytes, 0.0) / GIB:.3g}"
 
 
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / GIB:.3g} GiB" if size_bytes >= GIB else f"{size_bytes / 2**20:,.1f} MiB"
+
+
 def _named(row: Row) -> str:
     return f"{row.strategy} ({', '.join(row.options)})" if row.options else row.strategy
 
@@ -285,15 +291,15 @@ def _rival(rows: Sequence[Row], choice: Row, objective: Objective) -> str:
         ours_costs, theirs_costs = choice.cost(objective), rival.cost(objective)
         known = math.isfinite(ours_costs + theirs_costs)
         return f"{rival.strategy} takes {theirs_costs / ours_costs:.2f} times as much {objective}" if known else ""
+    times = rival.step_s / choice.step_s
     if rival.low_s <= choice.high_s and not (choice.measured and rival.measured):
-        percent = round(100 * max(0.0, rival.step_s / choice.step_s - 1.0))
-        if not percent:
+        if times < 1.005:
             return f"{rival.strategy} is as fast, as far as can be told: measure both"
-        return f"{rival.strategy} should take {percent} % longer, but the intervals overlap: measure both"
+        return f"{rival.strategy} should take {times:.2f} times as long, but the intervals overlap: measure both"
     ours, theirs = choice.phases, rival.phases
     slower = {each.name: getattr(theirs, each.name) - getattr(ours, each.name) for each in fields(Phases)}
     worst = max(slower, key=lambda name: slower[name])
-    return f"{rival.strategy} takes {rival.step_s / choice.step_s:.2f} times as long, most of it {WORDS[worst]}"
+    return f"{rival.strategy} takes {times:.2f} times as long, most of it {WORDS[worst]}"
 
 
 def _faster(rows: Sequence[Row], choice: Row, objective: Objective) -> str:

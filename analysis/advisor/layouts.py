@@ -213,11 +213,11 @@ def suite_candidates(
         if count == 1 and alone and not isinstance(base.strategy, Single):
             continue  # as in sweeps, every strategy is `single` on one device
         nodes = base.nodes if "nodes" in given else -(-count // per_node)
+        placed = msgspec.structs.replace(base, devices=count, nodes=nodes, device=device_type)
         if count % nodes:
             why = f"devices={count} can't be spread evenly over nodes={nodes}: choose a multiple of {nodes}"
-            found.append(SuiteCandidate(base, (f"devices={count}",), why))
+            found.append(SuiteCandidate(placed, (), why))
             continue
-        placed = msgspec.structs.replace(base, devices=count, nodes=nodes, device=device_type)
         found += _of_strategy(placed, given, device_type)
     return found
 

@@ -480,7 +480,12 @@ def print_brief(
                 [how_long(choice), *_rests_on(choice, answer), *answer.left_out, *doubts(rows, choice, wanted)]
             ),
             "when": _when(*starts(question, rows)),
-            "next": _next_words(question, answer, rows, wanted) if proposal is None else "\n".join(_next(proposal)),
+            "next": (
+                _next_words(question, answer, rows, wanted)
+                if proposal is None
+                else "\n".join(_next(proposal, question))
+            ),
+            "not": "\n".join(_impossible(asked_in_vain(question, answer))),
         }
     grid = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for label, text in lines.items():
@@ -489,6 +494,17 @@ def print_brief(
     console().print(grid, width=min(WIDTH, console().width))
     if proposal is not None and proposal["command"]:
         say(proposal["command"])
+
+
+def asked_in_vain(question: Question, answer: Answer) -> list[Impossible]:
+    """Why there is no row of a strategy, or of a number of devices, that was asked for by name."""
+    counts, strategies = ({getattr(row, name) for row in answer.rows} for name in ("devices", "strategy"))
+    return [
+        each
+        for each in answer.impossible
+        if (question.devices is not None and each.devices not in counts)
+        or ("strategy" in question.given and each.strategy not in strategies)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -553,7 +569,7 @@ def _next_words(question: Question, answer: Answer, rows: Sequence[Row], wanted:
         return "a few steps of your own beside these: parallelbench advise --check FILE.csv"
     found = proposed(rows, wanted, budget_s=math.inf, most_devices=_most_devices(question.bases[0]))
     if not found.rows:
-        return NOTHING_LEFT
+        return nothing_left(question)
     names = ", ".join(f"{row.strategy} × {row.devices}" for row in found.rows)
     return f"{names}: --budget {math.ceil(found.device_s / 360) / 10:g}h writes the sweep"
 
@@ -629,12 +645,16 @@ def _impossible(impossible: Sequence[Impossible]) -> Iterator[str]:
         yield f"impossible: {len(found) - REASONS} further reasons: --json has all"
 
 
-NOTHING_LEFT = "nothing is left to measure that could change the choice"
+def nothing_left(question: Question) -> str:
+    """Why no run is proposed."""
+    most = _most_devices(question.bases[0])
+    where = "" if most is None else f" on the {count_of(most, 'device')} that there are"
+    return f"nothing is left to measure{where} that could change the choice"
 
 
-def _next(proposal: Mapping[str, Any]) -> Iterator[str]:
+def _next(proposal: Mapping[str, Any], question: Question) -> Iterator[str]:
     if not proposal["runs"]:
-        yield NOTHING_LEFT
+        yield nothing_left(question)
         return
     names = ", ".join(f"{run['strategy']} × {run['devices']}" for run in proposal["runs"])
     rest = f"; the budget leaves out {proposal['left_out']} more" if proposal["left_out"] else ""

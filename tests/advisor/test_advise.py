@@ -313,6 +313,13 @@ print(len(json.loads(out.getvalue())["rows"]))
     assert int(made.stdout) >= 10_000
 
 
+def test_what_was_asked_for_in_vain_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", *MLP, "site=asu_sol", "devices=1,8", "strategy=single,ddp", "batch_size=100"]) == 0
+    reason = " ".join(capsys.readouterr().out.partition("impossible: ddp × 8: ")[2].split())
+    assert "batch_size=100" in reason
+    assert "devices=8" in reason
+
+
 def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, *GPT, "devices=8,64", "site.max_nodes=2")
     assert {each["devices"] for each in found["rows"]} == {8}
