@@ -1,9 +1,15 @@
-"""What looks like a token is written nowhere: one table of shapes, and one function that every writer of text calls."""
+"""What looks like a token is written nowhere: one table of shapes, and one function that every writer of text calls.
+
+Of environment variables only those are recorded whose names are known to hold no secret.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class TokenShape(NamedTuple):
@@ -94,3 +100,44 @@ def redacted(text: str) -> str:
 def kind_of_token(text: str) -> str:
     """What kind of token a text seems to hold; empty: none."""
     return next((shape.kind for mark, shape in _BY_MARK if mark in text and re.search(shape.pattern, text)), "")
+
+
+_LIBRARIES = (
+    *("NCCL", "GLOO", "OMP", "MKL", "CUDA", "TORCH", "MALLOC", "PYTORCH", "ATEN", "ONEDNN", "DNNL", "KMP", "GOMP"),
+    *("CUBLAS", "CUBLASLT", "CUDNN", "TORCHINDUCTOR", "TORCHDYNAMO", "OPENBLAS", "BLIS", "TCMALLOC"),
+)
+"""Libraries that own their prefix, and read no secret by such a name."""
+_OF_SHARED_PREFIX = (
+    # TF_ is Terraform's, too, whose variables (TF_VAR_*, TF_TOKEN_*) are secrets.
+    r"TF_(ENABLE|DISABLE|FORCE|XLA|CPP|GPU|NUM|CUDNN|CUBLAS|DETERMINISTIC|USE|PS|ONEDNN|MKL|AUTOTUNE|LAYOUT|THREAD|OP"
+    r"|INTRA|INTER|GRAPPLER|JIT|BATCHNORM|CUDA|ALLOW|SYNC|DATA|CONV)(_\w+)?",
+    r"TF_(CONFIG|OVERRIDE_GLOBAL_THREADPOOL|FUNCTION_JIT_COMPILE_DEFAULT|EXTRA_PTXAS_FLAGS|EXTRA_PTX_OPTIONS)",
+    r"XLA_(FLAGS|(PYTHON|IR|HLO|USE|GPU|CPU|SAVE|DISABLE|ENABLE|PARAMETER|TARGET|CLIENT)_\w+)",
+    # TRITON_ is an inference server's, too.
+    r"TRITON_(ALLOW|ALWAYS|CACHE|CUDACRT|CUDART|CUPTI|DEBUG|DEFAULT|DISABLE|DUMP|ENABLE|F32|FORCE|FRONT|HOME|INTERPRET"
+    r"|KERNEL|LIBCUDA|LIBDEVICE|MOCK|OVERRIDE|PRINT|PTXAS|STORE|SWAP)(_\w+)?",
+    # Slurm's own token is SLURM_JWT; SLURM_EXPORT_ENV and SLURM_SPANK_* hold what the user put there.
+    r"SLURM_(ARRAY|JOB|STEP|CPUS?|MEM|NTASKS|TASKS|GPUS?|THREADS|TOPOLOGY|DIST|SRUN_COMM|LAUNCH_NODE|TASK)(_\w+)?",
+    r"SLURM_(NNODES|NODELIST|NODEID|NODE_ALIASES|NPROCS|PROCID|LOCALID|GTIDS|CLUSTER_NAME|CONF|DISTRIBUTION|HINT|PRIO_"
+    r"PROCESS|RESTART_COUNT|OVERCOMMIT|SUBMIT_(DIR|HOST)|SHARDS_ON_NODE|PROFILE|UMASK)",
+    r"RANK|LOCAL_RANK|WORLD_SIZE|GLIBC_TUNABLES|LD_PRELOAD|NVIDIA_TF32_OVERRIDE|PYTHON(MALLOC|DEVMODE|TRACEMALLOC)",
+)
+_RECORDED = re.compile(rf"(?:{'|'.join(_LIBRARIES)})_\w+|{'|'.join(_OF_SHARED_PREFIX)}")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL|JWT|COMMENT|_PAT$", re.IGNORECASE)
+
+
+def is_recorded(name: str) -> bool:
+    """Whether an environment variable of this name may be recorded."""
+    return _RECORDED.fullmatch(name) is not None
+
+
+def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that may change a number, without those whose name or value hints at a secret.
+
+    They are recorded by their name, or by a prefix whose every name is known to be harmless.
+    """
+    return {
+        name: "redacted" if _SECRET.search(name) else redacted(value)
+        for name, value in sorted(variables.items())
+        if is_recorded(name)
+    }

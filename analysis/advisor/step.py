@@ -27,14 +27,14 @@ from analysis.advisor.links import (
     group_of,
     send_s,
 )
-from analysis.advisor.schedules import pipeline_s
+from analysis.advisor.replay import pipeline_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from analysis.advisor.layouts import Plan
     from analysis.advisor.machine import Machines
-    from analysis.advisor.schedules import Kind
+    from analysis.advisor.replay import Kind
 
 Values = NDArray[np.float64]
 T = TypeVar("T", float, Values)

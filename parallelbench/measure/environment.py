@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.config.plugin import folders, source_files, sources_now
 from parallelbench.frameworks import entries_of
-from parallelbench.measure.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION, recorded_variables
+from parallelbench.measure.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION
+from parallelbench.redaction import recorded_variables
 from parallelbench.world.machine import cpu_name, cpu_quota_cores
 
 if TYPE_CHECKING:

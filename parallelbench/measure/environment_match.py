@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from parallelbench.redaction import redacted
+from parallelbench.redaction import is_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,42 +42,6 @@ OF_FRAMEWORK = (
 )
 """Entries that must match between runs of one framework. Runs of two are compared in spite of them: each framework has
 an environment of its own, which is what is compared."""
-_LIBRARIES = (
-    *("NCCL", "GLOO", "OMP", "MKL", "CUDA", "TORCH", "MALLOC", "PYTORCH", "ATEN", "ONEDNN", "DNNL", "KMP", "GOMP"),
-    *("CUBLAS", "CUBLASLT", "CUDNN", "TORCHINDUCTOR", "TORCHDYNAMO", "OPENBLAS", "BLIS", "TCMALLOC"),
-)
-"""Libraries that own their prefix, and read no secret by such a name."""
-_OF_SHARED_PREFIX = (
-    # TF_ is Terraform's, too, whose variables (TF_VAR_*, TF_TOKEN_*) are secrets.
-    r"TF_(ENABLE|DISABLE|FORCE|XLA|CPP|GPU|NUM|CUDNN|CUBLAS|DETERMINISTIC|USE|PS|ONEDNN|MKL|AUTOTUNE|LAYOUT|THREAD|OP"
-    r"|INTRA|INTER|GRAPPLER|JIT|BATCHNORM|CUDA|ALLOW|SYNC|DATA|CONV)(_\w+)?",
-    r"TF_(CONFIG|OVERRIDE_GLOBAL_THREADPOOL|FUNCTION_JIT_COMPILE_DEFAULT|EXTRA_PTXAS_FLAGS|EXTRA_PTX_OPTIONS)",
-    r"XLA_(FLAGS|(PYTHON|IR|HLO|USE|GPU|CPU|SAVE|DISABLE|ENABLE|PARAMETER|TARGET|CLIENT)_\w+)",
-    # TRITON_ is an inference server's, too.
-    r"TRITON_(ALLOW|ALWAYS|CACHE|CUDACRT|CUDART|CUPTI|DEBUG|DEFAULT|DISABLE|DUMP|ENABLE|F32|FORCE|FRONT|HOME|INTERPRET"
-    r"|KERNEL|LIBCUDA|LIBDEVICE|MOCK|OVERRIDE|PRINT|PTXAS|STORE|SWAP)(_\w+)?",
-    # Slurm's own token is SLURM_JWT; SLURM_EXPORT_ENV and SLURM_SPANK_* hold what the user put there.
-    r"SLURM_(ARRAY|JOB|STEP|CPUS?|MEM|NTASKS|TASKS|GPUS?|THREADS|TOPOLOGY|DIST|SRUN_COMM|LAUNCH_NODE|TASK)(_\w+)?",
-    r"SLURM_(NNODES|NODELIST|NODEID|NODE_ALIASES|NPROCS|PROCID|LOCALID|GTIDS|CLUSTER_NAME|CONF|DISTRIBUTION|HINT|PRIO_"
-    r"PROCESS|RESTART_COUNT|OVERCOMMIT|SUBMIT_(DIR|HOST)|SHARDS_ON_NODE|PROFILE|UMASK)",
-    r"RANK|LOCAL_RANK|WORLD_SIZE|GLIBC_TUNABLES|LD_PRELOAD|NVIDIA_TF32_OVERRIDE|PYTHON(MALLOC|DEVMODE|TRACEMALLOC)",
-)
-_RECORDED = re.compile(rf"(?:{'|'.join(_LIBRARIES)})_\w+|{'|'.join(_OF_SHARED_PREFIX)}")
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|AUTH|CREDENTIAL|JWT|COMMENT|_PAT$", re.IGNORECASE)
-
-
-def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that may change a number, without those whose name or value hints at a secret.
-
-    They are recorded by their name, or by a prefix whose every name is known to be harmless.
-    """
-    return {
-        name: "redacted" if _SECRET.search(name) else redacted(value)
-        for name, value in sorted(variables.items())
-        if _RECORDED.fullmatch(name)
-    }
-
-
 _VARIABLES = (
     *("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_"),
     *("OPENBLAS_", "BLIS_", "TCMALLOC_"),
@@ -137,8 +101,8 @@ _OF_EACH_GPU = ("cuda.driver", "cuda.power_limit_w")
 def must_match(key: str) -> bool:
     """Whether an entry must be equal in two environments for their times to be compared."""
     root, _, name = key.partition(".")
-    is_variable = root == "variables" and name.startswith(_VARIABLES) and _RECORDED.fullmatch(name)
-    changes_speed = bool(is_variable) and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
+    is_variable = root == "variables" and name.startswith(_VARIABLES) and is_recorded(name)
+    changes_speed = is_variable and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
     return key in MUST_MATCH or changes_speed
 
 

@@ -1,4 +1,7 @@
-"""Communication: the bytes that a rank sends to others, by what they mean."""
+"""Communication: the bytes that a rank sends to others, by what they mean.
+
+Collectives of libraries count by their formulas; `ring_ddp` counts what its own ring sends.
+"""
 
 from __future__ import annotations
 

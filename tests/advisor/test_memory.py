@@ -12,7 +12,7 @@ import pytest
 
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.memory import kept_at_once, memory_parts, suite_peak_bytes
-from analysis.advisor.schedules import actions
+from analysis.advisor.replay import actions
 from analysis.advisor.strategies import SuiteJob
 from launch.sweep import one_run
 from parallelbench.strategies.pipeline.schedules import Pipeline

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.advisor.schedules import actions, pipeline_s, replayed
+from analysis.advisor.replay import actions, pipeline_s, replayed
 
 TORCH_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}
 

@@ -1,4 +1,4 @@
-"""One rank's part of a synchronous TensorFlow job: on each of its devices a copy of everything."""
+"""One rank's part of MirroredStrategy or MultiWorkerMirroredStrategy: on each of its devices a copy of everything."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 dp_pp: several pipelines, each on its own part of every batch. dp_pp_tp: besides, stages share their linear layers among
 devices. model_parallel: the naive split, without micro-batches, one device at work at a time. Loads no torch. Read on
-in `schedules.py` (the order of the work), `stages.py` (how a rank trains its stages) and `naive.py` (the naive split).
+in `schedules.py` (what each schedule needs), `stages.py` (how a rank trains its stages, in torch's own orders of the
+work) and `naive.py` (the naive split). `analysis/advisor/replay.py` writes the orders out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The servers of `strategy=parameter_server`: each holds a shard of the parameters and the optimizer's state for it.
+"""The servers of parameter_server and downpour: each holds a shard of the parameters and the optimizer's state for it.
 
 Messages between workers and servers are CPU tensors. Under sync a worker sends a gradient in every step and receives
 parameters. Under async it first sends a request (`PUSH` or `FETCH`), since a server serves requests in the order of
