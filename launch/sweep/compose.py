@@ -22,12 +22,12 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from launch.sweep.keys import refuse_habit, unknown_key
-from parallelbench.config.build import load_yaml
+from parallelbench.config.build import COMPONENTS, load_yaml
 from parallelbench.config.sites import shipped
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 Plain = dict[str, Any]
 
@@ -195,6 +195,21 @@ def resolved_by_omegaconf(plain: Plain) -> Plain:
         raise ConfigError(one_line(str(error))) from None
 
 
+def _require_names(plain: Plain, chosen: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where a file gives its node another name than its own: that is what runs are told apart by.
+
+    `chosen`: group → file. A launcher's and a sweep's names mean something else.
+    """
+    for group, file in chosen.items():
+        node = plain.get(group)
+        found = node.get("name", file) if isinstance(node, dict) else file
+        if group in _NAMED and found != file:
+            raise ConfigError(f"{group}={file}: its file says `name: {found}`: write `name: {file}` into {file}.yaml")
+
+
+_NAMED = (*COMPONENTS, "site")
+
+
 def _composed(overrides: Sequence[str], conf: Path | None) -> Plain:
     """What Hydra composes of these overrides.
 
@@ -232,6 +247,7 @@ def _set_by_hand(overrides: Sequence[str], conf: Path | None) -> Plain | None:
             return None
         plain[key] = {**(shipped("", "config") or {})["sweep"], **node} if key == "sweep" else node
         chosen[key] = str(override.value())
+    _require_names(plain, chosen)
     if not all(_replaced(plain, key.split("."), value) for key, value in values):
         return None
     _name_sweep(plain, chosen.get("sweep", ""))
@@ -307,12 +323,14 @@ def by_hydra(overrides: Sequence[str], conf: Path | None) -> Plain:
     with initialize_config_module("conf", version_base="1.3"):
         composed = compose("config", overrides=overrides, return_hydra_config=True)
     plain: Plain = OmegaConf.to_container(composed, resolve=False)  # type: ignore[assignment]
-    file = plain.pop("hydra")["runtime"]["choices"].get("sweep", "")
+    chosen = plain.pop("hydra")["runtime"]["choices"]
+    renamed = {text.lstrip("+").partition(".name=")[0] for text in overrides}
+    _require_names(plain, {group: name for group, name in chosen.items() if group not in renamed})
     if EXPERIMENT in plain:
         raise ConfigError(
             f"a file of {EXPERIMENT}/ sets keys below `{EXPERIMENT}` only: let its first line be `# @package _global_`"
         )
-    _name_sweep(plain, file)
+    _name_sweep(plain, chosen.get("sweep", ""))
     return plain
 
 

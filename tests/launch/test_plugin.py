@@ -10,7 +10,7 @@ import pytest
 
 import conf
 from launch.sweep import one_run
-from launch.sweep.compose import Extension, usable_choices
+from launch.sweep.compose import Extension, compose_plain, usable_choices
 from launch.sweep.extension import extension
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
@@ -205,6 +205,19 @@ def test_what_is_no_yaml_is_named_with_the_line(user: Path) -> None:
     broken.write_text("name: mine\nmark: [\n")
     with pytest.raises(ConfigError, match=rf"{broken} is no YAML that can be read: line 3: .*did not find"):
         extension(str(user / "conf"), None)
+
+
+@pytest.mark.parametrize("how", ["by hand", "inherited", "by hydra"])
+def test_a_file_that_names_its_choice_otherwise_is_refused(user: Path, how: str) -> None:
+    (user / "conf" / "strategy" / "yours.yaml").write_text(
+        "defaults: [mine, _self_]\nmark: 3\n" if how == "inherited" else YAML
+    )
+    (user / "conf" / "experiment").mkdir()
+    (user / "conf" / "experiment" / "of_yours.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /strategy: yours\n"
+    )
+    with pytest.raises(ConfigError, match=r"strategy=yours: its file says `name: mine`: write `name: yours` into"):
+        compose_plain(["experiment=of_yours" if how == "by hydra" else "strategy=yours"], user / "conf")
 
 
 def test_a_site_of_three_lines_says_what_it_lacks_and_the_documented_one_works(user: Path) -> None:
