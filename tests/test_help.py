@@ -27,7 +27,12 @@ def test_help_takes_a_choice_of_ones_own(here: Path, capsys: pytest.CaptureFixtu
     assert text.count("default  ") == 1
     assert "default  0.00123 with optimizer=slow_sgd\n" in text
     assert "did you mean sgd?" in refused(capsys, "help", "optimizer.lr", "optimizer=slow_sgd")
-    assert "epochs is no group" in refused(capsys, "help", "epochs=3")
+
+
+def test_help_takes_an_override_that_other_verbs_take(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help", "site.data_dir=/x", "strategy=ddp"]) == 0
+    assert capsys.readouterr().out.startswith("site.data_dir\n  meaning  Folder of the prepared data sets")
+    assert "did you mean epochs?" in refused(capsys, "help", "epohcs=3")
 
 
 @pytest.fixture

@@ -46,11 +46,12 @@ class KeyHelp:
 def explain(names: Sequence[str], extension: Extension) -> int:
     """Print all about the keys that are named, or a line about each key where none is.
 
-    Choices among the names (`strategy=ddp`) narrow the keys of their groups to what these choices have.
+    Choices among the names (`strategy=ddp`) narrow the keys of their groups to what these choices have. Of another
+    override the key is explained.
     """
     groups = group_choices(extension.conf)
     only = _choices_in(names, groups)
-    known, names = keys(extension, only), [name for name in names if "=" not in name]
+    known, names = keys(extension, only), [key for key in (name.partition("=")[0] for name in names) if key not in only]
     chosen = chosen_by_default()
     for name in names:
         if name in groups:
@@ -74,10 +75,9 @@ def explain(names: Sequence[str], extension: Extension) -> int:
 
 def _choices_in(names: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Group → choice, of the names that are choices; raises `ConfigError` where there is none such."""
-    given = {group: choice for group, equals, choice in (name.partition("=") for name in names) if equals}
+    parts = [name.partition("=") for name in names]
+    given = {group: choice for group, equals, choice in parts if equals and group in groups}
     for group, choice in given.items():
-        if group not in groups:
-            raise ConfigError(f"{group}={choice}: {group} is no group; {choices(group, groups)}")
         if choice not in groups[group]:
             raise ConfigError(f"{group}={choice}: no such file; {choices(choice, groups[group])}")
     return given
