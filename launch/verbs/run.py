@@ -8,7 +8,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launch.launcher import SubmitOptions, launcher_of, prepare_all, states_below
+import msgspec
+
+from launch.launcher import SubmitOptions, glance, launcher_of, prepare_all, states_below
 from launch.sweep import expand, one_run
 from launch.sweep.expansion import recorded
 from launch.verbs.console import console, say
@@ -256,15 +258,20 @@ def _of_sweep(sweep: Path, runs: Sequence[RunConfig], *, same: bool) -> Iterator
         yield f"--same-plugin: {count_of(len(runs), 'run')} {count} of {former}, though the sources are {now} now"
     elif same:
         yield f"--same-plugin changes nothing: the latest runs in {sweep} are of the same sources, or there are none"
-    elif missing := sum(not RunFolder.of(run).path.exists() for run in runs):
+    elif missing := [run for run in runs if not RunFolder.of(run).path.exists()]:
         package = str(training_plugin(first))
         other = recorded(sweep, package)
-        if other not in (None, former):
+        if new := sum(other not in (None, former) and _is_worth_keeping(run, other or "") for run in missing):
             yield (
-                f"{count_of(missing, 'run')} {'is' if missing == 1 else 'are'} new, since {package} has changed: it is "
+                f"{count_of(new, 'run')} {'is' if new == 1 else 'are'} new, since {package} has changed: it is "
                 f"{former} now, and earlier runs in {sweep} are of {other or _UNRECORDED} (--same-plugin goes "
                 "on with those, if no number has changed)"
             )
+
+
+def _is_worth_keeping(run: RunConfig, sources: str) -> bool:
+    """Whether there is such a run of these sources, with a result or on the way to one."""
+    return glance(RunFolder.of(msgspec.structs.replace(run, plugin_sources=sources))).label not in ("missing", "error")
 
 
 _UNRECORDED = "sources that were not recorded"

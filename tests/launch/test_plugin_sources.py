@@ -20,6 +20,7 @@ from launch.launcher import SubmitOptions, launcher_of
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
 from launch.sweep.extension import extension
+from launch.verbs.run import notes_on_sources
 from parallelbench.cli import main
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.identity import run_id
@@ -27,6 +28,7 @@ from parallelbench.config.plugin import require_sources, sources_now
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment import capture
 from parallelbench.results.folder import RunFolder
+from tests.analysis.factory import published
 from tests.helpers import TINY
 from tests.launch.conftest import CODE, forget_the_import
 
@@ -128,6 +130,20 @@ def test_same_plugin_finds_the_runs_of_the_former_sources(in_it: Path) -> None:
     assert (same.plugin_sources, same.same_plugin) == (first.plugin_sources, now.plugin_sources)
     longer = structs.replace(asked("epochs=2"), plugin_sources=first.plugin_sources)
     assert run_id(asked("epochs=2", same=True)) == run_id(longer), "those that are missing join them"
+
+
+def test_same_plugin_is_proposed_only_where_it_finds_something(in_it: Path) -> None:
+    def told() -> str:
+        extension = Extension(in_it / "conf", "mystrategies")
+        return " ".join(notes_on_sources(expand([*MINE, "epochs=1,2"], extension), extension))
+
+    first = asked()
+    RunFolder.of(first).write_intent(first, [])
+    write(in_it, CHANGED)
+    assert told() == "", "it never began"
+    published(first)
+    assert "1 run is new, since mystrategies has changed" in told()
+    assert "(--same-plugin goes on with those" in told()
 
 
 def test_same_plugin_finds_runs_of_a_release_that_recorded_no_sources(in_it: Path) -> None:
