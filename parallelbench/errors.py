@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parallelbench.redaction import kind_of_token, redacted
 
@@ -190,6 +191,12 @@ def own_place(error: BaseException) -> str:
         places += re.findall(r'^ *File "(.+)", line (\d+)', str(error), re.MULTILINE)
     own = [place for place in places if not place[0].startswith(others)]
     return f"{':'.join(own[-1])}: " if own else ""
+
+
+def place_of(function: Any) -> str:
+    """ "FILE:LINE" where a function begins."""
+    code = inspect.unwrap(function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def count_of(n: int, noun: str, plural: str = "") -> str:

@@ -14,6 +14,7 @@ from launch.sweep import one_run
 from parallelbench.config.components import Anatomy, Vocabulary
 from parallelbench.errors import ConfigError
 from parallelbench.models.mlp import LogisticRegression
+from parallelbench.models.modules import sequence
 from parallelbench.training.checks.components import check_logits
 from parallelbench.training.torch_session import Session
 from tests.strategies.training import configure
@@ -57,16 +58,36 @@ class Odd(LogisticRegression, frozen=True, kw_only=True):
     logits: int
     hidden: int = 8
     end: Any = None
+    taken: int | None = None
+    """Values that the last linear layer takes; None: what it gets."""
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        return ("flat", "hidden", "out", *(["end"] if self.end else []))
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         inputs = in_channels * image_size**2
-        layers = [nn.Flatten(), nn.Linear(inputs, self.hidden), nn.Linear(self.hidden, self.logits)]
-        return nn.Sequential(*layers, *([self.end()] if self.end else []))
+        out = nn.Sequential(nn.ReLU(), nn.Linear(self.taken or self.hidden, self.logits))
+        layers = [nn.Flatten(), nn.Linear(inputs, self.hidden), out]
+        return sequence(self.layer_names, [*layers, *([self.end()] if self.end else [])])
 
 
-def odd(logits: int, end: Any = None, *, hidden: int = 8, batch_size: int = 8) -> Any:
+class Unnamed(Odd, frozen=True, kw_only=True):
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+
+def odd(
+    logits: int,
+    end: Any = None,
+    *,
+    hidden: int = 8,
+    batch_size: int = 8,
+    taken: int | None = None,
+    cls: type[Odd] = Odd,
+) -> Any:
     run = configure(*IMAGES, "data.num_classes=3", f"batch_size={batch_size}", "model=logistic_regression")
-    return msgspec.structs.replace(run, model=Odd(name="odd", logits=logits, hidden=hidden, end=end))
+    return msgspec.structs.replace(run, model=cls(name="odd", logits=logits, hidden=hidden, end=end, taken=taken))
 
 
 @pytest.mark.parametrize(
@@ -83,6 +104,22 @@ def odd(logits: int, end: Any = None, *, hidden: int = 8, batch_size: int = 8) -
 def test_another_shape_is_refused(logits: int, end: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"model=odd, called on 4 samples, {message}"):
         check_logits(odd(logits, end))
+
+
+@pytest.mark.parametrize("hidden", [8, 400], ids=["with values", "without values"])
+def test_the_layer_that_does_not_fit_is_named_with_what_it_gets(hidden: int) -> None:
+    message = (
+        rf"model=odd: layer out can't take \(4, {hidden}\), which layer hidden gives it: "
+        r"Linear\(in_features=9, out_features=3, bias=True\): .*cannot be multiplied .*; correct its sizes in build "
+        rf"\({__file__}:\d+\)$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_logits(odd(3, hidden=hidden, taken=9))
+
+
+def test_layers_without_their_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"build returns \('0', '1'\), not the layers \('flat', 'hidden', 'out'\)"):
+        check_logits(odd(3, cls=Unnamed))
 
 
 @pytest.mark.parametrize("hidden", [8, 400], ids=["with values", "without values"])

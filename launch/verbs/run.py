@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
+import subprocess
+import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from launch.attempt.processes import before_the_program, environment
 from launch.launcher import SubmitOptions, glance, launcher_of, prepare_all, states_below
 from launch.sweep import expand, one_run
 from launch.sweep.expansion import recorded
 from launch.verbs.console import console, say
 from launch.verbs.report import report
 from launch.verbs.status import disturbed_lines_of, require_ended
-from parallelbench.config.plugin import training_plugin
-from parallelbench.errors import ConfigError, choices, count_of
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
+from parallelbench.config.plugin import plugin_of, training_plugin
+from parallelbench.errors import ConfigError, choices, count_of, one_line
 from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
 from parallelbench.results.folder import FORGOTTEN, RunFolder
+from parallelbench.training.checks import own_parts
+from parallelbench.training.checks.own_parts import is_own
+from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,12 +48,13 @@ def run(overrides: Sequence[str], extension: Extension) -> int:
     launcher = launcher_of(planned.run)
     if not launcher.trains_here:
         raise ConfigError(f"launcher={launcher.name} queues jobs, but `run` trains here: use `parallelbench submit`")
-    prepared = _prepared(_tuned([planned]))
+    prepared, again = _prepared(_tuned([planned])), frozenset(OUTCOMES) - {*PUBLISHED}
+    _check_own_parts(prepared, again)
     folder = prepared[0].folder
     if (state := folder.state()).state == "done":
-        again = f"repeat=1 measures it again, `parallelbench forget {shlex.quote(str(folder.path))}` in its place"
-        console().print(f"this run is done already ({state.label}); {again}")
-    code = launcher.submit(prepared, SubmitOptions(retry=frozenset(OUTCOMES) - {*PUBLISHED}), console())
+        how = f"repeat=1 measures it again, `parallelbench forget {shlex.quote(str(folder.path))}` in its place"
+        console().print(f"this run is done already ({state.label}); {how}")
+    code = launcher.submit(prepared, SubmitOptions(retry=again), console())
     if code in (0, 1):
         _tell_of_disturbed(folder.path, extension)
     verb = "report" if code == 0 else "logs"
@@ -69,6 +79,7 @@ def submit(
     if then and not (launcher.trains_here or launcher.reports_afterwards):
         raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
     prepared = _prepared(plan)
+    _check_own_parts(prepared, options.retry)
     folders = [item.folder for item in prepared] if options.retry & {*PUBLISHED, DISTURBED} else []
     measured = {folder: manifest for folder in folders if (manifest := folder.manifest())}
     with _disturbed_put_aside(list(measured), extension) if DISTURBED in options.retry else nullcontext():
@@ -84,6 +95,42 @@ def submit(
         _tell_of_disturbed(prepared[0].folder.path.parent, extension)
     say(_next_command(prepared, code))
     return code
+
+
+def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> None:
+    """Raise `ConfigError` where models and data of the user's own don't fit together, before any of their runs starts.
+
+    That loads torch, in a process of its own. Not asked are those of which a run is done, and runs in this process,
+    which say so at once themselves.
+    """
+    done: set[str] = set()
+    asked: dict[str, RunConfig] = {}
+    for item in prepared:
+        run = item.planned.run
+        if (is_own(run.model) or is_own(run.data)) and not run.launcher.in_this_process:
+            plain, state = to_mapping(run), glance(item.folder)
+            parts = canonical_json([plain["model"], plain["data"], run.global_batch_size])
+            if state.label == "ok":
+                done.add(parts)
+            elif state.starts(retry):
+                asked.setdefault(parts, run)
+    runs = [run for parts, run in asked.items() if parts not in done]
+    if not runs or importlib.util.find_spec("torch") is None:  # which may be in the jobs' container alone
+        return
+    made = subprocess.run(
+        [sys.executable, "-m", own_parts.__name__, *plugin_of(runs[0])],
+        input=canonical_json([to_mapping(run) for run in runs]).encode(),
+        capture_output=True,
+        env=environment(runs[0], "cpu", os.environ, cores=threads_here()),
+        preexec_fn=before_the_program,
+        check=False,
+    )
+    if made.returncode == 2 and made.stdout:
+        raise ConfigError(made.stdout.decode(errors="replace").strip())
+    if made.returncode:
+        *_, last = made.stderr.decode(errors="replace").strip().rpartition("\n")
+        reason = one_line(last) or f"exit code {made.returncode}"
+        say(f"whether your model and data fit together could not be found out beforehand: {reason}")
 
 
 def _tell_of_disturbed(folder: Path, extension: Extension) -> None:

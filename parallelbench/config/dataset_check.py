@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.config.build import package_of
 from parallelbench.config.components import Arrays
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,8 @@ def checked(data: Data, arrays: Any) -> Arrays:
     import numpy as np
 
     if (problem := next(chain(_of_declaration(data), _of_arrays(data, arrays)), None)) is not None:
-        raise ConfigError(f"data={data.name}: {problem}")
+        own = package_of(type(data)) != "parallelbench"
+        raise ConfigError(f"data={data.name}: {problem}{f' ({place_of(type(data).load)})' if own else ''}")
     return Arrays(
         train_images=arrays.train_images,
         train_labels=arrays.train_labels.astype(np.int64, copy=False),
@@ -112,7 +114,10 @@ def _of_kind(name: str, array: Any, expected: str) -> Iterator[str]:
 def _of_shape(name: str, array: Any, declared: dict[str, int], of_one: dict[str, tuple[int, ...]]) -> Iterator[str]:
     ((key, count),), ((shape_key, shape),) = declared.items(), of_one.items()
     if array.shape != (count, *shape):
-        yield f"{name} have shape {array.shape}, not {(count, *shape)} by {key}={count} and {shape_key}={shape}"
+        yield (
+            f"{name} have shape {array.shape}, not {(count, *shape)} by {key}={count} and {shape_key}={shape}: correct "
+            "these, or what load returns"
+        )
 
 
 def _of_range(name: str, values: Any, **limit: int) -> Iterator[str]:

@@ -9,29 +9,41 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from parallelbench.errors import ConfigError, count_of
+from parallelbench.errors import ConfigError, count_of, place_of
 from parallelbench.world.numerics import in_arithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from parallelbench.config.components import Data
+    from parallelbench.config.components import Data, Model
     from parallelbench.config.run import RunConfig
 
 
 def built(run: RunConfig, dtype: torch.dtype | None = None) -> nn.Sequential:
     """A run's model as torch's current seed gives it, on the CPU; moved to an arithmetic where `dtype` is given.
 
-    A default type that its code sets is not left to the process.
+    A default type that its code sets is not left to the process. Raises `ConfigError` unless layers have their names.
     """
     before = torch.get_default_dtype()
     try:
         model = run.model.build(**run.data.model_input, num_classes=run.data.num_classes)
     finally:
         torch.set_default_dtype(before)
+    _require_names(model, run.model)
     if dtype is not None:
         in_arithmetic(model, dtype)
     return model
+
+
+def _require_names(model: object, options: Model) -> None:
+    """Strategies cut a model, and share its layers, by their names."""
+    found = tuple(model._modules) if isinstance(model, nn.Sequential) else type(model).__name__
+    if found != tuple(options.layer_names):
+        raise ConfigError(
+            f"model={options.name}: build returns {found}, not the layers {options.layer_names}: return "
+            "sequence(self.layer_names, [...]) of parallelbench.models.modules, with a module for each name "
+            f"({place_of(type(options).build)})"
+        )
 
 
 def sequence(names: Iterable[str], layers: Iterable[nn.Module]) -> nn.Sequential:

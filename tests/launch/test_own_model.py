@@ -154,6 +154,22 @@ def test_a_metric_that_fails_ends_the_run_with_its_place(user: Path) -> None:
     assert not list((user / "results").rglob("epochs.parquet"))
 
 
+@pytest.mark.slow
+def test_what_does_not_fit_is_told_with_its_place_before_anything_starts(
+    in_it: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = in_it / "mine" / "__init__.py"
+    text = code.read_text().replace("Dense(self.width, num_classes", "Dense(self.width + 1, num_classes")
+    code.write_text(text.replace("return 1, 8, 8", "return 1, 9, 9") + "\n\nprint('hello')\n")
+    assert main(["submit", "--conf", "conf", "--plugin", "mine", *OWN, "batch_size=32", *TWO, "devices=1,2"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    places = [f"({code}:{text[: text.index(each)].count(chr(10)) + 1})" for each in ("def load", "def build")]
+    assert [line.endswith(place) for line, place in zip(lines, places, strict=True)] == [True, True]
+    assert "train_images have shape (96, 1, 8, 8), not (96, 1, 9, 9)" in lines[0]
+    assert "layer out can't take (4, 64), which layer wide gives it: Linear(in_features=65" in lines[1]
+    assert not (in_it / "results").exists()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_on_arrays_of_another_size_ends_with_an_error_that_is_not_tried_again(

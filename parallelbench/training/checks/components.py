@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import traceback
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.build import package_of
 from parallelbench.config.components import Traits
-from parallelbench.errors import ConfigError, count_of
+from parallelbench.errors import ConfigError, count_of, one_line, place_of
 from parallelbench.models.modules import blank, built
 from parallelbench.training.checks.plain import updated
+from parallelbench.training.failure import classify
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import dtype_of
 
@@ -119,7 +121,7 @@ def check_logits(run: RunConfig) -> None:
         raise ConfigError(
             f"model={run.model.name}, called on {count_of(samples, 'sample')}, gives {given}, not logits of shape "
             f"{expected}: change its last layer, num_classes of data={run.data.name}, or, of a language model, the "
-            "Vocabulary of its anatomy"
+            f"Vocabulary of its anatomy ({place_of(type(run.model).build)})"
         )
 
 
@@ -128,7 +130,33 @@ def _output(run: RunConfig, samples: int) -> Any:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         found = _without_values(run, _LARGE_TO_CALL, lambda model: model.eval()(blank(run.data, samples)))
         # Small ones get values at once: what code keeps outside its model (a mask in a cache) can be used again.
-        return built(run, torch.float32).eval()(blank(run.data, samples)) if found is None else found
+        return _called(run, built(run, torch.float32).eval(), blank(run.data, samples)) if found is None else found
+
+
+def _called(run: RunConfig, model: nn.Sequential, values: Any) -> Any:
+    """What the layers make of the values; raises `ConfigError` that names the layer which can't take what it gets."""
+    before = f"data={run.data.name}"
+    for name, layer in model._modules.items():
+        try:
+            given = layer(values)
+        except Exception as error:  # a user's layer may raise anything
+            kind, reason = classify(error)
+            if kind != "error" or isinstance(error, ConfigError):
+                raise
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ConfigError(
+                f"model={run.model.name}: layer {name} can't take {shape}, which {before} gives it: "
+                f"{_innermost(error)}{one_line(reason)}; correct its sizes in build ({place_of(type(run.model).build)})"
+            ) from None
+        before, values = f"layer {name}", given
+    return values
+
+
+def _innermost(error: Exception) -> str:
+    """ "Linear(in_features=8, …): ", the module that raised it."""
+    found = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [each for each in found if isinstance(each, nn.Module)]
+    return f"{one_line(repr(modules[-1]))}: " if modules else ""
 
 
 def _without_values(run: RunConfig, least: int, ask: Callable[[nn.Sequential], Any]) -> Any:
