@@ -179,6 +179,7 @@ def print_status(view: Overview) -> None:
             "reason": status.reason or None,
             "attempt": status.state.attempt or None,
             "job": status.job or None,
+            "disturbed": None if view.disturbed is None else folder in view.disturbed,
         }
         for folder, status in view.runs.items()
     ]

@@ -7,11 +7,13 @@ import os
 import shlex
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+import time
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from launch.attempt.processes import before_the_program, environment
 from launch.launcher import SubmitOptions, glance, launcher_of, prepare_all, states_below
@@ -19,7 +21,7 @@ from launch.sweep import expand, one_run
 from launch.sweep.expansion import recorded
 from launch.verbs.console import console, say
 from launch.verbs.report import report
-from launch.verbs.status import disturbed_lines_of, require_ended
+from launch.verbs.status import disturbed_below, require_ended
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import plugin_of, training_plugin
@@ -92,7 +94,7 @@ def submit(
     if then and not launcher.trains_here:
         launcher.queue_report(prepared, console())
     if launcher.trains_here and code in (0, 1):
-        _tell_of_disturbed(prepared[0].folder.path.parent, extension)
+        _tell_of_disturbed(prepared[0].folder.path.parent, extension, again=DISTURBED in options.retry)
     say(_next_command(prepared, code))
     return code
 
@@ -133,9 +135,40 @@ def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> Non
         say(f"whether your model and data fit together could not be found out beforehand: {reason}")
 
 
-def _tell_of_disturbed(folder: Path, extension: Extension) -> None:
-    for line in disturbed_lines_of(folder, states_below(folder), extension.plugin):
+def _tell_of_disturbed(folder: Path, extension: Extension, *, again: bool = False) -> None:
+    """`again`: they were measured anew for that."""
+    disturbed = disturbed_below(folder, states_below(folder), extension.plugin)
+    for line in disturbed.lines:
         say(line)
+    if not disturbed.runs:
+        return
+    if busy := busy_programs():
+        say(f"busy on this machine at this moment: {', '.join(busy)}")
+    if again:
+        say(
+            "they were disturbed again: end what else runs here, leave it a core (fewer devices), or come at another "
+            "time; losses, accuracies, bytes and peaks of memory hold as they are"
+        )
+
+
+_LOOK_S = 1.0
+_BUSY_PERCENT = 10.0
+"""Share of a core."""
+
+
+def busy_programs() -> list[str]:
+    """ "firefox (process 4711, 35 % of a core)": what else computes here at this moment, most first."""
+    others = [each for each in psutil.process_iter(["name"]) if each.pid != os.getpid()]
+    list(_shares(others))  # what follows is of the time since then
+    time.sleep(_LOOK_S)
+    busy = sorted(each for each in _shares(others) if each[0] >= _BUSY_PERCENT)
+    return [f"{name} (process {pid}, {share:.0f} % of a core)" for share, name, pid in reversed(busy)]
+
+
+def _shares(processes: Sequence[psutil.Process]) -> Iterator[tuple[float, str, int]]:
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended
+            yield process.cpu_percent(), process.info["name"], process.pid
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import shlex
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group
 from rich.live import Live
@@ -18,12 +19,12 @@ from launch.launcher import RunStatus, all_launchers, glance, states_below
 from launch.sweep.expansion import overrides_of, varying
 from launch.verbs.console import console, existing, listing, print_status, say
 from parallelbench.errors import ConfigError, count_of, duration
+from parallelbench.results.attempt import DISTURBED
 from parallelbench.results.folder import RunFolder, is_configuration_of_run, no_runs
 from parallelbench.results.journal import read_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from launch.launcher import Launcher, Look
     from launch.sweep.compose import Extension
@@ -41,12 +42,12 @@ def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_js
 
     if watch:
         code = watch_states(look, every=every)
-        for line in disturbed_lines_of(root, states_below(root), extension.plugin):
+        for line in disturbed_below(root, states_below(root), extension.plugin).lines:
             say(line)
         return code
     states = _states(root)
-    view = overview(states, launchers)
-    view = replace(view, notes=[*view.notes, *disturbed_lines_of(root, states, extension.plugin)])
+    view, disturbed = overview(states, launchers), disturbed_below(root, states, extension.plugin)
+    view = replace(view, notes=[*view.notes, *disturbed.lines], disturbed=disturbed.runs)
     if as_json:
         print_status(view)
     else:
@@ -58,16 +59,30 @@ MOST_JUDGED = 500
 """Runs whose epochs are looked at: reading the results of each takes 4 ms at first."""
 
 
-def disturbed_lines_of(root: Path, states: Look, plugin: str | None) -> list[str]:
-    """Which finished runs others disturbed, as a report says it."""
+class Disturbed(NamedTuple):
+    """Finished runs that others disturbed."""
+
+    lines: Sequence[str] = ()
+    """As a report says it."""
+    runs: Collection[RunFolder] | None = ()
+    """None: they are too many to be judged here."""
+
+
+def disturbed_below(root: Path, states: Look, plugin: str | None) -> Disturbed:
+    """Those below a folder; of very many runs, where to ask."""
     if not any(state.label == "ok" for _, state in states):
-        return []
+        return Disturbed()
     if len(states) > MOST_JUDGED:
-        return [f"whether others disturbed any of more than {MOST_JUDGED} runs is said by `parallelbench report`"]
-    from analysis import load  # which loads Polars
+        return Disturbed(
+            [f"whether others disturbed any of more than {MOST_JUDGED} runs is said by `parallelbench report`"], None
+        )
+    from analysis import excluded, load  # which loads Polars
     from analysis.comparison.exclusions import disturbed_lines
 
-    return disturbed_lines(load(root, plugin=plugin))
+    runs = load(root, plugin=plugin)
+    rows = runs.run.join(excluded(runs), on="run_id")
+    folders = rows.filter(rows["exclusion"] == DISTURBED)["folder"]
+    return Disturbed(disturbed_lines(runs), {RunFolder(Path(folder)) for folder in folders})
 
 
 def _states(root: Path) -> Look:
@@ -164,6 +179,8 @@ class Overview:
     runs: Mapping[RunFolder, RunStatus]
     notes: Sequence[str] = ()
     """Lines of the launchers about all runs."""
+    disturbed: Collection[RunFolder] | None = None
+    """Those whose times count in no comparison; None: nobody has judged."""
 
     @property
     def live(self) -> bool:
@@ -198,9 +215,12 @@ def rendered(view: Overview, *, every: bool = False) -> Group:
     More than `ALIKE` runs that are done, wait or have not begun share a row; `every`: each run has a row of its own.
     """
     counts = Counter(status.label for status in view.runs.values())
-    lines = [", ".join(f"{count} {label}" for label, count in sorted(counts.items())), *view.notes]
+    disturbed = view.disturbed or ()
+    of_ok = f" ({len(disturbed)} disturbed)" if disturbed else ""
+    told = [f"{count} {label}{of_ok if label == 'ok' else ''}" for label, count in sorted(counts.items())]
+    lines = [", ".join(told), *view.notes]
     many = {label for label in CALM if counts[label] > ALIKE and not every}
-    shown = {folder: status for folder, status in view.runs.items() if status.label not in many}
+    shown = {folder: status for folder, status in view.runs.items() if status.label not in many or folder in disturbed}
     with_jobs = any(status.job for status in view.runs.values())
     apart = _apart(list(view.runs)) if shown else {}
     columns = ("run", *(("varying",) if apart else ()), *(("job",) if with_jobs else ()), "attempt", "state", "reason")
@@ -211,15 +231,16 @@ def rendered(view: Overview, *, every: bool = False) -> Group:
             *((escape(apart[folder]),) if apart else ()),
             *((status.job or "–",) if with_jobs else ()),
             str(status.state.attempt or "–"),
-            styled(status.label),
+            f"{styled(status.label)}{', disturbed' if folder in disturbed else ''}",
             escape(status.reason or progress(folder, status) or _foreign(folder, status)),
         )
         for folder, status in sorted(shown.items(), key=lambda item: _rank(item[1].label))
     ]
     for label in sorted(many, key=_rank):
-        reason = _most_common_reason(status for status in view.runs.values() if status.label == label)
+        rest = [status for folder, status in view.runs.items() if status.label == label and folder not in shown]
+        reason = _most_common_reason(rest)
         blank = ("–",) * (1 + bool(apart) + with_jobs)
-        rows.append((count_of(counts[label], "run"), *blank, styled(label), escape(reason)))
+        rows.append((count_of(len(rest), "run"), *blank, styled(label), escape(reason)))
     if many:
         lines.append("--all lists every run")
     return Group(*(Text(line) for line in lines), listing(columns, rows))

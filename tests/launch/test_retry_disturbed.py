@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +28,6 @@ from tests.launch.fake_slurm import ON_SITE, FakeSlurm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from launch.launcher import Prepared
 
@@ -64,7 +68,15 @@ def test_disturbed_runs_are_forgotten_and_asked_for_again(
     said = capsys.readouterr().out.count("Others disturbed 1 run of")
     assert said == (launcher == ["launcher=local"]), "where all is over when submit returns"
     assert cli.main(["status", str(tmp_path)]) == 0
-    assert "Others disturbed 1 run of" in capsys.readouterr().out
+    assert "Others disturbed 1 run of" in (told := capsys.readouterr().out)
+    assert told.startswith("2 ok (1 disturbed)\n")
+    assert [disturbed.path.name in line for line in told.splitlines() if "ok, disturbed" in line] == [True]
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert {Path(row["folder"]): (row["state"], row["disturbed"]) for row in rows} == {
+        disturbed.path: ("ok", True),
+        calm.path: ("ok", False),
+    }
     cli.main(["submit", *overrides, "--retry", "oom,disturbed"])
     forgotten = tmp_path / "adhoc" / ".forgotten"
     assert f"1 earlier result moved to {forgotten}" in " ".join(capsys.readouterr().out.split())
@@ -72,6 +84,27 @@ def test_disturbed_runs_are_forgotten_and_asked_for_again(
     assert (disturbed.state().state, disturbed.manifest()) == ("missing", None)
     assert (disturbed.path / "config.yaml").exists()
     assert listing(calm.path) == others
+
+
+@pytest.mark.slow
+def test_who_is_disturbed_again_learns_what_else_computes_and_what_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def disturb(_: OnThisMachine, prepared: Sequence[Prepared], retry: frozenset[str], __: object) -> None:
+        for item in prepared:
+            if item.folder.state().starts(retry):
+                published(item.planned.run, Fake(others_time_s=lost(0.48, {2, 3})))
+
+    monkeypatch.setattr(OnThisMachine, "_run_all", disturb)
+    overrides, _ = sweep(tmp_path, ["launcher=local"])
+    with subprocess.Popen([shutil.which("sh") or "sh", "-c", "while :; do :; done"]) as busy:
+        try:
+            assert cli.main(["submit", *overrides, "--retry", "disturbed"]) == 0
+        finally:
+            busy.kill()
+    told = capsys.readouterr().out
+    assert re.search(r"busy on this machine at this moment: .*sh \(process \d+, \d+ % of a core\)", told)
+    assert "they were disturbed again: end what else runs here" in told
 
 
 def refuse(*_: object) -> str:
