@@ -202,14 +202,16 @@ def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
         True: "Their times are shown (*), without speed-up or verdict; losses and accuracies count.",
         False: "Other runs of the same count; these do not.",
     }
-    remedy = f" When the machine is free, {_MEASURE_AGAIN}." if advise else ""
     on_gpus = ", or computed on a GPU" if (runs.run["device_type"] == "cuda").any() else ""
-    return [
+    lines = [
         f"Others disturbed {count_of(int(members['disturbed'].sum()), 'run')} of {listed(_names(members), most=MOST)}: "
         f"they took up to {text.percent(max(members['share'].fill_null(0.0).to_list()))} of a core{on_gpus}. "
-        f"{withheld[none]}{remedy}"
+        f"{withheld[none]}"
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]
+    if lines and advise:
+        lines[-1] += f" When the machine is free, {_MEASURE_AGAIN}."
+    return lines
 
 
 def folders_of(runs: Runs, run_ids: Iterable[str]) -> str:
