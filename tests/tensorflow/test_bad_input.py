@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from launch.attempt.outcome import judge
@@ -58,6 +59,16 @@ REFUSED = {
 def test_what_it_can_not_do_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check_run(configured(*TINY, *REFUSED[text]), "cpu")
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer"])
+def test_what_a_plugin_derives_from_the_suites_own_is_not_trained_as_that(part: str) -> None:
+    run = configured(*TINY, "strategy=tf_single")
+    own = getattr(run, part)
+    derived = type("Own", (type(own),), {}, frozen=True, kw_only=True)
+    values = {name: getattr(own, name) for name in own.__struct_fields__}
+    with pytest.raises(ConfigError, match=f"{part}={own.name}"):
+        check_run(msgspec.structs.replace(run, **{part: derived(**values)}), "cpu")
 
 
 @pytest.mark.parametrize(

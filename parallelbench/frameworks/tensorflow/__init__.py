@@ -16,7 +16,7 @@ from parallelbench.models.mlp import LogisticRegression, Mlp
 from parallelbench.models.resnet import ResNet
 from parallelbench.optim.losses import CrossEntropy
 from parallelbench.optim.metrics import NoMetric
-from parallelbench.optim.optimizers import AdamW, FirstOrder
+from parallelbench.optim.optimizers import Adagrad, Adam, AdamW, Sgd
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Arrays
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 TWINS = (LogisticRegression, Mlp, CnnSmall, CnnLarge, Cnn, ResNet)
-"""Models that `parallelbench.frameworks.tensorflow.twins` has."""
+"""Models that `parallelbench.frameworks.tensorflow.twins` has; not what a plugin derives from them."""
+UPDATES = (Sgd, Adam, AdamW, Adagrad)
+"""Optimizers whose formulas `parallelbench.frameworks.tensorflow.updates` has; likewise."""
 
 
 class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
@@ -41,13 +43,13 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
         """Models without a twin, and options that mean something to torch only."""
         who = f"with strategy={self.name} is refused"
         yield (
-            not isinstance(run.model, TWINS),
+            type(run.model) not in TWINS,
             f"model={run.model.name} has no twin in TensorFlow, so strategy={self.name} can't train it",
             ("model", "strategy"),
         )
         yield (
-            not isinstance(run.optimizer, FirstOrder),
-            f"optimizer={run.optimizer.name} {who}: TensorFlow's steps take one gradient",
+            type(run.optimizer) not in UPDATES,
+            f"optimizer={run.optimizer.name} {who}: its update is not written for TensorFlow",
             ("optimizer", "strategy"),
         )
         yield run.precision not in ("fp64", "fp32"), f"precision={run.precision} {who}", ("precision=fp32", "precision")
