@@ -29,9 +29,16 @@ Configuration = tuple[str, str]
 @once
 def against_one_device(runs: Runs) -> dict[Configuration, Pairing]:
     """Every configuration of a group that has a baseline of its framework → its counted runs, paired with that's."""
-    members, baselines = _members(runs), baseline_of(runs)
-    pairs = {key: (members.get((key[0], baselines.get(key, ""))), runs_of) for key, runs_of in members.items()}
-    return {key: paired(baseline, runs_of) for key, (baseline, runs_of) in pairs.items() if baseline}
+    members, ones = _members(runs), baseline_of(runs)
+    baselines = {key: (key[0], ones.get(key, "")) for key in members}
+    return {key: _paired(runs, one, key) for key, one in baselines.items() if one in members}
+
+
+@once
+def _paired(runs: Runs, one: Configuration, other: Configuration) -> Pairing:
+    """The counted runs of two configurations."""
+    members = _members(runs)
+    return paired(members[one], members[other])
 
 
 @once
@@ -97,8 +104,7 @@ def not_told_apart(runs: Runs, group: str, fastest: str, others: Sequence[str]) 
     Two intervals beside one device may overlap where every pair of the two says the same. Too few pairs, or such as
     can't be compared, show nothing.
     """
-    members = _members(runs)
-    pairings = {other: paired(members[group, fastest], members[group, other]) for other in others}
+    pairings = {other: _paired(runs, (group, fastest), (group, other)) for other in others}
     ratios = {other: None if pairing.blockers() else pairing.speed_up() for other, pairing in pairings.items()}
     error = of_several(ratios.values())
     verdicts = {other: of_speed(ratio and ratio.at(error)) for other, ratio in ratios.items()}
@@ -174,20 +180,21 @@ def told_of_pairs(runs: Runs) -> set[str]:
 @once
 def unlike_groups(runs: Runs) -> dict[str, Issue]:
     """Group → why its configurations can't be ranked: what blocks a comparison of any two, or withholds its verdict."""
-    members: dict[str, dict[str, list[ComparedRun]]] = defaultdict(dict)
-    for (group, configuration), runs_of in _members(runs).items():
-        members[group][configuration] = runs_of
-    issues = {group: _unlike(list(of_group.values())) for group, of_group in members.items()}
+    members: dict[str, list[Configuration]] = defaultdict(list)
+    for group, configuration in _members(runs):
+        members[group].append((group, configuration))
+    issues = {group: _unlike(runs, of_group) for group, of_group in members.items()}
     return {group: issue for group, issue in issues.items() if issue}
 
 
-def _unlike(configurations: list[list[ComparedRun]]) -> Issue | None:
-    first, *others = sorted(configurations, key=lambda of_one: not of_one[0].is_baseline)
-    every = [run for of_one in (first, *others) for run in of_one]
+def _unlike(runs: Runs, configurations: list[Configuration]) -> Issue | None:
+    members = _members(runs)
+    first, *others = sorted(configurations, key=lambda one: not members[one][0].is_baseline)
+    every = [run for one in (first, *others) for run in members[one]]
     alike = Pairing(tuple(RepeatPair(run.repeat, (every[0], run)) for run in every[1:]))
     if alike.unlike_environments:
         return Issue(Blocker.ENVIRONMENT, alike.unlike_environments)
-    pairings = [paired(first, other) for other in others]
+    pairings = [_paired(runs, first, other) for other in others]
     blockers = (issue for pairing in pairings for issue in pairing.blockers())
     withheld = (issue for pairing in pairings for issue in pairing.caveats() if issue.kind is Caveat.APART)
     return next(blockers, None) or next(withheld, None)

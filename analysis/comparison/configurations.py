@@ -133,7 +133,7 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     second or so is left out, but never a run's first and last.
     """
     columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
-    trained = learned(runs).select(columns)
+    trained = learned(runs).select(*columns, place=natural("group").rank("dense"))
     epochs = runs.select("epochs", "run_id", "epoch", test, training)
     every = -(-epochs.height // MOST_POINTS)
     if every > 1:
@@ -142,10 +142,10 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
         epochs = epochs.filter(((epoch - 1) % step == 0) | (epoch == last))
     epochs = trained.join(epochs, on="run_id", maintain_order="left_right")
     sides = [
-        epochs.select(*columns, side=pl.lit(side), x="epoch", value=name)
+        epochs.select(*columns, "place", side=pl.lit(side), x="epoch", value=name)
         for side, name in (("test", test), ("training", training))
     ]
-    return pl.concat(sides).sort(natural("group"), maintain_order=True).drop_nulls("value")
+    return pl.concat(sides).drop_nulls("value").sort("place", maintain_order=True).drop("place")
 
 
 def gains(runs: Runs) -> pl.DataFrame:

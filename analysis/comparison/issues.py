@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
@@ -12,6 +13,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.ratio import FEWEST_REPEATS
+from analysis.comparison.run import is_energy
 from analysis.comparison.work import PROBED, Differences, plain
 from analysis.metrics.disturbance import POOL_S, SHARE, UNSURE_OF_EACH_S, UNSURE_S
 from analysis.metrics.disturbed_times import partly_unmeasured
@@ -295,10 +297,12 @@ _EXACT = ("fp32", "fp64")
 def beyond_peak(runs: Sequence[ComparedRun]) -> Differences:
     """Least and largest flop/s of a device, of the first run that would have to compute more than it can."""
     for run in runs:
-        rate, peaks = run.value("least_flop_per_s"), run.probes("probed_matmul_flop_per_s")
+        if not (rate := run.value("least_flop_per_s")):
+            continue
+        peak = max(run.probes("probed_matmul_flop_per_s"), default=math.inf)
         bounded = run.definition.get("device_type") == "cuda" or run.definition.get("precision") in _EXACT
-        if rate and peaks and bounded and rate > ABOVE_PEAK * max(peaks):
-            return {"flop/s": (rate, max(peaks))}
+        if bounded and rate > ABOVE_PEAK * peak:
+            return {"flop/s": (rate, peak)}
     return {}
 
 
@@ -318,11 +322,11 @@ def beyond_own_cores(runs: Runs) -> dict[str, tuple[float, float]]:
     Runs on GPUs, and ranks without a reading, have no entry.
     """
     of_devices = pl.col("cores_per_device") * pl.col("devices") / pl.col("processes")
-    own = numbered(runs, "run", "cores_per_device", "devices", "processes").select("run_id", own=of_devices)
+    own = runs.run.select(own=of_devices)["own"]
     used_s = pl.col("cpu_time_s") + pl.col("loader_cpu_time_s").fill_null(0.0)
     columns = ("attempt", "epoch", "rank", "epoch_time_s", "cpu_time_s", "loader_cpu_time_s")
-    rows = numbered(runs, "ranks", *columns).join(own.drop_nulls(), on="run_id").with_columns(used_s=used_s)
-    rows = rows.drop_nulls("used_s").filter(pl.col("epoch_time_s") > 0)
+    rows = numbered(runs, "ranks", *columns).filter(pl.col("cpu_time_s").is_not_null(), pl.col("epoch_time_s") > 0)
+    rows = rows.with_columns(used_s=used_s, own=own.gather(rows["run_id"].to_physical()))
     share_s = (1 + SHARE) * pl.col("own") * pl.col("epoch_time_s")
     # Where no epoch exceeds its share, no pool does.
     of_rank = ("run_id", "attempt", "rank")
@@ -396,6 +400,8 @@ are wrong depends on the length of the epochs, which the sides need not share.
 
 def of_energies(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], list[Issue]]:
     """What the flags of the energies behind a metric forbid, and what they limit."""
+    if not is_energy(metric):
+        return [], []
     found: set[str] = set().union(*(run.energy_flags(metric) for run in runs))
     less = [flag for flag in FLAGS if flag in found and flag != "short"]
     limits = [Issue(Caveat.ENERGY, dict.fromkeys(less, (None, None)))] if less else []

@@ -120,8 +120,11 @@ class Pairing:
         """
         key = "blockers", of_times, per_epoch, metric
         if key not in self._issues:
-            own = self._blockers_of(metric)
-            self._issues[key] = (*self._blockers(of_times=of_times, per_epoch=per_epoch), *own)
+            self._issues[key] = (
+                (*self.blockers(of_times=of_times, per_epoch=per_epoch), *self._blockers_of(metric))
+                if metric
+                else tuple(self._blockers(of_times=of_times, per_epoch=per_epoch))
+            )
         return self._issues[key]
 
     def _blockers_of(self, metric: str) -> list[Issue]:
@@ -193,11 +196,17 @@ class Pairing:
         """
         key = "caveats", of_times, per_sample, metric
         if key not in self._issues:
-            own = of_energies(self._runs, metric)[1]
-            self._issues[key] = (*self._caveats(of_times=of_times, per_sample=per_sample), *own)
+            if metric:
+                own = of_energies(self._runs, metric)[1]
+                self._issues[key] = (*self.caveats(of_times=of_times, per_sample=per_sample), *own)
+            elif per_sample:
+                unequal = [Issue(Caveat.SAMPLES, _samples(couple)) for couple in self.unlike_samples[:1]]
+                self._issues[key] = (*self.caveats(of_times=of_times), *unequal)
+            else:
+                self._issues[key] = tuple(self._caveats(of_times=of_times))
         return self._issues[key]
 
-    def _caveats(self, *, of_times: bool, per_sample: bool) -> list[Issue]:
+    def _caveats(self, *, of_times: bool) -> list[Issue]:
         differences = self.reported if of_times else self.reported | self.unlike_environments
         issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
         if of_times and self.is_apart:
@@ -211,8 +220,6 @@ class Pairing:
             issues += [Issue(Caveat.ABOVE_IDEAL, above)] if above and not self.blockers() else []
         if missing := unrecorded(self._runs, of_times=of_times):
             issues.append(Issue(Caveat.UNRECORDED, dict.fromkeys(missing, (None, None))))
-        if per_sample and self.unlike_samples:
-            issues.append(Issue(Caveat.SAMPLES, _samples(self.unlike_samples[0])))
         return issues
 
     def ratio(self, metric: str) -> Ratio | None:

@@ -221,6 +221,7 @@ def natural(name: str) -> pl.Expr:
     return padded.str.replace_all(r"\d*?(\d{12})(\D|$)", "${1}${2}")
 
 
+@once
 def component_labels(runs: Runs, name: str) -> dict[str, str]:
     """Run id → the component's name, followed by the options in which others of that name differ."""
     return _labelled(components(runs, name), functools.partial(_labels, key=f"{name}.name"))
@@ -234,6 +235,7 @@ def _labelled(by_run: dict[str, Work], label: Callable[[list[Work]], dict[str, s
     return {run_id: shown[id(work)] for run_id, work in by_run.items()}
 
 
+@once
 def groups_across(runs: Runs, roots: tuple[str, ...]) -> dict[str, str]:
     """Run id → the label of its group, if works that differ in these keys, or below them, alone were one."""
     kept = {id(work): without(work, roots) for work in {id(work): work for work in works(runs).values()}.values()}

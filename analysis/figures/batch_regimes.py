@@ -12,8 +12,21 @@ import polars as pl
 
 from analysis.comparison.configurations import learned
 from analysis.comparison.work import groups_across
-from analysis.figures.chart import DOUBLING, INK, LEGEND, PANEL_WIDTH, doubling, panels, per_group, records, scale, tips
+from analysis.figures.chart import (
+    DOUBLING,
+    INK,
+    LEGEND,
+    PANEL_WIDTH,
+    doubling,
+    panels,
+    per_group,
+    records,
+    scale,
+    shown,
+    tips,
+)
 from analysis.metrics.runs import ACCURACY_LADDER, step_to_accuracy, steps_to_accuracy
+from analysis.runs.reader import once
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
@@ -53,36 +66,50 @@ class Curve(NamedTuple):
         return self.critical_batch * (1 - _EDGE) / _EDGE
 
 
+@once
 def steps(runs: Runs) -> pl.DataFrame:
     """Of every batch and repeat, the fewest steps to the highest target that all batches of its curve reach.
 
     Columns: panel, target, x (the batch), repeat, steps_to_accuracy and `least`, the fewest that these may be: accuracy
     is known at the end of an epoch. It rests on no clock: runs on shared cores count.
     """
-    labels = groups_across(runs, _ROOTS)
-    work = pl.col("run_id").replace_strict(labels, return_dtype=pl.String)
-    rows = learned(runs).select(
-        *("run_id", "repeat", "best_test_accuracy"),
-        x="global_batch_size",
-        panel=pl.format("{} · {}", work, "configuration"),
+    work = pl.col("run_id").replace_strict(groups_across(runs, _ROOTS), return_dtype=pl.String)
+    point = ("panel", "x", "repeat")
+    rows = (
+        learned(runs)
+        .with_row_index("place")
+        .select(
+            *("run_id", "place", "repeat"),
+            x="global_batch_size",
+            panel=pl.format("{} · {}", work, "configuration"),
+            best="best_test_accuracy",
+        )
+        .filter(_has_enough_batches())
+        .with_columns(pl.col("place").min().over("panel"), pl.col("best").max().over(point))
+        .with_columns(target=_reached(pl.col("best").min().over("panel")))
+        .drop_nulls("target")
     )
-    several = rows.filter(pl.col("x").n_unique().over("panel") >= _ENOUGH_BATCHES)
-    curves = [_best(runs, members) for _, members in several.group_by("panel", maintain_order=True)]
-    measured = [curve for curve in curves if curve["x"].n_unique() >= _ENOUGH_BATCHES]
-    return pl.concat(measured) if measured else pl.DataFrame(schema={"panel": pl.String, "x": pl.Int32})
-
-
-def _best(runs: Runs, members: pl.DataFrame) -> pl.DataFrame:
-    reached = members.group_by("x", "repeat").agg(pl.col("best_test_accuracy").max())["best_test_accuracy"].min()
-    target = max((level for level in ACCURACY_LADDER if level <= (reached or 0)), default=None)  # type: ignore[operator]
-    if target is None:
-        return members.head(0).select("panel", "x")
-    reaching = members.join(steps_to_accuracy(runs, target), on="run_id").join(
-        step_to_accuracy(runs, target), on="run_id"
-    )
+    targets = dict(rows.select("run_id", "target").rows())
     fewest = pl.col("steps_to_accuracy", "steps").sort_by("steps_to_accuracy", "steps").first()
-    rows = reaching.group_by("panel", "x", "repeat").agg(fewest, target=pl.lit(target)).sort("x", "repeat")
-    return rows.with_columns(least=pl.col("steps_to_accuracy") - pl.col("steps").cast(pl.Int64) + 1).drop("steps")
+    return (
+        rows.join(steps_to_accuracy(runs, targets), on="run_id")
+        .join(step_to_accuracy(runs, targets), on="run_id")
+        .group_by(point)
+        .agg(fewest, pl.col("target", "place").first())
+        .filter(_has_enough_batches())
+        .sort("place", "x", "repeat")
+        .with_columns(least=pl.col("steps_to_accuracy") - pl.col("steps").cast(pl.Int64) + 1)
+        .drop("steps", "place")
+    )
+
+
+def _has_enough_batches() -> pl.Expr:
+    return pl.col("x").n_unique().over("panel") >= _ENOUGH_BATCHES
+
+
+def _reached(accuracy: pl.Expr) -> pl.Expr:
+    """The highest step of `ACCURACY_LADDER` up to this accuracy; null below all of them."""
+    return pl.max_horizontal(pl.when(accuracy >= step).then(step) for step in ACCURACY_LADDER)
 
 
 def is_coarse(data: pl.DataFrame) -> bool:
@@ -113,7 +140,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     data = steps(runs)
     if data.is_empty():
         return None
-    parts = [_drawn(members) for _, members in data.group_by("panel", maintain_order=True)]
+    parts = [_drawn(members) for _, members in shown(data).group_by("panel", maintain_order=True)]
     base = alt.Chart(records(pl.concat(parts, how="diagonal"))).properties(width=PANEL_WIDTH, height=280)
     x = doubling(data, "Batch size")
     y = alt.Y("steps_to_accuracy:Q", title="Optimizer steps", scale=DOUBLING)
@@ -166,7 +193,7 @@ def _lines(data: pl.DataFrame) -> pl.DataFrame:
 def finding(runs: Runs) -> str:
     """Where the regimes end, and how well the curve fits; or that accuracy was measured too rarely to say."""
     nothing = f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
-    return per_group(steps(runs), _regimes, by="panel") or nothing
+    return per_group(steps(runs), _regimes, by="panel", every=True) or nothing
 
 
 def _regimes(data: pl.DataFrame) -> str:

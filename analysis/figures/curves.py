@@ -94,28 +94,28 @@ _MOST_COINCIDING = 2
 
 def coinciding(data: pl.DataFrame, *, own_axes: bool) -> str:
     """Which lines of medians lie on each other all the way, so that the last one hides the others."""
-    rows = data.filter("first").select("panel", "configuration", "x", "median").drop_nulls()
-    ends = rows.with_columns(
-        reach=_AS_THICK * (pl.col("median").max() - pl.col("median").min()).over("panel" if own_axes else pl.lit(0))
-    )
+    reach = (_AS_THICK * (pl.col("median").max() - pl.col("median").min())).over("panel" if own_axes else pl.lit(0))
+    rows = data.filter("first").select("panel", "configuration", "x", "median").drop_nulls().with_columns(reach=reach)
+    lines_of: dict[tuple[str, float], dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
+    for heading, name, x, value, near in rows.rows():
+        lines_of[heading, near][name][x] = value
     found: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for (heading,), members in ends.group_by("panel", maintain_order=True):
+    for (heading, near), of_panel in lines_of.items():
         alike: list[tuple[list[str], dict[float, float]]] = []
-        for (name,), line in members.group_by("configuration", maintain_order=True):
-            points, reach = dict(line.select("x", "median").iter_rows()), line["reach"][0]
-            near = (
+        for name, points in of_panel.items():
+            same = (
                 names
                 for names, first in alike
-                if first.keys() == points.keys() and all(abs(first[x] - points[x]) <= reach for x in points)
+                if first.keys() == points.keys() and all(abs(first[x] - points[x]) <= near for x in points)
             )
-            names = next(near, None)
+            names = next(same, None)
             if names is None:
-                alike.append(([str(name)], points))
+                alike.append(([name], points))
             else:
-                names.append(str(name))
+                names.append(name)
         for names, points in alike:
             if len(names) > 1 and len(points) > 1:
-                found[tuple(names)].append(str(heading).replace(BETWEEN, ", "))
+                found[tuple(names)].append(heading.replace(BETWEEN, ", "))
     whole = rows["panel"].n_unique()
     lines = [
         f"The lines of {text.listed(names, most=6)} coincide"

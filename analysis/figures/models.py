@@ -13,6 +13,7 @@ from analysis.comparison.baseline import against_one_device, baseline_of, error_
 from analysis.comparison.configurations import displayed, has_disturbed
 from analysis.comparison.work import component_labels, groups_across, natural
 from analysis.figures.chart import HOLLOW, NAMES, PANEL_WIDTH, panels, per_group, records, series, tips, with_medians
+from analysis.runs.reader import once
 
 if TYPE_CHECKING:
     from analysis.comparison.ratio import Ratio
@@ -26,6 +27,7 @@ _MEMORY = {
 }
 
 
+@once
 def _measured(runs: Runs) -> pl.DataFrame:
     """The runs that count whose work others do with another model: `work`, without the model, `model`, with the options
     that tell it from others of its name, and the columns of `facts`, the smallest model first.
@@ -91,7 +93,7 @@ def _dots(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
 
 def finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
-    measured = _measured(runs).select("work", "group", "configuration", "model")
+    measured = _measured(runs).select("work", "group", "configuration", "model").unique(maintain_order=True)
     speeds = per_group(measured, partial(_speeds, runs), by="work")
     lines = [speeds, *refused(runs), *limited(runs)] if speeds else refused(runs)
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."

@@ -30,10 +30,9 @@ class _Characters(dict[int, str]):
     def __missing__(self, code: int) -> str:
         """Of all that no command stands for."""
         character = chr(code)
-        if character.isspace():
-            return " "
         known = character.isprintable() and (code < 256 or character in _LETTERS)  # ASCII and Latin-1
-        return character if known else f"U+{code:04X}"
+        self[code] = " " if character.isspace() else character if known else f"U+{code:04X}"
+        return self[code]
 
 
 _SPECIAL = _Characters(

@@ -201,18 +201,19 @@ def _trained(runs: Runs) -> pl.DataFrame:
 
 def accuracies_side_by_side(rows: pl.DataFrame) -> list[Accuracies]:
     """The same as tables: a row per model and configuration, a column per number of epochs."""
+    works: dict[str, dict[tuple[str, str], list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows.iter_rows(named=True):
+        works[row["work"]][row["model"], row["configuration"]].append(row)
     tables = []
-    for (work,), members in rows.group_by("work", maintain_order=True):
-        epochs = sorted(members["epochs"].unique())
-        lines = members.group_by("model", "configuration", maintain_order=True)
-        tables.append(Accuracies(str(work), epochs, [_line(key, epochs, own) for key, own in lines]))
+    for work, lines in works.items():
+        epochs = sorted({row["epochs"] for own in lines.values() for row in own})
+        tables.append(Accuracies(work, epochs, [_line(*key, epochs, own) for key, own in lines.items()]))
     return tables
 
 
-def _line(key: tuple[object, ...], epochs: list[int], own: pl.DataFrame) -> Reached:
-    model, configuration = map(str, key)
-    cells = {row["epochs"]: _spread(row) for row in own.iter_rows(named=True)}
-    groups = dict.fromkeys(group for several in own["groups"] for group in several)
+def _line(model: str, configuration: str, epochs: list[int], own: list[dict[str, Any]]) -> Reached:
+    cells = {row["epochs"]: _spread(row) for row in own}
+    groups = dict.fromkeys(group for row in own for group in row["groups"])
     return Reached(model, configuration, tuple(groups), [cells.get(each, text.MISSING) for each in epochs])
 
 
@@ -282,20 +283,24 @@ class Hyperparameters:
 def hyperparameters(runs: Runs) -> list[Hyperparameters]:
     """One table per data set and model, in the order of their names, of the runs that trained."""
     works: dict[tuple[str, str], dict[str, Column]] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
-    raws: dict[tuple[str, str, str, str], set[bytes]] = defaultdict(set)  # of thousands of runs few parts differ
-    names = ("data", "model", "strategy", "config_json", *_OF_RUN)
-    for data, model, strategy, config_json, *derived in _of_trained(runs).select(names).rows():
-        parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
-        for root in _LATER | parts.keys():
-            raws[data, model, strategy, root].add(bytes(parts.get(root, b"")))
-        for name, value in zip(_OF_RUN, derived, strict=True):
-            if value is not None:
-                works[data, model][strategy][name].add(_json(value))
-    for (data, model, strategy, root), several in raws.items():
-        for raw in several:
-            whole = completed({root: msgspec.json.decode(raw)} if raw else {})
-            for key, value in flatten({root: whole.get(root, {})}).items():
-                works[data, model][strategy][key].add(_json(value))
+    names = ("data", "model", "strategy")
+    for (data, model, strategy), rows in _of_trained(runs).group_by(names, maintain_order=True):
+        column = works[str(data), str(model)][str(strategy)]
+        for name in _OF_RUN:
+            if known := set(map(_json, rows[name].drop_nulls().unique())):
+                column[name] = known
+        raws: dict[str, set[bytes]] = defaultdict(set)  # of thousands of runs few parts differ
+        for config_json in rows["config_json"]:
+            parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
+            for root, part in parts.items():
+                raws[root].add(bytes(part))
+            for root in _LATER - parts.keys():
+                raws[root].add(b"")
+        for root, several in raws.items():
+            for raw in several:
+                whole = completed({root: msgspec.json.decode(raw)} if raw else {})
+                for key, value in flatten({root: whole.get(root, {})}).items():
+                    column[key].add(_json(value))
     return [_of_work(*work, works[work]) for work in sorted(works)]
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_UNKNOWN: Any = object()
 
 
 def once(derive: Callable[Concatenate[Runs, P], T]) -> Callable[Concatenate[Runs, P], T]:
@@ -50,11 +51,12 @@ def once(derive: Callable[Concatenate[Runs, P], T]) -> Callable[Concatenate[Runs
 
     @wraps(derive)
     def kept(runs: Runs, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        known: dict[Any, T] = runs.derived
         key = (derive, args, *kwargs.items())
-        if key not in known:
-            known[key] = derive(runs, *args, **kwargs)
-        return known[key]
+        known: dict[Any, Any] = runs.derived
+        found: T = known.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = known[key] = derive(runs, *args, **kwargs)
+        return found
 
     return kept
 
