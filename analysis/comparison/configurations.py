@@ -13,6 +13,7 @@ from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels, natural
 from analysis.metrics.columns import aggregate, repeated_columns, summary_columns
 from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed
+from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import accuracy_target, energy_to_accuracy, per_run, time_to_accuracy
 from analysis.runs.published import TYPES
 from analysis.runs.reader import once
@@ -134,13 +135,13 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     """
     columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
     trained = learned(runs).select(*columns, place=natural("group").rank("dense"))
-    epochs = runs.select("epochs", "run_id", "epoch", test, training)
+    epochs = numbered(runs, "epochs", "epoch", test, training)
     every = -(-epochs.height // MOST_POINTS)
     if every > 1:
         epoch, last = pl.col("epoch"), pl.col("epoch").max().over("run_id")
         step = pl.min_horizontal(pl.lit(every), (last // FEWEST_EPOCHS).clip(1))
         epochs = epochs.filter(((epoch - 1) % step == 0) | (epoch == last))
-    epochs = trained.join(epochs, on="run_id", maintain_order="left_right")
+    epochs = trained.join(epochs.with_columns(AS_TEXT), on="run_id", maintain_order="left_right")
     sides = [
         epochs.select(*columns, "place", side=pl.lit(side), x="epoch", value=name)
         for side, name in (("test", test), ("training", training))

@@ -26,7 +26,7 @@ from analysis.metrics.runs import per_run
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from analysis.runs.reader import Runs
 
@@ -115,24 +115,26 @@ def _worst(runs: Runs, compared: pl.DataFrame) -> pl.DataFrame:
     """Of each compared run the loss that exceeds most what is allowed."""
     epochs = numbered(runs, "epochs", "epoch", *_LOSSES).with_columns(step=pl.lit(None, pl.Int32), steps=pl.lit(1))
     blocks = numbered(runs, "losses", "epoch", "step", "steps", "train_loss")
-    each = [_held_by(compared, epochs, name) for name in _LOSSES] + [_held_by(compared, blocks, "train_loss")]
-    rows = pl.concat(each).with_columns(excess=(pl.col("loss") - pl.col("other")).abs() / pl.col("limit"))
+    rows = pl.concat([*_held_by(compared, epochs, *_LOSSES), *_held_by(compared, blocks, "train_loss")])
+    rows = rows.with_columns(excess=(pl.col("loss") - pl.col("other")).abs() / pl.col("limit"))
     worst = rows.sort("excess", descending=True, nulls_last=True).unique("run_id", keep="first", maintain_order=True)
     return worst.with_columns(AS_TEXT)
 
 
-def _held_by(compared: pl.DataFrame, rows: pl.DataFrame, name: str) -> pl.DataFrame:
-    """One kind of loss of each compared run beside its counterpart's: the means up to each row."""
-    at, means = ("epoch", "step"), _cumulated(rows, name)
+def _held_by(compared: pl.DataFrame, rows: pl.DataFrame, *names: str) -> Iterator[pl.DataFrame]:
+    """Each kind of loss of each compared run beside its counterpart's: the means up to each row."""
+    at, means = ("epoch", "step"), rows.with_columns(_mean_up_to_each(name).alias(name) for name in names)
     pairs = compared.with_columns(pl.col("run_id", "counterpart").cast(means.schema["run_id"]))
-    of_one = means.select(*at, counterpart="run_id", other="loss")
+    of_one = means.select(*at, pl.col("run_id").alias("counterpart"), pl.col(names).name.suffix("_of_one"))
     both = pairs.join(means, on="run_id").join(of_one, on=("counterpart", *at), nulls_equal=True)
     # After an epoch all of its steps have been taken; up to a block, those before it and its own.
     within = pl.coalesce(pl.col("step") + pl.col("steps") - 1, "steps_per_epoch")
-    # A test loss comes after the update of the last of them.
-    taken = (pl.col("epoch") - 1) * pl.col("steps_per_epoch") + within + (name == "test_loss")
-    limit = allowed(pl.col("rounding"), taken, pl.col("optimizer")) * pl.col("other")
-    return both.select("run_id", *at, "loss", "other", limit=limit)
+    for name in names:
+        # A test loss comes after the update of the last of them.
+        taken = (pl.col("epoch") - 1) * pl.col("steps_per_epoch") + within + (name == "test_loss")
+        other = pl.col(f"{name}_of_one")
+        limit = allowed(pl.col("rounding"), taken, pl.col("optimizer")) * other
+        yield both.select("run_id", *at, loss=name, other=other, limit=limit)
 
 
 STANDARD_ERRORS = 3.0
@@ -293,5 +295,8 @@ def _means(runs: Runs, name: str) -> pl.DataFrame:
 
 def _cumulated(rows: pl.DataFrame, name: str) -> pl.DataFrame:
     """Of each run the mean loss up to each row."""
-    means = mean_loss(pl.col(name), pl.col("steps")).over("run_id", order_by=("epoch", "step"))
-    return rows.select("run_id", "epoch", "step", "steps", loss=means)
+    return rows.select("run_id", "epoch", "step", "steps", loss=_mean_up_to_each(name))
+
+
+def _mean_up_to_each(name: str) -> pl.Expr:
+    return mean_loss(pl.col(name), pl.col("steps")).over("run_id", order_by=("epoch", "step"))

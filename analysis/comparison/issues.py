@@ -325,12 +325,15 @@ def beyond_own_cores(runs: Runs) -> dict[str, tuple[float, float]]:
     own = runs.run.select(own=of_devices)["own"]
     used_s = pl.col("cpu_time_s") + pl.col("loader_cpu_time_s").fill_null(0.0)
     columns = ("attempt", "epoch", "rank", "epoch_time_s", "cpu_time_s", "loader_cpu_time_s")
-    rows = numbered(runs, "ranks", *columns).filter(pl.col("cpu_time_s").is_not_null(), pl.col("epoch_time_s") > 0)
+    rows = numbered(runs, "ranks", *columns)
     rows = rows.with_columns(used_s=used_s, own=own.gather(rows["run_id"].to_physical()))
     share_s = (1 + SHARE) * pl.col("own") * pl.col("epoch_time_s")
     # Where no epoch exceeds its share, no pool does.
-    of_rank = ("run_id", "attempt", "rank")
-    rows = rows.join(rows.filter(pl.col("used_s") > share_s), on=of_rank, how="semi").sort(*of_rank, "epoch")
+    of_rank, timed = ("run_id", "attempt", "rank"), pl.col("epoch_time_s") > 0
+    beyond = rows.filter(timed, pl.col("used_s") > share_s)
+    if beyond.is_empty():
+        return {}
+    rows = rows.filter(timed).drop_nulls("used_s").join(beyond, on=of_rank, how="semi").sort(*of_rank, "epoch")
     before_s = pl.col("epoch_time_s").cum_sum().over(of_rank) - pl.col("epoch_time_s")
     pools = rows.group_by(*of_rank, pool=(before_s / POOL_S).floor()).agg(
         pl.col("used_s", "epoch_time_s").sum(), pl.col("own").first(), epochs=pl.len()

@@ -469,7 +469,8 @@ def _epoch_rates(runs: Runs) -> pl.DataFrame:
     epoch, warm = pl.col("epoch"), ~pl.col("warm_up")
     which = pl.when(epoch == 2, warm).then(pl.lit(SECOND)).when(epoch == 1, ~warm).then(pl.lit(FIRST))
     rate = "epoch_throughput_samples_per_s"
-    epochs = numbered_epochs(runs).filter(epoch <= 2).select(AS_TEXT, rate, which=which, value=rate).drop_nulls()
+    epochs = numbered_epochs(runs).select("run_id", "epoch", "warm_up", rate).filter(epoch <= 2)
+    epochs = epochs.select(AS_TEXT, rate, which=which, value=rate).drop_nulls()
     joined = rows.join(epochs, on="run_id", maintain_order="left_right").drop("run_id")
     joined = joined.filter((pl.col("which") == SECOND).any())
     return joined.sort(natural("group"), pl.col("which") != SECOND, maintain_order=True)

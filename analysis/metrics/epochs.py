@@ -66,11 +66,13 @@ def measured(runs: Runs) -> pl.DataFrame:
         "run_id", "cores_per_device", in_nats=in_nats()
     )
     of_tokens = pl.when("in_nats").then(perplexity("test_loss"))
+    epochs = numbered(runs, "epochs", *(name for name in runs.epochs.columns if name != "run_id"))
+    epochs = epochs.with_columns(run_and("epoch"))
+    if not epochs["_both"].is_sorted():  # runs write their epochs in order
+        epochs = epochs.sort("_both")
     epochs = (
-        numbered(runs, "epochs", *(name for name in runs.epochs.columns if name != "run_id"))
-        .with_columns(run_and("epoch"))
-        .join(_over_ranks(runs), on="_both", how="left")
-        .sort("_both")
+        epochs.set_sorted("_both")
+        .join(_over_ranks(runs).sort("_both"), on="_both", how="left", maintain_order="left")
         .drop("_both")
         .join(of_runs, on="run_id", how="left", maintain_order="left")
         .with_columns(lost_share(), disturbed(), *of_row(per_epoch_columns()), perplexity=of_tokens)

@@ -6,7 +6,6 @@ side by side, with what repeats differ by; settings once where all strategies sh
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -70,8 +69,7 @@ def experiment(runs: Runs) -> list[tuple[str, str]]:
     of them.
     """
     trained = _of_trained(runs)
-    environments = [json.loads(each) for each in trained["environment_json"].drop_nulls().unique(maintain_order=True)]
-    cuda = [each.get("cuda") or {} for each in environments]
+    cuda = [_environment(each).cuda or {} for each in trained["environment_json"].drop_nulls()]
     devices = [device for each in cuda for device in each.get("devices") or ()]
     shown: dict[str, Iterable[Any]] = {
         "Device": trained["device_name"].drop_nulls(),
@@ -103,9 +101,19 @@ def _counted(rows: pl.DataFrame) -> str:
 
 def _frameworks(trained: pl.DataFrame) -> list[str]:
     """Each with its version: "torch 2.15.0"."""
-    rows = trained.select(pl.col("framework").fill_null("torch"), "environment_json").unique(maintain_order=True)
-    versions = ((name, (json.loads(each or "{}").get("packages") or {}).get(name)) for name, each in rows.rows())
+    rows = trained.select(pl.col("framework").fill_null("torch"), pl.col("environment_json").fill_null("{}")).rows()
+    versions = ((name, (_environment(each).packages or {}).get(name)) for name, each in rows)
     return [f"{name} {version}" if version else name for name, version in versions]
+
+
+class _Environment(msgspec.Struct):
+    """What is told of it; nearly all runs have a load of their own in theirs."""
+
+    cuda: dict[str, Any] | None = None
+    packages: dict[str, Any] | None = None
+
+
+_environment = msgspec.json.Decoder(_Environment).decode
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -164,7 +172,7 @@ def accuracies(runs: Runs) -> pl.DataFrame:
     of_run = _trained(runs)
     last = of_run.select("work", epoch="epochs").unique()
     asked = pl.concat([last, last.select("work").unique().join(_usual(), how="cross")]).unique()
-    epochs = runs.select("epochs", "run_id", "epoch", *_SIDES)
+    epochs = runs.select("epochs", "run_id", "epoch", *_SIDES).filter(pl.col("epoch").is_in(asked["epoch"].implode()))
     rows = of_run.join(epochs, on="run_id").join(asked, on=("work", "epoch"), how="semi")
     repeat = ("work", "model", "configuration", "repeat", "epoch")
     rows = rows.sort("epochs", maintain_order=True).unique(repeat, keep="first", maintain_order=True)

@@ -6,6 +6,7 @@ import json
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+import msgspec
 import polars as pl
 
 from analysis import text
@@ -30,7 +31,7 @@ from analysis.comparison.ratio import (
 from analysis.comparison.run import environments_of
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
 from analysis.folders import replications
-from analysis.runs.reader import format_skipped
+from analysis.runs.reader import format_skipped, once
 from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
 
@@ -294,13 +295,17 @@ def _environments(runs: Runs) -> list[str]:
     return lines
 
 
+@once
 def environment(runs: Runs) -> dict[str, list[str]]:
     """Dotted name → the distinct values among the counted runs (all runs where none counts)."""
     rows = counted(runs)
     texts = (rows if rows.height else facts(runs))["environment_json"].drop_nulls().unique(maintain_order=True)
+    decoded = (msgspec.json.decode(content, type=dict[str, msgspec.Raw]) for content in texts)
+    # Nearly all runs have a load of their own. What else they have in common is read once.
+    parts = dict.fromkeys((name, bytes(part)) for environment in decoded for name, part in environment.items())
     entries: dict[str, list[str]] = {}
-    for content in texts:
-        for key, value in flatten(json.loads(content)).items():
+    for name, part in parts:
+        for key, value in flatten({name: json.loads(part)}).items():
             shown = text.MISSING if value is None else value if isinstance(value, str) else json.dumps(value)
             if shown not in entries.setdefault(key, []):
                 entries[key].append(shown)
