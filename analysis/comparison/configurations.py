@@ -133,20 +133,31 @@ def learning(runs: Runs, *, test: str, training: str) -> pl.DataFrame:
     Columns: group, configuration, variant, strategy, repeat, side, x (the epoch), value. Of very many points, every
     second or so is left out, but never a run's first and last.
     """
-    columns = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
-    trained = learned(runs).select(*columns, place=natural("group").rank("dense"))
-    epochs = numbered(runs, "epochs", "epoch", test, training)
+    epochs = _epochs_for_lines(runs)
+    sides = [
+        epochs.select(*_OF_LINES, "place", side=pl.lit(side), x="epoch", value=name)
+        for side, name in (("test", test), ("training", training))
+    ]
+    return pl.concat(sides).drop_nulls("value").sort("place", maintain_order=True).drop("place")
+
+
+_OF_LINES = ("run_id", "group", "configuration", "variant", "strategy", "repeat")
+
+
+@once
+def _epochs_for_lines(runs: Runs) -> pl.DataFrame:
+    """Of the runs that trained to their end the epochs that are drawn, with what they learned, and the `place` of the
+    group.
+    """
+    learnt = ("test_accuracy", "train_accuracy", "test_loss", "train_loss")
+    trained = learned(runs).select(*_OF_LINES, place=natural("group").rank("dense"))
+    epochs = numbered(runs, "epochs", "epoch", *learnt)
     every = -(-epochs.height // MOST_POINTS)
     if every > 1:
         epoch, last = pl.col("epoch"), pl.col("epoch").max().over("run_id")
         step = pl.min_horizontal(pl.lit(every), (last // FEWEST_EPOCHS).clip(1))
         epochs = epochs.filter(((epoch - 1) % step == 0) | (epoch == last))
-    epochs = trained.join(epochs.with_columns(AS_TEXT), on="run_id", maintain_order="left_right")
-    sides = [
-        epochs.select(*columns, "place", side=pl.lit(side), x="epoch", value=name)
-        for side, name in (("test", test), ("training", training))
-    ]
-    return pl.concat(sides).drop_nulls("value").sort("place", maintain_order=True).drop("place")
+    return trained.join(epochs.with_columns(AS_TEXT), on="run_id", maintain_order="left_right")
 
 
 def gains(runs: Runs) -> pl.DataFrame:

@@ -135,7 +135,7 @@ class Ratio:
 
     def differs_from_1(self, error: float) -> bool:
         """Whether the interval with this error leaves out 1."""
-        ends = self._spread and self._spread.ends(error)
+        ends = None if self._spread is None else self._spread.ends(error)
         return ends is not None and not ends[0] <= 1 <= ends[1]
 
     def smallest_seen(self, margin: float) -> float | None:

@@ -181,8 +181,9 @@ def components(runs: Runs, name: str) -> dict[str, Work]:
     """Per run id this component (strategy, model) with all its options, flat; equal ones share one object."""
     known: dict[bytes, Work] = {}
     of_runs = {}
+    decode = msgspec.json.Decoder(msgspec.defstruct("Component", [(name, msgspec.Raw)])).decode  # reads nothing else
     for run_id, config_json in runs.run.select("run_id", "config_json").rows():
-        same = bytes(msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])[name])
+        same = bytes(getattr(decode(config_json), name))
         if same not in known:
             known[same] = flatten({name: msgspec.json.decode(same)})
         of_runs[run_id] = known[same]
