@@ -290,11 +290,11 @@ def met(folder: Path, interface: str | None) -> Rendezvous:
     """Where a job's nodes meet: the first of them tells the others through the folder."""
     nodes, node = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_PROCID"])
     if node == 0:
-        return rendezvous.offer(folder, os.environ["SLURM_JOB_ID"], nodes=nodes, interface=interface)
+        return rendezvous.host(folder, os.environ["SLURM_JOB_ID"], nodes=nodes, interface=interface)
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if (offer := rendezvous.read(folder)) is not None:
-            return offer.meeting(node=node, nodes=nodes, interface=interface)
+            return offer.joined(node=node, nodes=nodes, interface=interface)
         time.sleep(rendezvous.POLL_S)
     raise TimeoutError(
         f"node 0 did not write its address to {folder} within {WAIT_S:g} s: do all nodes see that folder?"

@@ -21,16 +21,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launch.attempt import processes
+from launch.attempt.outcome import interrupted
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
 from launch.launcher import saved
 from launch.slurm import record, scheduler
-from launch.slurm.rendezvous import POLL_S, awaited, begun, join, offer
+from launch.slurm.rendezvous import POLL_S, awaited, begun, host, join
 from launch.slurm.sbatch import ENDS_AT, ask_outside
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
+from parallelbench.frameworks.control_group import PatienceError
 from parallelbench.redaction import redacted
 from parallelbench.results.attempt import PUBLISHED
 from parallelbench.results.files import storage_errors
@@ -264,8 +266,13 @@ def train(training: Training, job: Job) -> Outcome:
     run, attempt = training.run, training.attempt
     try:
         if run.nodes > 1:
-            meeting = offer(attempt.path, job.start, nodes=run.nodes, interface=run.site.network_interface)
+            meeting = host(attempt.path, job.start, nodes=run.nodes, interface=run.site.network_interface)
             training = replace(training, rendezvous=meeting)
+    except Interrupted as interruption:
+        attempt.finish(*interrupted(attempt, training.processes, str(interruption)))
+        raise
+    except (PatienceError, ConnectionError) as error:
+        return attempt.finish("killed", f"not all nodes have met: {str(error).replace('rank', 'node')}")
     except OSError as error:
         return attempt.finish("error", f"the nodes can't meet: {error}")
     except StorageError as error:
@@ -287,12 +294,14 @@ def _requeue(job: Job, folder: Path) -> None:
 
 def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
     """Start this node's processes of the attempt that node 0 leads, and end them with it."""
-    attempt, rendezvous = join(folder, job.start, node=job.node, nodes=run.nodes, interface=run.site.network_interface)
-    if attempt is None or rendezvous is None:
-        return _skip(folder, "node 0 has ended it", ok=True)
-    training = Training(folder, run, attempt, job.submission.device_type, rendezvous)
-    if (refusal := too_small(run, training.device_type)) is not None:
+    device_type = job.submission.device_type
+    if (refusal := too_small(run, device_type)) is not None:
         raise ConfigError(refusal)  # and srun ends the other nodes' tasks
+    met = join(folder, job.start, node=job.node, nodes=run.nodes, interface=run.site.network_interface)
+    if met is None:
+        return _skip(folder, "node 0 has ended it", ok=True)
+    attempt, rendezvous = met
+    training = Training(folder, run, attempt, device_type, rendezvous)
     # Only the head can tell a preemption, and queue the job again: its outcome, or Slurm's SIGKILL, is the end here.
     left_to_head = noting([signal.SIGTERM], lambda _: None)
     with left_to_head, processes.redacted_log(attempt.path / f"log-node{job.node}.txt") as log:

@@ -1,4 +1,8 @@
-"""Where the nodes of one attempt meet: the head picks a free port and writes it to a file."""
+"""Where the nodes of one attempt meet: the head writes its address to a file, and waits until all others have come.
+
+Only then does any of them start its ranks. A shared file system may show that file a minute later to other nodes, which
+is no part of a run's start-up.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,15 @@ import psutil
 
 from launch.attempt.processes import Rendezvous
 from launch.attempt.signals import heed
+from parallelbench.errors import ConfigError
+from parallelbench.frameworks.control_group import PatienceError, host_group, join_group
 from parallelbench.results.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from parallelbench.frameworks.control_group import ControlGroup
     from parallelbench.results.attempt import Attempt
     from parallelbench.results.folder import RunFolder
 
@@ -27,41 +34,70 @@ Found = TypeVar("Found")
 
 POLL_S = 0.2
 PATIENCE_S = 600.0
-"""How long a node waits for what another one writes."""
+"""How long a node waits for what another one writes, and the head for the others."""
+_REACH_S = 60.0
+"""How long another node tries to reach the head, which listens before it writes where."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `rendezvous.json` in an attempt's folder."""
+    """The content of `rendezvous.json`, mostly in an attempt's folder."""
 
     start: str
     """The start of the job that meets here."""
     host: str
     port: int
+    """Where the head waits for the other nodes."""
     secret: str
 
-    def meeting(self, *, node: int, nodes: int, interface: str | None) -> Rendezvous:
-        """It, as this one of the nodes takes part; `interface`: the site's."""
+    def joined(self, *, node: int, nodes: int, interface: str | None, look: Callable[[], object] = heed) -> Rendezvous:
+        """Where the ranks of all nodes meet, once all of these are there; for one besides the head.
+
+        `interface`: the site's. `look` may raise; it is called until the head is reached. Raises `ConfigError` where it
+        can't be, and `ConnectionError` where it ends.
+        """
+        address = (self.host, self.port)
+        try:
+            group = join_group(node, nodes, address, secret=self.secret, timeout_s=_REACH_S, look=look)
+        except PatienceError:
+            raise ConfigError(
+                f"node 0 could not be reached at {self.host}:{self.port} within {_REACH_S:g} s: set "
+                "site.network_interface to one that connects all nodes, e.g. ib0"
+            ) from None
+        return self.agreed(group, interface)
+
+    def agreed(self, group: ControlGroup, interface: str | None) -> Rendezvous:
+        """What the head tells all nodes. It draws the ranks' port last, so that no other program takes it meanwhile."""
+        port, *_ = group.gather(free_port(self.host) if group.rank == 0 else 0)
+        group.close()
         return Rendezvous(
-            node=node,
-            nodes=nodes,
+            node=group.rank,
+            nodes=group.size,
             host=self.host,
-            port=self.port,
+            port=port,
             id=self.start,
             secret=self.secret,
-            interface=interface_of(interface, nodes=nodes),
+            interface=interface_of(interface, nodes=group.size),
         )
 
 
-def offer(folder: Path, start: str, *, nodes: int, interface: str | None = None) -> Rendezvous:
-    """Choose a free port of this host, and tell the other nodes."""
-    host = address_of(interface, nodes=nodes)
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
-    offered = Offer(start=start, host=host, port=port, secret=secrets.token_hex(32))
+def host(folder: Path, start: str, *, nodes: int, interface: str | None = None) -> Rendezvous:
+    """The same for the head: tell the other nodes where it is, and wait until all have come.
+
+    Raises `OSError` where this host has no address for them, and `PatienceError` where not all of them come.
+    """
+    own = address_of(interface, nodes=nodes)
+    listening = socket.create_server((own, 0), backlog=nodes)
+    offer = Offer(start=start, host=own, port=listening.getsockname()[1], secret=secrets.token_hex(32))
     # Anybody who knows it could join the ranks.
-    write_file(folder / "rendezvous.json", msgspec.json.encode(offered), private=True)
-    return offered.meeting(node=0, nodes=nodes, interface=interface)
+    write_file(folder / "rendezvous.json", msgspec.json.encode(offer), private=True)
+    return offer.agreed(host_group(listening, nodes, secret=offer.secret, timeout_s=PATIENCE_S, look=heed), interface)
+
+
+def free_port(host: str) -> int:
+    """A port of this host's address that is free now."""
+    with socket.create_server((host, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def address_of(interface: str | None, *, nodes: int) -> str:
@@ -118,19 +154,29 @@ def _address_of_route() -> str:
 
 def join(
     folder: RunFolder, start: str, *, node: int, nodes: int, interface: str | None
-) -> tuple[Attempt | None, Rendezvous | None]:
-    """Wait for the head's offer; (None, None) where the head ends the attempt without one, or takes too long."""
+) -> tuple[Attempt, Rendezvous] | None:
+    """Meet the head and the others; None where the head ends the attempt first, or makes no offer in time."""
 
-    def offered() -> tuple[Attempt | None, Rendezvous | None] | None:
+    def offered() -> tuple[Attempt, Offer | None] | None:
         if (attempt := begun(folder, start)) is None:
             return None
         if attempt.outcome() is not None:
-            return None, None
-        if (here := read(attempt.path)) is None:
-            return None
-        return attempt, here.meeting(node=node, nodes=nodes, interface=interface)
+            return attempt, None
+        return None if (offer := read(attempt.path)) is None else (attempt, offer)
 
-    return awaited(offered) or (None, None)
+    attempt, offer = awaited(offered) or (None, None)
+    if attempt is None or offer is None:
+        return None
+
+    def look() -> None:
+        heed()
+        if attempt.outcome() is not None:
+            raise ConnectionError
+
+    try:
+        return attempt, offer.joined(node=node, nodes=nodes, interface=interface, look=look)
+    except ConnectionError:
+        return None
 
 
 def begun(folder: RunFolder, start: str) -> Attempt | None:
@@ -153,7 +199,7 @@ def awaited(look: Callable[[], Found | None]) -> Found | None:
 
 
 def read(folder: Path) -> Offer | None:
-    """The rendezvous that `offer` wrote to a folder; None: nothing yet."""
+    """What `host` wrote to a folder; None: nothing yet."""
     try:
         return msgspec.json.decode((folder / "rendezvous.json").read_bytes(), type=Offer)
     except (OSError, msgspec.DecodeError):

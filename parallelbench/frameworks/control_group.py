@@ -1,6 +1,7 @@
 """The ranks of a framework that lacks torch.distributed meet here: sums of a few numbers over TCP, through rank 0.
 
 Only what the training loop itself needs goes this way (sums between epochs, addresses at the start), never gradients.
+The nodes of a job meet in the same way before they start their ranks, each as one rank.
 Before both sides have proved that they know the attempt's secret, nothing is read but so many bytes of a proof. A
 watchdog ends a rank that waits for ever inside its framework's runtime, where no exception reaches it.
 """
@@ -96,16 +97,19 @@ class ControlGroup:
                 connection.close()
 
 
-def host_group(listening: socket.socket, size: int, *, secret: str, timeout_s: float) -> ControlGroup:
+def host_group(
+    listening: socket.socket, size: int, *, secret: str, timeout_s: float, look: Callable[[], object] = lambda: None
+) -> ControlGroup:
     """Rank 0's side: waits until ranks 1 … `size` − 1 have proved to know the secret, and lets them begin.
 
-    Raises `PatienceError` that names who has not.
+    `look` is called again and again meanwhile, and may raise. Raises `PatienceError` that names who has not.
     """
     joined: dict[int, tuple[socket.socket, bytes]] = {}
     deadline = time.monotonic() + timeout_s
     listening.settimeout(_LOOK_S)
     with listening:
         while len(joined) < size - 1:
+            look()
             if time.monotonic() > deadline:
                 lacking = " and ".join(f"rank {rank}" for rank in range(1, size) if rank not in joined)
                 raise PatienceError(f"{lacking} did not join within {timeout_s:g} s")
@@ -136,14 +140,24 @@ def _proof(secret: str, *parts: bytes) -> bytes:
     return hmac.digest(secret.encode(), b"".join(parts), "sha256")
 
 
-def join_group(rank: int, size: int, address: tuple[str, int], *, secret: str, timeout_s: float) -> ControlGroup:
+def join_group(
+    rank: int,
+    size: int,
+    address: tuple[str, int],
+    *,
+    secret: str,
+    timeout_s: float,
+    look: Callable[[], object] = lambda: None,
+) -> ControlGroup:
     """The side of every other rank: connects as soon as the first node listens, and waits until rank 0 has met all.
 
     Only the first has a time limit: torch's part, which may take long, comes between them. Where the first node ends
-    meanwhile, its kernel resets the connection; where it vanishes, this rank's own notices.
+    meanwhile, its kernel resets the connection; where it vanishes, this rank's own notices. `look` is called before
+    each try to connect, and may raise.
     """
     deadline = time.monotonic() + timeout_s
     while True:
+        look()
         try:
             connection = socket.create_connection(address, timeout=max(0.01, deadline - time.monotonic()))
             break

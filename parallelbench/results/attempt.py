@@ -72,7 +72,7 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt was started."""
 
     launched_at: float
-    """Unix time at which the training processes were started, s."""
+    """Unix time just before the training processes were started or, with several nodes, before these met, s."""
     processes: int
     device_type: str
     oversubscribed: bool

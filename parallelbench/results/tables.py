@@ -127,7 +127,8 @@ RUN = table_of(
     text("data_sha256", "what the data set holds: sha256 of the arrays' own", null="the run ended before it was known"),
     text("submit", "identifies the `submit` command that asked for this attempt: its runs were measured in turn",
         null=_NOT_RECORDED),
-    Column("launched_at", "Unix time just before the attempt's processes were started", null=_NOT_RECORDED),
+    Column("launched_at", "Unix time just before the attempt's processes were started or, with several nodes, before "
+        "these met", null=_NOT_RECORDED),
     text("attempts_json", "of each attempt that trained: number, the `submit` that asked for it, time of day, host, "
         "commit, uncommitted changes, and a plugin's sources; canonical JSON", null=_NOT_RECORDED),
     text("resumed_after", "epochs after which training was interrupted and a later attempt went on, as in '4, 9'",

@@ -5,29 +5,38 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from launch.attempt import processes
 from launch.attempt.outcome import interrupted
 from launch.attempt.processes import Training, WarmWorkers
+from launch.attempt.signals import heed
 from launch.slurm import job, record, rendezvous
 from launch.slurm.sbatch import slurm
 from launch.sweep import one_run
+from parallelbench.frameworks.control_group import host_group
 from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder
+from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.fake_slurm import submission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from launch.attempt.processes import Rendezvous
 
 
 @dataclass
@@ -240,22 +249,54 @@ class Head:
             self.attempt.finish("timeout", "stopped after epoch 1")
 
 
-def on_node_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Attempt]:
-    """The record of a job on two nodes, and the attempt that node 0 has begun."""
-    path, (folder,) = submitted(tmp_path, "strategy=ddp", "devices=2", "nodes=2")
-    start = f"{record.read(path).token}.17.0"
+@pytest.fixture
+def waiting() -> Iterator[list[socket.socket]]:
+    """The sockets on which a node 0 waits for the other in a thread; closed at the end, which ends the thread."""
+    listening: list[socket.socket] = []
+    yield listening
+    for each in listening:
+        each.close()
+
+
+def on_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, node: int) -> tuple[Path, RunFolder, str]:
+    """The record of a job, its run, and its start, seen by one of its nodes."""
+    path, (folder,) = submitted(tmp_path, "strategy=ddp", "devices=2", "nodes=2", "site.network_interface=lo")
+    monkeypatch.setenv("SLURM_NODEID", str(node))
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    return path, folder, f"{record.read(path).token}.17.0"
+
+
+def on_node_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: list[socket.socket], *, comes: bool = True
+) -> tuple[Path, Attempt]:
+    """The record of a job, and the attempt that node 0 has begun; it waits for node 1 unless it never `comes`."""
+    path, folder, start = on_two_nodes(tmp_path, monkeypatch, node=1)
     attempt = folder.claim(job=start)
     assert attempt is not None
     attempt.describe(processes=2, device_type="cpu", oversubscribed=False)
-    rendezvous.offer(attempt.path, start, nodes=2, interface="lo")
-    monkeypatch.setenv("SLURM_NODEID", "1")
-    monkeypatch.setenv("SLURM_NTASKS", "2")
+    waiting.append(socket.create_server(("127.0.0.1", 0)))
+    offer = rendezvous.Offer(start=start, host="127.0.0.1", port=waiting[0].getsockname()[1], secret="known")
+    (attempt.path / "rendezvous.json").write_bytes(msgspec.json.encode(offer))
+
+    def meet() -> None:
+        with suppress(OSError):  # no test waits for one that is left alone
+            offer.agreed(host_group(waiting[0], 2, secret="known", timeout_s=60), "lo")
+
+    if comes:
+        threading.Thread(target=meet, daemon=True).start()
     return path, attempt
 
 
-def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, *, signals: bool = False) -> Head:
+def followed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: list[socket.socket],
+    command: str,
+    *,
+    signals: bool = False,
+) -> Head:
     """What node 1 has seen of the head when it has done its share of a run."""
-    path, attempt = on_node_1(tmp_path, monkeypatch)
+    path, attempt = on_node_1(tmp_path, monkeypatch, waiting)
     head = Head(attempt, command, signals)
     monkeypatch.setattr(processes, "start", head.start)
     monkeypatch.setattr(job, "time", SimpleNamespace(sleep=head.goes_on, monotonic=time.monotonic, time=time.time))
@@ -263,24 +304,126 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, *, s
     return head
 
 
-def test_a_node_that_has_done_its_part_waits_for_the_head(
+@fault(
+    "workers",
+    "A node sees the head's files late",
+    injection="the other of two nodes comes only while the head waits, as where a file server's caches hide new files",
+    outcome="no rank starts before both are there: the wait is no part of the start-up",
+)
+def test_no_rank_starts_before_all_nodes_have_met(
     tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path, folder, start = on_two_nodes(tmp_path, monkeypatch, node=0)
+    happened: list[str] = []
+    late = threading.Event()
+    met: list[Rendezvous] = []
+
+    def start_ranks(_: WarmWorkers, training: Training, __: object) -> subprocess.Popen[bytes]:
+        happened.append("ranks")
+        assert training.rendezvous is not None
+        met.append(training.rendezvous)
+        late.set()
+        return subprocess.Popen(["true"], start_new_session=True)
+
+    def come() -> None:
+        assert late.wait(60)
+        happened.append("node 1")
+        found = rendezvous.join(folder, start, node=1, nodes=2, interface="lo")
+        assert found is not None
+        met.append(found[1])
+
+    monkeypatch.setattr(WarmWorkers, "start", start_ranks)
+    monkeypatch.setattr(rendezvous, "heed", late.set)  # the head calls it while it waits
+    node_1 = threading.Thread(target=come)
+    node_1.start()
+    with pytest.raises(SystemExit):
+        job.run_task(str(path))  # these ranks train nothing
+    node_1.join()
+    assert happened == ["node 1", "ranks"]
+    assert sorted((each.node, each.nodes, each.host, each.port, each.id) for each in met) == [
+        (node, 2, "127.0.0.1", met[0].port, start) for node in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("interrupts", "reason"),
+    [(False, "not all nodes have met: node 1 did not join within 0 s"), (True, "interrupted by SIGTERM")],
+)
+def test_a_head_that_is_left_alone_says_so(
+    interrupts: bool, reason: str, tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder, _ = on_two_nodes(tmp_path, monkeypatch, node=0)
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", 60.0 if interrupts else 0.0)
+
+    def look() -> None:
+        if interrupts:
+            os.kill(os.getpid(), signal.SIGTERM)
+        heed()
+
+    monkeypatch.setattr(rendezvous, "heed", look)
+    with pytest.raises(SystemExit):
+        job.run_task(str(path))
+    outcome = folder.attempts()[0].outcome()
+    assert outcome is not None
+    assert (outcome.outcome, outcome.reason) == ("killed", reason)
+
+
+def test_a_node_whose_head_has_ended_starts_nothing(
+    tmp_path: Path,
+    told: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: list[socket.socket],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before it can be reached, and after."""
+    path, attempt = on_node_1(tmp_path, monkeypatch, waiting, comes=False)
+    threading.Thread(target=lambda: waiting[0].accept()[0].close()).start()
+    job.run_task(str(path))
+    waiting[0].close()
+
+    def look() -> None:
+        if rendezvous.read(attempt.path) is not None:
+            attempt.finish("killed", "interrupted by SIGTERM")
+        heed()
+
+    monkeypatch.setattr(rendezvous, "heed", look)
+    job.run_task(str(path))
+    assert capsys.readouterr().out.count("node 0 has ended it") == 2
+
+
+def test_a_head_that_can_not_be_reached_is_an_error_that_says_what_to_set(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch, waiting: list[socket.socket]
+) -> None:
+    path, attempt = on_node_1(tmp_path, monkeypatch, waiting, comes=False)
+    waiting[0].close()
+    monkeypatch.setattr(rendezvous, "_REACH_S", 0.0)
+    with pytest.raises(SystemExit):
+        job.run_task(str(path))
+    name, reason = interrupted(attempt, 2, "SIGTERM")
+    assert name == "error"
+    assert re.match(r"rank 1: on node 1: node 0 could not be reached at .*: set site\.network_interface", reason), (
+        reason
+    )
+
+
+def test_a_node_that_has_done_its_part_waits_for_the_head(
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch, waiting: list[socket.socket]
+) -> None:
     """Else srun would end the head a minute later, which may have more to do."""
-    assert followed(tmp_path, monkeypatch, "exit 0").looks == 5
+    assert followed(tmp_path, monkeypatch, waiting, "exit 0").looks == 5
 
 
 def test_a_node_whose_part_has_failed_does_not_wait(
-    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch, waiting: list[socket.socket]
 ) -> None:
-    assert followed(tmp_path, monkeypatch, "exit 3").looks == 0
+    assert followed(tmp_path, monkeypatch, waiting, "exit 3").looks == 0
 
 
 def test_a_node_leaves_what_a_sigterm_means_to_the_head(
-    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch, waiting: list[socket.socket]
 ) -> None:
     """At a preemption, the head may yet save; whether it is one, Slurm may not tell all nodes."""
-    head = followed(tmp_path, monkeypatch, "exec sleep 20", signals=True)
+    head = followed(tmp_path, monkeypatch, waiting, "exec sleep 20", signals=True)
     assert head.looks == 5
     assert head.process is not None
     assert head.process.returncode == -signal.SIGTERM
@@ -303,7 +446,7 @@ def ended_by_a_plugin(_: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "outcome", "said"),
+    ("break_it", "outcome", "said"),
     [
         (no_log, "storage", "can't write .*/log-node1.txt: No such file or directory"),
         (no_interpreter, "error", "No such file or directory: '/nowhere/python'"),
@@ -315,12 +458,13 @@ def test_what_fails_on_another_node_is_why_its_attempt_ends(
     tmp_path: Path,
     told: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[[Attempt, pytest.MonkeyPatch], None],
+    waiting: list[socket.socket],
+    break_it: Callable[[Attempt, pytest.MonkeyPatch], None],
     outcome: str,
     said: str,
 ) -> None:
-    path, attempt = on_node_1(tmp_path, monkeypatch)
-    fault(attempt, monkeypatch)
+    path, attempt = on_node_1(tmp_path, monkeypatch, waiting)
+    break_it(attempt, monkeypatch)
     with pytest.raises((SystemExit, OSError)):
         job.run_task(str(path))
     name, reason = interrupted(attempt, 2, "SIGTERM")  # by srun, as one of its tasks has failed

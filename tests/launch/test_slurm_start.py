@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from launch.attempt.processes import environment
+from launch.attempt.processes import Rendezvous, environment
 from launch.slurm import errands, rendezvous, scheduler, start
 from launch.slurm.errands import gpu_check_job, main
 from launch.slurm.sbatch import FIND_MODULE, STOP_AT_FAILURE, Job, job_of_runs, shape_of
@@ -68,15 +68,15 @@ def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.setattr(socket, "socket", Routed)
     if route == "10.1.2.3":
-        assert rendezvous.offer(tmp_path, "1.0", nodes=2).host == route
+        assert rendezvous.address_of(None, nodes=2) == route
     else:
         with pytest.raises(OSError, match=r"other nodes can't reach: set site\.network_interface"):
-            rendezvous.offer(tmp_path, "1.0", nodes=2)
+            rendezvous.host(tmp_path, "1.0", nodes=2)
         assert not list(tmp_path.iterdir())
-    assert rendezvous.offer(tmp_path, "1.0", nodes=1).host == "127.0.1.1"
+    assert rendezvous.host(tmp_path, "1.0", nodes=1).host == "127.0.1.1"
     (offer,) = tmp_path.iterdir()
     assert offer.stat().st_mode & 0o777 == 0o600, "whoever knows the port and the id could join the ranks"
-    assert rendezvous.offer(tmp_path, "1.0", nodes=2, interface="lo").host == "127.0.0.1"
+    assert rendezvous.address_of("lo", nodes=2) == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,7 @@ def test_gloo_is_told_an_interface_where_the_hosts_name_means_loopback(
     monkeypatch.setattr(socket, "gethostbyname", resolved)
     monkeypatch.setattr(rendezvous, "_address_of_route", lambda: "10.1.2.3")
     monkeypatch.setattr(rendezvous.psutil, "net_if_addrs", lambda: interfaces)
-    offered = rendezvous.Offer(start="1.0", host="h", port=1, secret="s")
-    meeting = offered.meeting(node=1, nodes=nodes, interface=site)
+    meeting = Rendezvous(1, nodes, "h", 1, "1.0", "s", rendezvous.interface_of(site, nodes=nodes))
     run = configured("strategy=ddp", "devices=2", "nodes=2", *([f"site.network_interface={site}"] if site else []))
     found = environment(run, "cpu", {}, cores=2, rendezvous=meeting)
     assert (found.get("GLOO_SOCKET_IFNAME"), found.get("NCCL_SOCKET_IFNAME")) == (told, site)
@@ -120,7 +119,7 @@ def test_a_host_whose_name_has_no_address_says_what_to_set(tmp_path: Path, monke
 
     monkeypatch.setattr(socket, "gethostbyname", unknown)
     with pytest.raises(OSError, match=r"this host's name \(.+\) has no address: set site\.network_interface"):
-        rendezvous.offer(tmp_path, "1.0", nodes=2)
+        rendezvous.host(tmp_path, "1.0", nodes=2)
     assert not list(tmp_path.iterdir())
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import psutil
 import pytest
 
@@ -130,9 +130,9 @@ def test_a_dead_task_ends_the_others(ours: Cluster, tmp_path: Path) -> None:
 def test_a_taken_port(ours: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(ours, tmp_path, (*TWO_NODES, "epochs=1"))
     sweep.submit()
-    offer = sweep.wait(lambda: next(tmp_path.glob("*/*/attempts/1/rendezvous.json"), None), "the rendezvous")
+    port = sweep.wait(lambda: next(filter(None, map(_chosen_port, sweep.processes())), None), "torchrun, which loads")
     with socket.socket() as foreign:
-        foreign.bind(("127.0.0.1", msgspec.json.decode(offer.read_bytes())["port"]))
+        foreign.bind(("127.0.0.1", port))
         foreign.listen()
         outcome, reason = sweep.outcome(sweep.attempt())
     assert outcome == "killed"
@@ -140,6 +140,14 @@ def test_a_taken_port(ours: Cluster, tmp_path: Path) -> None:
     sweep.over()
     sweep.submit()
     sweep.done()
+
+
+def _chosen_port(process: psutil.Process) -> int | None:
+    """Where a torchrun is told to meet the others."""
+    with suppress(psutil.Error):
+        found = [word for word in process.cmdline() if word.startswith("--rdzv-endpoint=")]
+        return int(found[0].rpartition(":")[2]) if found else None
+    return None
 
 
 @fault(
