@@ -10,7 +10,6 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich.markup import escape
 
 from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
@@ -324,7 +323,7 @@ def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
             # A sweep is cancelled as a whole, so the ids of its arrays are enough.
             scheduler.tell(["scancel", *sorted({job.whole for job in (*jobs, *to_report)}, key=int)])
         for sweep, tracker in trackers.items():
-            _tell_other_clusters(sweep, tracker)
+            _tell_other_clusters(sweep, tracker, tracker.jobs)
     away = Counter(status.elsewhere for _, status in unfinished if status.elsewhere)
     jobless = sum(_is_jobless(each, tracker) for tracker in trackers.values() for each in tracker.submissions)
     also = " and the job that writes the report" if to_report else ""
@@ -338,13 +337,13 @@ def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
         _print(console, line)
 
 
-def _tell_other_clusters(sweep: Path, tracker: Tracker) -> None:
-    """Note in the records of this cluster's submissions that their jobs are over: another one can't see that."""
+def _tell_other_clusters(sweep: Path, tracker: Tracker, runs: Iterable[str]) -> None:
+    """Note in the records of this cluster's submissions that the jobs of these runs are over: others can't see that."""
     for submission in tracker.submissions:
         own = submission.cluster and submission.job is not None and not submission.is_elsewhere(tracker.here)
-        if own and not submission.cancelled:
+        if own and (noted := submission.with_cancelled(runs)) != submission:
             with suppress(StorageError):  # jobs end on a full disk, too
-                record.write(sweep, msgspec.structs.replace(submission, cancelled=True))
+                record.write(sweep, noted)
 
 
 def _unfinished(trackers: Mapping[Path, Tracker]) -> Iterator[tuple[RunFolder, JobStatus]]:
@@ -367,12 +366,14 @@ def cancel_runs(folders: Sequence[RunFolder], console: Console) -> None:
         jobs = [job for each in found.values() for job in each]
         if jobs:
             scheduler.tell(["scancel", *jobs])
+        for sweep, members in sweeps.items():
+            _tell_other_clusters(sweep, trackers[sweep], [folder.path.name for folder in members])
         unsure = {each for each in found if _jobless(trackers[each.path.parent], each)}
         away = {each: trackers[each.path.parent].status(each).elsewhere for each in found if not found[each]}
     for folder, other in away.items():
         name = folder.path.name
         if other:
-            _print(console, f"{name} went to the cluster {other}: cancel its sweep there")
+            _print(console, f"{name} went to the cluster {other}: cancel it there")
         elif folder in unsure:
             _print(console, f"it is not known yet whether Slurm has a job of {name}: cancel again in a minute")
         else:

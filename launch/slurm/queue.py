@@ -202,8 +202,11 @@ class Tracker:
         """The other cluster that may still start a run that does not run now; empty: none."""
         if state.state not in ("missing", "failed"):
             return ""
-        for submission, _ in reversed(self.jobs[folder.path.name]):
-            if submission.is_elsewhere(self.here) and not (submission.cancelled or _over(folder, state, submission)):
+        name = folder.path.name
+        for submission, _ in reversed(self.jobs[name]):
+            if not submission.is_elsewhere(self.here) or submission.has_cancelled(name):
+                continue
+            if not _over(folder, state, submission):
                 return submission.cluster
         return ""
 

@@ -69,12 +69,23 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str = ""
     """Name of the cluster that was asked, since others may see the same files; empty in submissions of older releases,
     which count as those of any."""
-    cancelled: bool = False
-    """Whether `cancel` has ended its jobs, which another cluster can't see in its queue."""
+    cancelled: bool | list[str] = False
+    """Runs whose jobs `cancel` has ended, which another cluster can't see in its queue; false: none; true, in
+    submissions of older releases: all."""
 
     def is_elsewhere(self, here: str) -> bool:
         """Whether it went to another cluster than the one named; empty: that name is not known."""
         return bool(here and self.cluster) and self.cluster != here
+
+    def with_cancelled(self, runs: Iterable[str]) -> Submission:
+        """The record once `cancel` has ended the jobs of these runs, as far as they are its own."""
+        over = set(runs)
+        own = [run for names in self.tasks for run in names if run in over or self.has_cancelled(run)]
+        return msgspec.structs.replace(self, cancelled=own) if own else self
+
+    def has_cancelled(self, run: str) -> bool:
+        """Whether `cancel` has ended the job of a run."""
+        return self.cancelled if isinstance(self.cancelled, bool) else run in self.cancelled
 
     @property
     def name(self) -> str:

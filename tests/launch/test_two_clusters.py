@@ -7,6 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -93,7 +94,7 @@ def test_runs_that_went_to_another_cluster_are_left_alone(
     OnSlurm().cancel_runs(folders[:1], text)
     said = text.file.getvalue()  # type: ignore[attr-defined]
     assert "2 runs went to the cluster a, whose jobs are known only there: submit or cancel there" in said
-    assert f"{folders[0].path.name} went to the cluster a: cancel its sweep there" in said
+    assert f"{folders[0].path.name} went to the cluster a: cancel it there" in said
     assert not any(each.cancelled for each in record.submissions(sweep))
 
 
@@ -111,6 +112,31 @@ def test_what_was_cancelled_where_it_waited_may_go_elsewhere(
     assert (again.cluster, len(again.tasks)) == ("b", 2)
     at(fake, "a")
     assert known(sweep).status(items[0].folder, MISSING).elsewhere == "b"
+
+
+def test_a_run_that_was_cancelled_where_it_waited_may_go_elsewhere_alone(
+    items: list[Prepared], tmp_path: Path, fake: FakeSlurm, told: list[list[str]]
+) -> None:
+    sweep, folders = tmp_path / "adhoc", [item.folder for item in items]
+    (first,) = record.submissions(sweep)
+    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|N/A|{first.name}\n" for task in range(2)))
+    OnSlurm().cancel_runs(folders[1:], Console(file=io.StringIO()))
+    assert told == [["scancel", "17_1"]]
+    at(fake, "b")
+    assert [known(sweep).status(folder, MISSING).elsewhere for folder in folders] == ["a", ""]
+    at(fake, "a", f"17|0|18|PENDING|None|N/A|N/A|{first.name}\n")
+    OnSlurm().cancel_runs(folders[:1], Console(file=io.StringIO()))
+    at(fake, "b")
+    assert [known(sweep).status(folder, MISSING).elsewhere for folder in folders] == ["", ""]
+
+
+def test_what_an_older_release_has_cancelled_may_go_elsewhere(
+    items: list[Prepared], tmp_path: Path, fake: FakeSlurm
+) -> None:
+    (first,) = record.submissions(tmp_path / "adhoc")
+    record.write(tmp_path / "adhoc", msgspec.structs.replace(first, cancelled=True))
+    at(fake, "b")
+    assert [known(tmp_path / "adhoc").status(item.folder, MISSING).elsewhere for item in items] == ["", ""]
 
 
 @pytest.mark.parametrize(
