@@ -118,7 +118,9 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         return "timeout", reason
     errors = sorted(rank_errors(attempt, processes), key=lambda error: error.time)
     said = {error.rank for error in errors}
-    errors += [error for error in _told_by_nccl(attempt) if error.rank not in said]
+    logs = [log.read_bytes() for log in (attempt.log, *attempt.path.glob("log-node*.txt")) if log.exists()]
+    aborted = _aborted_by_nccl(logs)
+    errors += [error for error in _told_by_nccl(logs) if error.rank not in said | aborted]
     codes = exit_codes(attempt, processes, returncode)
     was_killed = any(code < 0 for code in codes.values())
     if not errors and not was_killed and (unread := _unread(attempt, processes)):
@@ -132,7 +134,7 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         kind: OutcomeName = own[0].kind if own[0].kind in OUTCOMES else "error"  # type: ignore[assignment]
         return kind, where + own[0].reason
     gave_up = {error.rank for error in errors if error.kind == "heartbeat"}
-    waited = {error.rank for error in errors if error.kind == "waited"} | _aborted_by_nccl(attempt) | gave_up
+    waited = {error.rank for error in errors if error.kind == "waited"} | aborted | gave_up
     silent = sorted(set(range(processes)) - {error.rank for error in errors} - waited)
     if waited and silent and all(codes.get(rank, 0) >= 0 for rank in silent):
         hang = "hangs" if len(silent) == 1 else "hang"
@@ -202,25 +204,20 @@ def _unread(attempt: Attempt, processes: int) -> list[int]:
     return [r for r, rows in enumerate(journals) if sum(row.get("table") == "ranks" for row in rows) < epochs]
 
 
-def _aborted_by_nccl(attempt: Attempt) -> set[int]:
-    return {int(rank) for log in _logs(attempt) for rank in _NCCL_WAITED.findall(log)}
+def _aborted_by_nccl(logs: Iterable[bytes]) -> set[int]:
+    """The ranks that NCCL has aborted because they waited too long."""
+    return {int(rank) for log in logs for rank in _NCCL_WAITED.findall(log)}
 
 
-def _told_by_nccl(attempt: Attempt) -> list[RankError]:
-    """What ranks have failed by that NCCL's watchdog has ended, but for waiting; the first of each."""
+def _told_by_nccl(logs: Iterable[bytes]) -> list[RankError]:
+    """What ranks have failed by that NCCL's watchdog has ended; the first of each."""
     found: dict[int, RankError] = {}
-    waited = _aborted_by_nccl(attempt)
-    for number, said in (each for log in _logs(attempt) for each in _NCCL_TOLD.findall(log)):
+    for number, said in (each for log in logs for each in _NCCL_TOLD.findall(log)):
         rank, text = int(number), said.decode(errors="replace").strip()
         kind, reason = classify(RuntimeError(text))
-        if rank not in waited:
-            reason = text if kind == "error" else reason
-            found.setdefault(rank, RankError(rank=rank, kind=kind, reason=reason, time=math.inf))
+        reason = text if kind == "error" else reason
+        found.setdefault(rank, RankError(rank=rank, kind=kind, reason=reason, time=math.inf))
     return list(found.values())
-
-
-def _logs(attempt: Attempt) -> list[bytes]:
-    return [log.read_bytes() for log in (attempt.log, *attempt.path.glob("log-node*.txt")) if log.exists()]
 
 
 def _none_began(attempt: Attempt) -> bool:
