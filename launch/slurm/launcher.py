@@ -232,7 +232,7 @@ def _gone_to(clusters: Counter[str]) -> Iterator[str]:
 
 def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:
     """(used, to come at most) of each submitted run, and of each job that is in the queue."""
-    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool, bool]] = {}
+    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool, QueuedJob | None]] = {}
     for folder, status in statuses.items():
         latest = tracker.of(folder.path.name)
         if latest is None:
@@ -242,10 +242,10 @@ def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterato
         if status.live or status.label == "running":
             queued = status.queued
             running = queued.state not in WAITING if queued is not None else status.label == "running"
-            paused = queued is not None and queued.state in PAUSED
-            live.setdefault((submission.token, task), (submission, [], running, paused))[1].extend(attempts)
-    for submission, attempts, running, paused in live.values():
-        yield Hours(), left(submission, attempts, running=running, paused=paused)
+            live.setdefault((submission.token, task), (submission, [], running, queued))[1].extend(attempts)
+    for submission, attempts, running, queued in live.values():
+        paused, ends_at = (queued.state in PAUSED, queued.ends_at) if queued is not None else (False, None)
+        yield Hours(), left(submission, attempts, running=running, paused=paused, ends_at=ends_at)
 
 
 def _latest(sweep: Path, run: str) -> tuple[Submission, int] | None:

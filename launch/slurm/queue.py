@@ -455,7 +455,7 @@ def stuck(tracker: Tracker, states: Iterable[tuple[RunFolder, State]]) -> Iterat
             ends = [_ended(known[name][1], queued) for name in names]
             if _hangs(queued) or (min(ends) > submission.created_at and time.time() - max(ends) > STUCK_S):
                 attempts = [attempt for name in names for attempt in known[name][0].attempts()]
-                may = left(submission, attempts, running=True, again=False)
+                may = left(submission, attempts, running=True, again=False, ends_at=queued.ends_at)
                 yield queued, submission, Hours() if queued.state == ENDING else may  # its time counts no longer
 
 
@@ -479,12 +479,19 @@ def used(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> Hour
 
 
 def left(
-    submission: Submission, attempts: Sequence[Attempt], *, running: bool, again: bool = True, paused: bool = False
+    submission: Submission,
+    attempts: Sequence[Attempt],
+    *,
+    running: bool,
+    again: bool = True,
+    paused: bool = False,
+    ends_at: float | None = None,
 ) -> Hours:
     """Device-hours that a job in the queue may still use, at most; `attempts` are those of all its runs.
 
     Its earlier starts do not count, nor does the time that the attempts of the present start have taken. `again`:
-    whether it may start once more. `paused`: it is suspended, for a time that Slurm does not count.
+    whether it may start once more. `paused`: it is suspended, for a time that Slurm does not count. `ends_at`: when
+    Slurm ends a running one, Unix time, s, which operators may change; None: it did not say.
     """
     limit_s = 60.0 * submission.launcher.time_limit_min
     began: dict[int, list[float]] = {}
@@ -496,9 +503,9 @@ def left(
         return Hours.of(most_seconds(submission.launcher), devices=submission.devices, gpus=submission.asks_for_gpus)
     last = max(began)
     whole_s = max(0, submission.launcher.attempts - last - 1) * limit_s if again else 0.0
-    taken_s = 0.0 if paused else max(0.0, time.time() - min(began[last]))
-    this_s = max(0.0, limit_s - taken_s) if running else 0.0
-    return Hours.of(whole_s + this_s, devices=submission.devices, gpus=submission.asks_for_gpus)
+    ends_at = min(began[last]) + limit_s if ends_at is None else ends_at
+    this_s = limit_s if paused else max(0.0, ends_at - time.time())
+    return Hours.of(whole_s + (this_s if running else 0.0), devices=submission.devices, gpus=submission.asks_for_gpus)
 
 
 def _restarts(submission: Submission, attempt: Attempt) -> int | None:

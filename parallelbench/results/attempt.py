@@ -81,7 +81,9 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     submit: str = ""
     """Identifies the command that asked for it; empty: not recorded."""
     job_ends_at: float | None = None
-    """Unix time at which the cluster ends the job that it is a part of, s; null: there is none, or not recorded."""
+    """Unix time at which the cluster ends the job that it is a part of, s, as it was at the start; null: there is none,
+    or not recorded. An operator may move it. Nothing is ended by it: it is when `checkpoint=auto` begins to save, and
+    the cluster's warning, by which a run stops and saves anyway, follows the operator."""
 
 
 @dataclass(frozen=True)

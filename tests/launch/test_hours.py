@@ -40,6 +40,9 @@ def test_what_a_job_may_use_yet_is_less_the_more_it_has_used(tmp_path: Path) -> 
     second = begun(tmp_path / "a", "mine.17.1", ago_s=900, took_s=600)
     attempts = [foreign, first, second]
     assert left(mine, attempts, running=True).gpu == pytest.approx(2 * (1 + 0.75), abs=0.01)
+    ends_at = time.time() + 2 * LIMIT_S
+    extended = left(mine, attempts, running=True, ends_at=ends_at).gpu
+    assert extended == pytest.approx(2 * (1 + 2), abs=0.01), "an operator has given it more time"
     assert used([mine], attempts).gpu == pytest.approx(2 * (900 + 1800 + 600) / LIMIT_S, abs=0.01)
     last = begun(tmp_path / "a", "mine.17.2", ago_s=7200, took_s=600)
     assert left(mine, [*attempts, last], running=True) == Hours(), "never less than nothing"
