@@ -54,8 +54,8 @@ BANDWIDTH_MINUTES = 2
 """The measurement takes seconds."""
 GPU_CHECK_MINUTES = 60
 """Strategies that compile take most."""
-WAIT_S = 60.0
-"""How long a node waits for the first one's address."""
+WAIT_S = 90.0
+"""How long a node waits for the first one's address, which a file server may show a minute late."""
 _OF_REPORT = Shape(nodes=1, devices_per_node=0, gpus_per_node=0, cpus_per_node=2, memory_mib_per_node=4096)
 _REHEARSED = 2
 """Cores of each node, where CPU processes take the place of GPUs."""
