@@ -6,11 +6,13 @@ import math
 import resource
 import subprocess
 import sys
-from typing import Any
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from parallelbench.config.build import to_mapping
@@ -29,6 +31,9 @@ from parallelbench.measure.layers import (
 from parallelbench.strategies.pipeline.partition import layer_costs
 from parallelbench.training.torch_session import build_model
 from tests.strategies.training import configure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MPT = ("data=tokens", "data.sequence=2048", "data.vocabulary=50257", "data.train_samples=64", "precision=bf16")
 IMAGES = ("data=synthetic", "data.channels=1", "data.image_size=28")
@@ -80,6 +85,61 @@ def test_grouped_convolutions_are_counted_apart() -> None:
         "elementwise": Kernels(operations=1, work=4.0 * 256 * 14 * 14),
         "max_pool": Kernels(operations=1, work=4.0 * 256 * 7 * 7),
     }
+
+
+class Called(nn.Module):
+    """Takes an image's rows for tokens, and gives the layer them as it wants them."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = images[:, 0]
+        attends = isinstance(self.layer, nn.MultiheadAttention)
+        result: Any = self.layer(rows, rows, rows, need_weights=False) if attends else self.layer(rows)
+        values: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return values
+
+
+PROJECTIONS, ATTENTION = 4 * 28 * 28, 2 * 28 * 28
+"""Multiply-adds of a token in attention over 28 tokens 28 wide."""
+
+
+@pytest.mark.parametrize("without_values", [False, True], ids=["values", "no values"])
+@pytest.mark.parametrize(
+    ("layer", "per_token"),
+    [
+        (lambda: nn.MultiheadAttention(28, 4, batch_first=True), PROJECTIONS + ATTENTION),
+        (lambda: nn.TransformerEncoderLayer(28, 4, 64, batch_first=True), PROJECTIONS + ATTENTION + 2 * 28 * 64),
+        (lambda: nn.LSTM(28, 16, batch_first=True), 4 * 16 * (28 + 16)),
+    ],
+    ids=["attention", "encoder", "lstm"],
+)
+def test_layers_that_torch_calls_whole_are_counted(
+    layer: Callable[[], nn.Module], per_token: int, without_values: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without gradients, or by oneDNN, one operation does what training does in several."""
+    run = configure(*IMAGES, "model=mlp")
+    monkeypatch.setattr(layers, "built", lambda *_: nn.Sequential(OrderedDict(only=Called(layer()))))
+    before = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
+    (count,) = counts_without_values(run) if without_values else layer_counts(run)
+    assert count.product_flop == 2 * 28 * per_token
+    assert (torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled) == before
+
+
+@pytest.mark.slow
+def test_torchvisions_transformer_takes_what_its_authors_say() -> None:
+    """17.56 GFLOPS of multiply-adds, of which one is two operations here."""
+    run = configure(
+        "data=synthetic", "data.channels=3", "data.image_size=224", "data.train_samples=24", "model=vit_b_16"
+    )
+    counts = counts_without_values(run)
+    said = torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]
+    head = 768 * (1000 - 10)
+    assert sum(each.product_flop + each.convolution_flop for each in counts) == pytest.approx(
+        2 * (said * 1e9 - head), rel=1e-3
+    )
 
 
 @pytest.mark.exhaustive

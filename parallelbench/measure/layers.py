@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +18,7 @@ from parallelbench.models.modules import blank, built, parameters_by_layer
 from parallelbench.models.plan import planned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from parallelbench.config.components import Split
     from parallelbench.config.run import RunConfig
@@ -67,7 +68,7 @@ def least_flop_per_sample(run: RunConfig) -> float | None:
 
 def _counts(run: RunConfig) -> tuple[list[LayerCount], float | None]:
     """The layers, and the operations that training on a sample takes at least."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _one_by_one():
         model = built(run, torch.float32).eval()
         values = blank(run.data, 1)
         plan, rows, least_flop, is_trained = run.model.anatomy().linears.plan, list[LayerCount](), list[float](), False
@@ -83,6 +84,24 @@ def _counts(run: RunConfig) -> tuple[list[LayerCount], float | None]:
             if begins and forward:
                 least_flop.append(-forward[0])
     return rows, sum(least_flop) if least_flop else None
+
+
+@contextmanager
+def _one_by_one() -> Iterator[None]:
+    """Let torch call operations one by one where it has one for a whole layer, whose products nobody would see.
+
+    Attention and encoder layers have one for when nothing has a gradient, so that training calls it never; LSTMs have
+    oneDNN's.
+    """
+    attention, mkldnn = torch.backends.mha, torch.backends.mkldnn
+    before = attention.get_fastpath_enabled(), mkldnn.enabled
+    attention.set_fastpath_enabled(False)
+    mkldnn.enabled = False  # type: ignore[assignment] # a property of the module
+    try:
+        yield
+    finally:
+        attention.set_fastpath_enabled(before[0])
+        mkldnn.enabled = before[1]
 
 
 def _counted(
