@@ -128,6 +128,39 @@ def test_layers_that_torch_calls_whole_are_counted(
     assert (torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled) == before
 
 
+class Upsampling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(1, 6, 4, stride=2, padding=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.up(images)
+        return values
+
+
+class Experts(nn.Module):
+    """Two linear layers, from 32 to 16 values, each for half of an image's rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(2, 32, 16))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = nn.functional.pad(images[0, 0], (0, 4)).bfloat16()
+        ends = torch.tensor([14, 28], dtype=torch.int32)
+        return torch._grouped_mm(rows, self.weights.bfloat16(), offs=ends)
+
+
+@pytest.mark.parametrize(("kind", "flop"), [(Upsampling, 2 * 28 * 28 * 6 * 16), (Experts, 2 * 28 * 32 * 16)])
+def test_what_a_users_model_may_do_is_counted(
+    kind: type[nn.Module], flop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = configure(*IMAGES, "model=mlp")
+    monkeypatch.setattr(layers, "built", lambda *_: nn.Sequential(OrderedDict(only=kind())))
+    (count,) = layer_counts(run)
+    assert count.product_flop + count.convolution_flop == flop
+
+
 @pytest.mark.slow
 def test_torchvisions_transformer_takes_what_its_authors_say() -> None:
     """17.56 GFLOPS of multiply-adds, of which one is two operations here."""

@@ -30,7 +30,7 @@ WINOGRAD = 4.0
 """
 _SAVED = {1: 1.0, 9: WINOGRAD}
 """Values of a kernel → by how much fewer multiplications there may be."""
-LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_grouped_mm": 0}
 """Matrix products → which argument is the left matrix."""
 
 
@@ -182,8 +182,10 @@ class _LayerCounter(TorchDispatchMode):
                 self.unaligned_flop += flop
             self.least_flop.append(flop)
         elif name == "aten::convolution":
-            kernel = args[1]
-            flop, size = 2.0 * result.numel() * kernel[0].numel(), kernel[0, 0].numel()
+            kernel, is_transposed = args[1], args[6]
+            # A transposed one spreads each value of its input, where others collect each of their output.
+            places, size = args[0].numel() if is_transposed else result.numel(), kernel[0, 0].numel()
+            flop = 2.0 * places * kernel[0].numel()
             self.least_flop.append(flop / _SAVED.get(size, size))
             grouped, weights = args[-1] > 1, float(kernel.numel() / args[-1])
             if grouped:
