@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from analysis import load
@@ -20,56 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-VISIONS = {
-    "all cones": np.eye(3),
-    "no long cones": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "no medium cones": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "no short cones": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
-}
-"""What becomes of linear red, green and blue: Machado, Oliveira and Fernandes, 2009."""
-TO_CONES = [
-    [0.4122214708, 0.5363325363, 0.0514459929],
-    [0.2119034982, 0.6806995451, 0.1073969566],
-    [0.0883024619, 0.2817188376, 0.6299787005],
-]
-TO_LIGHTNESS_AND_HUE = [
-    [0.2104542553, 0.7936177850, -0.0040720468],
-    [1.9779984951, -2.4285922050, 0.4505937099],
-    [0.0259040371, 0.7827717662, -0.8086757660],
-]
-"""Oklab: Ottosson, 2020. Equal distances look alike; from black to white it is 1."""
 DISTINCT, EASILY_DISTINCT = 0.03, 0.075
-
-
-def seen(colour: str, vision: Any) -> Any:
-    """Where the colour lies in Oklab, for who sees so."""
-    encoded = np.array(list(bytes.fromhex(colour[1:]))) / 255
-    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
-    return np.array(TO_LIGHTNESS_AND_HUE) @ np.cbrt(np.array(TO_CONES) @ np.clip(np.array(vision) @ linear, 0, 1))
 
 
 def test_every_shipped_strategy_has_a_colour_of_its_own() -> None:
     assert STYLES.keys() == {path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml")}
     assert len({colour for colour, _ in STYLES.values()}) == len(STYLES)
-
-
-@pytest.mark.parametrize("vision", VISIONS)
-def test_colours_that_look_alike_to_some_have_other_dashes(vision: str) -> None:
-    for (one, (colour, dash)), (other, (other_colour, other_dash)) in combinations(STYLES.items(), 2):
-        apart = np.linalg.norm(seen(colour, VISIONS[vision]) - seen(other_colour, VISIONS[vision]))
-        assert apart > (EASILY_DISTINCT if dash == other_dash else DISTINCT), (one, other)
 
 
 def coloured(node: Any) -> Iterator[tuple[str, str]]:

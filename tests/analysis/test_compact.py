@@ -7,8 +7,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -295,31 +293,6 @@ def test_many_readers_and_writers_at_once(tmp_path: Path) -> None:
         thread.join()
     assert wrong == []
     assert_same(tmp_path)
-
-
-@pytest.mark.exhaustive
-def test_killed_while_writing(tmp_path: Path) -> None:
-    for repeat in range(2):
-        finished(tmp_path, repeat)
-    code = """
-import os, signal, sys
-from analysis import load
-from analysis.runs import copy as compact
-compact.FEWEST_RUNS = compact.WORTH_RUNS = 1
-compact.SETTLED_S = -3600
-kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[2] == "before the rename":
-    compact.os.replace = kill
-else:
-    compact.pl.DataFrame.write_parquet = kill
-load(sys.argv[1])
-"""
-    for when in ("in the middle", "before the rename"):
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path), when], check=False)
-        assert done.returncode == -9
-        assert not (tmp_path / "demo" / NAME).exists()
-        assert_same(tmp_path)
-        (tmp_path / "demo" / NAME).unlink()
 
 
 def rewrite(folder: RunFolder, version: int, change: Any) -> None:

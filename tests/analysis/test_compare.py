@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from analysis import UnlikeWork, by, compare, excluded, labels, load, summary, summary_table
-from analysis.comparison.work import configuration_label
 from analysis.metrics.columns import summary_columns
 from analysis.runs.published import TYPES
 from parallelbench.config.build import from_mapping, to_mapping
@@ -47,14 +46,6 @@ def test_strong_scaling_compares_times_pair_by_pair(tmp_path: Path) -> None:
     assert row["steady_epoch_time_s"] == 10.0
     # start-up 2.4 − 0.2, first epoch 9, two later ones: (31.2 ÷ 27.2, 51.2 ÷ 31.2, 71.2 ÷ 51.2)
     assert row["efficiency_with_startup"] == pytest.approx(71.2 / 51.2 / 2)
-
-
-@pytest.mark.slow
-def test_one_device_is_the_baseline_and_comes_first(tmp_path: Path) -> None:
-    runs = pair(tmp_path, [(10.0, 8.0), (11.0, 8.0)])
-    assert summary(runs)["configuration"].to_list() == ["single × 1", "ddp × 2"]
-    row = row_of(runs, "single × 1")
-    assert (row["speed_up"], row["verdict"], row["speed_up_low"], row["efficiency"]) == (1.0, "baseline", None, 1.0)
 
 
 def test_weak_scaling_compares_throughput(tmp_path: Path) -> None:
@@ -120,11 +111,6 @@ def test_unlike_work_is_no_group_and_refused_with_what_differs(
     runs = load(tmp_path / "a")
     assert summary(runs)["group"].n_unique() == 2
     assert summary(runs).filter(pl.col("verdict").is_not_null())["configuration"].to_list() == ["single × 1"]
-
-
-def test_options_stand_after_the_devices() -> None:
-    assert configuration_label("pipeline, schedule gpipe", 8, 2) == "pipeline × 8 on 2 nodes, schedule gpipe"
-    assert configuration_label("ddp", 2) == "ddp × 2"
 
 
 def test_options_of_a_strategy_make_variants_and_other_work_makes_groups(tmp_path: Path) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import shutil
-import subprocess
 import sys
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 
 from analysis import load, per_run, summary
 from analysis.runs.published import table_schema
-from analysis.runs.reader import once
 from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
@@ -26,8 +22,6 @@ from tests.analysis.test_compact import rewrite
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from analysis import Runs
 
 
 def test_published_runs_are_read_from_parquet_with_the_schema_of_the_records(tmp_path: Path) -> None:
@@ -267,18 +261,6 @@ def test_pandas_frames_hold_the_same(tmp_path: Path) -> None:
     assert pl.from_pandas(frames["ranks"])["epoch_time_s"].to_list() == runs.ranks["epoch_time_s"].to_list()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_analysis_never_loads_torch_and_importing_it_loads_nothing_that_draws_or_tests() -> None:
-    code = (
-        "import sys, analysis; early = set(sys.modules); import analysis.report.page\n"
-        "from analysis.figures.bars import runtime\n"
-        "assert 'torch' not in sys.modules, 'torch'\n"
-        "assert not early & {'altair', 'scipy', 'jinja2', 'vl_convert', 'pandas'}, early"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_an_unfinished_run_of_another_schema_version_loads_beside_todays(tmp_path: Path) -> None:
     published(config(tmp_path))
     old = failed(config(tmp_path, repeat=1), "killed", "signal 9", epochs=2)
@@ -298,33 +280,6 @@ def test_rows_of_runs_that_were_taken_out_stay_out(tmp_path: Path) -> None:
     fewer = dataclasses.replace(runs, tables={**runs.tables, "run": runs.run.head(2)})
     assert per_run(fewer).equals(per_run(runs).head(2))
     assert summary(fewer)["repeats"].to_list() == [2]
-
-
-def test_what_is_derived_dies_with_its_runs(tmp_path: Path) -> None:
-    published(config(tmp_path))
-    runs = load(tmp_path)
-    summary(runs)
-    alive = weakref.ref(runs)
-    del runs
-    gc.collect()
-    assert alive() is None
-
-
-def test_things_are_derived_once_however_many_sweeps_there_are(tmp_path: Path) -> None:
-    derived: list[tuple[Runs, str]] = []
-
-    @once
-    def column(runs: Runs, name: str) -> list[Any]:
-        derived.append((runs, name))
-        return runs.run[name].to_list()
-
-    published(config(tmp_path))
-    sweeps = [load(tmp_path) for _ in range(20)]
-    for _ in range(2):
-        assert [column(runs, name) for runs in sweeps for name in ("devices", "sweep")] == [[1], ["demo"]] * 20
-    assert len(derived) == 40
-    fewer = sweeps[0].only([])
-    assert column(fewer, "devices") == []
 
 
 def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

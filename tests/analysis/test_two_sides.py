@@ -380,22 +380,6 @@ def test_any_text_is_a_percentage_or_refused(text: str) -> None:
     assert text.strip().endswith("%")
 
 
-@pytest.mark.exhaustive
-def test_the_verb_prints_table_notes_and_verdict_and_exits_with_the_gates_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep(tmp_path / "a", BEFORE)
-    sweep(tmp_path / "b", scaled(1.3), at=BETWEEN)
-    folders = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert cli.main(["compare", *folders]) == 0
-    assert cli.main(["compare", *folders, "--fail-if-slower", "3%"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert any("ddp × 2" in line and "slower" in line for line in lines)
-    assert any("all configurations" in line for line in lines)
-    assert any(line.startswith("The intervals allow for 3 verdicts: ") for line in lines)
-    assert lines[-1].startswith("FAIL: slower by more than 3 %: ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -17,16 +17,6 @@ from parallelbench.processes import foreign
 from tests.helpers import configured
 
 
-def test_one_process_is_started_directly() -> None:
-    assert command_line(["/a b/run", "3"], 1) == [
-        sys.executable,
-        "-m",
-        "parallelbench.training.worker",
-        "/a b/run",
-        "3",
-    ]
-
-
 def test_several_are_started_by_torchrun_on_this_machine_only() -> None:
     command = command_line(["/a b/run", "3"], 4)
     exits = "/a b/run/attempts/3/exits-node0.json"

@@ -380,25 +380,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert f"the checkpoint after epoch {newest} of attempt 1 was damaged and not used" in run["warnings"]
 
 
-@pytest.mark.exhaustive
-def test_without_a_whole_checkpoint_a_run_starts_over(
-    tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], list[tuple[float, ...]]]
-) -> None:
-    results = tmp_path / "results"
-    stopped(*HERE, *ALWAYS, results=results, after=3)
-    folder = the_run(results)
-    first, second = saved_epochs(folder)
-    journal = folder.attempts()[0].path / "journal-rank0.jsonl"
-    journal.write_text("".join(line for line in journal.open() if '"table":"ranks"' not in line))
-    finished(*HERE, *ALWAYS, results=results)
-    assert measured(folder) == undisturbed(HERE)
-    content = rows(folder)
-    assert {row["attempt"] for row in content["epochs"]} == {2}
-    assert content["run"][0]["resumed_after"] is None
-    said = content["run"][0]["warnings"]
-    assert all(f"after epoch {epoch} of attempt 1 was damaged" in said for epoch in (first, second)), said
-
-
 @fault(
     "lifecycle",
     "A supervisor that was taken for dead comes back",

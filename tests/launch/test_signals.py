@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,28 +104,6 @@ def test_a_supervisor_wakes_when_its_processes_end_and_at_signals(
     outcome = folder.state().outcome
     assert outcome is not None
     assert outcome.reason == reason
-
-
-def test_a_journal_is_read_once_a_second_however_often_a_supervisor_wakes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = one_run([*TINY, f"results={tmp_path}"]).run
-    attempt = RunFolder.of(run).claim()
-    assert attempt is not None
-    woken, read = iter(range(100)), list[float]()
-    process: Any = SimpleNamespace(poll=lambda: None if next(woken) < 50 else 0)
-    clock = SimpleNamespace(now=1000.0, slept=0.0)
-
-    def wakes_early(timeout_s: float, *_: Any) -> None:
-        assert timeout_s <= 1.0
-        clock.now += 0.1
-
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(supervisor, "rest", wakes_early)
-    monkeypatch.setattr(supervisor._Tail, "new", lambda _: read.append(clock.now) or [])
-    training = Training(RunFolder.of(run), run, attempt, "cpu")
-    assert not supervisor._watch(process, training, lambda _: None, lambda: math.inf)
-    assert read == pytest.approx([1000.0, 1001.0, 1002.0, 1003.0, 1004.0, 1005.0], abs=0.11)
 
 
 def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(

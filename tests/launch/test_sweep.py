@@ -14,7 +14,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launch.launcher import launcher_of, prepare_all
 from launch.sweep.compose import NOTHING, Extension, by_hydra, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _set, expand, one_run, points_of
 from parallelbench.config.build import from_mapping
@@ -22,7 +21,6 @@ from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig, SweepBlock
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
-from parallelbench.world.machine import Machine, this_machine
 from tests.faults import fault
 from tests.helpers import plain
 
@@ -52,20 +50,6 @@ def described(*overrides: str) -> list[tuple[Any, ...]]:
 # --- blocks
 
 
-def test_a_zip_is_taken_side_by_side_within_the_grid() -> None:
-    assert points({"epochs": [1, 2]}, zip={"strategy": ["single", "ddp"], "devices": [1, 2]}) == [
-        {"epochs": 1, "strategy": "single", "devices": 1},
-        {"epochs": 1, "strategy": "ddp", "devices": 2},
-        {"epochs": 2, "strategy": "single", "devices": 1},
-        {"epochs": 2, "strategy": "ddp", "devices": 2},
-    ]
-
-
-def test_exclude_leaves_out_what_matches_all_its_keys() -> None:
-    kept = points({"a": [1, 2], "b": [1, 2]}, exclude=[{"a": 1, "b": 2}, {"c": 1}, {"a": 2, "c": 1}, {}])
-    assert kept == [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 2, "b": 2}]
-
-
 @pytest.mark.slow
 def test_what_suits_no_512_devices_is_left_out_with_the_reason() -> None:
     """`plan sweep=gpt_layouts devices=512` plans what a cluster would run."""
@@ -86,16 +70,6 @@ def test_what_suits_no_512_devices_is_left_out_with_the_reason() -> None:
     assert len(lines) == len(set(lines)), "once each, not for every repeat"
 
 
-def test_a_batch_of_fewer_samples_than_devices_is_left_out_in_words() -> None:
-    lines: list[str] = []
-    words = ["sweep=gpt_layouts", "devices=512", "nodes=128", "launcher=slurm", "site=asu_sol", "sweep.repeats=1"]
-    runs = [planned.run for planned in expand(words, tell=lines.append)]
-    assert {run.strategy.name for run in runs} == {"context_parallel"}, "whose ranks share every sample"
-    reason = "batch_size=32 can't be divided into 512 equal parts by strategy=ddp on devices=512"
-    assert f"left out, ddp × 512: {reason}" in lines
-    assert not [line for line in lines if "batch of 0" in line]
-
-
 def test_on_the_devices_that_a_file_names_nothing_is_left_out() -> None:
     lines: list[str] = []
     assert len(expand(["sweep=gpt_layouts", "sweep.repeats=1"], tell=lines.append)) == 24
@@ -108,21 +82,6 @@ def test_one_device_is_left_out_of_what_lies_on_several_nodes() -> None:
     assert len(expand(words, tell=lines.append)) == 23
     assert lines == ["left out, single × 1: devices=1 can't be spread evenly over nodes=2: choose a multiple of 2"]
     assert [planned.run.strategy.name for planned in expand([*words, "devices=1", "nodes=1"])] == ["single"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "device"), [("moe_balance", "cuda"), ("moe_balance_small", "cpu")])
-def test_sweeps_of_the_balance_loss_differ_in_it_the_experts_and_the_strategy(name: str, device: str) -> None:
-    runs = [planned.run for planned in expand([f"sweep={name}", "sweep.repeats=1"])]
-    for run in runs:
-        check_run(run, device)
-    balances, experts = ({0, 0.001, 0.01, 0.1}, {8, 16, 32}) if device == "cuda" else ({0, 0.01, 0.1}, {4, 8})
-    found = [
-        (model.balance, model.experts, strategy.name, getattr(strategy, "expert_ranks", None) or 0)  # type: ignore[attr-defined]
-        for model, strategy in ((run.model, run.strategy) for run in runs)
-    ]
-    groups = itertools.product({0.01}, experts, ["expert_parallel"], {2, 4}) if device == "cuda" else []
-    assert sorted(found) == sorted([*itertools.product(balances, experts, ("ddp", "expert_parallel"), {0}), *groups])
 
 
 def test_set_up_lines_refuse_the_sweep_also_where_what_does_not_fit_is_left_out() -> None:
@@ -476,21 +435,6 @@ def test_whatever_is_typed_is_expanded_or_refused_with_a_config_error(overrides:
     least, most = (0, 0) if plan else (1, max(1, len(overrides)))
     assert least <= len(refused.splitlines()) <= most
     assert len({run_id(planned.run) for planned in plan}) == len(plan)
-
-
-def test_a_plan_looks_at_this_machine_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A look asks NVML and every core's topology: once per run made `plan` half as slow again."""
-    looks = []
-
-    def look() -> Machine:
-        looks.append(1)
-        return this_machine()
-
-    monkeypatch.setattr("launch.local.this_machine", look)
-    runs = expand(["strategy=single", "sweep.repeats=5", "device=auto", f"results={tmp_path}"])
-    prepared = prepare_all(runs, launcher_of(runs[0].run).prepare)
-    assert len(prepared) == 5
-    assert len(looks) == 1
 
 
 # --- what a sweep's file excludes is there

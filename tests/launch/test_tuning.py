@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launch import tuning
 from launch.sweep import PlannedRun, expand
@@ -237,18 +234,6 @@ def test_what_a_trial_may_cost_is_a_share_of_runs_that_several_devices_share() -
     assert worth([alone], alone) == 10 * steps
     assert worth([shared], alone) == 10 * steps / 2
     assert worth([shared, longer], alone) == 2 * steps / 2 + 50 * steps
-
-
-@given(st.dictionaries(st.sampled_from(["a", "b", "node.c", "node.d"]), st.integers()))
-def test_a_patch_changes_its_keys_and_nothing_else(patch: dict[str, Any]) -> None:
-    plain = {"a": "old", "b": "old", "node": {"c": "old", "d": "old", "e": "old"}}
-    before = msgspec.json.encode(plain)
-    found = patched(plain, patch)
-    assert msgspec.json.encode(plain) == before
-    for key in ("a", "b"):
-        assert found[key] == patch.get(key, "old")
-    for key in ("c", "d", "e"):
-        assert found["node"][key] == patch.get(f"node.{key}", "old")
 
 
 # --- for users
