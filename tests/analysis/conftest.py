@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from analysis.runs.reader import Runs
 from tests.analysis.made_up import written
-
-if TYPE_CHECKING:
-    from analysis.runs.reader import Runs
 
 
 @pytest.fixture(scope="session")

@@ -7,20 +7,17 @@ an energy as GPUs have, and are altered in memory, as other tests alter them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from analysis import load
 from analysis.runs.published import LOADED
+from analysis.runs.reader import Runs
 from tests.analysis.factory import Fake, config, published, steady
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 ONE, TWO = {"strategy": "single", "devices": 1}, {"strategy": "ddp", "devices": 2}
 REPEATS, EPOCHS = range(6), 4

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis import load
 from analysis.comparison.counterparts import Agreement, RerunFinding, agreements
 from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.config.run import RunConfig
 
 
 def held(tmp_path: Path, again: Fake | None, bundled: Fake | None = None, **changes: Any) -> Agreement:
@@ -41,13 +38,7 @@ def test_equal_runs_agree_and_their_times_are_told_only(tmp_path: Path) -> None:
 
 
 # A step of rounding in fp32 may become 50 · 2⁻²⁴ · e^(0.25 · steps), at most half; an epoch has 11 steps.
-@pytest.mark.parametrize(
-    ("factor", "expected"),
-    [
-        (1 + 4e-5, RerunFinding.WITHIN),
-        (1 + 1e-4, RerunFinding.APART),
-    ],
-)
+@pytest.mark.parametrize(("factor", "expected"), [(1 + 4e-5, RerunFinding.WITHIN), (1 + 1e-4, RerunFinding.APART)])
 def test_losses_may_differ_by_what_rounding_makes_of_them(
     tmp_path: Path, factor: float, expected: RerunFinding
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -16,9 +16,6 @@ from analysis.report import page as page_module
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

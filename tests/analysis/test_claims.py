@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pytest
@@ -12,19 +12,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from analysis import load
-from analysis.claims import Publication, judge, judge_all, publications, require_claims
+from analysis.claims import Judgement, Publication, judge, judge_all, publications, require_claims
 from analysis.claims.claim import Claim, Expect
 from analysis.claims.table import effect_of
 from analysis.claims.verdict import decide
+from analysis.runs.reader import Runs
 from launch.sweep.compose import group_choices
 from parallelbench.cli import main
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import MIB, Fake, config, failed, one_and_two, published, steady
-
-if TYPE_CHECKING:
-    from analysis.claims import Judgement
-    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -258,11 +255,7 @@ def test_where_gpus_were_measured_processors_decide_nothing(tmp_path: Path) -> N
     assert (on_processors.verdict, len(on_processors.cases)) == ("refuted", 1)
 
 
-@given(
-    st.lists(st.floats(0.1, 10), min_size=6, max_size=12),
-    st.floats(0.1, 10),
-    st.floats(0.1, 10),
-)
+@given(st.lists(st.floats(0.1, 10), min_size=6, max_size=12), st.floats(0.1, 10), st.floats(0.1, 10))
 def test_a_region_and_what_lies_around_it_are_never_both_reproduced(
     values: list[float], one: float, other: float
 ) -> None:

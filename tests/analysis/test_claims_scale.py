@@ -6,7 +6,6 @@ import cProfile
 import pstats
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -14,10 +13,8 @@ import pytest
 
 from analysis import load
 from analysis.claims import judge_all
+from analysis.runs.reader import Runs
 from tests.analysis.factory import Fake, config, published
-
-if TYPE_CHECKING:
-    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

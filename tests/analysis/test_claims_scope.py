@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from analysis import load
-from analysis.claims import judge, judge_all
+from analysis.claims import Judgement, judge, judge_all
 from analysis.claims.verdict import decide
+from analysis.runs.reader import Runs
+from parallelbench.config.run import RunConfig
 from tests.analysis.factory import MIB, Fake, config, one_and_two, published, steady
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 from tests.helpers import plan
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.claims import Judgement
-    from analysis.runs.reader import Runs
-    from parallelbench.config.run import RunConfig
 
 ON_GPUS: dict[str, Any] = {"scope": {"device_type": "cuda", "batch_size": [128, 512]}}
 BATCH_RISES: dict[str, Any] = {"contrasts": [{"rising": "batch_size"}], "scope": {"batch_size": [128, 512]}}

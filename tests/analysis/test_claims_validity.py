@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from analysis import load
 from analysis.claims import judge, judge_all
 from analysis.claims.verdict import decide
+from analysis.runs.reader import Runs
 from tests.analysis.factory import Fake, config, one_and_two, published, steady
 from tests.analysis.made_up import in_environments, later
 from tests.analysis.test_claims import REPEATS, claim, two_devices
-
-if TYPE_CHECKING:
-    from analysis.runs.reader import Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from analysis import load
 from analysis.figures import draw, specification
 from analysis.figures.chart import STYLES
 from tests.analysis.factory import config, foreign, published, steady
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTINCT, EASILY_DISTINCT = 0.03, 0.075

@@ -9,23 +9,20 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis import load
+from analysis import Runs, load
 from analysis.runs import copy as copy_module
 from analysis.runs.copy import NAME
 from analysis.runs.published import LOADED, PLACE, verified
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
-
-if TYPE_CHECKING:
-    from analysis import Runs
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -12,14 +13,10 @@ from rich.console import Console
 from analysis import UnlikeWork, by, compare, excluded, labels, load, summary, summary_table
 from analysis.metrics.columns import summary_columns
 from analysis.runs.published import TYPES
+from analysis.runs.reader import Runs
 from parallelbench.config.build import from_mapping, to_mapping
 from tests.analysis.factory import Fake, component, config, failed, one_and_two, published, steady
 from tests.helpers import interval
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 LATER = Fake(started_at=1.8e9)
 

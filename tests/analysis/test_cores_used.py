@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from analysis import load
 from analysis.comparison.issues import beyond_own_cores
+from analysis.runs.reader import Runs
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.made_up import IN_TWO, altered
 from tests.analysis.test_machine import in_all, verdict_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 
 def found(root: Path, fake: Fake, **changes: Any) -> list[tuple[float, float]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import polars as pl
 import pytest
@@ -26,7 +28,9 @@ from analysis.comparison.counterparts import (
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.ratio import SpeedVerdict
 from analysis.report.warnings import warnings
+from analysis.runs.reader import Runs
 from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.training.checks.tolerances import UNIT_ROUNDOFF
 from parallelbench.training.torch_session import build_model
@@ -34,13 +38,6 @@ from parallelbench.world.numerics import Numerics, sums
 from tests.analysis.factory import Fake, config, one_and_two, published
 from tests.analysis.made_up import IN_TWO, SPEED_UP, SWEEPS, WOBBLE, altered, in_environments, slower
 from tests.strategies.training import configure, shard_loader
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
-    from parallelbench.config.run import RunConfig
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -19,14 +20,10 @@ from analysis.metrics.disturbed_times import undisturbed_epochs
 from analysis.report import warnings
 from analysis.report.page import render
 from analysis.report.tables import cells
+from analysis.runs.reader import Runs
 from analysis.text import DISTURBED_MARK
 from tests.analysis.factory import as_words, config, published, steady, words_of
 from tests.analysis.made_up import altered, disturbed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 
 def terminal(runs: Runs) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -12,15 +12,11 @@ from analysis.claims import judge
 from analysis.figures import draw
 from analysis.metrics.runs import per_run
 from analysis.report import warnings
+from analysis.runs.reader import Runs
 from tests.analysis.factory import config, published
 from tests.analysis.made_up import ENERGY_RATIO, IN_TWO, altered
 from tests.analysis.test_claims import claim
 from tests.analysis.test_metrics import powered
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

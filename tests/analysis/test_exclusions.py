@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,15 +12,10 @@ from analysis.comparison import gate
 from analysis.comparison.configurations import facts, learning, summary
 from analysis.comparison.exclusions import excluded
 from analysis.report.warnings import warnings
+from analysis.runs.reader import Runs
 from parallelbench.cli import main
 from tests.analysis.factory import STARTUP, Fake, config, failed, one_and_two, published, steady
 from tests.faults import fault
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
-
 
 LATER = Fake.started_at + 5e4
 """In turn with the other side, whose repeats begin every 1e5 s."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -21,10 +23,6 @@ from parallelbench import cli
 from tests.analysis.factory import EPOCH_EVERY_S, Fake, config, failed, published
 from tests.analysis.made_up import altered
 from tests.test_cli import here, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = ["here"]
 

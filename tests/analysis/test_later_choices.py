@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from parallelbench import cli
 from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed, to_mapping, whole_mapping
 from parallelbench.measure.environment_match import flatten
 from tests.analysis.factory import config, foreign, published
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMOOTH = {"name": "cross_entropy", "label_smoothing": 0.1}
 CHOICES: list[tuple[dict[str, Any], str, str]] = [

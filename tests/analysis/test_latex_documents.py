@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +17,6 @@ from analysis.report.latex import CLEAR, HEAD, MOST_COLUMNS, MOST_FLOATS, MOST_R
 from analysis.report.tables import Cell, Shown
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.full_sweeps import made_up
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -19,9 +19,6 @@ from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES, TABLES_VERSION
 from tests.analysis.factory import Fake, begin, config, failed, foreign, published, write_epochs
 from tests.analysis.test_compact import rewrite
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_published_runs_are_read_from_parquet_with_the_schema_of_the_records(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -20,16 +21,12 @@ from analysis.figures.bars import time_to_accuracy
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import per_run
 from analysis.report.warnings import warnings
+from analysis.runs.reader import Runs
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import differences, entries
 from tests.analysis.factory import Fake, config, one_and_two, published, steady
 from tests.analysis.made_up import IN_TWO, TWO, altered, disturbed, in_environments, later
 from tests.analysis.test_claims import REPEATS, claim
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -194,11 +191,7 @@ def test_sides_that_were_not_interleaved_are_named_with_what_would_help(tmp_path
     starts = [(1.7e9 + 1e5 * repeat, (1.7e9 + 5e4 if repeat < 2 else 1.8e9) + 1e5 * repeat) for repeat in range(7)]
     one_and_two(tmp_path, ((steady(10.0, started_at=at), steady(5.5, started_at=late)) for at, late in starts))
     for runs, verdict, words in (
-        (
-            later(usual, 1e7, but=1),
-            "not interleaved",
-            ("sides were measured apart", "both in turn, by one submit"),
-        ),
+        (later(usual, 1e7, but=1), "not interleaved", ("sides were measured apart", "both in turn, by one submit")),
         # Two pairs in turn, and one that stands for all others, show how much changes; most still came first.
         (
             load(tmp_path),
@@ -399,8 +392,7 @@ def test_half_of_the_epochs_are_enough_whatever_was_not_measured_of_the_others(u
 
 
 @pytest.mark.parametrize(
-    ("epochs", "metric"),
-    [({1}, "first_epoch_time_s"), ({2}, "second_epoch_time_s"), ({1, 2}, "total_training_time_s")],
+    ("epochs", "metric"), [({1}, "first_epoch_time_s"), ({2}, "second_epoch_time_s"), ({1, 2}, "total_training_time_s")]
 )
 def test_times_of_disturbed_epochs_decide_nothing(usual: Runs, epochs: set[int], metric: str) -> None:
     """Of one epoch more than a 20th was taken, of the whole training only where two were disturbed."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis import load
 from analysis.claims import judge
+from analysis.claims.verdict import Judgement
 from analysis.report.claims import table
+from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import MIB, Fake, config, published
 from tests.analysis.test_claims import REPEATS, claim
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.claims.verdict import Judgement
-    from parallelbench.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -16,10 +17,6 @@ from analysis.report import page as page_module
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, as_words, config, failed, one_and_two, published, words_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +39,7 @@ def measured(root: Path, host: str | None, single_s: float, ddp_s: float, **run:
 @pytest.fixture
 def two(tmp_path: Path) -> list[Path]:
     """The same runs on two machines, of which the second is twice as fast and scales worse."""
-    return [
-        measured(tmp_path / "a", "alpha", 10.0, 6.0),
-        measured(tmp_path / "b", "beta", 5.0, 4.0),
-    ]
+    return [measured(tmp_path / "a", "alpha", 10.0, 6.0), measured(tmp_path / "b", "beta", 5.0, 4.0)]
 
 
 def by_group(paths: list[Path]) -> dict[str, list[tuple[Any, ...]]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -16,9 +17,6 @@ from analysis.report.tables import cells
 from analysis.text import MISSING
 from tests.analysis.factory import MIB, Fake, config, failed, published
 from tests.helpers import interval
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TIMES = {(1, 0): 5.0, (1, 1): 4.0, (2, 0): 2.0, (2, 1): 3.0, (3, 0): 2.5, (3, 1): 1.0, (4, 0): 9.0, (4, 1): 10.0}
 SAMPLES = 11 * 128
@@ -117,11 +115,7 @@ OF_ONE_PROCESS: dict[str, Any] = {"device_type": "cuda", "device_name": "GPU", "
 
 @pytest.mark.parametrize(
     ("texts", "expected"),
-    [
-        (["9,80", "70,8", "100,7", "2,1"], 100),
-        (["9,80", None, "100,7", "2,1"], None),
-        ([None] * 4, None),
-    ],
+    [(["9,80", "70,8", "100,7", "2,1"], 100), (["9,80", None, "100,7", "2,1"], None), ([None] * 4, None)],
 )
 def test_memory_of_a_device_is_that_of_the_fullest(
     texts: list[str | None], expected: int | None, tmp_path: Path

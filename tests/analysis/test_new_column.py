@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -18,9 +19,6 @@ from parallelbench.results import tables as tables_module
 from parallelbench.results.declaration import Column, Over, count, table_of
 from parallelbench.results.tables import TABLES, TABLES_VERSION, schema
 from tests.analysis import factory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WAITED = table_of(
     Column("waited_s", "time that this rank waited", null="not measured"),

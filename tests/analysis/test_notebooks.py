@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nbformat
 import pytest
@@ -17,14 +17,12 @@ from analysis import notebook
 from analysis.figures import svg
 from analysis.notebook import latest
 from parallelbench.cli import main
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from tests import plain_pytorch
 from tests.analysis.factory import Fake, config, published
 from tests.helpers import plan
 from tests.plain_pytorch import largest_difference
-
-if TYPE_CHECKING:
-    from parallelbench.config.run import RunConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "analysis" / "notebooks"
 SWEEPS = {

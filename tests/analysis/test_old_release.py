@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from analysis import load, per_run, summary
 from analysis.comparison.configurations import gains
+from analysis.runs.reader import Runs
 from launch.launcher import glance
 from parallelbench.config.identity import run_id
 from parallelbench.results.folder import find_runs
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import config, published
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from analysis.runs.reader import Runs
 
 OLD = Path(__file__).parent / "old"
 RENAMED = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -13,14 +13,10 @@ from analysis.figures import draw
 from analysis.report import answers
 from analysis.report.page import Drawn, render
 from analysis.runs.published import INDISPENSABLE, LOADED
+from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.results.folder import RunFolder
 
 BUSY = {"data_wait": 1.0, "forward": 4.0, "backward": 8.0, "optimizer": 2.0, "other": 1.0}
 KINDS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -21,6 +21,7 @@ from analysis.comparison.run import compared_runs
 from analysis.figures import draw
 from analysis.report import answers, warnings
 from analysis.runs.published import LOADED
+from analysis.runs.reader import Runs
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment_match import LINKS, MUST_MATCH, PACKED, REPORTED, SET_BY_LAUNCHER, WHERE_BOTH
@@ -38,11 +39,6 @@ from tests.analysis.made_up import (
 )
 from tests.analysis.test_claims import claim
 from tests.analysis.test_notebooks import FOLDER
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 

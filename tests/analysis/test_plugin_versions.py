@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -14,9 +15,6 @@ from analysis.comparison.issues import Caveat
 from analysis.comparison.work import labels
 from parallelbench.models.cnn import CnnSmall
 from tests.analysis.factory import Fake, config, foreign, published, steady
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ONE, TWO = "mystrategies@1111222233334444", "mystrategies@5555666677778888"
 IN_TURN = 1.7e9

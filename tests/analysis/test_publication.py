@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from analysis.report.publication import (
 )
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, component, config, failed, published
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

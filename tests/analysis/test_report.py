@@ -13,14 +13,14 @@ import statistics
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pytest
 from msgspec import structs
 
+from analysis import Runs, load, summary, write_report
 from analysis import figures as figures_module
-from analysis import load, summary, write_report
 from analysis.comparison import configurations
 from analysis.comparison.configurations import learning
 from analysis.figures import chart, draw
@@ -31,9 +31,6 @@ from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
 from tests.analysis.test_compare import pair
 from tests.faults import fault
-
-if TYPE_CHECKING:
-    from analysis import Runs
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pytest
@@ -16,13 +16,11 @@ from analysis.metrics.runs import computation_per_communication
 from analysis.report import answers, page, warnings
 from analysis.report.claims import shown, summed_up, table
 from analysis.report.page import _measured, matrix
+from analysis.runs.reader import Runs
 from tests.analysis.factory import Fake, config, failed, published, steady
 from tests.analysis.made_up import IN_TWO, altered, environment
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 from tests.analysis.test_metrics import powered
-
-if TYPE_CHECKING:
-    from analysis.runs.reader import Runs
 
 
 def plant(root: Path, times: dict[tuple[str, int], float], **work: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -12,9 +12,6 @@ from analysis.report import warnings
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = Fake(parity_model="2 of 12 blocks")
 """Its closing check has compared no step: the factory's says why not."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,15 +21,11 @@ from analysis.report import page as page_module
 from analysis.report.tables import summary_table
 from parallelbench import cli
 from parallelbench.measure.layer_counts import LayerCount
+from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.test_compact import rewrite
 from tests.faults import fault
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.results.folder import RunFolder
 
 WINDOW, LAYERS, WIDTH, VOCABULARY = 64, 4, 64, 256
 MATRICES = LAYERS * 12 * WIDTH**2 + WIDTH * VOCABULARY

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,10 @@ from analysis.comparison.ratio import SpeedVerdict
 from analysis.metrics.columns import page_columns
 from analysis.report.tables import cells
 from analysis.report.warnings import warnings
+from analysis.runs.reader import Runs
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import Fake, config, failed, published, steady
 from tests.analysis.test_claims import claim
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 TIMES_S = {"single": 10.0, "ddp": 5.0, "tf_single": 30.0, "tf_multi_worker": 16.0}
 

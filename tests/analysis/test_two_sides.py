@@ -7,7 +7,8 @@ import math
 import re
 import shutil
 import statistics
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -17,14 +18,10 @@ from hypothesis import strategies as st
 from analysis import UnlikeWork, by, compare, load
 from analysis.comparison import gate, printed
 from analysis.comparison.baseline import refused
+from analysis.runs.reader import Runs
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published, steady
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -153,13 +150,7 @@ def test_the_values_that_a_key_has_are_named(
 
 
 @pytest.mark.cases("optimizer.lr=0.10,1000000.0")
-@pytest.mark.parametrize(
-    "given",
-    [
-        "optimizer.lr=0.10,1000000.0",
-        "optimizer.lr=1e-1, 1e6\n",
-    ],
-)
+@pytest.mark.parametrize("given", ["optimizer.lr=0.10,1000000.0", "optimizer.lr=1e-1, 1e6\n"])
 def test_values_are_those_that_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
     for rate in (0.1, 1e6):
         for repeat in range(3):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,10 @@ from analysis import by, compare, load, summary
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.issues import Caveat
 from analysis.comparison.ratio import SpeedVerdict
+from analysis.runs.reader import Runs
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published, steady
 from tests.analysis.test_claims import REPEATS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from analysis.runs.reader import Runs
 
 LARGE: dict[str, Any] = {"strategy": "ddp", "devices": 2}
 SMALL: dict[str, Any] = {"strategy": "zero1", "devices": 2}

@@ -5,15 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import vl_convert
 
 from analysis.report.page import packed, packed_vega
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

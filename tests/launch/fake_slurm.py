@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from launch.launcher import Prepared
 from launch.slurm import record
 from launch.slurm.record import Submission
 from launch.slurm.sbatch import JobGroup, job_groups, slurm
@@ -14,11 +16,6 @@ from launch.sweep import expand, one_run
 from parallelbench.config.run import RunConfig
 from parallelbench.results.attempt import Outcome
 from parallelbench.results.folder import State
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launch.launcher import Prepared
 
 SINFO = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
 """What `sinfo` says of a partition of two nodes with four GPUs each."""

@@ -9,19 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import psutil
 
 from parallelbench.processes import die_with_parent
+from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder, find_runs
 from parallelbench.results.journal import read_entries, read_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from parallelbench.results.attempt import Attempt
 
 PATIENCE_S = 600
 """How long anything may take before a test gives up; far more than it does take."""

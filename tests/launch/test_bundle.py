@@ -9,9 +9,9 @@ import shlex
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -27,13 +27,8 @@ from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import EPOCH_EVERY_S, Fake, config, failed, foreign, published
 from tests.helpers import TINY
-from tests.launch.fake_slurm import ON_SITE
+from tests.launch.fake_slurm import ON_SITE, FakeSlurm
 from tests.test_cli import here, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.launch.fake_slurm import FakeSlurm
 
 __all__ = ["here"]
 

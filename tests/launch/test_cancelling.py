@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import io
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from launch.slurm import record
 from launch.slurm.launcher import OnSlurm
+from launch.slurm.record import Submission
 from parallelbench import cli
 from parallelbench.errors import StorageError
 from parallelbench.results.folder import RunFolder
-from tests.launch.fake_slurm import submission
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launch.slurm.record import Submission
-    from tests.launch.fake_slurm import FakeSlurm
+from tests.launch.fake_slurm import FakeSlurm, submission
 
 
 @pytest.fixture

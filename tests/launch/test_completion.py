@@ -10,8 +10,9 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,6 @@ from launch.sweep.compose import compose_plain, group_choices
 from launch.verbs.completion import candidates, read_line, written_in_bash
 from tests.surroundings import program
 from tests.warm import cold
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 BREAKS = "\"'><=;|&(:"
 """bash's COMP_WORDBREAKS, but for white space."""

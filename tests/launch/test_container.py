@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,13 +16,9 @@ from launch.slurm.sbatch import ask_outside, job_groups, shape_of
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension
+from parallelbench.config.sites import Site
 from parallelbench.errors import ConfigError
 from tests.launch.fake_slurm import submission
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.config.sites import Site
 
 IMAGE = "/images/bench.sif"
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from launch.slurm import scheduler
 from parallelbench import cli
-
-if TYPE_CHECKING:
-    from tests.launch.fake_slurm import FakeSlurm
+from tests.launch.fake_slurm import FakeSlurm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "slurm.md"
 SINFO = "cpu|cpu*|up|infinite|4|64|128000|(null)|(null)|0/4/0/4\n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,10 +16,6 @@ from parallelbench import cli
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
 from tests.launch.fake_slurm import DONE, MISSING, submission
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 RUNNING = RunStatus(State("running"), "running")
 QUEUED = RunStatus(MISSING, "queued", "Resources", "17")

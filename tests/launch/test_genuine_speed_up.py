@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from analysis.comparison.ratio import SpeedVerdict
 from parallelbench.cli import main
 from tests.analysis.test_claims import claim
 from tests.launch.programs import completed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ONE, TWO = {"strategy": "single", "devices": 1}, {"strategy": "ddp", "devices": 2}
 

@@ -10,18 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 
 from launch.attempt import processes
 from launch.attempt.outcome import interrupted
-from launch.attempt.processes import Training, WarmWorkers
+from launch.attempt.processes import Rendezvous, Training, WarmWorkers
 from launch.attempt.signals import heed
 from launch.slurm import job, record, rendezvous
 from launch.slurm.sbatch import slurm
@@ -32,11 +33,6 @@ from parallelbench.results.folder import RunFolder
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.fake_slurm import submission
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from launch.attempt.processes import Rendezvous
 
 
 @dataclass

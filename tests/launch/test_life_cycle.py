@@ -6,12 +6,15 @@ import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from launch.attempt.processes import Training
 from launch.attempt.supervisor import NotBegun, carry_out
 from parallelbench.config.identity import run_id
 from parallelbench.results import attempt as attempt_module
@@ -22,12 +25,6 @@ from parallelbench.results.journal import Journal
 from tests.analysis.factory import Fake, begin, write_epochs
 from tests.faults import fault
 from tests.helpers import configured
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from launch.attempt.processes import Training
 
 
 def carried_out(folder: RunFolder, train: Callable[[Training], Outcome], *, job: str = "") -> Outcome | NotBegun:

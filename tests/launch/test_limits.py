@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch.slurm.limits import Allowed, allowed
+from launch.slurm.sbatch import JobGroup
 from launch.slurm.scheduler import SchedulerError
-from tests.launch.fake_slurm import group
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launch.slurm.sbatch import JobGroup
-    from tests.launch.fake_slurm import FakeSlurm
+from tests.launch.fake_slurm import FakeSlurm, group
 
 ENFORCED = "ClusterName = here\nAccountingStorageEnforce = associations,limits,qos\n"
 # Cluster DefaultAccount Account Partition QOS DefaultQOS MaxWall MaxTRES GrpTRES MaxJobs MaxSubmitJobs MaxTRESMins

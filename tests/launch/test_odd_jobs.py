@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,13 +22,7 @@ from launch.verbs.status import overview, progress, rendered
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
 from tests.faults import fault
-from tests.launch.fake_slurm import MISSING, submission
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.launch.fake_slurm import FakeSlurm
+from tests.launch.fake_slurm import MISSING, FakeSlurm, submission
 
 HOUR_S = 3600.0
 OPERATORS = "Slurm can't end 1 job (COMPLETING), so devices stay taken: tell the cluster's operators of 5"

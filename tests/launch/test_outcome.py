@@ -7,14 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from launch.attempt.outcome import exit_codes, interrupted, judge, publish_if_finished, stopped
+from parallelbench.config.components import Strategy
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.results.attempt import RETRYABLE
+from parallelbench.results.attempt import RETRYABLE, Attempt
 from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.files import fill
 from parallelbench.results.journal import Journal
@@ -23,14 +26,6 @@ from parallelbench.training.failure import RankError, classify
 from parallelbench.world.allowance import MEETING_HERE
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from parallelbench.config.components import Strategy
-    from parallelbench.config.run import RunConfig
-    from parallelbench.results.attempt import Attempt
 
 
 @pytest.fixture

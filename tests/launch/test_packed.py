@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -27,10 +28,6 @@ from parallelbench.results.folder import RunFolder, find_runs
 from parallelbench.training.warm import forked, unforkable
 from tests.helpers import TINY
 from tests.launch.programs import DYING_S, Program, completed, own_strategy
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 PACKED = "launcher.pack=true"
 QUICK = (*TINY, "measure.parity=false", "sweep.order=listed")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,15 +24,13 @@ from parallelbench.cli import main
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.plugin import require_sources, sources_now
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment import capture
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import published
 from tests.helpers import TINY
 from tests.launch.conftest import CODE, forget_the_import
-
-if TYPE_CHECKING:
-    from parallelbench.config.run import RunConfig
 
 MINE = [*TINY, "strategy=mine", "measure=debug", "launcher=inline", "epochs=1"]
 CHANGED = CODE + "\n# another version\n"

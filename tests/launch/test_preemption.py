@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from launch.attempt.supervisor import Interrupted, stoppable
 from launch.slurm import job
 from launch.slurm.job import ANSWER_S, end_of_grace, heeding_preemption
 from tests.faults import fault
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IN_GRACE = "JobId=7 JobState=RUNNING EndTime=2026-11-23T12:28:05 PreemptTime=2026-11-23T12:26:05 Reason=None"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,12 +17,7 @@ from launch.sweep import expand
 from parallelbench import cli
 from parallelbench.results.folder import RunFolder, find_runs
 from tests.helpers import TINY
-from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, submission
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.launch.fake_slurm import FakeSlurm
+from tests.launch.fake_slurm import DONE, MISSING, ON_SITE, FakeSlurm, submission
 
 OLD = YOUNG_S + 60
 

@@ -10,7 +10,9 @@ import functools
 import json
 import random
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -22,19 +24,14 @@ from analysis import excluded, load
 from analysis.comparison.exclusions import Exclusion
 from parallelbench.cli import main
 from parallelbench.models.mlp import Mlp
+from parallelbench.results.attempt import Attempt
+from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import read_tables
 from parallelbench.results.tables import TABLES
 from parallelbench.training.checkpoint import Policy
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import Program, completed, kill, the_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from parallelbench.results.attempt import Attempt
-    from parallelbench.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

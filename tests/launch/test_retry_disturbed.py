@@ -7,14 +7,14 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
 from launch import local
-from launch.launcher import SubmitOptions
+from launch.launcher import Prepared, SubmitOptions
 from launch.local import OnThisMachine
 from launch.slurm import submit
 from launch.slurm.scheduler import NoJob, SubmissionError
@@ -25,11 +25,6 @@ from tests.analysis.factory import Fake, published
 from tests.analysis.test_machine import lost
 from tests.helpers import TINY
 from tests.launch.fake_slurm import ON_SITE, FakeSlurm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from launch.launcher import Prepared
 
 
 def listing(folder: Path) -> dict[Path, bytes]:

@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from subprocess import PIPE
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +21,8 @@ from analysis import excluded, load, summary
 from analysis.metrics.epochs import per_epoch
 from analysis.report.warnings import warnings
 from parallelbench.cli import main
-from parallelbench.results.folder import find_runs
+from parallelbench.results.attempt import Outcome
+from parallelbench.results.folder import RunFolder, find_runs
 from parallelbench.results.publish import NO_CLOSING
 from parallelbench.results.tables import CLOSING, TABLES
 from parallelbench.world.machine import this_machine
@@ -29,12 +30,6 @@ from tests.faults import fault
 from tests.helpers import TINY, fill_disk
 from tests.launch.programs import Program, completed, finished_epochs, kill, own_strategy, the_run
 from tests.warm import cold
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.results.attempt import Outcome
-    from parallelbench.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

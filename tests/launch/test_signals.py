@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from parallelbench.results.folder import RunFolder
 from parallelbench.training.warm import ForkRequest
 from tests.faults import fault
 from tests.helpers import TINY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class SignallingLock:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,18 +14,12 @@ from launch.slurm import scheduler
 from launch.slurm.cluster import Cluster, Partition, Reservation, partitions, require_accepted, reservations
 from launch.slurm.errands import errand, report_script
 from launch.slurm.limits import Allowed, Association, Limit
-from launch.slurm.sbatch import OWN, Hours, shape_of
+from launch.slurm.sbatch import OWN, Hours, JobGroup, shape_of
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
 from tests.faults import fault
-from tests.launch.fake_slurm import ON_SITE, group
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launch.slurm.sbatch import JobGroup
-    from tests.launch.fake_slurm import FakeSlurm
+from tests.launch.fake_slurm import ON_SITE, FakeSlurm, group
 
 NORMAL = Partition("normal", True, "up", None, 2, 8, 11_000, "gpu:a100:4", "")
 SHORT = Partition("short", False, "up", 30, 2, 16, 11_000, "gpu:a100:2", "")
@@ -191,11 +186,7 @@ def test_what_slurm_can_not_date_waits_for_its_reservation(results: Path, monkey
     ],
 )
 def test_a_job_starts_only_within_what_is_left_of_its_reservation(
-    results: Path,
-    left_min: int | None,
-    recurs: bool,
-    refused: list[str],
-    noted: list[str],
+    results: Path, left_min: int | None, recurs: bool, refused: list[str], noted: list[str]
 ) -> None:
     asked = group(results, "site.reservation=deadline")
     ends = "2030-01-01T02:00:00"

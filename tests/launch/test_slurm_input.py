@@ -114,10 +114,7 @@ def overrides(draw: st.DrawFn) -> list[str]:
 def generated(count: int) -> settings:
     """So many cases, always the same ones."""
     return settings(
-        max_examples=count,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
+        max_examples=count, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,9 +18,6 @@ from parallelbench.errors import ConfigError
 from tests.faults import fault
 from tests.helpers import configured
 from tests.launch.fake_slurm import FakeSlurm, submission
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_folder_that_is_looked_at_stays_the_one_that_is_read(tmp_path: Path) -> None:

@@ -28,9 +28,7 @@ from tests.faults import fault
 from tests.launch.fake_slurm import DONE, MISSING, SINFO, FakeSlurm, prepared
 
 TEXTS = {
-    NoJob.REFUSED: [
-        "Batch job submission failed: Invalid account or account/partition combination specified",
-    ],
+    NoJob.REFUSED: ["Batch job submission failed: Invalid account or account/partition combination specified"],
     NoJob.NO_NODES: ["Batch job submission failed: Requested node configuration is not available"],
     NoJob.LIMIT: [
         "QOSMaxSubmitJobPerUserLimit\nBatch job submission failed: Job violates accounting/QOS policy (job submit "

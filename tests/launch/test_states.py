@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,6 @@ from parallelbench.results.attempt import OUTCOMES, PUBLISHED
 from parallelbench.results.folder import RunFolder, State, find_runs
 from tests.analysis.factory import Fake, begin, config, failed, published
 from tests.helpers import TINY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def spoil(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], RunFolder]:

@@ -7,8 +7,9 @@ import functools
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -23,10 +24,6 @@ from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from tests.faults import fault
 from tests.helpers import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def points(

@@ -6,7 +6,9 @@ import io
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
 
 import msgspec
 import pytest
@@ -16,23 +18,16 @@ from launch.launcher import SubmitOptions
 from launch.slurm import record, scheduler
 from launch.slurm.errands import queue_report, report_name, report_script
 from launch.slurm.launcher import OnSlurm
+from launch.slurm.record import Submission
 from launch.slurm.sbatch import job_of_runs, shape_of, slurm
 from launch.slurm.scheduler import SchedulerError
 from launch.sweep import one_run
 from launch.verbs import run as run_module
+from parallelbench.config.run import RunConfig
 from parallelbench.config.sites import Container
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.fake_slurm import MISSING, ON_SITE, of_sbatch, submission
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from subprocess import CompletedProcess
-
-    from launch.slurm.record import Submission
-    from parallelbench.config.run import RunConfig
-    from tests.launch.fake_slurm import FakeSlurm
+from tests.launch.fake_slurm import MISSING, ON_SITE, FakeSlurm, of_sbatch, submission
 
 
 @pytest.fixture

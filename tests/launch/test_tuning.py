@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +15,18 @@ from parallelbench.cli import main
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import find_runs
-from parallelbench.training.tuning import FIRST_LOSS_TOLERANCE, GAIN, LOSS_TOLERANCE, Findings, Trial, patched, search
+from parallelbench.training.tuning import (
+    FIRST_LOSS_TOLERANCE,
+    GAIN,
+    LOSS_TOLERANCE,
+    Findings,
+    Patch,
+    Trial,
+    patched,
+    search,
+)
 from parallelbench.world import machine
 from tests.helpers import TINY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from parallelbench.training.tuning import Patch
 
 FAST = {"precision": "bf16", "optimizer.implementation": "fused"}
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 import io
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from launch.launcher import SubmitOptions
+from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import record, submit
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.queue import SILENT_S, UNSEEN_S, Tracker, track
+from launch.slurm.record import Submission
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder, State
 from tests.faults import fault
 from tests.launch.fake_slurm import MISSING, FakeSlurm, prepared, submission
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launch.launcher import Prepared
-    from launch.slurm.record import Submission
 
 OLD_S = 1000.0
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from parallelbench.config.identity import CONFIGURATION_VERSION
-from parallelbench.results.folder import file_sha256, find_runs
+from parallelbench.results.folder import RunFolder, file_sha256, find_runs
 from parallelbench.results.tables import TABLES_VERSION
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import completed
 from tests.versions import other_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.results.folder import RunFolder
 
 ARGUMENTS = ("submit", *TINY, "epochs=1", "measure.parity=false", "measure.telemetry_hz=0", "launcher.checkpoint=never")
 
