@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from analysis import load
+from analysis.figures import specification
 from analysis.runs.published import LOADED
 from analysis.runs.reader import Runs
 from tests.analysis.factory import Fake, config, published, steady
@@ -52,6 +53,13 @@ def altered(runs: Runs, table: str = "ranks", **columns: pl.Expr) -> Runs:
         joined = frame.join(of_run, on="run_id", how="left", maintain_order="left")
         frame = joined.with_columns(**columns).select(frame.columns)
     return replace(runs, tables={name: runs.tables[name] for name in LOADED} | {table: frame})
+
+
+def rows_of(chart: Any) -> list[dict[str, Any]]:
+    """What a chart draws; None: there is no chart."""
+    assert chart is not None
+    (rows,) = specification(chart)["datasets"].values()
+    return list(rows)
 
 
 def environment(**entries: Any) -> str:

@@ -23,7 +23,7 @@ from analysis.report.tables import cells
 from analysis.runs.reader import Runs
 from analysis.text import DISTURBED_MARK
 from tests.analysis.factory import as_words, config, published, steady, words_of
-from tests.analysis.made_up import altered, disturbed
+from tests.analysis.made_up import altered, disturbed, rows_of
 
 
 def terminal(runs: Runs) -> str:
@@ -49,15 +49,13 @@ def test_times_are_shown_and_marked(both: bool, usual: Runs) -> None:
     assert words_of(page).count(as_words(first)) == 2, "in the headline, and among the warnings"
     (runtime,) = draw(runs, ["runtime"])
     assert DISTURBED in runtime.finding
-    (values,) = runtime.chart.to_dict()["datasets"].values()  # type: ignore[union-attr]
-    labels = {(row["configuration"], row["label"][-1] == DISTURBED_MARK) for row in values}
+    labels = {(row["configuration"], row["label"][-1] == DISTURBED_MARK) for row in rows_of(runtime.chart)}
     assert labels == {("single × 1", both), ("ddp × 2", True)}
 
 
 def drawn(runs: Runs, name: str) -> list[dict[str, Any]]:
     (figure,) = draw(runs, [name])
-    (values,) = figure.chart.to_dict()["datasets"].values()  # type: ignore[union-attr]
-    return list(values)
+    return rows_of(figure.chart)
 
 
 def test_times_of_disturbed_epochs_are_marked_though_the_run_counts(usual: Runs) -> None:

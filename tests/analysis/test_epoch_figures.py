@@ -12,6 +12,7 @@ from analysis.figures import draw, specification, svg
 from analysis.figures.curves import FIRST, SECOND, epoch_rates, epoch_time_data, loss_label
 from parallelbench.config.identity import canonical_json
 from tests.analysis.factory import Fake, config, published
+from tests.analysis.made_up import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -19,11 +20,6 @@ pytestmark = pytest.mark.slow
 def timed(root: Path, first_s: float, second_s: float, **changes: Any) -> None:
     changes = {"data": {"name": "mnist"}, "epochs": 2} | changes
     published(config(root, **changes), Fake(epoch_time_s=lambda epoch, rank: first_s if epoch == 1 else second_s))
-
-
-def rows_of(chart: Any) -> list[dict[str, Any]]:
-    (rows,) = specification(chart)["datasets"].values()
-    return list(rows)
 
 
 @pytest.mark.exhaustive
@@ -37,7 +33,6 @@ def test_rates_are_samples_by_the_time_of_the_epoch_and_lines_begin_at_one_devic
     timed(tmp_path, 1.0, 1.0, model="mlp")  # no other number of devices: nothing to show of it
     runs = load(tmp_path)
     chart = epoch_rates.figure(runs)
-    assert chart is not None
     rows = rows_of(chart)
     assert {row["panel"] for row in rows} == {"mnist · cnn_small"}
     ends = {(row["variant"], row["devices"], row["which"]): row["median"] for row in rows if row["first"]}
@@ -64,9 +59,8 @@ def test_frameworks_begin_at_their_own_one_device(tmp_path: Path) -> None:
     times = (("single", 1, 10.0), ("ddp", 2, 5.0), ("tf_single", 1, 40.0), ("tf_mirrored", 2, 20.0))
     for strategy, devices, time_s in times:
         timed(tmp_path, time_s, time_s, strategy=strategy, devices=devices)
-    chart = epoch_rates.figure(load(tmp_path))
-    assert chart is not None
-    starts = {row["variant"]: row["median"] for row in rows_of(chart) if row["devices"] == 1}
+    rows = rows_of(epoch_rates.figure(load(tmp_path)))
+    starts = {row["variant"]: row["median"] for row in rows if row["devices"] == 1}
     assert starts["ddp"] == starts["single"] == pytest.approx(5990.4)
     assert starts["tf_mirrored"] == starts["tf_single"] == pytest.approx(1497.6)
 
@@ -80,7 +74,6 @@ def test_sizes_of_the_training_set_share_an_axis_and_are_named_once(tmp_path: Pa
             timed(tmp_path, 3 * time_s, time_s, data=data, strategy=strategy, devices=devices)
     runs = load(tmp_path)
     (figure,) = draw(runs, ["epoch_time_data"])
-    assert figure.chart is not None
     rows = rows_of(figure.chart)
     assert {row["panel"] for row in rows} == {"mnist · cnn_small"}, "one axis for all sizes"
     lines = {(row["variant"], row["train_samples"], row["devices"]): row["median"] for row in rows if row["first"]}

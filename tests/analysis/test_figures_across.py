@@ -13,6 +13,7 @@ from analysis.figures import batch_regimes, models
 from analysis.figures.curves import context_length, throughput_batch, throughput_data
 from analysis.figures.scaling import scaling
 from tests.analysis.factory import MIB, Fake, config, one_and_two, published, steady
+from tests.analysis.made_up import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -77,9 +78,7 @@ def test_time_per_token_and_memory_against_the_length_of_the_context(tmp_path: P
             )
             published(run, fake)
     runs = load(tmp_path)
-    chart = context_length.figure(runs)
-    assert chart is not None
-    (rows,) = chart.to_dict()["datasets"].values()
+    rows = rows_of(context_length.figure(runs))
     found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
         found.setdefault(row["panel"].rpartition(" — ")[2], {})[row["configuration"], row["x"]] = row["value"]
@@ -122,9 +121,7 @@ def test_as_many_devices_of_more_nodes_have_a_line_of_their_own(tmp_path: Path) 
         published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(19.0 / near))
         published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2, nodes=2), steady(19.0 / far))
     runs = load(tmp_path)
-    chart = scaling.figure(runs)
-    assert chart is not None
-    (values,) = chart.to_dict()["datasets"].values()
+    values = rows_of(scaling.figure(runs))
     rows = {row["variant"]: row for row in values if row.get("label") and row["panel"].endswith("Steady state")}
     table = {row["configuration"]: row for row in summary(runs).to_dicts()}
     for variant, configuration in (("ddp", "ddp × 2"), ("ddp on 2 nodes", "ddp × 2 on 2 nodes")):
@@ -160,8 +157,7 @@ def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
         "fast and takes 2.00 (2.00–2.00) times the memory."
     )
     chart = models.figure(runs)
-    assert chart is not None
-    (values,) = chart.to_dict()["datasets"].values()
+    values = rows_of(chart)
     rows = [row for row in values if row["panel"].startswith("Training time")]
     medians = {(row["model"], row["configuration"]): row["median"] for row in rows}
     assert medians == {
@@ -179,9 +175,7 @@ def test_models_of_one_name_with_other_options_are_not_one(tmp_path: Path) -> No
     for hidden, seconds in ([64], 3.0), ([4096], 300.0):
         fake = Fake(epoch_time_s=lambda epoch, rank, s=seconds: s)  # type: ignore[misc]
         published(config(tmp_path, model={"name": "mlp", "hidden": hidden}), fake)
-    chart = models.figure(load(tmp_path))
-    assert chart is not None
-    (values,) = chart.to_dict()["datasets"].values()
+    values = rows_of(models.figure(load(tmp_path)))
     times = {row["model"]: row["median"] for row in values if row["panel"].startswith("Training time")}
     assert times == {"mlp, hidden [64]": 9.0, "mlp, hidden [4096]": 900.0}
     assert all(row["group"] for row in values), "the page filters by group and configuration"
@@ -244,8 +238,7 @@ def test_steps_that_are_known_once_per_epoch_show_no_regimes(tmp_path: Path) -> 
         "measure.steps_per_epoch=1, and as many more epochs."
     )
     chart = batch_regimes.figure(runs)
-    assert chart is not None
-    (rows,) = chart.to_dict()["datasets"].values()
+    rows = rows_of(chart)
     assert [(row["x"], row["least"], row["steps_to_accuracy"]) for row in rows] == [
         (16, 1, 90),
         (32, 1, 45),

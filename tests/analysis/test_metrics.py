@@ -16,6 +16,7 @@ from analysis.metrics.runs import accuracy_target, efficiency, energy_to_accurac
 from analysis.report.tables import cells
 from analysis.text import MISSING
 from tests.analysis.factory import MIB, Fake, config, failed, published
+from tests.analysis.made_up import rows_of
 from tests.helpers import interval
 
 TIMES = {(1, 0): 5.0, (1, 1): 4.0, (2, 0): 2.0, (2, 1): 3.0, (3, 0): 2.5, (3, 1): 1.0, (4, 0): 9.0, (4, 1): 10.0}
@@ -158,9 +159,7 @@ def test_memory_is_drawn_by_device_also_where_one_process_drives_several(tmp_pat
             ),
         )
         published(config(tmp_path, strategy=name, devices=devices), fake)
-    found = memory.figure(load(tmp_path))
-    assert found is not None
-    (rows,) = found.to_dict()["datasets"].values()
+    rows = rows_of(memory.figure(load(tmp_path)))
     device, several, whole = (
         f"Device memory (allocated), {label}"
         for label in ("largest device", "largest process, several devices each", "sum of all processes")
@@ -262,9 +261,7 @@ def test_memory_is_drawn_beside_the_formula_on_gpus_only(tmp_path: Path) -> None
             theoretical_state_bytes=32 * MIB,
         )
         published(config(tmp_path / kind, device=kind), fake)
-        found = memory.figure(load(tmp_path / kind))
-        assert found is not None
-        (rows,) = found.to_dict()["datasets"].values()
+        rows = rows_of(memory.figure(load(tmp_path / kind)))
         lines = {row["panel"]: row.get("formula") for row in rows}
         said = memory.finding(load(tmp_path / kind))
         if kind == "cuda":

@@ -14,6 +14,7 @@ from analysis.figures import draw
 from analysis.metrics.runs import PHASES, measured_bubbles, phase_times, ring_times
 from parallelbench.world import spans
 from tests.analysis.factory import Fake, config, published
+from tests.analysis.made_up import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +93,6 @@ def test_the_figures_show_and_say_what_was_measured(results: Path) -> None:
     ring_ms = by_strategy(ring_times(runs), results)["ddp"]["ring_s"] * 1e3
     waiting = figures["waiting"]
     assert f"ddp × 2 waits 3,000 ms (a ring: {ring_ms:,.0f} ms)" in waiting.finding
-    assert waiting.chart is not None
-    (rows,) = waiting.chart.to_dict()["datasets"].values()
+    rows = rows_of(waiting.chart)
     (found,) = {(row["configuration"], row["value"], row["ring"]) for row in rows}
     assert found == ("ddp × 2", 3000.0, pytest.approx(ring_ms))

@@ -13,6 +13,7 @@ import pytest
 from analysis import load
 from analysis.figures import Figure, draw, power_over_time, specification, svg
 from tests.analysis.factory import Fake, config, published
+from tests.analysis.made_up import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -41,17 +42,15 @@ def drawn(root: Path) -> Figure:
     return figure
 
 
-def rows_of(figure: Figure) -> pl.DataFrame:
-    assert figure.chart is not None
-    (rows,) = specification(figure.chart)["datasets"].values()
-    return pl.DataFrame(rows, infer_schema_length=None)
+def lines_of(figure: Figure) -> pl.DataFrame:
+    return pl.DataFrame(rows_of(figure.chart), infer_schema_length=None)
 
 
 def test_planted_watts_of_all_gpus_are_drawn_against_the_seconds_of_the_training(tmp_path: Path) -> None:
     sampled(tmp_path, (100.0,))
     sampled(tmp_path, (100.0, 150.0))
     figure = drawn(tmp_path)
-    rows = rows_of(figure)
+    rows = lines_of(figure)
     one, two = (rows.filter(pl.col("configuration") == name) for name in ("single × 1", "ddp × 2"))
     for line, training_w, idle_w in ((one, 100.0, IDLE_W), (two, 250.0, 2 * IDLE_W)):
         assert line.height == 82, "a GPU's samples: one before, 80, one behind"
@@ -88,7 +87,7 @@ def test_a_run_whose_samples_were_damaged_is_left_out(tmp_path: Path) -> None:
     table = sampled(tmp_path, (90.0, 90.0)) / "result" / "telemetry.parquet"
     table.write_bytes(bytes(table.stat().st_size))
     figure = drawn(tmp_path)
-    assert set(rows_of(figure).drop_nulls("value")["configuration"]) == {"single × 1"}
+    assert set(lines_of(figure).drop_nulls("value")["configuration"]) == {"single × 1"}
     assert "ddp" not in figure.finding
 
 
@@ -104,7 +103,7 @@ def test_of_a_resumed_run_the_last_attempt_is_drawn(tmp_path: Path) -> None:
 
 def test_all_gpus_of_a_process_are_drawn(tmp_path: Path) -> None:
     sampled(tmp_path, (100.0, 100.0), fake={"processes": 1}, strategy="data_parallel", device="cuda")
-    assert rows_of(drawn(tmp_path))["value"].max() == pytest.approx(200.0)
+    assert lines_of(drawn(tmp_path))["value"].max() == pytest.approx(200.0)
 
 
 @pytest.mark.parametrize("column", ["attempt", "training_started_at", "device_uuid"])

@@ -17,6 +17,7 @@ from analysis.folders import load
 from analysis.runs.reader import Runs
 from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
 from tests.analysis.factory import Fake, config, published
+from tests.analysis.made_up import rows_of
 from tests.faults import fault
 
 
@@ -38,11 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def drawn(runs: Runs) -> list[dict[str, Any]]:
-    chart = predictions.figure(runs)
-    assert chart is not None
-    (values,) = chart.to_dict()["datasets"].values()
-    rows: list[dict[str, Any]] = values
-    return rows
+    return rows_of(predictions.figure(runs))
 
 
 @pytest.mark.exhaustive

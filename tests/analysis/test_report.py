@@ -29,6 +29,7 @@ from analysis.report import page as page_module
 from analysis.report.page import _columns, _table
 from parallelbench.errors import ConfigError, StorageError
 from tests.analysis.factory import MIB, Fake, config, failed, foreign, published
+from tests.analysis.made_up import rows_of
 from tests.analysis.test_compare import pair
 from tests.faults import fault
 
@@ -162,8 +163,7 @@ def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
 
 def test_of_very_many_repeats_and_panels_medians_of_the_first_are_drawn(many: Runs) -> None:
     (figure,) = draw(many, ["runtime"])
-    assert figure.chart is not None
-    (values,) = figure.chart.to_dict()["datasets"].values()
+    values = rows_of(figure.chart)
     assert [(row["panel"], row["configuration"], row["repeat"], row["value"]) for row in values] == [
         ("Later epochs (median)", "single × 1", "median of 2", 10.0),
         ("Later epochs (median)", "ddp × 2", "median of 2", 6.5),
