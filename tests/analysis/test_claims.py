@@ -336,23 +336,18 @@ def test_names_that_are_no_claims_are_refused() -> None:
 @pytest.mark.exhaustive
 def test_the_verb_prints_verdicts_and_what_is_lacking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_devices(tmp_path / "runs", tuple(0.6 * w for w in WOBBLE))
-    path = written(tmp_path / "mine.yaml", {})
-    assert main(["claims", str(tmp_path / "runs"), "--file", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "reproduced" in out
-    assert "1 claim: 1 reproduced, 0 refuted, 0 inconclusive" in out
-    assert main(["claims", str(tmp_path / "runs"), "shorter", "--file", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert out.count("digits-cnn_small-ddp-x2-r") == 6
-    assert main(["claims", str(tmp_path / "runs")]) == 0
-    out = capsys.readouterr().out
-    assert "95 claims: none is decided" in out
+    path, runs = written(tmp_path / "mine.yaml", {}), str(tmp_path / "runs")
     (tmp_path / "runs" / "odd").mkdir()
     (tmp_path / "runs" / "odd" / "config.yaml").write_text("no configuration")
-    assert main(["claims", str(tmp_path / "runs"), "--file", str(path)]) == 0
-    assert "Skipped: " in capsys.readouterr().out
-    assert main(["claims", str(tmp_path / "runs" / "odd")]) == 2
-    assert "holds no readable run" in capsys.readouterr().err
-    assert main(["claims", str(tmp_path / "none")]) == 2
-    assert main(["claims", str(tmp_path / "runs"), "--file", str(tmp_path / "none.yaml")]) == 2
-    assert "none.yaml can't be read: No such file" in capsys.readouterr().err
+    for words, code, said in (
+        ([runs, "--file", str(path)], 0, "1 claim: 1 reproduced, 0 refuted, 0 inconclusive"),
+        ([runs], 0, "95 claims: none is decided"),
+        ([runs, "--file", str(path)], 0, "Skipped: "),
+        ([str(tmp_path / "runs" / "odd")], 2, "holds no readable run"),
+        ([str(tmp_path / "none")], 2, "is no folder"),
+        ([runs, "--file", str(tmp_path / "none.yaml")], 2, "none.yaml can't be read: No such file"),
+    ):
+        assert main(["claims", *words]) == code
+        assert said in "".join(capsys.readouterr())
+    assert main(["claims", runs, "shorter", "--file", str(path)]) == 0
+    assert capsys.readouterr().out.count("digits-cnn_small-ddp-x2-r") == 6

@@ -69,25 +69,26 @@ def test_steps_of_another_run_than_theirs_decide_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("interval", "verdict"),
+    ("interval", "margin", "said", "why"),
     [
-        ((0.992, 1.005), "refuted"),  # nil, to within the margin of 2 per cent
-        ((0.9, 1.005), "refuted"),  # nil or the opposite
-        ((0.992, 1.03), "inconclusive"),
-        ((1.001, 1.005), "inconclusive"),  # a rise, but smaller than what counts
-        ((1.021, 1.05), "reproduced"),
+        ((0.992, 1.005), 0.02, "refuted", ""),  # nil, to within the margin of 2 per cent
+        ((0.9, 1.005), 0.02, "refuted", ""),  # nil or the opposite
+        ((0.992, 1.03), 0.02, "inconclusive", "the interval holds "),
+        ((1.001, 1.005), 0.02, "inconclusive", "the effect is within the margin (0.02)"),
+        ((1.021, 1.05), 0.02, "reproduced", ""),
+        ((0.489, 0.491), 0.02, "refuted", ""),
+        ((0.999, 1.001), 0.0, "inconclusive", "the interval holds "),  # without a margin nothing is nil
     ],
 )
-def test_an_effect_that_is_measured_to_be_nil_refutes(interval: tuple[float, float], verdict: str) -> None:
-    values = [sum(interval) / 2] * 6
-    rises, falls = claim(expect={"above": 1, "by": 0.02}).expect, claim(expect={"below": 1, "by": 0.02}).expect
-    mirrored = (2 - interval[1], 2 - interval[0])
-    assert decide(values, interval, rises)[0] == verdict
-    assert decide(values, mirrored, falls)[0] == verdict
-
-
-def test_without_a_margin_nothing_is_nil() -> None:
-    assert decide([1.0] * 6, (0.999, 1.001), claim(expect={"above": 1}).expect)[0] == "inconclusive"
+def test_an_effect_that_is_measured_to_be_nil_refutes_and_a_small_one_does_not(
+    interval: tuple[float, float], margin: float, said: str, why: str
+) -> None:
+    by = {"by": margin} if margin else {}
+    rises, falls = claim(expect={"above": 1} | by).expect, claim(expect={"below": 1} | by).expect
+    for ends, expect in ((interval, rises), ((2 - interval[1], 2 - interval[0]), falls)):
+        verdict, lacks = decide([sum(ends) / 2] * 6, ends, expect)
+        assert verdict == said
+        assert (why in lacks, bool(lacks)) == (True, bool(why)), lacks
 
 
 @pytest.mark.parametrize(("values", "timed"), [((0.7, 0.8, 1.2, 1.3, 0.9, 1.1), True), ((0.99, 1.01) * 3, False)])

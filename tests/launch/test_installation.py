@@ -30,18 +30,22 @@ def room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1e12))
 
 
-def test_an_old_python_is_told_which_one_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
-    assert "Python 3.11 or newer is needed, and" in refused(capsys, tmp_path / "env")
+LACKING: dict[str, tuple[tuple[object, str, object], str]] = {
+    "an old Python": ((sys, "version_info", (3, 10, 4)), "Python 3.11 or newer is needed, and"),
+    "no environments": ((sys.modules, "ensurepip", None), "apt install python3-venv."),
+    "no room": ((shutil, "disk_usage", lambda _: SimpleNamespace(free=2e9)), "2.0 GB are free"),
+}
+"""What is wrong → what stands where, and what is said before anything is fetched."""
 
 
-def test_a_python_without_environments_is_told_debians_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("case", LACKING)
+def test_what_is_lacking_is_told_before_anything_is_fetched(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ensurepip", None)
-    assert refused(capsys, tmp_path / "env").endswith("apt install python3-venv.")
+    (place, name, value), said = LACKING[case]
+    (monkeypatch.setitem if place is sys.modules else monkeypatch.setattr)(place, name, value)  # type: ignore[operator]
+    assert said in refused(capsys, tmp_path / "env")
+    assert not (tmp_path / "env").exists()
 
 
 def test_a_foreign_folder_is_refused(
@@ -51,14 +55,6 @@ def test_a_foreign_folder_is_refused(
     lock(tmp_path / "theirs")
     (tmp_path / "theirs").chmod(0o555)  # as others see a folder
     assert f"you may not write to {tmp_path}/theirs" in refused(capsys, tmp_path / "theirs" / "env")
-
-
-def test_a_full_disk_is_told_in_gb_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2e9))
-    assert "2.0 GB are free" in refused(capsys, tmp_path / "env")
-    assert not (tmp_path / "env").exists()
 
 
 @pytest.mark.slow
