@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from launch.launcher import Prepared
 from launch.slurm import record
@@ -19,6 +22,8 @@ from parallelbench.results.folder import State
 
 SINFO = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2\n"
 """What `sinfo` says of a partition of two nodes with four GPUs each."""
+SRUN = 'while [[ $1 == --output ]] && shift 2 || [[ $1 == -* ]] && shift; do :; done; exec "$@"'
+"""An srun that drops its flags."""
 ON_SITE = ["launcher=slurm", "site=local_cluster"]
 MISSING, DONE = State("missing"), State("done", Outcome(outcome="ok", reason="trained", finished_at=2.0), 1)
 
@@ -58,6 +63,15 @@ def submission(**changes: Any) -> Submission:
 def of_sbatch(script: str) -> list[str]:
     """The options in a batch script."""
     return [line.partition(" ")[2] for line in script.splitlines() if line.startswith("#SBATCH ")]
+
+
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Programs of Slurm's, or in their place, which PATH has first: name → what bash does."""
+    folder.mkdir(exist_ok=True)
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
 @dataclass

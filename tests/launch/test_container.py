@@ -18,7 +18,7 @@ from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension
 from parallelbench.config.sites import Site
 from parallelbench.errors import ConfigError
-from tests.launch.fake_slurm import submission
+from tests.launch.fake_slurm import SRUN, programs, submission
 
 IMAGE = "/images/bench.sif"
 
@@ -109,17 +109,6 @@ def in_container(conf: Path) -> Site:
     return planned(conf, runtime="apptainer").run.site
 
 
-def stand_ins(folder: Path, program: str) -> dict[str, str]:
-    """An srun that drops its flags, an Apptainer that drops everything up to the interpreter, and a scontrol."""
-    folder.mkdir()
-    srun = 'while [[ $1 == --output ]] && shift 2 || [[ $1 == -* ]] && shift; do :; done; exec "$@"'
-    apptainer = f'echo "$@" > {folder}/asked; while [[ $1 != /opt/bin/python ]]; do shift; done; shift; {program}'
-    for name, text in (("srun", srun), ("apptainer", apptainer), ("scontrol", f'echo "$@" >> {folder}/told')):
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-
-
 @pytest.mark.parametrize(
     ("asks", "task", "requeued"),
     [
@@ -129,7 +118,7 @@ def stand_ins(folder: Path, program: str) -> dict[str, str]:
     ],
 )
 def test_the_script_queues_a_job_again_that_asks_for_it_from_inside(
-    asks: bool, task: dict[str, str], requeued: str, tmp_path: Path
+    asks: bool, task: dict[str, str], requeued: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inside there is no scontrol: the job leaves a file, and its batch script does it."""
     run = planned(tmp_path, runtime="apptainer")
@@ -137,13 +126,15 @@ def test_the_script_queues_a_job_again_that_asks_for_it_from_inside(
     folder = run.run.sweep_folder / "submissions" / "TOKEN"
     folder.mkdir(parents=True)
     marker = f"touch {folder}/requeue-17;" if asks else ""
-    env = stand_ins(tmp_path / "bin", f"{marker} exit 3") | task
+    asked, told = tmp_path / "asked", tmp_path / "told"
+    inside = f'echo "$@" > {asked}; while [[ $1 != /opt/bin/python ]]; do shift; done; shift; {marker} exit 3'
+    programs(tmp_path / "bin", monkeypatch, srun=SRUN, apptainer=inside, scontrol=f'echo "$@" >> {told}')
+    env = os.environ | {"SLURM_JOB_ID": "17"} | task
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True)
     assert done.returncode == 3, done.stderr
-    told = tmp_path / "bin" / "told"
     assert (told.read_text() if told.exists() else "") == requeued
     assert not (folder / "requeue-17").exists()
-    assert (tmp_path / "bin" / "asked").read_text().startswith("exec --nv --bind ")
+    assert asked.read_text().startswith("exec --nv --bind ")
 
 
 def test_a_job_asks_outside_only_from_a_container(

@@ -15,16 +15,14 @@ from launch.attempt.supervisor import Interrupted, stoppable
 from launch.slurm import job
 from launch.slurm.job import ANSWER_S, end_of_grace, heeding_preemption
 from tests.faults import fault
+from tests.launch.fake_slurm import programs
 
 IN_GRACE = "JobId=7 JobState=RUNNING EndTime=2026-11-23T12:28:05 PreemptTime=2026-11-23T12:26:05 Reason=None"
 
 
 def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> list[str]:
     """Get a SIGTERM where `scontrol` is this script; returns what became of the job."""
-    program = tmp_path / "scontrol"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    programs(tmp_path, monkeypatch, scontrol=script)
     told: list[str] = []
 
     def preempted(left_s: float) -> None:

@@ -28,7 +28,7 @@ from launch.verbs.doctor import file_system
 from launch.verbs.plan import estimate
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
-from tests.launch.fake_slurm import MISSING, SINFO, FakeSlurm, group, prepared, run_of, submission
+from tests.launch.fake_slurm import MISSING, SINFO, FakeSlurm, group, prepared, programs, run_of, submission
 
 
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59))
@@ -223,11 +223,8 @@ def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.Monk
 
 def test_the_job_of_an_srun_that_does_not_end_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "told"
-    programs = {"srun": "trap '' INT; kill -INT $PPID; exec sleep 20", "scancel": f'echo "$@" >> {told}'}
-    for name, script in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    interrupting = "trap '' INT; kill -INT $PPID; exec sleep 20"
+    programs(tmp_path, monkeypatch, srun=interrupting, scancel=f'echo "$@" >> {told}')
     monkeypatch.setattr(scheduler, "ENDING_S", 0.1)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.folder import RunFolder, find_runs
 from tests.analysis.factory import published
 from tests.faults import fault
-from tests.launch.fake_slurm import DONE, MISSING, SINFO, FakeSlurm, prepared
+from tests.launch.fake_slurm import DONE, MISSING, SINFO, FakeSlurm, prepared, programs
 
 TEXTS = {
     NoJob.REFUSED: ["Batch job submission failed: Invalid account or account/partition combination specified"],
@@ -268,13 +267,6 @@ def test_a_result_comes_back_where_its_new_intent_can_not_be_written(
     assert item.folder.result.exists()
 
 
-def srun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program of that name, which submitit looks for."""
-    (folder / "bin").mkdir()
-    (folder / "bin" / "srun").touch(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-
-
 def test_without_srun_nothing_is_submitted_and_no_run_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
@@ -290,7 +282,7 @@ def test_what_can_not_be_written_for_sbatch_leaves_no_run(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     """Neither the record of the submission, nor what submitit writes before it calls sbatch."""
-    srun(tmp_path, monkeypatch)
+    programs(tmp_path / "bin", monkeypatch, srun="")  # submitit looks for it
     sbatch: Sbatch = submit.sbatch if fails == "calls" else never
 
     def no_space(*_: object) -> None:
@@ -308,12 +300,6 @@ def test_what_can_not_be_written_for_sbatch_leaves_no_run(
     assert not [path for path in sweep.iterdir() if path.name != record.FOLDER]
 
 
-def program(folder: Path, name: str, script: str) -> None:
-    """One of Slurm's, for a PATH that begins with the folder."""
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
 @fault(
     "submission",
     "A site's script in the place of sbatch prints lines of its own",
@@ -325,9 +311,7 @@ def test_the_number_of_a_job_is_read_from_slurms_own_line(
     seeds: str, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     said = "Checking limits: job 1 of 64", "Submitted batch job 4711", "Thanks for job 2"
-    program(tmp_path, "sbatch", "\n".join(f"echo {line}" for line in said))
-    program(tmp_path, "srun", "")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    programs(tmp_path, monkeypatch, sbatch="\n".join(f"echo {line}" for line in said), srun="")
     (done,) = submitted(tmp_path, monkeypatch, submit.sbatch, seeds)
     assert done.job == "4711"
     pickles = record.folder_of(tmp_path / "adhoc", done.token).glob("*_submitted.pkl")
@@ -349,9 +333,7 @@ def test_an_answer_without_slurms_line_is_a_lost_one() -> None:
 def test_a_queued_job_whose_sweep_was_renamed_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("sbatch", "srun"):
-        program(tmp_path, name, "echo Submitted batch job 17")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    programs(tmp_path, monkeypatch, **dict.fromkeys(("sbatch", "srun"), "echo Submitted batch job 17"))
     results = tmp_path / "some results"
     submit.submit(prepared(Path(f"'{results}'"), "sweep.name=before"), SubmitOptions(), lambda _: None)
     for name, said in (

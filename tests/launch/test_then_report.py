@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.sites import Container
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.fake_slurm import MISSING, ON_SITE, FakeSlurm, of_sbatch, submission
+from tests.launch.fake_slurm import MISSING, ON_SITE, SRUN, FakeSlurm, of_sbatch, programs, submission
 
 
 @pytest.fixture
@@ -84,13 +83,8 @@ def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path, monkeypatch:
 @pytest.fixture
 def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunConfig], CompletedProcess[str]]:
     """Executes what sbatch is given as the kernel does; Python is a program that prints its umask and arguments."""
-    (tmp_path / "bin").mkdir()
-    srun = 'while [[ $1 == --output ]] && shift 2 || [[ $1 == -* ]] && shift; do :; done; exec "$@"'
-    for name, text in (("program", "printf '%s\\n' $(umask) \"$@\""), ("srun", srun)):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+    programs(tmp_path / "bin", monkeypatch, program="printf '%s\\n' $(umask) \"$@\"", srun=SRUN)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "program"))
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
 
     def execute(run: RunConfig) -> CompletedProcess[str]:
         job = tmp_path / "slurm_script"
