@@ -30,18 +30,14 @@ WOBBLE = (1.0, 1.003, 0.997, 1.001, 0.999, 1.002)
 """What a quiet machine does to times."""
 
 
+SHORTER: dict[str, Any] = {"name": "shorter", "section": "1", "quote": "shorter", "metric": "steady_epoch_time_s"}
+SHORTER |= {"contrasts": [{"rising": "devices"}], "expect": {"below": 0.98}, "sweep": "demo"}
+"""Two devices train an epoch in less time than one."""
+
+
 def claim(**changes: Any) -> Claim:
-    """Two devices train an epoch in less time than one."""
-    plain = {
-        "name": "shorter",
-        "section": "1",
-        "quote": "shorter",
-        "metric": "steady_epoch_time_s",
-        "contrasts": [{"rising": "devices"}],
-        "expect": {"below": 0.98},
-        "sweep": "demo",
-    }
-    found: Claim = structure(plain | changes, Claim)
+    """That of `SHORTER`, with these changes."""
+    found: Claim = structure(SHORTER | changes, Claim)
     return found
 
 
@@ -309,13 +305,8 @@ BROKEN = [
 
 
 def written(path: Path, changes: dict[str, Any] | str) -> Path:
-    plain = yaml.safe_load(yaml.safe_dump({"name": "shorter", "section": "1", "quote": "shorter"}))
-    plain |= {"metric": "steady_epoch_time_s", "contrasts": [{"rising": "devices"}], "sweep": "demo"}
-    plain |= {"expect": {"below": 0.98}}
-    if isinstance(changes, str):
-        path.write_text(changes)
-    else:
-        path.write_text(yaml.safe_dump({"seed": "9", "title": "mine", "claims": [plain | changes]}))
+    whole = {"seed": "9", "title": "mine", "claims": [SHORTER | changes]} if isinstance(changes, dict) else None
+    path.write_text(changes if whole is None else yaml.safe_dump(whole))
     return path
 
 

@@ -38,17 +38,8 @@ pytestmark = pytest.mark.slow
 MODEL = ("model=mlp", "model.hidden=[16]", "precision=fp64", "optimizer=adam")
 SINGLE = ("run", *TINY, *MODEL, "measure.parity=false", "measure.probe=false", "epochs=60")
 HERE = (*SINGLE, "epochs=20", "launcher=inline", "launcher.checkpoint=auto", "measure.telemetry_hz=0")
-DDP = (
-    "run",
-    *TINY,
-    *MODEL,
-    "epochs=60",
-    "strategy=ddp",
-    "devices=2",
-    "launcher.oversubscribe=true",
-    "measure.parity_steps=1",
-    "measure.probe=false",
-)
+TWO = ("strategy=ddp", "devices=2", "launcher.oversubscribe=true", "measure.parity_steps=1", "measure.probe=false")
+DDP = ("run", *TINY, *MODEL, "epochs=60", *TWO)
 ALWAYS = ("launcher.checkpoint=always", "launcher.checkpoint_every_s=0.001")
 MLP = Mlp.build
 NAME = re.compile(r"attempt-(\d+)-epoch-(\d+)")

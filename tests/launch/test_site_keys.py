@@ -88,14 +88,8 @@ def test_a_further_option_is_none_that_the_suite_sets() -> None:
 
 def test_every_option_of_a_job_is_known_as_the_suites(results: Path) -> None:
     """So that a further one can't replace it."""
-    sets = [
-        "site.mail_user=me",
-        BOTH,
-        "site.exclusive=true",
-        "site.nice=1",
-        "site.gpu_type=a100",
-        "launcher.pack=false",
-    ]
+    sets = ["site.mail_user=me", BOTH, "site.exclusive=true", "site.nice=1", "site.gpu_type=a100"]
+    sets += ["launcher.pack=false"]
     batch, run = group(results, *sets), one_run([*ON_SITE, f"results={results}", *sets]).run
     written = [line.partition(" ")[2] for line in batch.job.script(2).splitlines() if line.startswith("#SBATCH")]
     written += [line.partition(" ")[2] for line in report_script(run, ["7"]).splitlines() if line.startswith("#SBATCH")]

@@ -153,15 +153,8 @@ def test_a_cluster_that_jobs_would_not_go_to_is_refused(name: str, monkeypatch: 
     ],
 )
 def test_jobs_ask_for_memory_and_gpus_as_the_cluster_demands(site: list[str], asked: set[str]) -> None:
-    own = [
-        "strategy=ddp",
-        "devices=2",
-        "site=asu_sol",
-        "site.data_dir=data",
-        "launcher=slurm",
-        *(f"site.{each}" for each in site),
-    ]
-    run = one_run(own).run
+    own = ["strategy=ddp", "devices=2", "site=asu_sol", "site.data_dir=data", "launcher=slurm"]
+    run = one_run([*own, *(f"site.{each}" for each in site)]).run
     job = job_of_runs(submission(launcher=slurm(run), site=run.site), shape_of(run, "cuda"), Path("a/b/c"))
     words = ("--mem", "--gpus", "--gres")
     assert {word for word in as_words(job.flags) if word.startswith(words)} == asked

@@ -307,14 +307,8 @@ def test_a_trial_that_can_not_work_is_a_message(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_sweep_is_tuned_once_and_trains_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = [
-        *TINY,
-        "strategy=ddp",
-        "devices=1,2",
-        "tune=true",
-        f"results={tmp_path}",
-        "launcher.oversubscribe=true",
-    ]
+    two = ("strategy=ddp", "devices=1,2", "launcher.oversubscribe=true")
+    overrides = [*TINY, *two, "tune=true", f"results={tmp_path}"]
     assert main(["submit", *overrides]) == 0
     assert capsys.readouterr().out.count("tuned for logistic_regression (tried with synthetic") == 1
     (choice,) = read(tmp_path / "adhoc").values()
