@@ -120,11 +120,11 @@ def test_a_gpus_speed_is_measured_in_fp16(device: ScriptedCuda, monkeypatch: pyt
     monkeypatch.setattr(machine_probe, "_COPIED_BYTES", {"cuda": 64})
     types = []
 
-    def fastest(pieces: Any, _: Any) -> float:
+    def times(pieces: Any, _: Any) -> list[float]:
         types.extend([piece() for piece in pieces])
-        return 2.0
+        return [2.0]
 
-    monkeypatch.setattr(machine_probe, "fastest_s", fastest)
+    monkeypatch.setattr(machine_probe, "times_s", times)
     assert machine_probe._measured(WORLD, WORLD.device) == (8**3, 64.0)
     assert [values.dtype for values in types] == [torch.float16, torch.uint8]
 

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from itertools import cycle
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Moment = Literal["start", "end"]
 
 PIECE_S = 0.06
-"""How long each of the two pieces of work is repeated; the fastest time counts."""
+"""How long each of the two pieces of work is repeated."""
 MOST_RANKS = 8
 """Ranks of a node that are measured, since they are measured one after the other."""
 _SIDES = {"cpu": 256, "cuda": 4096}
@@ -77,7 +78,7 @@ def _measured(world: World, device: torch.device) -> tuple[float, float]:
             shape = (_PLACES[world.device_type], size)
             source, copy = (torch.ones(shape, dtype=torch.uint8, device=device) for _ in range(2))
             copies = [functools.partial(into.copy_, out_of) for into, out_of in zip(copy, source, strict=True)]
-            copy_s = fastest_s(copies, world)
+            copy_s = median(times_s(copies, world))  # the fastest one found more of its memory in a cache
     except torch.OutOfMemoryError:
         return 0.0, 0.0
     finally:
@@ -94,15 +95,21 @@ def _side(device_type: str) -> int:
 
 def fastest_s(pieces: Sequence[Callable[[], object]], world: World) -> float:
     """The shortest time of a piece of work, s: an interruption lengthens only some of them."""
+    return min(times_s(pieces, world))
+
+
+def times_s(pieces: Sequence[Callable[[], object]], world: World) -> list[float]:
+    """How long each piece of work took, in turn for `PIECE_S`, s; at least one is measured."""
     for piece in pieces:  # the first time loads libraries and touches the memory
         piece()
     world.synchronize()
-    fastest_s, end = float("inf"), time.perf_counter() + PIECE_S
+    found: list[float] = []
+    end = time.perf_counter() + PIECE_S
     for piece in cycle(pieces):
         start = time.perf_counter()
-        if start > end:
+        if found and start > end:
             break
         piece()
         world.synchronize()
-        fastest_s = min(fastest_s, time.perf_counter() - start)
-    return fastest_s
+        found.append(time.perf_counter() - start)
+    return found
