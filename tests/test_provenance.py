@@ -10,18 +10,9 @@ from unittest import mock
 import pytest
 
 from parallelbench.measure import environment
-from parallelbench.measure.environment_match import differences, entries, must_match
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal, read_entries
-from parallelbench.training import session
-from parallelbench.training.session import (
-    RankSession,
-    captured_environment,
-    device_names,
-    first_facts,
-    later_facts,
-    unlike_nodes,
-)
+from parallelbench.training.session import RankSession, captured_environment, first_facts, later_facts
 from parallelbench.world.machine import cpu_name
 from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, component, config
@@ -45,7 +36,7 @@ def begun(root: Path, number: int) -> Attempt:
 
 
 def going_on(facts: dict[str, Any], attempt: Attempt) -> dict[str, Any]:
-    return facts | later_facts(attempt, cpu_name(), captured_environment(World()), before=facts)
+    return facts | later_facts(attempt, World(), captured_environment(World()), before=facts)
 
 
 def test_a_run_that_goes_on_under_another_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,46 +78,17 @@ def test_a_run_that_goes_on_with_other_sources_of_a_plugin_says_so(
 
 # --- several nodes
 
-EPYC, XEON = {"host": "n1", "cpu": "EPYC", "nice": 5}, {"host": "n2", "cpu": "XEON", "nice": 0}
-UNLIKE = {"cpu": "EPYC on 1 node; XEON on 1 node", "nice": "5 on 1 node; 0 on 1 node"}
+EPYC, XEON = {"host": "n1", "cpu": "EPYC"}, {"host": "n2", "cpu": "XEON"}
 
 
 @pytest.mark.slow
 def test_each_nodes_environment_is_asked_for_and_how_they_differ_is_recorded(tmp_path: Path) -> None:
     first, *_, last = run_ranks(on_nodes, 4, tmp_path, [EPYC, XEON])
-    assert first == EPYC | {"gpus": ["GPU-0", "GPU-1"], "unlike_nodes": UNLIKE}
+    assert first == EPYC | {"gpus": ["GPU-0", "GPU-1"], "unlike_nodes": "cpu: EPYC on node 0; XEON on node 1"}
     assert last == {}, "one rank of each node looks"
     first, _, second, _ = run_ranks(on_nodes, 4, tmp_path, [EPYC, EPYC | {"host": "n2"}])
     assert first == EPYC | {"gpus": ["GPU-0", "GPU-1"]}
     assert second["gpus"] == ["GPU-2", "GPU-3"]
-
-
-def test_the_same_unlike_nodes_are_the_same_machines_in_any_order() -> None:
-    """And others are others: it counts which entries are on one node together."""
-    swapped, module = EPYC | {"nice": 0}, {"loaded_modules": "gcc"}
-
-    def entries_of(*nodes: dict[str, Any]) -> dict[str, Any]:
-        return entries(nodes[0] | {"unlike_nodes": unlike_nodes(nodes)})
-
-    one = entries_of(EPYC, XEON, XEON | module)
-    for nodes in ((XEON, EPYC, XEON), (XEON | module, XEON, EPYC)):
-        assert differences(one, entries_of(*nodes)) == {}
-    for others in ((EPYC, EPYC, XEON), (swapped, XEON, XEON | {"nice": 5}), (EPYC, XEON), (XEON, XEON, XEON)):
-        assert differences(one, entries_of(*others)) != {}
-    assert "nice" not in unlike_nodes([EPYC, XEON | {"nice": 5}])
-    assert must_match("unlike_nodes.cpu")
-
-
-@pytest.mark.slow
-def test_unlike_processors_are_all_named_in_any_order(tmp_path: Path) -> None:
-    assert run_ranks(on_processors, 2, tmp_path, ["XEON", "EPYC"]) == ["EPYC and XEON"] * 2
-    assert run_ranks(on_processors, 2, tmp_path, ["EPYC", "EPYC"]) == ["EPYC"] * 2
-
-
-def on_processors(rank: int, size: int, names: list[str]) -> str:
-    """What the device is called where the ranks are on these processors."""
-    with mock.patch.object(session, "device_name", return_value=names[rank]):
-        return device_names(World(rank=rank, size=size, local_rank=0))
 
 
 def on_nodes(rank: int, size: int, nodes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -141,9 +103,9 @@ def on_nodes(rank: int, size: int, nodes: list[dict[str, Any]]) -> dict[str, Any
 def test_a_run_that_goes_on_on_unlike_nodes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured(monkeypatch, "aaa")
     facts = beginning(begun(tmp_path, 1))
-    captured(monkeypatch, "aaa", unlike_nodes=UNLIKE)
+    captured(monkeypatch, "aaa", unlike_nodes="cpu: EPYC on node 0; XEON on node 1")
     facts = going_on(facts, begun(tmp_path, 2))
-    assert facts["resumed_elsewhere"].startswith("unlike_nodes.cpu: None and EPYC on 1 node; XEON on 1 node, ")
+    assert facts["resumed_elsewhere"] == "unlike_nodes: None and cpu: EPYC on node 0; XEON on node 1"
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
@@ -156,14 +118,14 @@ def test_a_run_on_unlike_nodes_warns_and_knows_what_its_job_began_with(
 
     def capture(**given: Any) -> dict[str, Any]:
         asked.update(given)
-        return {"unlike_nodes": UNLIKE}
+        return {"unlike_nodes": "cpu: EPYC on node 0; XEON on node 1"}
 
     monkeypatch.setattr(environment, "capture", capture)
     path = attempt.path / "journal-rank0.jsonl"
-    rank = RankSession(run, attempt, journal=Journal(path), startup=mock.Mock())
-    rank._join(World())
-    rank._record_environment()
-    rank.leave()
+    session = RankSession(run, attempt, journal=Journal(path), startup=mock.Mock())
+    session._join(World())
+    session._record_environment()
+    session.leave()
     (warned,) = [entry["texts"] for entry in read_entries(path) if entry["event"] == "warned"]
-    assert "its nodes are unlike (cpu: EPYC on 1 node; XEON on 1 node, nice: 5 on 1 node; 0 on 1 node)" in warned[-1]
+    assert "its nodes are unlike (cpu: EPYC on node 0; XEON on node 1)" in warned[-1]
     assert asked.get("site") == (run.site if launcher == "slurm" else None)

@@ -18,7 +18,7 @@ ENTRIES_VERSION = 4
 PACKED = "packed"
 """Whether a warm process was forked. It is the run's own column, which comparisons put beside its environment."""
 UNLIKE_NODES = "unlike_nodes"
-"""The entry that says in which of these a run's nodes differ, and how many have which; none where they don't."""
+"""The entry that says in which of these a run's nodes differ, and which node has which; none where they don't."""
 LINKS = "cuda.links"
 """The entry of the kinds of links between the GPUs that a run has on a node; none with fewer than two."""
 MUST_MATCH = (
@@ -103,7 +103,7 @@ def must_match(key: str) -> bool:
     root, _, name = key.partition(".")
     is_variable = root == "variables" and name.startswith(_VARIABLES) and is_recorded(name)
     changes_speed = is_variable and key not in _NO_EFFECT and not _ELSEWHERE.search(name)
-    return key in MUST_MATCH or root == UNLIKE_NODES or changes_speed
+    return key in MUST_MATCH or changes_speed
 
 
 def is_reported(key: str) -> bool:
@@ -153,16 +153,8 @@ def differences(
     if len(frameworks) > 1:
         # On processors torch tells of a driver only where it could use it; on GPUs each framework does.
         apart |= {key for key in _OF_EACH_GPU if one.get(key) is None or other.get(key) is None}
-    if (unlike := _of_nodes(one)) == _of_nodes(other):
-        apart |= unlike.keys()  # what the first of the nodes has, whichever that is
     keys = sorted(key for key in one.keys() | other.keys() if relevant(key) and key not in apart)
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
-
-
-def _of_nodes(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries in which a run's nodes differ → what these have."""
-    start = f"{UNLIKE_NODES}."
-    return {key.removeprefix(start): value for key, value in environment.items() if key.startswith(start)}
 
 
 def entries(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import accumulate, combinations, groupby
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.config.components import TRAITS
@@ -13,7 +13,7 @@ from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import training_plugin
 from parallelbench.config.sites import SlurmLauncher
 from parallelbench.data.content import content_sha256
-from parallelbench.errors import ConfigError, count_of
+from parallelbench.errors import ConfigError
 from parallelbench.measure import environment
 from parallelbench.measure.environment_match import (
     PLUGIN,
@@ -32,6 +32,7 @@ from parallelbench.training.checks.parity import (
 )
 from parallelbench.training.checks.tolerances import rounding
 from parallelbench.training.loop import Trainer
+from parallelbench.world import machine
 from parallelbench.world.machine import device_name
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ class RankSession:
     def _join(self, world: RankWorld) -> None:
         """Go on with this world."""
         self._world = world
-        self._device_name = device_names(world)
         self._boundary = EpochBoundary(self._run, self._attempt, world, journal=self._journal, warn=self._warn)
 
     def leave(self) -> None:
@@ -84,7 +84,7 @@ class RankSession:
             self._warnings = [*dict.fromkeys([*resumed.warnings, *self._warnings])]
             captured = captured_environment(self._world, **self._trained_with)
             if self._world.rank == 0:
-                self._facts(**later_facts(self._attempt, self._device_name, captured, before=resumed.facts))
+                self._facts(**later_facts(self._attempt, self._world, captured, before=resumed.facts))
             self._startup.skip()
         return resumed
 
@@ -99,7 +99,7 @@ class RankSession:
             rounding=rounding(self._run, self._traits),
             parameters=parameters,
             theoretical_state_bytes=self._run.strategy.state_bytes(self._run, parameters, frozen=frozen),
-            device_name=self._device_name,
+            device_name=machine.device_name(self._world),
             theoretical_bubble=self._run.strategy.bubble(self._run),
         )
         self._record_warnings()
@@ -110,9 +110,8 @@ class RankSession:
         if self._world.rank == 0:
             self._facts(**first_facts(self._attempt, captured))
             if unlike := captured.get(UNLIKE_NODES):
-                found = ", ".join(f"{key}: {value}" for key, value in unlike.items())
                 self._warn(
-                    f"its nodes are unlike ({found}), so its times are compared only with those of nodes that are "
+                    f"its nodes are unlike ({unlike}), so its times are compared only with those of nodes that are "
                     "unlike in the same way; choose nodes of one kind with site.constraint"
                 )
         self._startup.skip()
@@ -178,26 +177,21 @@ def captured_environment(world: RankWorld, **trained_with: Any) -> dict[str, Any
         captured = json.loads(canonical_json(environment.capture(gpus=gpus, **trained_with)))
     relevant = {key: value for key, value in entries(captured).items() if must_match(key)}
     of_nodes = [json.loads(each) for each in world.gather(canonical_json(relevant) if captured else "") if each]
-    return captured | ({UNLIKE_NODES: unlike} if world.rank == 0 and (unlike := unlike_nodes(of_nodes)) else {})
+    return captured | ({UNLIKE_NODES: unlike} if world.rank == 0 and (unlike := _unlike(of_nodes)) else {})
 
 
-def unlike_nodes(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """{"cpu": "EPYC on 2 nodes; XEON on 1 node", "nice": "5 on 2 nodes; 0 on 1 node"}: of what must match, all that
-    differs. The nodes are sorted, by all of it, for the same ones in another order are no other machines.
+def _unlike(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """ "cpu: EPYC 7543 on node 0, 2; EPYC 7763 on node 1": of what must match, all that differs, by the nodes' numbers
+    as in the names of their logs.
     """
-    kinds = [node for number, node in enumerate(nodes) if node not in nodes[:number]]
-    keys = sorted({key for one, other in combinations(kinds, 2) for key in differences(one, other)})
-    in_order = sorted([str(node.get(key)) for key in keys] for node in nodes)
-    told = {}
-    for key, values in zip(keys, zip(*in_order, strict=True), strict=True):
-        alike = ((value, len([*those])) for value, those in groupby(values))
-        told[key] = "; ".join(f"{value} on {count_of(number, 'node')}" for value, number in alike)
-    return told
-
-
-def device_names(world: RankWorld) -> str:
-    """Name of a run's GPUs, or of its nodes' processors, of which there may be several kinds. A collective."""
-    return " and ".join(sorted(set(world.gather(device_name(world)))))
+    keys = sorted({key for other in nodes[1:] for key in differences(nodes[0], other)})
+    told = []
+    for key in keys:
+        having: dict[str, list[str]] = {}
+        for number, node in enumerate(nodes):
+            having.setdefault(str(node.get(key)), []).append(str(number))
+        told.append(f"{key}: " + "; ".join(f"{value} on node {', '.join(those)}" for value, those in having.items()))
+    return ", ".join(told)
 
 
 def first_facts(attempt: Attempt, captured: Mapping[str, Any]) -> dict[str, str]:
@@ -206,13 +200,11 @@ def first_facts(attempt: Attempt, captured: Mapping[str, Any]) -> dict[str, str]
 
 
 def later_facts(
-    attempt: Attempt, device: str, captured: Mapping[str, Any], *, before: Mapping[str, Any]
+    attempt: Attempt, world: RankWorld, captured: Mapping[str, Any], *, before: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The same of an attempt that goes on, on the `device` of this name; `before` are the columns that the attempts
-    before it have recorded.
-    """
+    """The same of an attempt that goes on; `before` are the columns that the attempts before it have recorded."""
     facts = {"attempts_json": _attempts(json.loads(before.get("attempts_json") or "[]"), attempt, captured)}
-    if changed := _elsewhere(before, captured, device):
+    if changed := _elsewhere(before, captured, device_name(world)):
         facts["resumed_elsewhere"] = ", ".join(dict.fromkeys(filter(None, [before.get("resumed_elsewhere"), changed])))
     return facts
 

@@ -36,6 +36,7 @@ from parallelbench.training.checks.tolerances import Finding, checks_arithmetic,
 from parallelbench.training.failure import give_up
 from parallelbench.training.replica import new_replica
 from parallelbench.training.session import RankSession
+from parallelbench.world import machine
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import Numerics, set_precision
 from parallelbench.world.settings import configure_torch
@@ -170,7 +171,7 @@ class Session(RankSession):
             prepared.carry_out(arrays)
         except EngineError as error:
             if error.kind == "error":  # a process that was killed says nothing about its engine
-                self._facts(device_name=self._device_name, preprocess_failed=True)
+                self._facts(device_name=machine.device_name(self._world), preprocess_failed=True)
             raise
         if self._run.epochs:
             self._run, arrays = prepared.training_set(arrays)
@@ -182,7 +183,7 @@ class Session(RankSession):
 
     def _end_untrained(self) -> None:
         """End a run that only preprocesses."""
-        self._facts(device_name=self._device_name, **self._startup.facts() | {"startup_s": None})
+        self._facts(device_name=machine.device_name(self._world), **self._startup.facts() | {"startup_s": None})
         self._finished(None)
         self._probe("end")
 
