@@ -194,9 +194,9 @@ def own_place(error: BaseException) -> str:
 
 
 def place_of(function: Any) -> str:
-    """ "FILE:LINE" where a function begins."""
-    code = inspect.unwrap(function).__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
+    """ "FILE:LINE" where a function begins; its name where it has none, as a partial."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return repr(function) if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def count_of(n: int, noun: str, plural: str = "") -> str:

@@ -151,7 +151,18 @@ class Experts(nn.Module):
         return torch._grouped_mm(rows, self.weights.bfloat16(), offs=ends)
 
 
-@pytest.mark.parametrize(("kind", "flop"), [(Upsampling, 2 * 28 * 28 * 6 * 16), (Experts, 2 * 28 * 32 * 16)])
+class Summing(nn.Module):
+    """Two groups, of the first and the last 14 rows, sum over their own."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = nn.functional.pad(images[0, 0], (0, 4)).bfloat16()
+        return torch._grouped_mm(rows.T, rows, offs=torch.tensor([14, 28], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "flop"),
+    [(Upsampling, 2 * 28 * 28 * 6 * 16), (Experts, 2 * 28 * 32 * 16), (Summing, 2 * 28 * 32 * 32)],
+)
 def test_what_a_users_model_may_do_is_counted(
     kind: type[nn.Module], flop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

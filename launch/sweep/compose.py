@@ -203,8 +203,8 @@ def _require_names(plain: Plain, chosen: Mapping[str, str]) -> None:
     for group, file in chosen.items():
         node = plain.get(group)
         found = node.get("name", file) if isinstance(node, dict) else file
-        if group in _NAMED and found != file:
-            raise ConfigError(f"{group}={file}: its file says `name: {found}`: write `name: {file}` into {file}.yaml")
+        if group in _NAMED and found not in (file, own := file.rpartition("/")[2]):
+            raise ConfigError(f"{group}={file} has `name: {found}`: it is its file's, so write `name: {own}`")
 
 
 _NAMED = (*COMPONENTS, "site")

@@ -119,20 +119,27 @@ def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> Non
     runs = [run for parts, run in asked.items() if parts not in done]
     if not runs or importlib.util.find_spec("torch") is None:  # which may be in the jobs' container alone
         return
-    made = subprocess.run(
-        [sys.executable, "-m", own_parts.__name__, *plugin_of(runs[0])],
-        input=canonical_json([to_mapping(run) for run in runs]).encode(),
-        capture_output=True,
-        env=environment(runs[0], "cpu", os.environ, cores=threads_here()),
-        preexec_fn=before_the_program,
-        check=False,
-    )
-    if made.returncode == 2 and made.stdout:
-        raise ConfigError(made.stdout.decode(errors="replace").strip())
-    if made.returncode:
+    here = launcher_of(runs[0]).trains_here  # the nodes of queued runs may see files that this one does not
+    try:
+        made = subprocess.run(
+            [sys.executable, "-m", own_parts.__name__, "data" if here else "models", *plugin_of(runs[0])],
+            input=canonical_json([to_mapping(run) for run in runs]).encode(),
+            capture_output=True,
+            env=environment(runs[0], "cpu", os.environ, cores=threads_here()),
+            preexec_fn=before_the_program,
+            check=False,
+            timeout=_FIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"it took longer than {_FIT_S:.0f} s"
+    else:
+        if made.returncode == 0:
+            return
+        if made.returncode == 2 and made.stdout:
+            raise ConfigError(made.stdout.decode(errors="replace").strip())
         *_, last = made.stderr.decode(errors="replace").strip().rpartition("\n")
         reason = one_line(last) or f"exit code {made.returncode}"
-        say(f"whether your model and data fit together could not be found out beforehand: {reason}")
+    say(f"whether your model and data fit together could not be found out beforehand: {reason}")
 
 
 def _tell_of_disturbed(folder: Path, extension: Extension, *, again: bool = False) -> None:
@@ -151,6 +158,8 @@ def _tell_of_disturbed(folder: Path, extension: Extension, *, again: bool = Fals
         )
 
 
+_FIT_S = 120.0
+"""How long a user's own code is waited for before its runs start all the same."""
 _LOOK_S = 1.0
 _BUSY_PERCENT = 10.0
 """Share of a core."""
@@ -161,7 +170,7 @@ def busy_programs() -> list[str]:
     others = [each for each in psutil.process_iter(["name"]) if each.pid != os.getpid()]
     list(_shares(others))  # what follows is of the time since then
     time.sleep(_LOOK_S)
-    busy = sorted(each for each in _shares(others) if each[0] >= _BUSY_PERCENT)
+    busy = sorted(each for each in _shares(others) if each[0] >= _BUSY_PERCENT and each[1])
     return [f"{name} (process {pid}, {share:.0f} % of a core)" for share, name, pid in reversed(busy)]
 
 

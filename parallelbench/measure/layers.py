@@ -175,8 +175,10 @@ class _LayerCounter(TorchDispatchMode):
         """Let the operation happen, and count it."""
         result, name = func(*args, **(kwargs or {})), func._schema.name
         if name in LEFT:
-            inputs, outputs = args[LEFT[name]].shape[-1], result.shape[-1]
-            flop = 2.0 * result.numel() * inputs
+            left = args[LEFT[name]]
+            inputs, outputs = left.shape[-1], result.shape[-1]
+            # Equal, but where groups divide what is summed over, or the outputs: each takes part in its group alone.
+            flop = 2.0 * min(result.numel() * inputs, left.numel() * outputs)
             self.product_flop += flop
             if inputs % ALIGNED or outputs % ALIGNED:
                 self.unaligned_flop += flop

@@ -134,7 +134,16 @@ def _output(run: RunConfig, samples: int) -> Any:
 
 
 def _called(run: RunConfig, model: nn.Sequential, values: Any) -> Any:
-    """What the layers make of the values; raises `ConfigError` that names the layer which can't take what it gets."""
+    """What a model makes of the values; raises `ConfigError` that names the layer which can't take what it gets."""
+    try:
+        return model(values)
+    except Exception:
+        _raise_with_layer(run, model, values)
+        raise
+
+
+def _raise_with_layer(run: RunConfig, model: nn.Sequential, values: Any) -> None:
+    """Raise `ConfigError` for the first layer that can't take what the one before gives it; where there is one."""
     before = f"data={run.data.name}"
     for name, layer in model._modules.items():
         try:
@@ -149,7 +158,6 @@ def _called(run: RunConfig, model: nn.Sequential, values: Any) -> Any:
                 f"{_innermost(error)}{one_line(reason)}; correct its sizes in build ({place_of(type(run.model).build)})"
             ) from None
         before, values = f"layer {name}", given
-    return values
 
 
 def _innermost(error: Exception) -> str:

@@ -28,15 +28,15 @@ def is_own(component: Component) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Print a line for each reason that refuses the runs whose mappings are on standard input; 2: there are some.
 
-    `arguments`: a plugin, and the folder that it is in.
+    `arguments`: `data` where data are read, too, else `models`; a plugin, and the folder that it is in.
     """
-    plugin, *folders = arguments
+    what, plugin, *folders = arguments
     sys.path.extend(folders)  # last, so that they shadow nothing
     refused, told, held = Refusals(), sys.stdout, set[str]()
     with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no answer
         for plain in msgspec.json.decode(sys.stdin.buffer.read()):
             run, data = from_mapping(plain, plugin), canonical_json(plain["data"])
-            if is_own(run.data) and data not in held:
+            if what == "data" and is_own(run.data) and data not in held:
                 held.add(data)
                 with refused:
                     _told_with_place(_check_arrays, run)
@@ -62,17 +62,11 @@ def _check_model(run: RunConfig) -> None:
 
 
 def _told_with_place(check: Callable[[RunConfig], None], run: RunConfig) -> None:
-    """What a check raises as a run would tell it; a lack of memory, say, is this machine's and refuses nothing."""
-    from parallelbench.training.failure import classify
-
+    """What a check refuses, with the place in a user's code. Whatever else happens may be this machine's alone."""
     try:
         check(run)
-    except (Exception, SystemExit) as error:  # a user's code may raise anything
-        kind, reason = classify(error)
-        if kind != "error":
-            raise
-        place = own_place(error) if isinstance(error, ConfigError) else ""  # others are told with theirs
-        raise ConfigError(f"{place}{reason}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{own_place(error)}{error}") from None
 
 
 if __name__ == "__main__":
