@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,12 +15,14 @@ import pytest
 import torch
 
 from launch.launcher import check_data
-from launch.sweep import one_run
+from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
+from launch.verbs import run as verb
 from parallelbench.cli import main
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
+from parallelbench.results.folder import RunFolder
 from parallelbench.training.checks.components import check_scores
 from tests.launch.conftest import written_as_in
 from tests.launch.programs import program
@@ -66,6 +71,18 @@ def test_data_of_ones_own_that_prepare_makes_needs_the_options_of_the_command(
         run = one_run([f"data={name}", "site.data_dir=data"], Extension(user / "conf")).run
         with pytest.raises(ConfigError, match=rf"`parallelbench prepare data={name} site.data_dir=\S+`\s?{advice}$"):
             check_data(run)
+
+
+@pytest.mark.slow
+def test_data_of_runs_on_other_machines_are_not_read_beforehand(in_it: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = in_it / "mine" / "__init__.py"
+    code.write_text(code.read_text().replace("return 1, 8, 8", "return 1, 9, 9"))
+    (planned,) = expand([*OWN, "batch_size=32"], Extension(in_it / "conf", "mine"))
+    prepared: Any = SimpleNamespace(planned=planned, folder=RunFolder(in_it / "results" / "one"))
+    for here in (False, True):
+        monkeypatch.setattr(verb, "launcher_of", lambda _, here=here: SimpleNamespace(trains_here=here))
+        with pytest.raises(ConfigError, match="not \\(96, 1, 9, 9\\)") if here else nullcontext():
+            verb._check_own_parts([prepared], frozenset())
 
 
 @pytest.mark.slow
