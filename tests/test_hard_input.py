@@ -87,6 +87,10 @@ def test_references_that_lead_to_themselves_are_refused(here: Path, capsys: pyte
     assert "seed" in refused(capsys, "plan", "seed=${repeat}", "repeat=${seed}")
 
 
+def test_a_key_that_is_longer_than_any_is_not_told_whole(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(refused(capsys, "plan", f"{'k' * 3000}=1")) < 200
+
+
 def test_json_that_is_nested_without_end_is_a_damaged_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = published(config(here))
     (run.result / "manifest.json").write_text("[" * 100_000)

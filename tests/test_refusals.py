@@ -50,6 +50,7 @@ REFUSED: list[tuple[str, str, str, str]] = [
      "of strategy=fsdp, but of strategy=context_parallel,ddp,", ""),
     ("experiment=x", "", "needs a folder experiment/ of your own: name the folder that it lies in with --conf", ""),
     # choices
+    (f"model={'k' * 300}", "", f"model={'k' * 40}… is no choice: valid: ", ""),
     ("model=cnn_smal", "", "model=cnn_smal is no choice: did you mean cnn_small?", "model=cnn_small"),
     ("precision=fp31", "", "precision=fp31 is no choice: did you mean fp32?", "precision=fp32"),
     ("model=null", "", "model=None is no choice", ""),

@@ -89,9 +89,19 @@ def parse(overrides: Sequence[str], conf: Path | None = None) -> list[Override]:
         with refused:
             refuse_habit(text, group_choices(conf))
             parsed.append(_parsed(text))
+            if len(key := parsed[-1].key_or_group) > LONGEST_NAME:
+                raise ConfigError(f"{_short(key)} has {len(key):,} characters, so it is not a key: check its quotes")
             _check_choice(parsed[-1], conf)
     refused.raise_any()
     return parsed
+
+
+LONGEST_NAME = 200
+"""Characters of a key or a choice: each may be looked for as a file."""
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[:40]}…"
 
 
 def _parsed(text: str) -> Override:
@@ -139,9 +149,10 @@ def _check_choice(override: Override, conf: Path | None) -> None:
         return
     for value in values_of(override):
         if value not in valid:
+            value = _short(str(value))
             here = Path("conf", override.key_or_group, f"{value}.yaml")
             advice = f"; {here} is read with --conf conf" if conf is None and here.is_file() else ""
-            raise ConfigError(f"{override.key_or_group}={value} is no choice: {choices(str(value), valid)}{advice}")
+            raise ConfigError(f"{override.key_or_group}={value} is no choice: {choices(value, valid)}{advice}")
 
 
 def compose_plain(overrides: Iterable[str], conf: Path | None = None, *, later: Sequence[str] = ()) -> Plain:
