@@ -9,6 +9,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.sweep.compose import _composed, _set_by_hand, by_hydra, group_choices
+from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,7 @@ def test_files_of_ones_own_that_do_more_than_set_their_node_are_left_to_hydra(tm
         "model/silent.yaml": "defaults: [mlp]\nname: silent\n",
         "model/everywhere.yaml": "# @package _global_\nepochs: 7\n",
         "model/other.yaml": "defaults: [mlp, override /optimizer: sgd, _self_]\nname: other\n",
-        "model/number.yaml": "_target_: a.B\nname: 1e-3\n",
+        "model/number.yaml": "_target_: a.B\nname: number\nrate: 1e-3\n",
         "experiment/mine.yaml": "# @package _global_\nepochs: 7\n",
     }
     for path, text in files.items():
@@ -77,6 +78,10 @@ def test_files_of_ones_own_that_do_more_than_set_their_node_are_left_to_hydra(tm
     for path in files:
         group, name = path.removesuffix(".yaml").split("/")
         overrides = [f"{group}={name}", "batch_size=3"]
+        if name == "late":  # mlp comes later, with its name
+            with pytest.raises(ConfigError, match="model=late has `name: mlp`"):
+                _composed(overrides, tmp_path)
+            continue
         try:
             expected = repr(by_hydra(overrides, tmp_path))
         except HydraException as error:
