@@ -163,14 +163,14 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
     )
 
 
-def interrupted(attempt: Attempt, processes: int, signal_name: str) -> tuple[OutcomeName, str]:
-    """Outcome and reason of an attempt that was ended, perhaps because a rank had failed on another node."""
+def interrupted(attempt: Attempt, processes: int, reason: str) -> tuple[OutcomeName, str]:
+    """Outcome and reason of an attempt that was ended, for this reason unless a rank had failed on another node."""
     failed = any(error.kind != "peer" for error in rank_errors(attempt, processes))
     # SIGTERM may have reached the ranks, too: Slurm sends it to all processes of a job.
     killed = any(code < 0 and code != -signal.SIGTERM for code in exit_codes(attempt, processes, 0).values())
     if failed or killed:
         return judge(attempt, processes, 1)
-    return "killed", f"interrupted by {signal_name}"
+    return "killed", reason
 
 
 def stopped(attempt: Attempt) -> str | None:

@@ -183,7 +183,7 @@ def supervise(
                 end(process)
     except Interrupted as interruption:
         if publish_if_finished(folder, run, attempt) is None:
-            attempt.finish(*interrupted(attempt, training.processes, str(interruption)))
+            attempt.finish(*interrupted(attempt, training.processes, f"interrupted by {interruption}"))
         raise
     except SupersededError as error:
         return attempt.finish("killed", str(error))

@@ -16,7 +16,6 @@ import re
 import shlex
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +32,8 @@ from launch.sweep import one_run
 from launch.sweep.extension import extension
 from parallelbench.config.build import from_mapping
 from parallelbench.config.plugin import plugin_of
-from parallelbench.errors import ConfigError, count_of
+from parallelbench.errors import ConfigError, StorageError, count_of
+from parallelbench.frameworks.control_group import PatienceError
 from parallelbench.processes import inherited
 from parallelbench.world.machine import threads_here
 
@@ -246,7 +246,11 @@ def main(arguments: Sequence[str]) -> int:
         return gpu_check(rest)
     folder, interface, *words = rest
     on_node = {"calibration": _calibrating, "bandwidth": _measuring, "gpu-check": _checking}
-    return on_node[kind.removesuffix("-on-node")](Path(folder), interface or None, words)
+    try:
+        return on_node[kind.removesuffix("-on-node")](Path(folder), interface or None, words)
+    except (ConfigError, StorageError, OSError) as error:
+        print(f"parallelbench: node {os.environ['SLURM_PROCID']}: {error}", file=sys.stderr)
+        return 1
 
 
 def _calibrating(folder: Path, interface: str | None, words: list[str]) -> int:
@@ -287,18 +291,20 @@ def _through(interface: str | None) -> None:
 
 
 def met(folder: Path, interface: str | None) -> Rendezvous:
-    """Where a job's nodes meet: the first of them tells the others through the folder."""
+    """Where a job's nodes meet: the first of them tells the others through the folder.
+
+    Raises `ConfigError` where they don't, and `StorageError` where they don't see the same folder.
+    """
     nodes, node = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_PROCID"])
-    if node == 0:
-        return rendezvous.host(folder, os.environ["SLURM_JOB_ID"], nodes=nodes, interface=interface)
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        if (offer := rendezvous.read(folder)) is not None:
-            return offer.joined(node=node, nodes=nodes, interface=interface)
-        time.sleep(rendezvous.POLL_S)
-    raise TimeoutError(
-        f"node 0 did not write its address to {folder} within {WAIT_S:g} s: do all nodes see that folder?"
-    )
+    start = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    try:
+        if node == 0:
+            return rendezvous.host(folder, start, nodes=nodes, interface=interface)
+        if (offer := rendezvous.awaited(lambda: rendezvous.read(folder, start), WAIT_S)) is None:
+            raise rendezvous.unseen(folder, WAIT_S)
+        return offer.joined(node=node, nodes=nodes, interface=interface)
+    except (PatienceError, OSError) as error:
+        raise ConfigError(f"the nodes can't meet: {rendezvous.of_nodes(error)}") from None
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
 from launch.launcher import saved
 from launch.slurm import record, scheduler
-from launch.slurm.rendezvous import POLL_S, awaited, begun, host, join
+from launch.slurm.rendezvous import PATIENCE_S, POLL_S, OutOfTimeError, awaited, begun, host, join, of_nodes
 from launch.slurm.sbatch import ENDS_AT, ask_outside
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from parallelbench.config.identity import slug
@@ -264,20 +264,28 @@ def _skip(folder: RunFolder, why: str, *, ok: bool) -> bool:
 def train(training: Training, job: Job) -> Outcome:
     """See a described attempt to its end on the head node."""
     run, attempt = training.run, training.attempt
+
+    def until() -> float:
+        return job.until
+
     try:
         if run.nodes > 1:
-            meeting = host(attempt.path, job.start, nodes=run.nodes, interface=run.site.network_interface)
+            interface = run.site.network_interface
+            meeting = host(attempt.path, job.start, nodes=run.nodes, interface=interface, until=until)
             training = replace(training, rendezvous=meeting)
     except Interrupted as interruption:
-        attempt.finish(*interrupted(attempt, training.processes, str(interruption)))
+        attempt.finish(*interrupted(attempt, training.processes, f"interrupted by {interruption}"))
         raise
+    except OutOfTimeError:
+        return attempt.finish("timeout", "not all nodes had met when the time of the job was nearly up")
     except (PatienceError, ConnectionError) as error:
-        return attempt.finish("killed", f"not all nodes have met: {str(error).replace('rank', 'node')}")
+        reason = f"not all nodes have met: {of_nodes(error)}"
+        return attempt.finish(*interrupted(attempt, training.processes, reason))
     except OSError as error:
         return attempt.finish("error", f"the nodes can't meet: {error}")
     except StorageError as error:
         return attempt.finish("storage", str(error))
-    return supervise(training, begin=job.workers.start, until=lambda: job.until)
+    return supervise(training, begin=job.workers.start, until=until)
 
 
 def _requeue(job: Job, folder: Path) -> None:
@@ -320,10 +328,12 @@ def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
 @contextmanager
 def telling_head(folder: RunFolder, job: Job) -> Iterator[None]:
     """Leave what fails on another node as its first rank's error: the head, which srun then ends, can't know it."""
+    deadline = time.monotonic() + PATIENCE_S  # by then the head has begun an attempt, or will not
     try:
         yield
     except (Exception, SystemExit) as error:
-        if job.node and (found := awaited(lambda: _described(folder, job))) is not None:
+        left_s = deadline - time.monotonic()
+        if job.node and (found := awaited(lambda: _described(folder, job), left_s)) is not None:
             attempt, processes = found
             rank = job.node * (processes // job.nodes)
             with suppress(StorageError):

@@ -6,6 +6,7 @@ is no part of a run's start-up.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -18,7 +19,7 @@ import psutil
 
 from launch.attempt.processes import Rendezvous
 from launch.attempt.signals import heed
-from parallelbench.errors import ConfigError
+from parallelbench.errors import ConfigError, StorageError
 from parallelbench.frameworks.control_group import PatienceError, host_group, join_group
 from parallelbench.results.files import write_file
 
@@ -39,6 +40,10 @@ _REACH_S = 60.0
 """How long another node tries to reach the head, which listens before it writes where."""
 
 
+class OutOfTimeError(Exception):
+    """The job's time was nearly up before all nodes had met."""
+
+
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `rendezvous.json`, mostly in an attempt's folder."""
 
@@ -52,23 +57,30 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     def joined(self, *, node: int, nodes: int, interface: str | None, look: Callable[[], object] = heed) -> Rendezvous:
         """Where the ranks of all nodes meet, once all of these are there; for one besides the head.
 
-        `interface`: the site's. `look` may raise; it is called until the head is reached. Raises `ConfigError` where it
-        can't be, and `ConnectionError` where it ends.
+        `interface`: the site's. `look` is called again and again meanwhile, and may raise. Raises `ConfigError` where
+        the head can't be reached or does not go on, and `ConnectionError` where it ends.
         """
-        address = (self.host, self.port)
         try:
-            group = join_group(node, nodes, address, secret=self.secret, timeout_s=_REACH_S, look=look)
-        except PatienceError:
-            raise ConfigError(
-                f"node 0 could not be reached at {self.host}:{self.port} within {_REACH_S:g} s: set "
-                "site.network_interface to one that connects all nodes, e.g. ib0"
-            ) from None
-        return self.agreed(group, interface)
+            group = join_group(
+                node,
+                nodes,
+                (self.host, self.port),
+                secret=self.secret,
+                timeout_s=PATIENCE_S,
+                reach_s=_REACH_S,
+                begin_s=PATIENCE_S,
+                look=look,
+            )
+            return self.agreed(group, interface)
+        except (PatienceError, ConfigError) as error:
+            raise _not_met(of_nodes(error)) from None
 
     def agreed(self, group: ControlGroup, interface: str | None) -> Rendezvous:
         """What the head tells all nodes. It draws the ranks' port last, so that no other program takes it meanwhile."""
-        port, *_ = group.gather(free_port(self.host) if group.rank == 0 else 0)
-        group.close()
+        try:
+            port, *_ = group.gather(free_port(self.host) if group.rank == 0 else 0)
+        finally:
+            group.close()
         return Rendezvous(
             node=group.rank,
             nodes=group.size,
@@ -80,17 +92,44 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def host(folder: Path, start: str, *, nodes: int, interface: str | None = None) -> Rendezvous:
+def host(
+    folder: Path,
+    start: str,
+    *,
+    nodes: int,
+    interface: str | None = None,
+    until: Callable[[], float] = lambda: math.inf,
+) -> Rendezvous:
     """The same for the head: tell the other nodes where it is, and wait until all have come.
 
-    Raises `OSError` where this host has no address for them, and `PatienceError` where not all of them come.
+    `until`: when it must stop to wait, by the monotonic clock, as it is known at each look. Raises `OutOfTimeError`
+    then, `OSError` where this host has no address for the others, `PatienceError` where not all of them come, and
+    `ConnectionError` where one of them ends.
     """
+
+    def look() -> None:
+        heed()
+        if time.monotonic() > until():
+            raise OutOfTimeError
+
     own = address_of(interface, nodes=nodes)
     listening = socket.create_server((own, 0), backlog=nodes)
     offer = Offer(start=start, host=own, port=listening.getsockname()[1], secret=secrets.token_hex(32))
     # Anybody who knows it could join the ranks.
     write_file(folder / "rendezvous.json", msgspec.json.encode(offer), private=True)
-    return offer.agreed(host_group(listening, nodes, secret=offer.secret, timeout_s=PATIENCE_S, look=heed), interface)
+    return offer.agreed(host_group(listening, nodes, secret=offer.secret, timeout_s=PATIENCE_S, look=look), interface)
+
+
+def of_nodes(error: Exception) -> str:
+    """What the meeting says of ranks, each of which is a node here."""
+    return str(error).replace("rank", "node")
+
+
+def _not_met(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what}: node 0 has died, or other nodes can't reach it there (if so, set site.network_interface to one that "
+        "connects all nodes, e.g. ib0)"
+    )
 
 
 def free_port(host: str) -> int:
@@ -155,17 +194,22 @@ def _address_of_route() -> str:
 def join(
     folder: RunFolder, start: str, *, node: int, nodes: int, interface: str | None
 ) -> tuple[Attempt, Rendezvous] | None:
-    """Meet the head and the others; None where the head ends the attempt first, or makes no offer in time."""
+    """Meet the head and the others; None where the head has ended the attempt first.
+
+    Raises `StorageError` where no offer is seen in time, and `ConfigError` as `Offer.joined`.
+    """
 
     def offered() -> tuple[Attempt, Offer | None] | None:
         if (attempt := begun(folder, start)) is None:
             return None
         if attempt.outcome() is not None:
             return attempt, None
-        return None if (offer := read(attempt.path)) is None else (attempt, offer)
+        return None if (offer := read(attempt.path, start)) is None else (attempt, offer)
 
-    attempt, offer = awaited(offered) or (None, None)
-    if attempt is None or offer is None:
+    if (found := awaited(offered, PATIENCE_S)) is None:
+        raise unseen(folder.path, PATIENCE_S)
+    attempt, offer = found
+    if offer is None:
         return None
 
     def look() -> None:
@@ -176,6 +220,9 @@ def join(
     try:
         return attempt, offer.joined(node=node, nodes=nodes, interface=interface, look=look)
     except ConnectionError:
+        # A head that ends the attempt hangs up first; one that is dead writes nothing, nor does another program.
+        if awaited(attempt.outcome, _REACH_S) is None:
+            raise _not_met(f"{offer.host}:{offer.port} has hung up") from None
         return None
 
 
@@ -187,20 +234,25 @@ def begun(folder: RunFolder, start: str) -> Attempt | None:
     return None
 
 
-def awaited(look: Callable[[], Found | None]) -> Found | None:
-    """What `look` finds first of what another node writes; None where that takes too long."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+def awaited(look: Callable[[], Found | None], patience_s: float) -> Found | None:
+    """What `look` finds first of what another node writes; None where that takes longer. It looks at least once."""
+    deadline = time.monotonic() + patience_s
+    while True:
         heed()
-        if (found := look()) is not None:
+        if (found := look()) is not None or time.monotonic() > deadline:
             return found
         time.sleep(POLL_S)
-    return None
 
 
-def read(folder: Path) -> Offer | None:
-    """What `host` wrote to a folder; None: nothing yet."""
+def read(folder: Path, start: str) -> Offer | None:
+    """What `host` wrote to a folder in this start of the job; None: nothing yet."""
     try:
-        return msgspec.json.decode((folder / "rendezvous.json").read_bytes(), type=Offer)
+        offer = msgspec.json.decode((folder / "rendezvous.json").read_bytes(), type=Offer)
     except (OSError, msgspec.DecodeError):
         return None
+    return offer if offer.start == start else None
+
+
+def unseen(folder: Path, patience_s: float) -> StorageError:
+    """Of an offer that another node did not see in time."""
+    return StorageError(f"{folder} showed no address of node 0 within {patience_s:g} s: do all nodes see that folder?")

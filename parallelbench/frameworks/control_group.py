@@ -15,13 +15,15 @@ import socket
 import struct
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from parallelbench.errors import ConfigError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 _LENGTH = struct.Struct("!I")
@@ -30,7 +32,10 @@ _ANSWER = struct.Struct(f"!I{_NONCE_BYTES}s{_PROOF_BYTES}s")
 """Who a rank is, what rank 0 must prove itself by, and the rank's own proof."""
 _SILENCE_S = 60.0
 """How long somebody who has connected may take for the proof; nobody waits for it."""
-_LOOK_S = 0.05
+_LOOK_S = 0.2
+"""How long who waits may not look whether it must end."""
+_TRY_S = 1.0
+"""The same while it connects: a network that is slow to answer needs some time for each try."""
 _KEEP_ALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
@@ -44,13 +49,28 @@ class PatienceError(Exception):
     """Ranks did not arrive in time."""
 
 
+def _nothing() -> None:
+    """Who waits and has nothing to look at looks at this."""
+
+
 class ControlGroup:
     """One rank's connections. Each method is a collective; all ranks call the same ones in the same order."""
 
-    def __init__(self, rank: int, size: int, connections: Sequence[socket.socket], *, timeout_s: float) -> None:
-        """`connections`: on rank 0 those of ranks 1 …; elsewhere the one to rank 0."""
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        connections: Sequence[socket.socket],
+        *,
+        timeout_s: float,
+        look: Callable[[], object] = _nothing,
+    ) -> None:
+        """`connections`: on rank 0 those of ranks 1 …; elsewhere the one to rank 0.
+
+        `look` is called again and again by who waits, and may raise.
+        """
         self.rank, self.size = rank, size
-        self._connections, self._timeout_s = tuple(connections), timeout_s
+        self._connections, self._timeout_s, self._look = tuple(connections), timeout_s, look
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum over all ranks, added in the order of the ranks: every rank gets the same bits."""
@@ -58,26 +78,34 @@ class ControlGroup:
         return [sum(column[1:], column[0]) for column in zip(*rows, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the ranks, on every rank. Raises `PatienceError` that names who lacks."""
+        """Every rank's value, in the order of the ranks, on every rank.
+
+        Raises `PatienceError` that names who lacks, and `ConnectionError` where another rank has ended or vanished.
+        """
         if self.size == 1:
             return [value]
         if self.rank:
-            _send(self._connections[0], value)
+            self._send(self._connections[0], value)
             (answer,) = self._received(["rank 0"])
             values: list[Any] = answer
             return values
         values = [value, *self._received([f"rank {rank}" for rank in range(1, self.size)])]
         for connection in self._connections:
-            _send(connection, values)
+            self._send(connection, values)
         return values
+
+    def _send(self, connection: socket.socket, value: Any) -> None:
+        content = msgspec.msgpack.encode(value)
+        _send(connection, _LENGTH.pack(len(content)) + content, timeout_s=self._timeout_s)
 
     def _received(self, names: Sequence[str]) -> list[Any]:
         """One message of each connection."""
         deadline, found, late = time.monotonic() + self._timeout_s, [], []
         for name, connection in zip(names, self._connections, strict=True):
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                found.append(_receive(connection))
+                (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline=deadline, look=self._look))
+                content = _exactly(connection, length, deadline=deadline, look=self._look)
+                found.append(msgspec.msgpack.decode(content))
             except TimeoutError:
                 late.append(name)
         if late:
@@ -98,11 +126,12 @@ class ControlGroup:
 
 
 def host_group(
-    listening: socket.socket, size: int, *, secret: str, timeout_s: float, look: Callable[[], object] = lambda: None
+    listening: socket.socket, size: int, *, secret: str, timeout_s: float, look: Callable[[], object] = _nothing
 ) -> ControlGroup:
     """Rank 0's side: waits until ranks 1 … `size` − 1 have proved to know the secret, and lets them begin.
 
-    `look` is called again and again meanwhile, and may raise. Raises `PatienceError` that names who has not.
+    `look` is called again and again meanwhile, and may raise. Raises `PatienceError` that names who has not, and
+    `ConnectionError` where one of them has ended since.
     """
     joined: dict[int, tuple[socket.socket, bytes]] = {}
     deadline = time.monotonic() + timeout_s
@@ -118,18 +147,17 @@ def host_group(
                 # Beside the others, so that a stranger who says nothing keeps nobody waiting.
                 threading.Thread(target=_examine, args=(connection, secret, joined), daemon=True).start()
     for connection, nonce in joined.values():
-        connection.settimeout(timeout_s)
-        connection.sendall(_proof(secret, b"begin", nonce))
-    return ControlGroup(0, size, [joined[rank][0] for rank in range(1, size)], timeout_s=timeout_s)
+        _send(connection, _proof(secret, b"begin", nonce), timeout_s=timeout_s)
+    return ControlGroup(0, size, [joined[rank][0] for rank in range(1, size)], timeout_s=timeout_s, look=look)
 
 
 def _examine(connection: socket.socket, secret: str, joined: dict[int, tuple[socket.socket, bytes]]) -> None:
     """Let somebody who has connected join as the rank that it proves to be; else close the connection."""
     challenge = secrets.token_bytes(_NONCE_BYTES)
-    connection.settimeout(_SILENCE_S)
     with suppress(OSError):
-        connection.sendall(challenge)
-        rank, nonce, proof = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
+        _send(connection, challenge, timeout_s=_SILENCE_S)
+        answer = _exactly(connection, _ANSWER.size, deadline=time.monotonic() + _SILENCE_S)
+        rank, nonce, proof = _ANSWER.unpack(answer)
         if hmac.compare_digest(proof, _proof(secret, challenge, nonce, rank.to_bytes(4))):
             joined[rank] = connection, nonce
             return
@@ -147,53 +175,91 @@ def join_group(
     *,
     secret: str,
     timeout_s: float,
-    look: Callable[[], object] = lambda: None,
+    reach_s: float | None = None,
+    begin_s: float = math.inf,
+    look: Callable[[], object] = _nothing,
 ) -> ControlGroup:
     """The side of every other rank: connects as soon as the first node listens, and waits until rank 0 has met all.
 
-    Only the first has a time limit: torch's part, which may take long, comes between them. Where the first node ends
-    meanwhile, its kernel resets the connection; where it vanishes, this rank's own notices. `look` is called before
-    each try to connect, and may raise.
+    The first may take `reach_s` (None: as long as a collective), the second `begin_s`: torch's part, which may take
+    long, comes between them. Where the first node ends meanwhile, its kernel resets the connection; where it vanishes,
+    this rank's own notices. `look` is called again and again meanwhile, and may raise.
+
+    Raises `PatienceError`, `ConnectionError` where rank 0 has ended or vanished, and `ConfigError` where it is another
+    program that answers.
     """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        look()
-        try:
-            connection = socket.create_connection(address, timeout=max(0.01, deadline - time.monotonic()))
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                raise PatienceError(f"rank 0 did not listen at {address[0]} within {timeout_s:g} s") from None
-            time.sleep(0.05)
-    connection.settimeout(None)
+    where = f"{address[0]}:{address[1]}"
+    connection = _connected(address, timeout_s if reach_s is None else reach_s, look)
     for option, value in _KEEP_ALIVE.items():
         connection.setsockopt(*option, value)
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    challenge = _exactly(connection, _NONCE_BYTES)
-    connection.sendall(_ANSWER.pack(rank, nonce, _proof(secret, challenge, nonce, rank.to_bytes(4))))
-    if not hmac.compare_digest(_exactly(connection, _PROOF_BYTES), _proof(secret, b"begin", nonce)):
-        raise ConnectionError(f"who listens at {address[0]}:{address[1]} is not rank 0 of this attempt")
-    return ControlGroup(rank, size, [connection], timeout_s=timeout_s)
+    nonce, deadline = secrets.token_bytes(_NONCE_BYTES), time.monotonic() + begin_s
+    try:
+        challenge = _exactly(connection, _NONCE_BYTES, deadline=deadline)
+        proof = _proof(secret, challenge, nonce, rank.to_bytes(4))
+        _send(connection, _ANSWER.pack(rank, nonce, proof), timeout_s=timeout_s)
+        begin = _exactly(connection, _PROOF_BYTES, deadline=deadline, look=look)
+    except TimeoutError:
+        raise PatienceError(f"rank 0 at {where} did not begin within {begin_s:g} s") from None
+    if not hmac.compare_digest(begin, _proof(secret, b"begin", nonce)):
+        raise ConfigError(f"who listens at {where} is not rank 0 of this attempt")
+    return ControlGroup(rank, size, [connection], timeout_s=timeout_s, look=look)
 
 
-def _send(connection: socket.socket, value: Any) -> None:
-    content = msgspec.msgpack.encode(value)
-    connection.sendall(_LENGTH.pack(len(content)) + content)
+def _connected(address: tuple[str, int], reach_s: float, look: Callable[[], object]) -> socket.socket:
+    deadline = time.monotonic() + reach_s
+    while True:
+        look()
+        left_s = deadline - time.monotonic()
+        try:
+            return socket.create_connection(address, timeout=max(0.01, min(_TRY_S, left_s)))
+        except OSError:
+            if left_s <= 0:
+                where = f"{address[0]}:{address[1]}"
+                raise PatienceError(f"rank 0 did not listen at {where} within {reach_s:g} s") from None
+            time.sleep(0.05)
 
 
-def _receive(connection: socket.socket) -> Any:
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    return msgspec.msgpack.decode(_exactly(connection, length))
+def _send(connection: socket.socket, content: bytes, *, timeout_s: float) -> None:
+    connection.settimeout(timeout_s)
+    with _losing_peer():
+        connection.sendall(content)
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _exactly(connection: socket.socket, size: int, *, deadline: float, look: Callable[[], object] = _nothing) -> bytes:
+    """So many bytes: all that is received here is received by this loop, which looks again and again.
+
+    Raises `TimeoutError` after the deadline, by the monotonic clock, and `ConnectionError` for a lost other side.
+    """
     parts = bytearray()
     while len(parts) < size:
-        part = connection.recv(size - len(parts))
+        look()
+        left_s = deadline - time.monotonic()
+        connection.settimeout(max(0.01, min(_LOOK_S, left_s)))
+        try:
+            with _losing_peer():
+                part = connection.recv(size - len(parts))
+        except TimeoutError:
+            if left_s <= 0:
+                raise
+            continue
         if not part:
             raise ConnectionResetError("connection reset by peer")
         parts += part
     return bytes(parts)
+
+
+@contextmanager
+def _losing_peer() -> Iterator[None]:
+    """Make one kind of all errors of a lost peer: of one that has vanished the kernel says ETIMEDOUT or EHOSTUNREACH.
+
+    Python's own `TimeoutError`, which has no number, only says that nothing has come yet.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, ConnectionError) or error.errno is None:
+            raise
+        raise ConnectionResetError(f"connection reset by peer: {error.strerror}") from None
 
 
 _LOOKS = 4

@@ -27,9 +27,11 @@ from launch.attempt.signals import heed
 from launch.slurm import job, record, rendezvous
 from launch.slurm.sbatch import slurm
 from launch.sweep import one_run
+from parallelbench.errors import ConfigError
 from parallelbench.frameworks.control_group import host_group
 from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder
+from parallelbench.training.failure import record as record_error
 from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.fake_slurm import submission
@@ -254,9 +256,12 @@ def waiting() -> Iterator[list[socket.socket]]:
         each.close()
 
 
-def on_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, node: int) -> tuple[Path, RunFolder, str]:
+def on_two_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, node: int
+) -> tuple[Path, RunFolder, str]:
     """The record of a job, its run, and its start, seen by one of its nodes."""
-    path, (folder,) = submitted(tmp_path, "strategy=ddp", "devices=2", "nodes=2", "site.network_interface=lo")
+    two = ("strategy=ddp", "devices=2", "nodes=2", "site.network_interface=lo")
+    path, (folder,) = submitted(tmp_path, *two, *overrides)
     monkeypatch.setenv("SLURM_NODEID", str(node))
     monkeypatch.setenv("SLURM_NTASKS", "2")
     return path, folder, f"{record.read(path).token}.17.0"
@@ -341,65 +346,172 @@ def test_no_rank_starts_before_all_nodes_have_met(
     ]
 
 
+def nothing_comes(_: RunFolder) -> None:
+    pass
+
+
+def node_1_fails(folder: RunFolder) -> None:
+    record_error(folder.attempts()[0], 1, ConfigError("no cable"), where="on node 1: ")
+
+
+def interrupt(_: RunFolder) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def warn(_: RunFolder) -> None:
+    os.kill(os.getpid(), signal.SIGUSR2)
+
+
 @pytest.mark.parametrize(
-    ("interrupts", "reason"),
-    [(False, "not all nodes have met: node 1 did not join within 0 s"), (True, "interrupted by SIGTERM")],
+    ("comes", "patience_s", "outcome", "reason", "requeued"),
+    [
+        (nothing_comes, 0, "killed", "not all nodes have met: node 1 did not join within 0 s", False),
+        (node_1_fails, 0, "error", "rank 1: on node 1: no cable", False),
+        (interrupt, 60, "killed", "interrupted by SIGTERM", False),
+        (warn, 60, "timeout", "not all nodes had met when the time of the job was nearly up", True),
+    ],
 )
 def test_a_head_that_is_left_alone_says_so(
-    interrupts: bool, reason: str, tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    comes: Callable[[RunFolder], None],
+    patience_s: float,
+    outcome: str,
+    reason: str,
+    requeued: bool,
+    tmp_path: Path,
+    told: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, folder, _ = on_two_nodes(tmp_path, monkeypatch, node=0)
-    monkeypatch.setattr(rendezvous, "PATIENCE_S", 60.0 if interrupts else 0.0)
+    path, folder, _ = on_two_nodes(tmp_path, monkeypatch, "launcher.signal_delay_s=1", node=0)
+    leave_checkpoint(folder)
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", patience_s)
 
     def look() -> None:
-        if interrupts:
-            os.kill(os.getpid(), signal.SIGTERM)
+        comes(folder)
         heed()
 
     monkeypatch.setattr(rendezvous, "heed", look)
     with pytest.raises(SystemExit):
         job.run_task(str(path))
-    outcome = folder.attempts()[0].outcome()
-    assert outcome is not None
-    assert (outcome.outcome, outcome.reason) == ("killed", reason)
+    found = folder.attempts()[0].outcome()
+    assert found is not None
+    assert (found.outcome, found.reason) == (outcome, reason)
+    assert told == ([["scontrol", "requeue", "17"]] if requeued else [])
 
 
+@pytest.mark.parametrize("ends", ["unreached", "silent", "hangs up"])
 def test_a_node_whose_head_has_ended_starts_nothing(
+    ends: str,
     tmp_path: Path,
     told: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
     waiting: list[socket.socket],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Before it can be reached, and after."""
     path, attempt = on_node_1(tmp_path, monkeypatch, waiting, comes=False)
-    threading.Thread(target=lambda: waiting[0].accept()[0].close()).start()
-    job.run_task(str(path))
-    waiting[0].close()
+    connected = threading.Event()
+
+    def answer() -> None:
+        connection, _ = waiting[0].accept()
+        if ends == "hangs up":
+            connection.close()
+        connected.set()
+
+    if ends == "unreached":
+        waiting[0].close()
+        connected.set()
+    else:
+        threading.Thread(target=answer, daemon=True).start()
 
     def look() -> None:
-        if rendezvous.read(attempt.path) is not None:
-            attempt.finish("killed", "interrupted by SIGTERM")
+        if connected.is_set():
+            attempt.finish("killed", "not all nodes have met")
         heed()
 
     monkeypatch.setattr(rendezvous, "heed", look)
     job.run_task(str(path))
-    assert capsys.readouterr().out.count("node 0 has ended it") == 2
+    assert "node 0 has ended it" in capsys.readouterr().out
 
 
-def test_a_head_that_can_not_be_reached_is_an_error_that_says_what_to_set(
-    tmp_path: Path, told: list[list[str]], monkeypatch: pytest.MonkeyPatch, waiting: list[socket.socket]
+def test_a_node_that_has_reached_the_head_still_heeds_signals(
+    tmp_path: Path,
+    told: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: list[socket.socket],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path, attempt = on_node_1(tmp_path, monkeypatch, waiting, comes=False)
-    waiting[0].close()
-    monkeypatch.setattr(rendezvous, "_REACH_S", 0.0)
+    path, _ = on_node_1(tmp_path, monkeypatch, waiting, comes=False)
+
+    def interrupt_it() -> None:
+        waiting.append(connection := waiting[0].accept()[0])
+        connection.sendall(bytes(32))  # the challenge
+        connection.recv(1)  # its answer
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt_it, daemon=True).start()
     with pytest.raises(SystemExit):
         job.run_task(str(path))
-    name, reason = interrupted(attempt, 2, "SIGTERM")
-    assert name == "error"
-    assert re.match(r"rank 1: on node 1: node 0 could not be reached at .*: set site\.network_interface", reason), (
-        reason
-    )
+    assert "interrupted by SIGTERM" in capsys.readouterr().out
+
+
+def makes_no_offer(attempt: Attempt, *_: object) -> None:
+    (attempt.path / "rendezvous.json").unlink()
+
+
+def can_not_be_reached(_: Attempt, waiting: list[socket.socket], __: object) -> None:
+    waiting[0].close()
+
+
+def is_silent(*_: object) -> None:
+    """The kernel accepts for it."""
+
+
+def is_a_stranger(_: Attempt, waiting: list[socket.socket], __: object) -> None:
+    threading.Thread(target=lambda: waiting[0].accept()[0].sendall(bytes(64)), daemon=True).start()
+
+
+def hangs_up(_: Attempt, waiting: list[socket.socket], __: object) -> None:
+    threading.Thread(target=lambda: waiting[0].accept()[0].close(), daemon=True).start()
+
+
+def stops_after_it_began(_: Attempt, waiting: list[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = rendezvous.join_group
+
+    def let_begin() -> None:
+        waiting.extend(host_group(waiting[0], 2, secret="known", timeout_s=60)._connections)
+
+    monkeypatch.setattr(rendezvous, "join_group", lambda *each, **named: genuine(*each, **named | {"timeout_s": 0.01}))
+    threading.Thread(target=let_begin, daemon=True).start()
+
+
+SET = r": node 0 has died, or other nodes can't reach it there \(if so, set site\.network_interface"
+NOT_MET = {
+    makes_no_offer: ("storage", "/.* showed no address of node 0 within 0 s: do all nodes see that folder"),
+    can_not_be_reached: ("error", rf"node 0 did not listen at 127\.0\.0\.1:\d+ within 0 s{SET}"),
+    is_silent: ("error", rf"node 0 at 127\.0\.0\.1:\d+ did not begin within 0 s{SET}"),
+    is_a_stranger: ("error", rf"who listens at 127\.0\.0\.1:\d+ is not node 0 of this attempt{SET}"),
+    hangs_up: ("error", rf"127\.0\.0\.1:\d+ has hung up{SET}"),
+    stops_after_it_began: ("error", rf"node 0 did not arrive within 0\.01 s{SET}"),
+}
+
+
+@pytest.mark.parametrize("head", NOT_MET)
+def test_a_head_that_is_not_met_is_an_error_that_says_what_to_look_at(
+    head: Callable[[Attempt, list[socket.socket], pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    told: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: list[socket.socket],
+) -> None:
+    path, attempt = on_node_1(tmp_path, monkeypatch, waiting, comes=False)
+    monkeypatch.setattr(rendezvous, "_REACH_S", 60.0 if head is is_a_stranger else 0.0)
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.0 if head in (makes_no_offer, is_silent) else 60.0)
+    head(attempt, waiting, monkeypatch)
+    with pytest.raises(SystemExit):
+        job.run_task(str(path))
+    outcome, said = NOT_MET[head]
+    name, reason = interrupted(attempt, 2, "interrupted by SIGTERM")
+    assert name == outcome
+    assert re.match(f"rank 1: on node 1: {said}", reason), reason
 
 
 def test_a_node_that_has_done_its_part_waits_for_the_head(
@@ -463,6 +575,6 @@ def test_what_fails_on_another_node_is_why_its_attempt_ends(
     break_it(attempt, monkeypatch)
     with pytest.raises((SystemExit, OSError)):
         job.run_task(str(path))
-    name, reason = interrupted(attempt, 2, "SIGTERM")  # by srun, as one of its tasks has failed
+    name, reason = interrupted(attempt, 2, "interrupted by SIGTERM")  # by srun, as one of its tasks has failed
     assert name == outcome
     assert re.match(f"rank 1: on node 1: .*{said}", reason), reason

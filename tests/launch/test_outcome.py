@@ -258,12 +258,13 @@ def test_who_failed_first_is_recorded_while_others_hang_on(tmp_path: Path, attem
     assert exit_codes(attempt, 3, process.returncode) == {1: -signal.SIGKILL}
     reason = "rank 1 was killed by SIGKILL, by hand or by the kernel for lack of memory"
     assert judge(attempt, 3, process.returncode) == ("killed", reason)
-    assert interrupted(attempt, 3, "SIGTERM") == ("killed", reason), "it was another node's, or the job is ended for it"
+    found = interrupted(attempt, 3, "interrupted by SIGTERM")
+    assert found == ("killed", reason), "it was another node's, or the job is ended for it"
 
 
 def test_ranks_that_an_interruption_ends_are_not_to_blame(attempt: Attempt) -> None:
     exit_with(attempt, {0: -signal.SIGTERM, 2: 1})
-    assert interrupted(attempt, 3, "SIGTERM") == ("killed", "interrupted by SIGTERM")
+    assert interrupted(attempt, 3, "interrupted by SIGTERM") == ("killed", "interrupted by SIGTERM")
 
 
 def test_ranks_of_the_second_node_have_their_own_numbers(tmp_path: Path, attempt: Attempt) -> None:

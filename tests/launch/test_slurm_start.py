@@ -159,6 +159,29 @@ def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> No
         assert {"--kill-on-bad-exit=1", "--wait=60"} <= set(words)
 
 
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ("0", "node 0: the nodes can't meet: node 1 did not join within 0 s"),
+        ("1", "node 1: {} showed no address of node 0 within 0 s: do all nodes see that folder?"),
+    ],
+)
+def test_a_node_of_a_short_job_that_is_left_alone_says_so(
+    node: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where an earlier start of the job has left its address."""
+    former = rendezvous.Offer(start="7.0", host="127.0.0.1", port=1, secret="known")
+    (tmp_path / "rendezvous.json").write_bytes(msgspec.json.encode(former))
+    surroundings = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "SLURM_PROCID": node, "SLURM_NTASKS": "2"}
+    for name, value in surroundings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(errands, "WAIT_S", 0.0)
+    monkeypatch.setattr(errands, "_through", lambda _: None)
+    assert main(["bandwidth-on-node", str(tmp_path), "lo"]) == 1
+    assert capsys.readouterr().err == f"parallelbench: {said.format(tmp_path)}\n"
+
+
 # --- the job of `make gpu-check LAUNCHER=slurm`
 
 SITE = ("launcher=slurm", "site.gpus_per_node=4", "site.gpu_type=a100", "site.network_interface=ib0", "site.qos=public")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import subprocess
 import threading
@@ -17,7 +19,7 @@ from parallelbench.config.run_rules import check_run
 from parallelbench.environments import TENSORFLOW_PYTHON, require
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks import RENDEZVOUS, control_group
-from parallelbench.frameworks.control_group import PatienceError, Watchdog, host_group, join_group
+from parallelbench.frameworks.control_group import ControlGroup, PatienceError, Watchdog, host_group, join_group
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.exits import exits_file, read_exits
 from parallelbench.training import starter
@@ -255,6 +257,29 @@ def test_a_first_node_that_ends_while_it_prepares_is_noticed(monkeypatch: pytest
     assert found == ["peer"]
 
 
+class Vanishing(socket.socket):
+    """A connection whose other side has vanished, as the kernel of this one says in the end."""
+
+    number = 0
+
+    def recv(self, *_: object) -> bytes:  # type: ignore[override]
+        raise OSError(self.number, os.strerror(self.number))
+
+    def sendall(self, *_: object) -> None:  # type: ignore[override]
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_vanishes_is_lost_like_one_that_ends(number: int, rank: int) -> None:
+    here, there = socket.socketpair()
+    with there, Vanishing(fileno=here.detach()) as connection:
+        connection.number = number
+        with pytest.raises(ConnectionError) as lost:
+            ControlGroup(rank, 2, [connection], timeout_s=1e6).gather(0)  # rank 0 receives first
+    assert classify(lost.value)[0] == "peer"
+
+
 STRANGERS = {"silent": b"", "a browser": b"GET / HTTP/1.1\r\n", "long": bytes(1 << 16), "a length": b"\xff" * 4}
 
 
@@ -296,7 +321,7 @@ def test_a_rank_joins_nobody_but_rank_0_of_its_attempt() -> None:
     impostor = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=host)
     thread.start()
-    with pytest.raises(ConnectionError, match="is not rank 0 of this attempt"):
+    with pytest.raises(ConfigError, match="is not rank 0 of this attempt"):
         join_group(1, 2, impostor.getsockname(), secret=SECRET, timeout_s=20)
     thread.join()
     impostor.close()
