@@ -28,7 +28,7 @@ from launch.slurm import job, record, rendezvous
 from launch.slurm.sbatch import slurm
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError
-from parallelbench.frameworks.control_group import host_group
+from parallelbench.frameworks.control_group import host_group, join_group
 from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder
 from parallelbench.training.failure import record as record_error
@@ -474,7 +474,7 @@ def hangs_up(_: Attempt, waiting: list[socket.socket], __: object) -> None:
 
 
 def stops_after_it_began(_: Attempt, waiting: list[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = rendezvous.join_group
+    genuine = join_group
 
     def let_begin() -> None:
         waiting.extend(host_group(waiting[0], 2, secret="known", timeout_s=60)._connections)

@@ -262,10 +262,10 @@ class Vanishing(socket.socket):
 
     number = 0
 
-    def recv(self, *_: object) -> bytes:  # type: ignore[override]
+    def recv(self, *_: object) -> bytes:
         raise OSError(self.number, os.strerror(self.number))
 
-    def sendall(self, *_: object) -> None:  # type: ignore[override]
+    def sendall(self, *_: object) -> None:
         raise OSError(self.number, os.strerror(self.number))
 
 
