@@ -226,7 +226,7 @@ def sentence(rows: Sequence[Row], objective: Objective) -> str:
 
 def what_to_do(choice: Row) -> str:
     """The choice, its time and its memory."""
-    memory = "" if choice.memory_bytes is None else f", {_size(choice.memory_bytes)} of memory on each"
+    memory = "" if choice.memory_bytes is None else f", {size_of(choice.memory_bytes)} of memory on each"
     where = count_of(choice.devices, "device")
     return f"Train with {_named(choice)} on {where}: {_time(choice.step_s)} per step{memory}"
 
@@ -269,7 +269,8 @@ def _of_capacity(row: Row) -> str:
     return f"{row.memory_bytes / GIB:.3g} GiB of {max(row.capacity_bytes, 0.0) / GIB:.3g}"
 
 
-def _size(size_bytes: float) -> str:
+def size_of(size_bytes: float) -> str:
+    """ "1.5 GiB", "20.4 MiB"."""
     return f"{size_bytes / GIB:.3g} GiB" if size_bytes >= GIB else f"{size_bytes / 2**20:,.1f} MiB"
 
 

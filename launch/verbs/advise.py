@@ -440,7 +440,6 @@ SHOWN = 30
 """Rows that a terminal gets; --json has all."""
 REASONS = 12
 """Reasons that are written out."""
-GIB = 2.0**30
 PHASES = {"compute": "compute_s", "comm.": "communication_s", "bubble": "bubble_s", "update": "optimizer_s"}
 """Shares of a step that get a column."""
 
@@ -617,9 +616,9 @@ def _rate(per_s: float) -> str:
 def _memory(row: Row) -> str:
     if row.memory_bytes is None:
         return "–"
-    size = f"{row.memory_bytes / GIB:.3g} GiB" if row.memory_bytes >= GIB else f"{row.memory_bytes / 2**20:,.1f} MiB"
-    from analysis.advisor.advice import Fit
+    from analysis.advisor.advice import Fit, size_of
 
+    size = size_of(row.memory_bytes)
     if row.fit is Fit.UNKNOWN:
         return f"{size}, capacity not known"
     return f"{size}, {row.fit}" if row.fit in (Fit.TOO_CLOSE, Fit.TOO_LARGE) else size

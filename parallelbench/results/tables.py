@@ -78,7 +78,7 @@ RUN = table_of(
     count("processes", "training processes"),
     count("cores_per_device", "pinned cores of a CPU device", null="the devices are GPUs"),
     text("device_type", "cpu or cuda"),
-    text("device_name", "name of the processor or GPU; of unlike processors all names"),
+    text("device_name", "name of the processor or GPU, of rank 0"),
     count("epochs", "epochs asked for"),
     count("batch_size", "as configured: global under strong scaling, per device under weak scaling"),
     count("global_batch_size", "samples per optimizer step over all devices"),
