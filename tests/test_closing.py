@@ -19,13 +19,13 @@ from parallelbench.errors import ConfigError
 from parallelbench.loaders.torch_loader import TensorLoader
 from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.single import Single
-from parallelbench.training.checks import tolerances
+from parallelbench.training.checks import comparability
 from parallelbench.training.checks.before_training import Initial
 from parallelbench.training.checks.closing import ClosingCheck
+from parallelbench.training.checks.comparability import CLOSING_STEPS, WIDEST_TOLERANCE
 from parallelbench.training.checks.copies import unlike_ranks
 from parallelbench.training.checks.parity import as_arrays, largest_difference
 from parallelbench.training.checks.plain_step import LARGEST_LIMIT, MARGIN, _unscaled, relative_difference, unmoved
-from parallelbench.training.checks.tolerances import CLOSING_STEPS, WIDEST_TOLERANCE
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_model, draw_apart
 from parallelbench.world.numerics import checksum
@@ -181,7 +181,7 @@ def test_a_model_that_the_host_can_not_hold_several_times_is_not_compared_whole(
 
     from tests.test_phases import trained
 
-    monkeypatch.setattr(tolerances, "host_memory_bytes", lambda: 1)
+    monkeypatch.setattr(comparability, "host_memory_bytes", lambda: 1)
     home = trained(tmp_path, "data.train_samples=96", "data.test_samples=2048")
     rows = pl.read_parquet(home.path / "result" / "checks.parquet").to_dicts()
     unknown = {row["check"]: row["detail"] for row in rows if row["passed"] is None}

@@ -19,8 +19,7 @@ from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.run import RunConfig
 from parallelbench.measure import layers
-from parallelbench.measure.layer_counts import Kernels, LayerCount
-from parallelbench.measure.layers import (
+from parallelbench.measure.count_layers import (
     LARGE,
     WINOGRAD,
     count_facts,
@@ -28,6 +27,7 @@ from parallelbench.measure.layers import (
     layer_counts,
     least_flop_per_sample,
 )
+from parallelbench.measure.layer_records import Kernels, LayerCount
 from parallelbench.strategies.pipeline.partition import layer_costs
 from parallelbench.training.torch_session import build_model
 from tests.strategies.training import configure
@@ -189,7 +189,7 @@ def test_torchvisions_transformer_takes_what_its_authors_say() -> None:
 @pytest.mark.exhaustive
 def test_a_program_counts_for_those_who_load_no_torch() -> None:
     run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
-    words = [sys.executable, "-m", "parallelbench.measure.layers"]
+    words = [sys.executable, "-m", "parallelbench.measure.count_layers"]
     done = subprocess.run(words, input=canonical_json(to_mapping(run)).encode(), capture_output=True, check=True)
     assert decoded(done.stdout) == layer_counts(run)
 
@@ -227,7 +227,7 @@ def test_a_model_that_fits_nowhere_is_counted() -> None:
     run = configure(*MPT, "model=mpt_70b")
     limits = (12 * 2**30, 12 * 2**30)
     done = subprocess.run(
-        [sys.executable, "-m", "parallelbench.measure.layers"],
+        [sys.executable, "-m", "parallelbench.measure.count_layers"],
         input=canonical_json(to_mapping(run)).encode(),
         capture_output=True,
         check=True,

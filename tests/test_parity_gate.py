@@ -19,8 +19,8 @@ from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.pipeline import ModelParallel
 from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.training.checks.before_training import check_parity
+from parallelbench.training.checks.comparability import WIDEST_TOLERANCE, as_reference, rounding
 from parallelbench.training.checks.parity import as_checked, statistics_warnings, tolerance_warnings
-from parallelbench.training.checks.tolerances import WIDEST_TOLERANCE, as_reference, rounding
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.measure.layer_counts import IMAGES
+from parallelbench.measure.layer_records import IMAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ class MachineFigures:
     network: TierFigures | None
     """None: there is one node."""
     kernels: Mapping[str, Mapping[Precision, KernelRates]] = field(default_factory=dict)
-    """Kind of operations (`measure.layer_counts`) → what was measured in which precision; of others see `kernel`."""
+    """Kind of operations (`measure.layer_records`) → what was measured in which precision; of others see `kernel`."""
     train_launch_s: Known | None = None
     """Host time of one operation of a GPU's training, forward; None: not measured, see `TRAINED`."""
     step_s: Known | None = None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.strategies import SuiteJob
-    from parallelbench.measure.layer_counts import LayerMemory, ModelMemory
+    from parallelbench.measure.layer_records import LayerMemory, ModelMemory
     from parallelbench.strategies.pipeline.schedules import Pipeline
 
 

@@ -16,7 +16,7 @@ from analysis.cache import kept, name_of
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
-from parallelbench.measure.layer_counts import LayerCount, ModelMemory
+from parallelbench.measure.layer_records import LayerCount, ModelMemory
 
 if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
@@ -29,7 +29,7 @@ def model_layers(run: RunConfig, *, plugin: str | None = None) -> list[LayerCoun
 
     The first question about a model takes as long as loading torch; the answer is kept in the user's cache folder.
     """
-    return counted_by("parallelbench.measure.layers", run, list[LayerCount], plugin=plugin)
+    return counted_by("parallelbench.measure.count_layers", run, list[LayerCount], plugin=plugin)
 
 
 def counted_by(program: str, run: RunConfig, kind: type[T], *, plugin: str | None) -> T:

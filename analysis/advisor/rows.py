@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from analysis.advisor.step import Phases
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Hardware
-    from parallelbench.measure.layer_counts import LayerCount, ModelMemory
+    from parallelbench.measure.layer_records import LayerCount, ModelMemory
 
 
 EVERYTHING = ("everything",)

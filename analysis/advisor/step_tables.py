@@ -40,7 +40,7 @@ _VTRAIN = {
     "pipeline parallelism": "pipeline",
     "iteration time (ms)": "time_ms",
 }
-_VTRAIN_REST = {"Parameters (billion)"}
+_VTRAIN_IGNORED = {"Parameters (billion)"}
 _FOUNDRY = {
     "SeqLen (T)": "sequence",
     "# GPUs": "devices",
@@ -49,13 +49,14 @@ _FOUNDRY = {
     "Throughput (T/s)": "tokens_per_s",
 }
 _FOUNDRY_WORDS = {"Model", "GPU", "Activation Checkpointing", "Precision", "Sharding Strategy", "Activation CPUOffload"}
-_FOUNDRY_REST = {
+_FOUNDRY_IGNORED = {
     *("MFU", "HFU", "Model TFLOP", "GradAccum", "Throughput (S/s)", "Throughput (T/s/GPU)", "GlobalBatchSize (T)"),
     *("MP Mode", "NumParams", "section"),
 }
 VTRAIN_VOCABULARY, VTRAIN_PER_NODE = 50_257, 8
 VOCABULARY_MULTIPLE = 128
-"""To which Megatron-LM pads a tensor group's shares (`--make-vocab-size-divisible-by`), on several nodes."""
+"""Megatron-LM pads each tensor rank's share of the vocabulary to a multiple of it (`--make-vocab-size-divisible-by`).
+Runs on several nodes are taken to do so."""
 FOUNDRY_VOCABULARY = 50_368
 SHAPES = {
     "125m": (12, 768, 12),
@@ -147,16 +148,17 @@ def reasons(refused: Mapping[str, Sequence[int]]) -> Iterator[str]:
 def _source(path: Path, columns: Sequence[str]) -> tuple[Source, list[str]]:
     """Which format the columns are of, and those that it does not know; raises `ConfigError` for a missing one."""
     formats: dict[Source, tuple[set[str], set[str]]] = {
-        "vtrain": (set(_VTRAIN), _VTRAIN_REST),
-        "llm_foundry": (set(_FOUNDRY) | _FOUNDRY_WORDS, _FOUNDRY_REST),
+        "vtrain": (set(_VTRAIN), _VTRAIN_IGNORED),
+        "llm_foundry": (set(_FOUNDRY) | _FOUNDRY_WORDS, _FOUNDRY_IGNORED),
     }
     nearest = max(formats, key=lambda name: len(formats[name][0] & set(columns)))
     needed, rest = formats[nearest]
     unknown = [column for column in columns if column not in needed | rest]
     if missing := sorted(needed - set(columns)):
-        has = f"; it has {', '.join(map(repr, unknown[:3]))}, which is none of it" if unknown else ""
+        has = f"; not recognised: {', '.join(map(repr, unknown[:3]))}" if unknown else ""
         raise ConfigError(
-            f"{path}: read as {nearest}'s format, it lacks the column {missing[0]!r}: name it and its unit so{has}"
+            f"{path}: its columns look most like {nearest}'s format, which needs {missing[0]!r}: name the column "
+            f"and its unit so{has}"
         )
     return nearest, unknown
 
@@ -200,7 +202,7 @@ def _foundry(row: Mapping[str, str | None]) -> Step:
     if not row["GPU"]:
         raise ConfigError("GPU is empty: name what the step ran on, such as a100_40gb")
     layout["stays_gathered"] = _choice(row, "Sharding Strategy", {"FULL_SHARD": 0.0, "SHARD_GRAD_OP": 1.0})
-    _choice(row, "Activation CPUOffload", {"False": 0.0})
+    _choice(row, "Activation CPUOffload", {"False": 0.0})  # nothing else is predicted
     layout["recompute"] = _choice(row, "Activation Checkpointing", _YES_NO)
     layout["fp8"] = _choice(row, "Precision", _PRECISIONS)
     layout |= dict(zip(("layers", "hidden", "heads"), SHAPES[model], strict=True))

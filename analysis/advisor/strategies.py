@@ -32,7 +32,7 @@ from analysis.advisor.step import (
     updated_s,
 )
 from parallelbench.errors import ConfigError
-from parallelbench.measure.layer_counts import ELEMENTWISE, IMAGES, Kernels
+from parallelbench.measure.layer_records import ELEMENTWISE, IMAGES, Kernels
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.context import FsdpCp
 from parallelbench.strategies.data_parallel import AccumulatingDdp, DataParallel, Zero1
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from analysis.advisor.machine import MachineFigures, Machines
     from analysis.advisor.step import Values
     from parallelbench.config.run import RunConfig
-    from parallelbench.measure.layer_counts import LayerCount
+    from parallelbench.measure.layer_records import LayerCount
 
 
 NOTHING = Kernels(operations=0, work=0.0)

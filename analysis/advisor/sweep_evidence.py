@@ -22,7 +22,7 @@ from analysis.runs.reader import load
 from parallelbench.config.build import PLUGIN_SOURCES, from_mapping
 from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.measure.layer_counts import LayerCount
+from parallelbench.measure.layer_records import LayerCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

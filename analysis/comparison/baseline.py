@@ -9,8 +9,9 @@ from analysis import text
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_once
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
-from analysis.comparison.ratio import SpeedVerdict, of_several, of_speed
+from analysis.comparison.ratio import of_several
 from analysis.comparison.run import ComparedRun, compared_runs
+from analysis.comparison.verdict import SpeedVerdict, of_speed
 from analysis.comparison.work import BASELINES, WHICH_STRATEGY, is_below, labels
 from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once

@@ -11,9 +11,10 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.counterparts import NO_COUNTERPART, held_against_one_device, unlike_one_device
-from analysis.comparison.issues import format_differences, rests_on_disturbed, unlike_contents
+from analysis.comparison.issues import format_differences, unlike_contents
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
+from analysis.metrics.disturbance import rests_on_disturbed
 from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, miscounted, numbered_epochs
 from analysis.metrics.runs import per_run

@@ -6,8 +6,9 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
-from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, POWER, SpeedVerdict, repeats_to_add
+from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, POWER, repeats_to_add
 from analysis.comparison.sides import OVERALL
+from analysis.comparison.verdict import SpeedVerdict
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,4 +1,6 @@
-"""What blocks a comparison and what limits it, in words; and what the compared runs' machines did."""
+"""The words for what blocks a comparison and for what limits it, which `pairing.py` finds; and what the compared runs'
+machines did.
+"""
 
 from __future__ import annotations
 
@@ -358,15 +360,6 @@ def _speed(side: Sequence[ComparedRun], key: str) -> float | None:
 
 def _device(side: Sequence[ComparedRun]) -> set[tuple[object, ...]]:
     return {tuple(run.definition.get(key) for key in _DEVICE) for run in side}
-
-
-def rests_on_disturbed(disturbed: int | None, steady: int | None) -> bool:
-    """Whether a median over steady epochs may rest on disturbed ones.
-
-    While fewer than half of the epochs are disturbed, their median lies between the undisturbed ones, however slow the
-    others were.
-    """
-    return bool(disturbed and steady and 2 * disturbed >= steady)
 
 
 def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:

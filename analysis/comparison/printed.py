@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from analysis import text
-from analysis.comparison.ratio import MOST_FURTHER, SpeedVerdict
+from analysis.comparison.ratio import MOST_FURTHER
 from analysis.comparison.sides import OVERALL, TIME
+from analysis.comparison.verdict import SpeedVerdict
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:

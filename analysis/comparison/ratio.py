@@ -1,4 +1,4 @@
-"""What is divided by what, ratios that come with their uncertainty, and verdicts on speed.
+"""What is divided by what, and ratios that come with their uncertainty; what is said of them: `verdict.py`.
 
 The interval is Student's t on the logarithms of the paired ratios (Student, "The probable error of a mean", Biometrika
 1908), wide enough that it may be looked at after every further repeat: a group-sequential boundary (Pocock, Biometrika
@@ -13,9 +13,10 @@ import statistics
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
+
+from analysis.comparison.verdict import SpeedVerdict, of_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +33,6 @@ ENOUGH_REPEATS = 6
 """Fewest repeats for a verdict on a claim: with fewer, an interval depends on the shape of the noise."""
 FEW_REPEATS = 4
 """Fewest pairs for a narrow interval: with 3 it reaches four times as far to each side as the pairs vary."""
-EQUAL_WITHIN = 0.05
-"""By how much one of two speeds that are called equal may exceed the other."""
 
 
 class Fraction(NamedTuple):
@@ -127,10 +126,10 @@ class Ratio:
         """How many more repeats of each side would decide where no difference is shown, if the ratios vary alike; None
         where something is shown, where there is no interval, and for more than a hundred.
         """
-        if self._ends is None or _of_ends(self._ends) is not SpeedVerdict.NO_DIFFERENCE:
+        if self._ends is None or of_ends(self._ends) is not SpeedVerdict.NO_DIFFERENCE:
             return None
         return repeats_to_add(
-            lambda more: (ends := self.after(more)) is not None and _of_ends(ends) is not SpeedVerdict.NO_DIFFERENCE
+            lambda more: (ends := self.after(more)) is not None and of_ends(ends) is not SpeedVerdict.NO_DIFFERENCE
         )
 
     def differs_from_1(self, error: float) -> bool:
@@ -283,51 +282,7 @@ def error_of_each(decided: Sequence[Callable[[float], bool]]) -> float:
     return ERROR * max(found, 1) / max(len(decided), 1)
 
 
-class SpeedVerdict(StrEnum):
-    """How the speed of one side compares with that of the other."""
-
-    BASELINE = "baseline"
-    FASTER = "faster"
-    SLOWER = "slower"
-    EQUAL = f"equal within {100 * EQUAL_WITHIN:.0f} %"
-    NO_DIFFERENCE = "no difference shown"
-    TOO_FEW = "too few repeats"
-    NO_PAIR = "no repeat in common"
-    NOT_INTERLEAVED = "not interleaved"
-    NOT_COMPARABLE = "not comparable"
-    DISTURBED = "disturbed"
-    NO_STEADY_EPOCH = "no steady epoch"
-    INCOMPLETE = "not all have a time"
-
-
-def of_speed(ratio: Ratio | None) -> SpeedVerdict:
-    """The verdict on a ratio of speeds. None: no repeat was paired."""
-    if ratio is None:
-        return SpeedVerdict.NO_PAIR
-    if ratio.low is None or ratio.high is None:
-        return SpeedVerdict.NOT_INTERLEAVED if ratio.is_apart else SpeedVerdict.TOO_FEW
-    return _of_ends((ratio.low, ratio.high))
-
-
-def _of_ends(ends: Ends) -> SpeedVerdict:
-    """A difference where the interval leaves out 1, however small; else equal where it lies within the margin, which
-    is the same for a ratio and its inverse.
-    """
-    low, high = ends
-    if low > 1 or high < 1:
-        return SpeedVerdict.FASTER if low > 1 else SpeedVerdict.SLOWER
-    equal = low >= 1 / (1 + EQUAL_WITHIN) and high <= 1 + EQUAL_WITHIN
-    return SpeedVerdict.EQUAL if equal else SpeedVerdict.NO_DIFFERENCE
-
-
 def of_several(ratios: Iterable[Ratio | None]) -> float:
     """The error of each interval where several are looked at together (`analysis.comparison.ratio.error_of_each`)."""
     known = [ratio for ratio in ratios if ratio is not None and ratio.low is not None]
     return error_of_each([ratio.differs_from_1 for ratio in known])
-
-
-def of_time(ratio: Ratio | None) -> SpeedVerdict:
-    """The verdict on a ratio of times, which is above 1 where a side is slower."""
-    opposite = {SpeedVerdict.FASTER: SpeedVerdict.SLOWER, SpeedVerdict.SLOWER: SpeedVerdict.FASTER}
-    verdict = of_speed(ratio)
-    return opposite.get(verdict, verdict)

@@ -25,8 +25,9 @@ from analysis.comparison.issues import (
     said_once,
 )
 from analysis.comparison.pairing import Pairing, joined, paired
-from analysis.comparison.ratio import Ratio, SpeedVerdict, of_several, of_time, ratio_of_pairs
+from analysis.comparison.ratio import Ratio, of_several, ratio_of_pairs
 from analysis.comparison.run import ComparedRun, compared_runs
+from analysis.comparison.verdict import SpeedVerdict, of_time
 from analysis.comparison.work import (
     PROBED,
     WAYS,

@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.configurations import displayed, gains, has_disturbed, summary, unreached
-from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
     MEDIAN,

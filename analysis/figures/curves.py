@@ -16,9 +16,10 @@ from analysis.comparison.baseline import LIMITS
 from analysis.comparison.configurations import displayed, learned, learning
 from analysis.comparison.issues import said_once
 from analysis.comparison.pairing import Pairing, paired
-from analysis.comparison.ratio import of_several, of_speed
+from analysis.comparison.ratio import of_several
 from analysis.comparison.run import compared_runs
 from analysis.comparison.sides import RATE
+from analysis.comparison.verdict import of_speed
 from analysis.comparison.work import IS_BASELINE, groups_across, natural
 from analysis.figures.chart import (
     BETWEEN,

@@ -12,7 +12,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.baseline import limited, refused
 from analysis.comparison.configurations import gains, summary
-from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.figures.bars import Bars
 from analysis.figures.chart import (
     INK,

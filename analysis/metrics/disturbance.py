@@ -1,4 +1,5 @@
-"""Whether others disturbed an epoch: they took a rank's cores, or computed on its GPU.
+"""Whether others disturbed an epoch: they took a rank's cores, or computed on its GPU; and with how many such epochs a
+run is disturbed (`analysis.comparison.exclusions` leaves it out then).
 
 The limits are chosen, not derived: a planted busy program exceeds them, a test shows. See docs/measurement.md.
 """
@@ -114,3 +115,12 @@ def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]
         disturbed=pl.when(in_pool).then(True).otherwise("disturbed"),
         lost_share=pl.coalesce("pooled_share", "lost_share"),
     ).drop("pooled_share")
+
+
+def rests_on_disturbed(disturbed: int | None, steady: int | None) -> bool:
+    """Whether a median over steady epochs may rest on disturbed ones.
+
+    While fewer than half of the epochs are disturbed, their median lies between the undisturbed ones, however slow the
+    others were.
+    """
+    return bool(disturbed and steady and 2 * disturbed >= steady)

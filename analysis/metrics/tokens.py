@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 
-from parallelbench.measure.layer_counts import LayerCount
+from parallelbench.measure.layer_records import LayerCount
 
 FORWARD_AND_BACKWARD = 3
 """Backward does twice the forward's work."""

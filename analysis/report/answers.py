@@ -12,7 +12,8 @@ from analysis import text
 from analysis.comparison.baseline import not_told_apart, refused
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
-from analysis.comparison.ratio import MOST_FURTHER, SpeedVerdict
+from analysis.comparison.ratio import MOST_FURTHER
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES
 from analysis.report.claims import judged
 from analysis.report.warnings import few_repeats

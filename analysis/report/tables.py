@@ -13,7 +13,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, describe
-from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES
 from analysis.metrics.columns import brief_columns
 from analysis.report.latex import MOST_ROWS, floats

@@ -21,14 +21,9 @@ from analysis.comparison.baseline import (
 from analysis.comparison.configurations import counted, facts, has_disturbed, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.issues import FLAGS, Caveat
-from analysis.comparison.ratio import (
-    ENOUGH_REPEATS,
-    FEW_REPEATS,
-    FEWEST_REPEATS,
-    SpeedVerdict,
-    half_width,
-)
+from analysis.comparison.ratio import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width
 from analysis.comparison.run import environments_of
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
 from analysis.folders import replications
 from analysis.runs.reader import format_skipped, once

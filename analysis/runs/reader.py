@@ -31,7 +31,7 @@ from parallelbench.results.attempt import Outcome, read_config
 from parallelbench.results.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
 from parallelbench.results.journal import read_tables
 from parallelbench.results.publish import configured_columns, run_row
-from parallelbench.results.telemetry import add_telemetry, read_telemetry
+from parallelbench.results.sensor_columns import add_telemetry, read_telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -88,7 +88,9 @@ def _as_executed(attempt: Attempt, run: RunConfig) -> RunConfig:
 
 
 def _lives(attempt: Attempt, job: str) -> bool:
-    """Whether the attempt before shows a sign of life after all; one of the same job was ended by the cluster."""
+    """Whether the attempt before still runs. One of the same Slurm job can't: the cluster ended it before restarting
+    the job.
+    """
     supervisor = attempt.supervisor()
     of_this_job = bool(job) and supervisor is not None and supervisor.job.rpartition(".")[0] == job.rpartition(".")[0]
     return attempt.outcome() is None and not of_this_job and attempt.stirs()
@@ -108,7 +110,7 @@ def too_small(run: RunConfig, device_type: str) -> str | None:
 
 
 def require_allowed(run: RunConfig, device_type: str) -> None:
-    """Refuse a node's share of a run that limits of this user keep from beginning; raises `ConfigError`."""
+    """Raise `ConfigError` if this user's limits (processes, threads) are too low for this node's share of a run."""
     ranks = run.strategy.processes(run, device_type) // run.nodes
     threads = run.cores_per_device if device_type == "cpu" else 1
     require_run(processes=ranks, threads=threads, cpu=device_type == "cpu", alone=run.nodes == 1)
@@ -197,7 +199,7 @@ def supervise(
 
 
 def in_this_process(training: Training) -> Outcome:
-    """The same in this process, for debuggers. Its threads, cores and seeds stay changed."""
+    """Run the attempt in this process, for debuggers. Its threads, cores and seeds stay changed."""
     from parallelbench.training.worker import work
 
     folder, run, attempt = training.folder, training.run, training.attempt
@@ -239,7 +241,7 @@ def _watch(process: Process, training: Training, watcher: Watcher | None, until:
             if training.folder.superseded(training.attempt):
                 raise SupersededError
             next_look = now + HEARTBEAT_S
-        # A child's end is a signal; of a warm process's fork, an answer.
+        # A child's end comes as a signal, that of a warm process's fork as a message: wait for both.
         rest(min(next_read, deadline, until()) - now, *([process] if isinstance(process, WarmProcess) else []))
 
 

@@ -102,8 +102,8 @@ def submit(
 def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> None:
     """Raise `ConfigError` where models and data of the user's own don't fit together, before any of their runs starts.
 
-    That loads torch, in a process of its own. Not asked are those of which a run is done, and runs in this process,
-    which say so at once themselves.
+    That loads torch, in a process of its own. Parts with which a run is done already are not asked, nor are runs that
+    train in this process: they report a misfit themselves, at once.
     """
     done: set[str] = set()
     asked: dict[str, RunConfig] = {}
@@ -143,7 +143,7 @@ def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> Non
 
 
 def _tell_of_disturbed(folder: Path, extension: Extension, *, again: bool = False) -> None:
-    """`again`: they were measured anew for that."""
+    """`again`: the runs have just been measured anew, since they had been disturbed."""
     disturbed = disturbed_below(folder, states_below(folder), extension.plugin)
     for line in disturbed.lines:
         say(line)
@@ -182,10 +182,10 @@ def _shares(processes: Sequence[psutil.Process]) -> Iterator[tuple[float, str, i
 
 @contextmanager
 def _disturbed_put_aside(folders: Sequence[RunFolder], extension: Extension) -> Iterator[None]:
-    """A context in which those of one sweep's finished runs are forgotten that others disturbed, as a report says.
+    """While the context lasts, the results of one sweep's disturbed runs are forgotten, so that they are run again.
 
-    Results whose runs are not asked for then, since a launcher refuses them, say, come back. Raises `ConfigError` where
-    one of them has a job.
+    Afterwards those come back that were not submitted again, since the launcher refused them, say. Raises `ConfigError`
+    where one of them has a job.
     """
     forgotten: dict[RunFolder, Path] = {}
     try:
@@ -330,7 +330,7 @@ def _chosen(overrides: Sequence[str], extension: Extension) -> list[PlannedRun]:
 
 
 def notes_on_sources(plan: Sequence[PlannedRun], extension: Extension) -> Iterator[str]:
-    """Under which sources of a plugin runs are looked for, where the sweep has runs of others."""
+    """What to tell where the sweep holds runs made with other versions of the plugin's code: which version counts."""
     own: dict[Path, list[RunConfig]] = {}
     for planned in plan:
         if training_plugin(planned.run) is not None:

@@ -44,8 +44,8 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
 
     Published files that lie in `data_dir/raw` (torchvision's layout) are used, the others downloaded; both are
     verified. `progress` is called with a line before each part of the work. Raises `ConfigError` where a file
-    can't be downloaded, is damaged, or is missing and not made here, and `StorageError` where the disk refuses. Then
-    nothing is published.
+    can't be downloaded, is damaged, or is missing and no file that is made here, and `StorageError` where the disk
+    refuses. Then nothing is published.
     """
     root = Path(data_dir).expanduser()
     if isinstance(data, Text) and data.path is not None:
@@ -115,8 +115,8 @@ def _own_arrays(data: PreparedData, path: Path) -> Arrays:
     except (OSError, *_UNREADABLE) as error:
         raise ConfigError(f"data.files={path} is no .npz file of a data set ({error}): {fix}") from None
     for name, array in held.items():
-        whole = name.endswith("labels") and array.dtype.kind in "iu"
-        held[name] = np.atleast_1d(array.astype(np.int64) if whole else array)
+        is_integer_label = name.endswith("labels") and array.dtype.kind in "iu"
+        held[name] = np.atleast_1d(array.astype(np.int64) if is_integer_label else array)
     arrays = Arrays(**held)
     _check(with_sizes(data, arrays), arrays, f"data.files={path}", fix)
     return arrays
@@ -131,7 +131,7 @@ def _prepare_text(path: str, root: Path, *, progress: Callable[[str], None]) -> 
     progress(f"text: reading {path}")
     with storage_errors(root), temporary_folder(root, "text") as temporary:
         own = write_text(Path(path).expanduser(), temporary)
-        with suppress(OSError):  # refused where it is there already
+        with suppress(OSError):  # another process was faster: its folder holds the same
             temporary.rename(file_of(own, root).parent)
         sync(root)
     stored_sha256(own, root)
@@ -153,8 +153,8 @@ def is_complete(data: PreparedData, data_dir: Path) -> bool:
 def _publish(data: PreparedData, temporary: Path, *, root: Path) -> None:
     """Rename the folder to its final name, unless another process was faster; replace a damaged folder.
 
-    Others may do the same at any moment, and what they publish is the same. So whoever finds the name taken by a whole
-    folder is done, and whoever finds it free, or has made it free, tries again.
+    Others may do the same at any moment, and what they publish is the same. So whoever finds the name taken by an
+    undamaged folder is done, and whoever finds it free, or has made it free, tries again.
     """
     final = data.prepared_dir(root)
     while not _renamed(temporary, final):
@@ -214,7 +214,10 @@ def storage_errors(root: Path) -> Iterator[None]:
 
 
 def with_sizes(data: PreparedData, arrays: Arrays, content: str = "0" * 64) -> PreparedData:
-    """The data set of files of one's own, by what they hold."""
+    """The data set with `files` set to the name of the user's arrays: their sizes and the hash of their content.
+
+    `content`: zeros while the hash is not known.
+    """
     own = OwnContent(content, (len(arrays.train_images), len(arrays.test_images)))
     return msgspec.structs.replace(data, files=own.name)
 

@@ -14,7 +14,7 @@ import torch
 
 from parallelbench.gpu_check.results import FailedError, SkippedError, between
 from parallelbench.results.journal import Journal
-from parallelbench.results.telemetry import Recordings, Samples, columns
+from parallelbench.results.sensor_columns import Recordings, Samples, columns
 from parallelbench.telemetry.nvml import WAYS, Gpus
 from parallelbench.telemetry.sampler import SamplerSettings, sampling
 from parallelbench.world.machine import visible_gpus

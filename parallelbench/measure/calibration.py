@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from parallelbench.config.build import from_mapping
 from parallelbench.measure.bandwidth import OPERATIONS, SIZES_BYTES, collectives
 from parallelbench.measure.environment import capture
-from parallelbench.measure.layer_counts import ELEMENTWISE, IMAGES
+from parallelbench.measure.layer_records import ELEMENTWISE, IMAGES
 from parallelbench.measure.machine_probe import fastest_s
 from parallelbench.measure.memory import release
 from parallelbench.processes import die_with_parent

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from parallelbench.config.build import from_mapping
 from parallelbench.errors import program
-from parallelbench.measure.layer_counts import LayerMemory, Linear, ModelMemory
+from parallelbench.measure.layer_records import LayerMemory, Linear, ModelMemory
 from parallelbench.models.modules import blank, built, parameters_by_layer
 from parallelbench.models.recomputation import recomputing
 from parallelbench.world.numerics import Numerics

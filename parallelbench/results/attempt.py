@@ -41,9 +41,9 @@ RETRYABLE = ("timeout", "killed", "storage")
 HEARTBEAT_S = 5.0
 """Interval at which the supervisor touches the heartbeat."""
 ABSENCE_S = 60.0
-"""Age of the heartbeat after which a supervisor counts as dead whose lock can't be seen from here."""
+"""Where this machine can't see a supervisor's lock, it counts as dead once its heartbeat is so old."""
 WATCH_S = 3 * HEARTBEAT_S
-"""How long such a heartbeat is then watched before the next attempt begins: a file server may have stood still."""
+"""How long an old heartbeat is watched before the next attempt begins: a file server may have stood still."""
 _RECORD_BYTES = 4096
 """Reserved size of an outcome or of a rank's error file."""
 
@@ -58,7 +58,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that supervises an attempt; host and process id are for people, for several may have the same."""
+    """The process that supervises an attempt. Host and process id inform people; they don't identify it, since several
+    machines or containers may share them.
+    """
 
     host: str
     pid: int
@@ -82,8 +84,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies the command that asked for it; empty: not recorded."""
     job_ends_at: float | None = None
     """Unix time at which the cluster ends the job that it is a part of, s, as it was at the start; null: there is none,
-    or not recorded. An operator may move it. Nothing is ended by it: it is when `checkpoint=auto` begins to save, and
-    the cluster's warning, by which a run stops and saves anyway, follows the operator."""
+    or not recorded. `checkpoint=auto` and the queue judge by it whether the epochs that remain fit. An operator may move
+    the end; the run stops at the cluster's warning, which follows the operator."""
 
 
 @dataclass(frozen=True)

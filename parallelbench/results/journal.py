@@ -164,7 +164,7 @@ def read_tables(attempt_dir: Path) -> tuple[Tables, list[Row]]:
     An epoch is finished when rank 0 has written its row of `epochs`, which it does only after every rank's rows of
     that epoch are durable; if one of them can't be read since, of all ranks that the attempt was started with, the
     epoch is omitted from every table. Journals are opened by their names: a listing may come late. NaN and infinity,
-    which JSON can't hold, become null. What was sampled in its epochs, `parallelbench.results.telemetry` adds.
+    which JSON can't hold, become null. What was sampled in its epochs, `parallelbench.results.sensor_columns` adds.
     """
     from parallelbench.results.attempt import AttemptInfo, decoded  # loads what configures runs: samplers need none
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Attempt, Outcome
     from parallelbench.results.journal import Row, Tables
-    from parallelbench.results.telemetry import Recordings
+    from parallelbench.results.sensor_columns import Recordings
 
 
 _SEE_LOG = "failed after the last epoch, see the attempt's log"
@@ -100,7 +100,7 @@ def publish(
 
     Raises `StorageError` where it can't be written, `SupersededError` where a newer attempt has begun.
     """
-    from parallelbench.results.telemetry import add_telemetry, read_telemetry  # loads numpy
+    from parallelbench.results.sensor_columns import add_telemetry, read_telemetry  # loads numpy
 
     tables, events = measured
     with storage_errors(attempt.path):

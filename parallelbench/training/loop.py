@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.measure.clock import TimedWindow
 from parallelbench.measure.traffic import KINDS, Sent
-from parallelbench.results.telemetry import NOTHING
+from parallelbench.results.sensor_columns import NOTHING
 from parallelbench.training import observers
+from parallelbench.training.checks.comparability import checks_arithmetic
 from parallelbench.training.checks.copies import Copies
-from parallelbench.training.checks.tolerances import checks_arithmetic
 from parallelbench.world import cuda
 from parallelbench.world.machine import node_name
 

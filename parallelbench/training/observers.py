@@ -10,7 +10,7 @@ from parallelbench.measure.clock import StepClock
 from parallelbench.measure.memory import MemoryProbe
 from parallelbench.measure.processor import ProcessorShare, WorkerProbe
 from parallelbench.results.tables import CLIPPING, EXPERT_BALANCE, METRIC, SAMPLES
-from parallelbench.training.checks.tolerances import Finding
+from parallelbench.training.checks.comparability import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

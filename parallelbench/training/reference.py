@@ -17,15 +17,15 @@ import torch
 from parallelbench.config.components import Shard
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import run_id
-from parallelbench.measure.layers import least_flop_per_sample
+from parallelbench.measure.count_layers import least_flop_per_sample
 from parallelbench.processes import die_with_parent
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal
 from parallelbench.training.checks.before_training import Reference
 from parallelbench.training.checks.closing import why_no_steps
+from parallelbench.training.checks.comparability import CLOSING_STEPS, Finding, as_reference
 from parallelbench.training.checks.parity import as_arrays, as_checked, checks_parity
 from parallelbench.training.checks.plain_step import Judge, Taken
-from parallelbench.training.checks.tolerances import CLOSING_STEPS, Finding, as_reference
 from parallelbench.training.exchange import Exchange, Order
 from parallelbench.training.failure import record
 from parallelbench.training.torch_session import build_loader, build_model

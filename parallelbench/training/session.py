@@ -24,13 +24,13 @@ from parallelbench.measure.environment_match import (
     must_match,
 )
 from parallelbench.training.checkpoint import EpochBoundary
+from parallelbench.training.checks.comparability import rounding
 from parallelbench.training.checks.parity import (
     parity_reference,
     reference_warnings,
     statistics_warnings,
     tolerance_warnings,
 )
-from parallelbench.training.checks.tolerances import rounding
 from parallelbench.training.loop import Trainer
 from parallelbench.world import machine
 from parallelbench.world.machine import device_name

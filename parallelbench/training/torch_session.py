@@ -13,7 +13,7 @@ import torch
 from parallelbench.config.build import package_of
 from parallelbench.errors import ConfigError, EngineError
 from parallelbench.loaders.resident import Resident
-from parallelbench.measure.layers import count_facts
+from parallelbench.measure.count_layers import count_facts
 from parallelbench.measure.machine_probe import probe
 from parallelbench.measure.memory import release
 from parallelbench.models.gpt import Gpt
@@ -23,6 +23,7 @@ from parallelbench.results.tables import INITIAL
 from parallelbench.training import session
 from parallelbench.training.checks.before_training import Initial, check_arithmetic, check_parity
 from parallelbench.training.checks.closing import ClosingCheck
+from parallelbench.training.checks.comparability import Finding, checks_arithmetic, why_too_large
 from parallelbench.training.checks.components import (
     check_logits,
     check_rate,
@@ -32,7 +33,6 @@ from parallelbench.training.checks.components import (
 )
 from parallelbench.training.checks.excerpt import excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
-from parallelbench.training.checks.tolerances import Finding, checks_arithmetic, why_too_large
 from parallelbench.training.failure import give_up
 from parallelbench.training.replica import new_replica
 from parallelbench.training.session import RankSession

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.advisor.fit import MEASURED
 from analysis.advisor.machine import Known, MachineFigures, RateCurve, TierFigures
-from parallelbench.measure.layer_counts import LayerCount
+from parallelbench.measure.layer_records import LayerCount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

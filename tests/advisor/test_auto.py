@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parallelbench.config.run import RunConfig
-    from parallelbench.measure.layer_counts import LayerCount
+    from parallelbench.measure.layer_records import LayerCount
 
 MLP = ["model=mlp", "data=synthetic", "optimizer=sgd", "device=cpu"]
 

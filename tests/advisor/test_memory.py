@@ -110,8 +110,8 @@ def test_a_device_keeps_what_it_forwards_before_backward(schedule: Any, devices:
 )
 def test_peaks_are_within_five_percent_of_torchs_tracker(model: str, optimizer: str) -> None:
     """Two steps on one device under `MemTracker`; the first one's peak lacks Adam's states."""
+    from parallelbench.measure.count_layers import layer_counts
     from parallelbench.measure.layer_memory import model_memory
-    from parallelbench.measure.layers import layer_counts
 
     run = one_run([f"model={model}", "data=synthetic", "batch_size=64", f"optimizer={optimizer}"]).run
     job = SuiteJob(run=run, layers=layer_counts(run), figures=machine())
@@ -132,8 +132,8 @@ RANKS = [
 @pytest.mark.parametrize("model", ["mlp", "cnn_small", "vit_tiny"])
 def test_peaks_of_ranks_are_within_six_percent_of_what_their_tensors_hold(model: str) -> None:
     """The fullest of a job's first rank and its last one, which is a server or a last stage."""
+    from parallelbench.measure.count_layers import layer_counts
     from parallelbench.measure.layer_memory import model_memory
-    from parallelbench.measure.layers import layer_counts
 
     wanted, predicted = [], []
     common = [f"model={model}", "data=synthetic", "batch_size=64", "optimizer=adam"]
@@ -157,8 +157,8 @@ def test_the_first_gpu_of_data_parallel_holds_its_gradients_and_the_sums_of_all(
     """By torch's code, as it needs two GPUs: `Broadcast.backward` gets all tensors' gradients at once. Beside the
     parameters and SGD's momentum of an MLP, its few samples are nothing.
     """
+    from parallelbench.measure.count_layers import layer_counts
     from parallelbench.measure.layer_memory import model_memory
-    from parallelbench.measure.layers import layer_counts
 
     common = ["model=mlp", "data=synthetic", "batch_size=2", "optimizer=sgd"]
     layers, memory = layer_counts(alone := one_run(common).run), model_memory(alone)
@@ -205,7 +205,7 @@ def _tracked_bytes(run: Any) -> float:
 
 def test_a_walk_through_two_layers_by_hand() -> None:
     """Kept, peaks and gradients as one adds them up on paper."""
-    from parallelbench.measure.layer_counts import LayerMemory, Linear, ModelMemory
+    from parallelbench.measure.layer_records import LayerMemory, Linear, ModelMemory
 
     none = {"cpu": 0.0}
 

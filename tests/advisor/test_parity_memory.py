@@ -19,9 +19,9 @@ from parallelbench.models.gpt import Gpt
 from parallelbench.models.moe import GptMoe
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
+from parallelbench.training.checks.comparability import as_reference
 from parallelbench.training.checks.excerpt import SMALL_BYTES, excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity
-from parallelbench.training.checks.tolerances import as_reference
 from tests.advisor.machine import machine
 
 pytestmark = pytest.mark.slow
@@ -139,8 +139,8 @@ class Counted:
 @cache
 def counted(of: Counted) -> tuple[Any, Any]:
     """On tensors without values."""
+    from parallelbench.measure.count_layers import _counts_without_values
     from parallelbench.measure.layer_memory import model_memory
-    from parallelbench.measure.layers import _counts_without_values
 
     return _counts_without_values(of.run)[0], model_memory(of.run)
 

@@ -13,7 +13,7 @@ from analysis.advisor.strategies import SuiteJob, suite_phases
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from parallelbench.errors import ConfigError
-from parallelbench.measure.layer_counts import Kernels
+from parallelbench.measure.layer_records import Kernels
 from tests.advisor.machine import PLAIN, layer, layers, machine
 
 FLOP, PARAMETERS = 1e6, 250_000

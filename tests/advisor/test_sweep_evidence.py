@@ -21,7 +21,7 @@ from parallelbench.cli import main
 from parallelbench.config.plugin import sources_now
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.measure.layer_counts import LayerCount
+from parallelbench.measure.layer_records import LayerCount
 from parallelbench.results.calibration import write_calibration
 from tests.advisor.machine import layer
 from tests.advisor.test_calibration import FACTS, devices, messages

@@ -18,19 +18,10 @@ from analysis.claims.claim import Expect
 from analysis.claims.verdict import decide
 from analysis.comparison.gate import SLOWER, gate
 from analysis.comparison.pairing import pools
-from analysis.comparison.ratio import (
-    ERROR,
-    FEWEST_REPEATS,
-    Ratio,
-    SpeedVerdict,
-    critical,
-    error_of_each,
-    of_several,
-    of_speed,
-    ratio_of_pairs,
-)
+from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Ratio, critical, error_of_each, of_several, ratio_of_pairs
 from analysis.comparison.run import Span
 from analysis.comparison.sides import TIME, Compared, Comparison, together
+from analysis.comparison.verdict import SpeedVerdict, of_speed
 from tests.helpers import interval
 
 Shape = tuple[int, ...]

@@ -12,9 +12,16 @@ import numpy as np
 import polars as pl
 import torch
 
-from analysis.comparison.issues import rests_on_disturbed, unlike_probes
+from analysis.comparison.issues import unlike_probes
 from analysis.comparison.work import PROBED
-from analysis.metrics.disturbance import GPU_PROCESSES, disturbed, judged_in_pools, lost_share, lost_time_s
+from analysis.metrics.disturbance import (
+    GPU_PROCESSES,
+    disturbed,
+    judged_in_pools,
+    lost_share,
+    lost_time_s,
+    rests_on_disturbed,
+)
 from parallelbench.measure.machine_probe import probe
 from parallelbench.world.world import World
 

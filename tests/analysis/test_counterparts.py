@@ -26,13 +26,13 @@ from analysis.comparison.counterparts import (
     mean_loss,
 )
 from analysis.comparison.exclusions import Exclusion, excluded
-from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.report.warnings import warnings
 from analysis.runs.reader import Runs
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks.tolerances import UNIT_ROUNDOFF
+from parallelbench.training.checks.comparability import UNIT_ROUNDOFF
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics, sums
 from tests.analysis.factory import Fake, config, one_and_two, published

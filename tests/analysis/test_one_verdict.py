@@ -16,8 +16,8 @@ from analysis.comparison.configurations import learned
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.issues import Blocker, Caveat
 from analysis.comparison.pairing import paired
-from analysis.comparison.ratio import SpeedVerdict
 from analysis.comparison.run import compared_runs
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.figures import draw
 from analysis.report import answers, warnings
 from analysis.runs.published import LOADED

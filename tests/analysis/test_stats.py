@@ -16,11 +16,10 @@ from analysis.comparison.ratio import (
     critical,
     error_of_each,
     half_width,
-    of_speed,
-    of_time,
     ratio_of_pairs,
     repeats_to_add,
 )
+from analysis.comparison.verdict import of_speed, of_time
 from tests.analysis.false_alarms import NOISE, Noise, misses
 from tests.helpers import interval
 

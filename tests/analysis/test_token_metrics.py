@@ -20,7 +20,7 @@ from analysis.metrics.columns import OF_TOKENS
 from analysis.report import page as page_module
 from analysis.report.tables import summary_table
 from parallelbench import cli
-from parallelbench.measure.layer_counts import LayerCount
+from parallelbench.measure.layer_records import LayerCount
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES_VERSION
 from tests.analysis.factory import Fake, config, published

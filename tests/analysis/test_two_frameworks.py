@@ -10,7 +10,7 @@ import pytest
 
 from analysis import by, load, summary
 from analysis.claims.verdict import judge
-from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.metrics.columns import page_columns
 from analysis.report.tables import cells
 from analysis.report.warnings import warnings

@@ -10,7 +10,7 @@ import pytest
 from analysis import by, compare, load, summary
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.issues import Caveat
-from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.runs.reader import Runs
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, published, steady

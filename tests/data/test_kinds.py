@@ -19,8 +19,8 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.data.sklearn import BreastCancer
 from parallelbench.errors import ConfigError
+from parallelbench.measure.count_layers import layer_counts, least_flop_per_sample
 from parallelbench.measure.layer_memory import model_memory
-from parallelbench.measure.layers import layer_counts, least_flop_per_sample
 from parallelbench.training.checks.plain import PlainModel
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_loader, build_model

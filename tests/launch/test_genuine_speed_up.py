@@ -12,7 +12,7 @@ from analysis import by, load, summary
 from analysis.claims import judge
 from analysis.comparison import issues
 from analysis.comparison.baseline import against_one_device, refused
-from analysis.comparison.ratio import SpeedVerdict
+from analysis.comparison.verdict import SpeedVerdict
 from parallelbench.cli import main
 from tests.analysis.test_claims import claim
 from tests.launch.programs import completed

@@ -17,9 +17,9 @@ from launch.sweep import one_run
 from launch.sweep.compose import Extension
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
+from parallelbench.training.checks.comparability import as_reference, rounding
 from parallelbench.training.checks.copies import Copies
 from parallelbench.training.checks.parity import as_checked, checks_parity, parity_reference
-from parallelbench.training.checks.tolerances import as_reference, rounding
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import TINY

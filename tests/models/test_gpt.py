@@ -27,7 +27,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.sites import shipped
 from parallelbench.data.tokens import Tokens
 from parallelbench.errors import ConfigError
-from parallelbench.measure.layers import layer_counts
+from parallelbench.measure.count_layers import layer_counts
 from parallelbench.models.gpt import Gpt
 from parallelbench.models.gpt_layers import CausalAttention, Rotary, rotary_tables, turned
 from parallelbench.training.torch_session import build_model

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import conf
 from parallelbench.config.build import build
 from parallelbench.errors import ConfigError
+from parallelbench.measure.count_layers import layer_counts
 from parallelbench.measure.layer_memory import model_memory
-from parallelbench.measure.layers import layer_counts
 from parallelbench.models.moe import GptMoe
 from parallelbench.models.moe_layers import (
     MixtureOfExperts,

@@ -12,8 +12,8 @@ from launch.sweep import one_run
 from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
+from parallelbench.training.checks.comparability import local_statistics
 from parallelbench.training.checks.parity import as_checked
-from parallelbench.training.checks.tolerances import local_statistics
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.strategies.training import drive, one_device

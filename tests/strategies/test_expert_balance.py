@@ -10,7 +10,7 @@ import torch
 
 from parallelbench.config.components import Shard
 from parallelbench.errors import ConfigError
-from parallelbench.measure.layers import layer_counts
+from parallelbench.measure.count_layers import layer_counts
 from parallelbench.models.moe_layers import ExpertTokens, MixtureOfExperts, take_expert_tokens
 from parallelbench.training.observers import ExpertBalance
 from parallelbench.training.torch_session import build_model

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.training.checks.tolerances import local_statistics
+from parallelbench.training.checks.comparability import local_statistics
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.helpers import torchs_strategies

@@ -20,7 +20,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.results.folder import find_runs
 from parallelbench.strategies.pipeline import PipelineParallel
 from parallelbench.strategies.pipeline.schedules import Pipeline
-from parallelbench.training.checks.tolerances import as_reference
+from parallelbench.training.checks.comparability import as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

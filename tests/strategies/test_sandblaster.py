@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parallelbench.config.run import RunConfig
 from parallelbench.strategies.lbfgs.sandblaster import ShardedVector
-from parallelbench.training.checks.tolerances import as_reference
+from parallelbench.training.checks.comparability import as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.measure.counted_bytes import CountedBytes
-from parallelbench.training.checks.tolerances import as_reference
+from parallelbench.training.checks.comparability import as_reference
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks

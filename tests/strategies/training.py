@@ -17,7 +17,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.measure.counted_bytes import CountedBytes
-from parallelbench.training.checks.tolerances import as_reference
+from parallelbench.training.checks.comparability import as_reference
 from parallelbench.training.loop import Trainer
 from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import build_model

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.results.recording import Recorder, journal_of
-from parallelbench.results.telemetry import Recordings
+from parallelbench.results.sensor_columns import Recordings
 from parallelbench.telemetry.sampler import SamplerSettings
 from tests.surroundings import machine_path, program
 

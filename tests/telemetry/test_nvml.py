@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelbench.results.telemetry import Samples, columns
+from parallelbench.results.sensor_columns import Samples, columns
 from tests.telemetry.playback import play
 
 FOUR = "\n".join(

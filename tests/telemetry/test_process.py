@@ -20,7 +20,7 @@ from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal, read_entries, read_tables
 from parallelbench.results.publish import publish
 from parallelbench.results.recording import Recorder
-from parallelbench.results.telemetry import RECORD, Recordings, add_telemetry, read_telemetry
+from parallelbench.results.sensor_columns import RECORD, Recordings, add_telemetry, read_telemetry
 from parallelbench.telemetry.sampler import command_line, sampling
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.telemetry.playback import environment, library, recorded, rows_of, settings

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelbench.results.telemetry import NOTHING, Samples, Series, Window, columns
+from parallelbench.results.sensor_columns import NOTHING, Samples, Series, Window, columns
 from tests.telemetry.playback import recorded
 
 

@@ -19,7 +19,7 @@ from parallelbench.config.components import Shard
 from parallelbench.environments import python_of
 from parallelbench.measure.environment_match import SET_BY_LAUNCHER, differences, entries
 from parallelbench.results.attempt import Attempt
-from parallelbench.training.checks.tolerances import as_reference
+from parallelbench.training.checks.comparability import as_reference
 from parallelbench.training.exchange import Exchange
 from parallelbench.training.reference import make
 from parallelbench.training.torch_session import build_loader, build_model

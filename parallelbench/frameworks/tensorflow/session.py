@@ -12,8 +12,8 @@ from parallelbench.frameworks.tensorflow.twins import BUFFERS
 from parallelbench.frameworks.tensorflow.world import TensorFlowWorld
 from parallelbench.loaders.order import endless
 from parallelbench.measure.memory import release
+from parallelbench.training.checks.comparability import CLOSING_STEPS
 from parallelbench.training.checks.parity import ComparedStep, as_checked, checks_parity, gathered, parity_rows
-from parallelbench.training.checks.tolerances import CLOSING_STEPS
 from parallelbench.training.exchange import Exchange
 from parallelbench.training.failure import give_up
 from parallelbench.training.session import RankSession, require_one_type

@@ -1,4 +1,4 @@
-"""The workers of `strategy=parameter_server`: each has the whole model, but no optimizer state."""
+"""The workers of `strategy=parameter_server` and `downpour`: each has the whole model, but no optimizer state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from parallelbench.strategies.servers.servers import (
     REQUEST,
     STALENESS,
     Layout,
-    Schedule,
     own_group,
     receiving,
     sending,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.components import Batch
     from parallelbench.config.run import RunConfig
+    from parallelbench.strategies.servers.schedule import Schedule
     from parallelbench.world.numerics import Sums
     from parallelbench.world.world import World
 
@@ -167,7 +167,7 @@ class SyncWorker(WorkerReplica):
 
 
 class AsyncWorker(WorkerReplica):
-    """Pushes and fetches on its own schedule: `DownpourSGDClient` in the appendix of Dean et al. 2012."""
+    """Pushes and fetches by its own `Schedule`: `DownpourSGDClient` in the appendix of Dean et al. 2012."""
 
     whole_epochs: ClassVar[bool] = True
 

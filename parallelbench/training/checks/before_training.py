@@ -14,16 +14,16 @@ from parallelbench.errors import ConfigError
 from parallelbench.loaders.order import endless
 from parallelbench.measure.memory import release
 from parallelbench.results.tables import INITIAL
-from parallelbench.training.checks.parity import ComparedStep, as_arrays, parity_rows
-from parallelbench.training.checks.plain import PlainTraining, stay_in_evaluation
-from parallelbench.training.checks.plain_step import Judge
-from parallelbench.training.checks.tolerances import (
+from parallelbench.training.checks.comparability import (
     PARITY_TEST_SAMPLES,
     Finding,
     as_reference,
     uncompared,
     why_in_evaluation,
 )
+from parallelbench.training.checks.parity import ComparedStep, as_arrays, parity_rows
+from parallelbench.training.checks.plain import PlainTraining, stay_in_evaluation
+from parallelbench.training.checks.plain_step import Judge
 from parallelbench.training.replica import new_replica
 from parallelbench.world.numerics import dtype_of, matching, set_precision, wide
 from parallelbench.world.world import World

@@ -15,10 +15,10 @@ from parallelbench.config.run import own_reference
 from parallelbench.loaders.order import endless
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.optim.optimizers import Lbfgs
+from parallelbench.training.checks.comparability import CLOSING_STEPS, Finding, pieces_of
 from parallelbench.training.checks.parity import gathered
 from parallelbench.training.checks.plain import HALF, in_evaluation, kept_of_one, stay_in_evaluation
 from parallelbench.training.checks.plain_step import DRAWS_ALWAYS, Judge, Taken
-from parallelbench.training.checks.tolerances import CLOSING_STEPS, Finding, pieces_of
 from parallelbench.world.numerics import dtype_of
 from parallelbench.world.settings import changed_settings
 

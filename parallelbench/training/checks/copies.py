@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.results.tables import COPIES, SETTLED
-from parallelbench.training.checks.tolerances import Finding
+from parallelbench.training.checks.comparability import Finding
 from parallelbench.training.observers import Observer
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from parallelbench.models.gpt import Gpt
 from parallelbench.strategies.context import ContextParallel, FsdpCp
 from parallelbench.strategies.pipeline import ModelParallel, PipelineStrategy
 from parallelbench.strategies.tensor import divides_sequence
+from parallelbench.training.checks.comparability import PARITY_TEST_SAMPLES
 from parallelbench.training.checks.parity import checked_batch_size
-from parallelbench.training.checks.tolerances import PARITY_TEST_SAMPLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

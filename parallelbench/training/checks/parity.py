@@ -17,7 +17,7 @@ from parallelbench.config.run import own_reference
 from parallelbench.loaders.order import endless
 from parallelbench.optim.optimizers import Adagrad, Adam
 from parallelbench.strategies.single import Single
-from parallelbench.training.checks.tolerances import (
+from parallelbench.training.checks.comparability import (
     PARITY_TEST_SAMPLES,
     WIDEST_TOLERANCE,
     granted_tolerance,

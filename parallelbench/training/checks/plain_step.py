@@ -10,9 +10,9 @@ import torch
 from parallelbench.config.components import TRAITS, Shard
 from parallelbench.loaders.order import endless
 from parallelbench.optim.optimizers import Lbfgs
+from parallelbench.training.checks.comparability import Finding, granted_tolerance, pieces_of
 from parallelbench.training.checks.parity import loss_difference
 from parallelbench.training.checks.plain import PlainModel, PlainOptimizer, clipped, kept_of_one
-from parallelbench.training.checks.tolerances import Finding, granted_tolerance, pieces_of
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import as_real, wide
 

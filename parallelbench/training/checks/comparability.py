@@ -1,4 +1,7 @@
-"""What of a run is compared with one device, how closely, and what was found. Loads no torch."""
+"""Whether a run can be compared with one device, what of it, and how closely; a finding. Loads no torch.
+
+Whether parity passed is decided in `parity.py`.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.build import from_mapping
 from parallelbench.errors import program
-from parallelbench.measure.layer_counts import ELEMENTWISE, KINDS, Kernels, LayerCount
+from parallelbench.measure.layer_records import ELEMENTWISE, KINDS, Kernels, LayerCount
 from parallelbench.models.modules import blank, built, parameters_by_layer
 from parallelbench.models.plan import planned
 
