@@ -84,8 +84,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies the command that asked for it; empty: not recorded."""
     job_ends_at: float | None = None
     """Unix time at which the cluster ends the job that it is a part of, s, as it was at the start; null: there is none,
-    or not recorded. `checkpoint=auto` and the queue judge by it whether the epochs that remain fit. An operator may move
-    the end; the run stops at the cluster's warning, which follows the operator."""
+    or not recorded. `checkpoint=auto` judges by it whether the epochs that remain fit, the queue whether a run ran out
+    of time. An operator may move the end; the run stops at the cluster's warning, which follows the operator."""
 
 
 @dataclass(frozen=True)
