@@ -1,4 +1,4 @@
-"""270 commands by a grammar, and others that are stopped, find no room, or meet: no traceback, exit code 0, 1 or 2,
+"""2,000 commands by a grammar, and others that are stopped, find no room, or meet: no traceback, exit code 0, 1 or 2,
 one clear message, nothing written elsewhere, no result lost.
 """
 
@@ -32,8 +32,8 @@ __all__ = ["here"]
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 SEED = 14
-COUNTS = {"configured": 60, "own": 60, "on_folder": 150}
-INTERRUPTED, ON_A_SMALL_DISK = 12, 6
+COUNTS = {"configured": 450, "own": 450, "on_folder": 1100}
+INTERRUPTED, ON_A_SMALL_DISK = 24, 12
 TOGETHER = 50
 """After so many commands it is looked whether they wrote anything."""
 LIMIT_S = 20
