@@ -1,7 +1,7 @@
 """Signals are noted when they arrive, which ends `rest`, and dealt with at `heed`, where this process holds nothing.
 
 A handler runs between any two instructions, also within `subprocess` while it holds a lock: what raises there leaves
-the lock taken, and what waits there may wait for itself.
+the lock taken, and what waits there may wait for itself. What a job does at Slurm's warning: `launch/slurm/job.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from parallelbench.config.components import Shard, StateShards, Strategy
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.refusals import first_of, two_devices, why_complex, why_untouched
+from parallelbench.strategies.shared_refusals import first_of, two_devices, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn

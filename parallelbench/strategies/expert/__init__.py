@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from parallelbench.config.components import StateShards
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.data_parallel import DdpStrategy
-from parallelbench.strategies.refusals import SCALES_ALONE, no_fp16
+from parallelbench.strategies.shared_refusals import SCALES_ALONE, no_fp16
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from parallelbench.config.components import StateShards
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.data_parallel import DataParallelStrategy, equal_pieces
-from parallelbench.strategies.refusals import first_of, no_fp16, why_complex, why_shared, why_uncut, why_untouched
+from parallelbench.strategies.shared_refusals import (
+    first_of,
+    no_fp16,
+    why_complex,
+    why_shared,
+    why_uncut,
+    why_untouched,
+)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.strategies.data_parallel import DataParallelStrategy
-from parallelbench.strategies.refusals import first_of, two_devices, why_complex, why_untouched
+from parallelbench.strategies.shared_refusals import first_of, two_devices, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn

@@ -18,7 +18,7 @@ from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads 
 from parallelbench.strategies.mesh import Mesh, position_in
 from parallelbench.strategies.pipeline.partition import assign, whole_layers
 from parallelbench.strategies.pipeline.schedules import Pipeline, Schedule, StageMap
-from parallelbench.strategies.refusals import (
+from parallelbench.strategies.shared_refusals import (
     SCALES_ALONE,
     first_of,
     no_fp16,

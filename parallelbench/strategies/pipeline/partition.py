@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import choices, count_of
-from parallelbench.strategies.refusals import two_devices
+from parallelbench.strategies.shared_refusals import two_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

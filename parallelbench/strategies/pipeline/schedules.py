@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from parallelbench.errors import count_of
 from parallelbench.strategies.pipeline.partition import valid_map
-from parallelbench.strategies.refusals import SCALES_ALONE, no_fp16
+from parallelbench.strategies.shared_refusals import SCALES_ALONE, no_fp16
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from parallelbench.config.components import Strategy
 from parallelbench.optim.optimizers import Adagrad, Sgd
-from parallelbench.strategies.refusals import first_of, no_fp16, why_complex, why_untouched
+from parallelbench.strategies.shared_refusals import first_of, no_fp16, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn

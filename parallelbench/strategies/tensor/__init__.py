@@ -14,7 +14,7 @@ from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads 
 from parallelbench.optim.losses import CrossEntropy
 from parallelbench.optim.metrics import NoMetric
 from parallelbench.strategies.mesh import Mesh, device_mesh
-from parallelbench.strategies.refusals import (
+from parallelbench.strategies.shared_refusals import (
     SCALES_ALONE,
     first_of,
     no_fp16,
