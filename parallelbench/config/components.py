@@ -534,7 +534,10 @@ class Strategy(Ruled, frozen=True, kw_only=True):
 
     @abstractmethod
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        """Turn a model on the CPU, identical on every rank, into this rank's replica. `model` is consumed."""
+        """Turn a model on the CPU, identical on every rank, into this rank's replica. `model` is consumed.
+
+        The suite's own strategies get its transformers without values, which `to_device` gives them child by child.
+        """
 
 
 class Optimizer(Ruled, frozen=True, kw_only=True):

@@ -50,8 +50,9 @@ class Replica(Protocol):
     def step(self, batch: Batch) -> Sums | None:
         """Train on one batch without synchronising host and device; parts of it are each a `phase` of the step.
 
-        Returns the summed loss and the number of correct predictions of the samples whose loss this rank owns; None
-        where it owns none. The caller adds others to what is returned.
+        Returns the summed loss and the number of correct predictions of the samples whose loss this rank owns, as
+        `parallelbench.world.numerics.sums` makes them before backward; None where it owns none. Over all ranks every
+        sample must be owned once, which is checked. The caller adds others to what is returned.
         """
 
     def compile_warmup(self, batch: Batch) -> None:
@@ -65,7 +66,10 @@ class Replica(Protocol):
         """
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers as one device would hold them, on the CPU; a collective. Empty except on rank 0."""
+        """Parameters and buffers as one device would hold them, on the CPU; a collective. Empty except on rank 0.
+
+        Before the first step these are the bits that the seed gives.
+        """
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Gradients of the last step as one device would hold them before it clips them, on the CPU; a collective.
@@ -74,13 +78,15 @@ class Replica(Protocol):
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor] | None:
         """What the optimizer keeps of each parameter under `key`, likewise; zeros where it keeps nothing. A number
-        fills a tensor of the parameter's shape. None, on every rank alike, where it is not gathered.
+        fills a tensor of the parameter's shape. None, on every rank alike, where it is not gathered: the closing check
+        then sees that a step moves the parameters, not how far.
         """
 
     def copied(self) -> Mapping[int, Iterable[Tensor]]:
         """Parameters of this rank, or shards, that others hold with the same bits between two epochs, in one order.
 
-        Under a number that all ranks give which hold the same; two numbers at most.
+        Under a number that all ranks give which hold the same; two numbers at most. The tensors must not change between
+        the end of an epoch and that of its evaluation, unless `shares_at_evaluation`.
         """
 
     def local_state(self) -> dict[str, Any]:
