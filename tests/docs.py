@@ -112,11 +112,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 _STRATEGIES_INTRO = """# Strategies: what is possible
 
 This page is generated from the strategies' own rules by `python -m tests.docs`; [which to
-choose](choosing-a-strategy.md) is another one. A cell names the device counts (of 1,
-2, 4 and 8) at which a strategy with its default options takes a model; – means refused, for a reason below the table.
-The data set is cut down to `data.train_samples=96`, which `batch_size=96` takes as a whole, and the optimizer is Adam,
-but for what the first table says a strategy needs. Options may widen or narrow this; `parallelbench show
-strategy=NAME` lists them.
+choose](choosing-a-strategy.md) is another one. A cell names the device counts (of 1, 2, 4 and 8) at which a strategy
+with its default options takes a model, of 96 samples in one batch; – means refused, for a reason below the table. The
+optimizer is Adam, but for what the first table says a strategy needs. `parallelbench show strategy=NAME` lists the
+options, which may widen or narrow this.
 """
 
 _DEVICES = (1, 2, 4, 8)
@@ -182,13 +181,12 @@ _UPDATES = (
 )
 _UPDATES_INTRO = """## Schedules, clipping, losses, metrics
 
-Which strategies, with their default options, take which of these; `lr_schedule=constant`, `clip_norm=null`,
-`loss=cross_entropy` and `metric=none` go with all of them.
+What strategies with their default options don't take of these. Those that are not in the table take all of them.
 """
 
 
 def _updates() -> Iterator[str]:
-    """A table of what changes updates: who takes it, and below it why others don't."""
+    """A table of what changes updates: who doesn't take all of it, and below it why."""
     reasons: dict[str, list[str]] = {}
     rows = []
     for name in group_choices()["strategy"]:
@@ -198,7 +196,8 @@ def _updates() -> Iterator[str]:
             cells.append("–" if error else "yes")
             if error:
                 reasons.setdefault(error.splitlines()[0], []).append(name)
-        rows.append((f"`{name}`", *cells))
+        if "–" in cells:
+            rows.append((f"`{name}`", *cells))
     yield _UPDATES_INTRO
     yield _table(("strategy", *(f"`{option}`" for option in _UPDATES)), rows)
     yield from _kinds(reasons)
