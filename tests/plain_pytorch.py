@@ -1,6 +1,6 @@
 """The losses again, in plain PyTorch: `python -m tests.plain_pytorch results/demo`.
 
-It trains a run anew from docs/losses-again.md alone and takes nothing of the suite but its results. The run is one
+It trains a run anew from docs/what-was-trained.md alone and takes nothing of the suite but its results. The run is one
 of `strategy=single model=cnn_small data=digits optimizer=adam precision=fp32` on a CPU. In fp32 sums in another order
 may round differently, and training carries that on; a wrong batch or a wrong update shows in the second digit.
 """
