@@ -129,9 +129,9 @@ class Settings(Node, frozen=True, kw_only=True):
     scaling: Literal["strong", "weak"]
     """strong: the global batch stays fixed as devices are added. weak: the batch per device does."""
     precision: Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
-    """Arithmetic of forward and backward; parameters stay fp32 (fp64 under fp64). fp32 uses no TF32, neither in products
-    nor in convolutions, where torch allows it by default; tf32 uses it in both; bf16 and fp16 are autocast, and fp16
-    scales the loss."""
+    """Arithmetic of forward and backward; parameters stay fp32 (fp64 under fp64). fp32 uses no TF32, neither in
+    products nor in convolutions, where torch allows it by default; tf32 uses it in both; bf16 and fp16 are autocast,
+    and fp16 scales the loss."""
     channels_last: bool
     """Store images and convolution weights channels last."""
     compile: bool
