@@ -296,7 +296,7 @@ def test_a_kept_file_of_another_kind_counts_for_none(tmp_path: Path, monkeypatch
 
 @pytest.mark.exhaustive
 def test_ten_thousand_layouts_are_ranked_without_torch() -> None:
-    """Counted in the program itself: how long it takes is in docs/advisor.md."""
+    """Counted in the program itself."""
     shape = ["model=gpt", "model.layers=96", "model.width=12288", "model.heads=96", "model.sequence=16384"]
     arguments = ["advise", *shape, "site=h100_80gb", "batch_size=1024", "devices=1024", "--json"]
     code = f"""
