@@ -181,6 +181,7 @@ def _choice(row: Mapping[str, str | None], column: str, valid: Mapping[str, floa
 
 
 def _vtrain(row: Mapping[str, str | None]) -> Step:
+    """Assumed: gradients are reduced after backward, scores written to memory; several nodes recompute every layer."""
     layout: dict[str, Any] = {name: _number(row, column) for column, name in _VTRAIN.items()}
     devices, time_ms = layout.pop("devices"), layout.pop("time_ms")
     if layout["tensor"] * layout["data"] * layout["pipeline"] != devices:
@@ -195,6 +196,9 @@ def _vtrain(row: Mapping[str, str | None]) -> Step:
 
 
 def _foundry(row: Mapping[str, str | None]) -> Step:
+    """Assumed: causal FlashAttention; parameters cut over all devices, gathered for forward and for backward of each
+    micro-batch, under SHARD_GRAD_OP once for both.
+    """
     layout: dict[str, Any] = {name: _number(row, column) for column, name in _FOUNDRY.items()}
     model = row["Model"] or ""
     if model not in SHAPES:
