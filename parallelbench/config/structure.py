@@ -1,4 +1,7 @@
-"""Plain data to frozen structs, strictly; errors name the key, its value and what is valid."""
+"""Plain data to frozen structs, strictly ("8" is no 8); errors name the key, its value and what is valid.
+
+By msgspec, which loads in 15 ms and takes microseconds for a run: thousands are planned on a login node.
+"""
 
 from __future__ import annotations
 
