@@ -259,7 +259,8 @@ _RELIABILITY_INTRO = """# Reliability: what is survived, and what numbers were h
 
 This page is generated from the tests by `python -m tests.docs`. Each line is a test that injects the fault, on a real
 Slurm cluster or with real processes, and asserts the outcome. `make test-slurm` runs those in `tests/slurm/`,
-`make test` the others.
+`make test` the others. On one GPU, resumption and a lack of memory were tried ([GPUs](gpus.md)); all other faults were
+not run on a GPU.
 """
 _KINDS = Path(__file__).with_name("kinds_of_faults.md")
 EVIDENCE = Path(__file__).with_name("evidence.md")
