@@ -1,4 +1,11 @@
-"""Bytes that tensor ranks exchange in a step, by the shapes of what they compute."""
+"""Bytes that tensor ranks exchange in a step, by the shapes of what they compute.
+
+Of a transformer, with values of tokens × width, six all-reduces per block: two sums forward, and backward the gradients
+by query, key, value and the perceptron's input one by one (seven with `swiglu`, for the gate's). With parts of the
+sequence each of n ranks sends (n−1)/n of 8 × tokens × width per block instead; per step the same share of the
+embedding's gradient and of what enters the head (tokens × width each; with a divided vocabulary the latter twice), and
+2(n−1)/n of the norms' gradients. A divided vocabulary all-reduces tokens × width twice, and `loss_bytes`.
+"""
 
 from __future__ import annotations
 
