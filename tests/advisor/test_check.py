@@ -251,7 +251,7 @@ def test_columns_of_ones_own_are_named_and_not_used(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("old", "new", "named"),
-    [("iteration time (ms)", "iteration time (s)", ["lacks the column 'iteration time (ms)'", "'iteration time (s)'"])],
+    [("iteration time (ms)", "iteration time (s)", ["needs 'iteration time (ms)'", "'iteration time (s)'"])],
 )
 def test_an_unknown_column_or_unit_is_named(
     old: str, new: str, named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -266,7 +266,7 @@ def test_an_unknown_column_or_unit_is_named(
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b"", "lacks the column"),
+        (b"", "needs '# GPUs'"),
         (SINGLE.read_bytes().splitlines(keepends=True)[0], "has no rows"),
         (b"\xff\xfe\x00", "can't be read as CSV"),
     ],
