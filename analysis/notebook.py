@@ -68,4 +68,4 @@ def claims(runs: Runs, publication: str | None = None) -> None:
     if publication is not None and publication not in (known := [text.seed for text in texts]):
         raise ConfigError(f"{publication} is no publication: choose one of {', '.join(known)}")
     judgements = [each for each in judge_all(runs) if publication in (None, each.seed)]
-    Console(width=_WIDTH).print(judgements_table(judgements))
+    Console(width=_WIDTH).print(judgements_table(judgements, runs.root))

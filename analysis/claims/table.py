@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,15 +16,18 @@ from rich.text import Text
 from analysis import text
 from analysis.claims.claim import TO_ACCURACY
 from analysis.claims.verdict import VERDICTS
+from analysis.metrics.columns import tables_columns
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
 
     from analysis.claims.claim import Claim
     from analysis.claims.verdict import Case, Judgement
+    from parallelbench.results.declaration import Column
 
 _COLOURS = {"reproduced": "green", "refuted": "red", "inconclusive": "yellow"}
 _MOST_CASES = 4
@@ -30,16 +36,17 @@ _MOST_CASES = 4
 _MOST_WARNINGS = 3
 
 
-def judgements_table(judgements: Sequence[Judgement]) -> RenderableType:
-    """Of each claim its verdict and its effects in these runs, then the commands whose runs would decide the others.
+def judgements_table(judgements: Sequence[Judgement], folder: Path) -> RenderableType:
+    """Of each claim its verdict and its effects in the runs of the folder, then the commands whose runs would decide
+    the others.
 
     One line where nothing is decided.
     """
     decided = [judgement for judgement in judgements if judgement.cases]
     if not decided:
-        return Text(nothing(judgements))
+        return Text(nothing(judgements, folder))
     claims = (part for judgement in decided for part in _shown(judgement))
-    return Group(*claims, Text("\n".join([*_undecided(judgements), "", *tally(judgements)])))
+    return Group(*claims, Text("\n".join([*_undecided(judgements), "", *tally(judgements, folder)])))
 
 
 def _shown(judgement: Judgement) -> tuple[RenderableType, RenderableType]:
@@ -50,11 +57,16 @@ def _shown(judgement: Judgement) -> tuple[RenderableType, RenderableType]:
     return Text.from_markup(f"[bold]{claim.name}[/]", overflow="ignore"), Padding(body, (0, 0, 1, 4))
 
 
-def nothing(judgements: Sequence[Judgement]) -> str:
-    """The whole answer where nothing can be said."""
+def nothing(judgements: Sequence[Judgement], folder: Path) -> str:
+    """The whole answer where nothing can be said of the runs of the folder."""
     claims = count_of(len(judgements), "claim")
     of = "none is decided, as no comparison of these runs is a publication's own."
-    return f"{claims}: {of} `parallelbench claims DIR NAME` says which runs one needs."
+    return f"{claims}: {of} {_command(judgements[0], folder)} says which runs the first one needs."
+
+
+def _command(judgement: Judgement, folder: Path) -> str:
+    """What shows one claim in full."""
+    return f"`parallelbench claims {shlex.quote(str(folder))} {judgement.claim.name}`"
 
 
 def _undecided(judgements: Sequence[Judgement]) -> list[str]:
@@ -87,7 +99,7 @@ def details(judgement: Judgement) -> RenderableType:
 
 
 def expected(claim: Claim) -> str:
-    """The metric, the comparison and the region: "steady_epoch_time_s, ratio above 1.02"."""
+    """The metric, the comparison and the region: "time per epoch: ratio above 1.02"."""
     expect = claim.expect
     (low, high), bound = expect.region, expect.above if expect.above is not None else expect.below
     span = f"between {_value(low, claim)} and {_value(high, claim)}"
@@ -95,7 +107,21 @@ def expected(claim: Claim) -> str:
         span = f"above {_value(low, claim)}" if expect.above is not None else f"below {_value(high, claim)}"
     side = "up to" if expect.above is not None else "from"
     refuted = f" (refuted {side} {_value(bound, claim)})" if expect.by else ""
-    return f"{claim.metric}, {claim.compare} {span}{refuted}"
+    return f"{_in_words(claim.metric)}: {claim.compare} {span}{refuted}"
+
+
+@cache
+def _columns() -> dict[str, Column]:
+    return {column.name: column for columns in tables_columns().values() for column in columns}
+
+
+def _in_words(metric: str) -> str:
+    """As tables head it, or else what its name says, without the unit."""
+    column = _columns().get(metric)
+    if column is not None and column.heading:
+        return column.heading[0].lower() + column.heading[1:]
+    words = re.sub("_sum$", ", all processes", re.sub("^slowest_|(_samples_per_s|_s|_j|_w|_bytes)$", "", metric))
+    return words.replace("_", " ")
 
 
 class Lines(NamedTuple):
@@ -120,7 +146,7 @@ def effect_of(case: Case, claim: Claim) -> str:
     ends = {_value(end, claim) for end in (case.median, case.low, case.high)}
     shown = case.enough and len(ends) > 1
     span = f" ({_ends(case.low, case.high, claim)})" if shown and case.low is not None and case.high is not None else ""
-    also = "" if case.also is None else f"; {claim.also}: {_value(case.also, claim)}"
+    also = f"; {_in_words(claim.also)}: {_value(case.also, claim)}" if claim.also and case.also is not None else ""
     place = f"{case.where}, {case.step}"
     return f"{_value(case.median, claim)}{span}, {count_of(len(case.effects), 'repeat')}: {place}{also}"
 
@@ -148,12 +174,20 @@ def _value(value: float | None, claim: Claim) -> str:
     if claim.compare == "efficiency":
         return text.percent(value)
     if claim.compare == "difference":
-        is_share = claim.metric.endswith("_accuracy") and claim.metric not in TO_ACCURACY
-        return (f"{100 * value:+.2f} points" if is_share else f"{value:+.4g}").replace("-", "−")
+        return _difference(value, claim.metric).replace("-", "−")
     return f"{value:.3f}"
 
 
-def tally(judgements: Sequence[Judgement]) -> list[str]:
+def _difference(value: float, metric: str) -> str:
+    if metric.endswith("_accuracy") and metric not in TO_ACCURACY:
+        return f"{100 * value:+.2f} points"
+    column = _columns().get(metric)
+    unit = column.unit if column is not None else None
+    size, shown = (value / text.MIB, "MiB") if unit == "bytes" else (value, unit)
+    return " ".join(filter(None, [f"{size:+.4g}" if size else "0", shown]))
+
+
+def tally(judgements: Sequence[Judgement], folder: Path) -> list[str]:
     """How many claims have which verdict, and how many have no runs; then the runs' warnings."""
     shown = [case for judgement in judgements for case in judgement.cases]
     unmeasured = sum(not judgement.cases for judgement in judgements)
@@ -162,9 +196,10 @@ def tally(judgements: Sequence[Judgement]) -> list[str]:
     given = [judgement.verdict for judgement in judgements]
     counts = ", ".join(f"{given.count(verdict)} {verdict}" for verdict in VERDICTS)
     rest = f"; {unmeasured} of the inconclusive ones are not measured" if unmeasured and shown else ""
+    first = next(judgement for judgement in judgements if judgement.cases)
     line = (
         f"{count_of(len(judgements), 'claim')}: {counts}{rest}. {where}"
-        "`parallelbench claims DIR NAME` shows one with its runs."
+        f"{_command(first, folder)} shows one with its runs."
     )
     return [line, *_warnings(shown)]
 

@@ -17,6 +17,7 @@ from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from analysis.claims.table import Lines
     from analysis.claims.verdict import Judgement
@@ -53,11 +54,11 @@ def shown(judgements: Sequence[Judgement]) -> list[tuple[Judgement, Lines]]:
     return [(judgement, lines(judgement, most=MOST_CASES)) for judgement in told if judgement.cases]
 
 
-def summed_up(judgements: Sequence[Judgement]) -> str:
-    """All claims in one sentence, and what an interval beside them is."""
+def summed_up(judgements: Sequence[Judgement], folder: Path) -> str:
+    """All claims by the runs of the folder in one sentence, and what an interval beside them is."""
     verdicts = [judgement.verdict for judgement in judgements if judgement.cases]
     if not verdicts:
-        return nothing(judgements)
+        return nothing(judgements, folder)
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
     rest = f"; {len(judgements) - len(verdicts)} not measured" if len(verdicts) < len(judgements) else ""
     return f"Of {count_of(len(judgements), 'claim')}: {counts}{rest}. {_INTERVALS}{_titles(judgements)}"

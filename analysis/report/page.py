@@ -217,7 +217,7 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         accuracies_caption=publication.ACCURACIES_CAPTION,
         experiment=publication.experiment(runs),
         claims=claims.shown(judgements := claims.judged(runs)),
-        claims_summed_up=claims.summed_up(judgements),
+        claims_summed_up=claims.summed_up(judgements, runs.root),
         hyperparameters=publication.hyperparameters(runs),
         environment=environment(runs),
         css=(templates / "report.css").read_text(encoding="utf-8"),

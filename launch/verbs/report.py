@@ -86,7 +86,7 @@ def claims(folder: str, extension: Extension, *, names: Sequence[str], file: str
     if as_json:
         print_claims(judgements, format_exclusions(runs))
         return 0
-    for shown in map(details, judgements) if names else [judgements_table(judgements)]:
+    for shown in map(details, judgements) if names else [judgements_table(judgements, root)]:
         console().print(shown)
     _remark(format_exclusions(runs))
     return 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analysis import load
 from analysis.claims import Judgement, Publication, judge, judge_all, publications, require_claims
 from analysis.claims.claim import Claim, Expect
-from analysis.claims.table import effect_of
+from analysis.claims.table import effect_of, expected
 from analysis.claims.verdict import decide
 from analysis.runs.reader import Runs
 from launch.sweep.compose import group_choices
@@ -22,6 +22,7 @@ from parallelbench.cli import main
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import MIB, Fake, config, failed, one_and_two, published, steady
+from tests.analysis.made_up import IN_TWO, altered
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +56,15 @@ def verdict(runs: Runs, **changes: Any) -> str:
 
 def by_name(runs: Runs) -> dict[str, Judgement]:
     return {finding.claim.name: finding for finding in judge_all(runs)}
+
+
+def test_bytes_are_told_in_mebibytes_and_metrics_in_words(usual: Runs) -> None:
+    sent = altered(usual, gradient_bytes_sent=pl.when(IN_TWO).then(11 * 11 * MIB).otherwise(0))  # in 11 steps
+    bytes_sent = claim(metric="gradient_bytes_sent_per_step_sum", compare="difference", expect={"above": 0})
+    (case,) = judge(sent, bytes_sent, seed="000").cases
+    assert effect_of(case, bytes_sent).startswith("+22 MiB, 6 repeats: ")
+    assert expected(bytes_sent) == "gradient bytes sent per step, all processes: difference above 0 MiB"
+    assert expected(claim(expect={"above": 1})).startswith("time per epoch: ratio above 1.000")
 
 
 @pytest.mark.parametrize("n", [1, 5])

@@ -146,7 +146,8 @@ def test_claims_are_rows_of_the_page_and_the_csv_file(usual: Runs) -> None:
     inside = judge(usual, claim(), seed="007")
     other = judge(usual, claim(name="other", scope={"data": "mnist"}), seed="007")
     assert [(row.claim.name, row.verdict) for row, _ in shown([other, inside])] == [("shorter", "reproduced")]
-    assert "Of 2 claims: 1 reproduced, 0 refuted, 0 inconclusive; 1 not measured." in summed_up([other, inside])
+    told = summed_up([other, inside], usual.root)
+    assert "Of 2 claims: 1 reproduced, 0 refuted, 0 inconclusive; 1 not measured." in told
     cells = table([inside, other]).rows.select("claim", "verdict", "sweeps", "repeats", "finding").rows()
     assert cells == [("shorter", "reproduced", "demo", 6, "reproduced"), ("other", "inconclusive", "", 0, "")]
 
