@@ -69,7 +69,7 @@ STYLES = {
     "data_parallel": ("#56b4e9", 3),
     "fsdp": ("#009e73", 4),
     "hsdp": ("#004d38", 1),
-    "zero1": ("#66cdaa", 5),
+    "zero1": ("#90d8b8", 5),
     "model_parallel": ("#d55e00", 2),
     "model_parallel_tutorial": ("#5e2a00", 4),
     "pipeline": ("#e69f00", 1),

@@ -16,7 +16,6 @@ from analysis.figures.chart import STYLES
 from tests.analysis.factory import config, foreign, published, steady
 
 ROOT = Path(__file__).resolve().parents[2]
-DISTINCT, EASILY_DISTINCT = 0.03, 0.075
 
 
 def test_every_shipped_strategy_has_a_colour_of_its_own() -> None:
