@@ -99,17 +99,18 @@ def _shares_options(run: ComparedRun, other: ComparedRun) -> bool:
     return all(one[key] == two[key] for key in shared.difference(WHICH_STRATEGY))
 
 
-def not_told_apart(runs: Runs, group: str, fastest: str, others: Sequence[str]) -> list[str]:
-    """Of other configurations of the same work, those of which no pairs with the fastest show that they are slower.
+def beside_fastest(runs: Runs, group: str, fastest: str, others: Sequence[str]) -> dict[str, SpeedVerdict]:
+    """Other configurations of the same work → the verdict of their own pairs with the fastest.
 
-    Two intervals beside one device may overlap where every pair of the two says the same. Too few pairs, or such as
-    can't be compared, show nothing.
+    Two intervals beside one device may overlap where every pair of the two says the same.
     """
     pairings = {other: _paired(runs, (group, fastest), (group, other)) for other in others}
     ratios = {other: None if pairing.blockers() else pairing.speed_up() for other, pairing in pairings.items()}
     error = of_several(ratios.values())
-    verdicts = {other: of_speed(ratio and ratio.at(error)) for other, ratio in ratios.items()}
-    return [other for other, verdict in verdicts.items() if verdict is not SpeedVerdict.SLOWER]
+    return {
+        other: SpeedVerdict.NOT_COMPARABLE if pairings[other].blockers() else of_speed(ratio and ratio.at(error))
+        for other, ratio in ratios.items()
+    }
 
 
 @once
@@ -129,8 +130,8 @@ def _framework(run: ComparedRun) -> str:
     return str(run.environment.get(FRAMEWORK) or own.get(run.definition["strategy.name"], "torch"))
 
 
-def refused(runs: Runs) -> list[str]:
-    """What is not compared with one device, with what differs and the remedies, in sentences.
+def refused(runs: Runs, *, brief: bool = False) -> list[str]:
+    """What is not compared with one device, with what differs and, unless `brief`, the remedies, in sentences.
 
     `compare` judges all groups of a configuration at once, so that the keys of all are named.
     """
@@ -144,7 +145,8 @@ def refused(runs: Runs) -> list[str]:
         for issue in pairing.blockers():
             strategy = pairing.pairs[0].runs[0].definition["strategy.name"]
             unlike = issue.kind is Blocker.ENVIRONMENT
-            words = refusal(issue.differences, tuple(keys[configuration])) if unlike else str(issue)
+            whole = refusal(issue.differences, tuple(keys[configuration])) if unlike else str(issue)
+            words = issue.brief if brief else whole
             of_groups[group, f"{strategy} × 1", words].append(configuration)
     alike: dict[tuple[tuple[str, ...], str, str], list[str]] = defaultdict(list)
     for (group, baseline, words), members in of_groups.items():  # one line for all works of which this is true
@@ -160,8 +162,10 @@ LIMITS = (Caveat.APART, Caveat.ORDER, Caveat.ABOVE_IDEAL)
 """What is said beside every speed-up; what else limits them is in the warnings."""
 
 
-def limited(runs: Runs, kinds: Collection[Caveat] = LIMITS) -> list[str]:
-    """What limits the comparisons with one device, in sentences, each with the configurations that it is true of."""
+def limited(runs: Runs, kinds: Collection[Caveat] = LIMITS, *, brief: bool = False) -> list[str]:
+    """What limits the comparisons with one device, in sentences, each with the configurations that it is true of;
+    `brief`: without causes and remedies.
+    """
     pairings = against_one_device(runs).items()
     several = len({group for (group, _), _ in pairings}) > 1
     caveats = (
@@ -169,7 +173,7 @@ def limited(runs: Runs, kinds: Collection[Caveat] = LIMITS) -> list[str]:
         for (group, configuration), pairing in pairings
         for caveat in pairing.caveats(per_sample=True)
     )
-    return said_once((name, caveat) for name, caveat in caveats if caveat.kind in kinds)
+    return said_once(((name, caveat) for name, caveat in caveats if caveat.kind in kinds), brief=brief)
 
 
 def told_of_pairs(runs: Runs) -> set[str]:

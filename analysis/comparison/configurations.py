@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +212,7 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
         (~pl.col("closed")).sum().alias("unclosed"),
         pl.col("parity_small_only").sum().alias("small_only"),
+        pl.col("config_json").first().alias("config"),
     )
     return rows.to_dicts()
 
@@ -250,7 +252,8 @@ def _parity(configuration: Mapping[str, Any]) -> str:
         words += ", by the author's own reference" if configuration["references"] else ""
         words += f", {small} on a smaller model only" if (small := configuration["small_only"]) else ""
     else:
-        words = "reference" if configuration["strategy"] == BASELINE[0] else "not checked"
+        asked_for = json.loads(configuration["config"])["measure"]["parity"]
+        words = "reference" if configuration["strategy"] == BASELINE[0] and asked_for else "not checked"
     return words + (f", {unclosed} not checked after training" if unclosed else "")
 
 

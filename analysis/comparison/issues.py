@@ -101,10 +101,16 @@ class Issue:
     """What differs; for `UNREACHED` and `SAMPLES` one entry with both numbers."""
 
     def __str__(self) -> str:
-        return _words(self)
+        return "".join(_words(self))
+
+    @property
+    def brief(self) -> str:
+        """Without causes and remedies, for where another line has them."""
+        return _words(self)[0]
 
 
-def _words(issue: Issue) -> str:
+def _words(issue: Issue) -> tuple[str, str]:
+    """What it is, and what explains or mends it."""
     return _words_of_blocker(issue) if isinstance(issue.kind, Blocker) else _words_of_caveat(issue)
 
 
@@ -116,90 +122,92 @@ def _of_unequal_epochs(issue: Issue) -> str:
     return f"epochs hold {' and '.join(_numbers(issue))} samples"
 
 
-def _words_of_blocker(issue: Issue) -> str:
+def _words_of_blocker(issue: Issue) -> tuple[str, str]:
     numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
-            return refusal(issue.differences, tuple(issue.differences))
+            return unlike(issue.differences), _remedies(issue.differences, tuple(issue.differences))
         case Blocker.SAMPLES:
-            return f"{_of_unequal_epochs(issue)}: compare samples per second"
+            return _of_unequal_epochs(issue), ": compare samples per second"
         case Blocker.DATA if "data_sha256" in issue.differences:
             contents = " and ".join(str(value)[:12] for value in issue.differences["data_sha256"])
-            return (
-                f"the data sets have the same name and options, but other contents (sha256 {contents} …): measure both "
-                "on one data set"
-            )
+            told = f"the data sets have the same name and options, but other contents (sha256 {contents} …)"
+            return told, ": measure both on one data set"
         case Blocker.DATA:
             return (
-                f"{_of_unequal_epochs(issue)}, though the data sets have the same name and options: "
-                "these are two data sets; measure both sides on one"
+                f"{_of_unequal_epochs(issue)}, though the data sets have the same name and options",
+                ": these are two data sets; measure both sides on one",
             )
         case Blocker.UNREACHED:
             ((target, _),) = issue.differences.items()
-            return f"{' of '.join(numbers)} repeats never reach {target}"
+            return f"{' of '.join(numbers)} repeats never reach {target}", ""
         case Blocker.SUPERLINEAR:
             speed_up, most, fewer, more = _scaling(issue)
             return (
-                f"{more} seem {speed_up:.3g} times as fast as {fewer}, and more than {most:.3g} times is not "
-                f"believed: {_CAUSES}"
+                f"{more} seem {speed_up:.3g} times as fast as {fewer}, and more than {most:.3g} times is not believed",
+                f": {_CAUSES}",
             )
         case Blocker.ABOVE_PEAK:
             ((_, (rate, peak)),) = issue.differences.items()
             return (
                 f"a device would have to compute {rate:.3g} flop/s at least, but a matrix product on it reaches "
-                f"{peak:.3g}: work was left out (read the checks of these runs), the times are too short (a window "
-                "that does not wait for the device), or other programs slowed the probe (measure again, alone)"
+                f"{peak:.3g}",
+                ": work was left out (read the checks of these runs), the times are too short (a window that does not "
+                "wait for the device), or other programs slowed the probe (measure again, alone)",
             )
         case Blocker.CORES:
             ((_, (used, own)),) = issue.differences.items()
-            return f"a rank used more cores than its devices: {used:.2f} cores of {own:g}; {_OTHER_CORES}"
+            return f"a rank used more cores than its devices: {used:.2f} cores of {own:g}", f"; {_OTHER_CORES}"
         case Blocker.MEMORY:
             return (
                 "memory is not compared, as peaks on CPUs are those of processes with all their libraries, and peaks "
-                "on GPUs those of tensors"
+                "on GPUs those of tensors",
+                "",
             )
         case Blocker.SHORT:
-            return f"energies are not compared, as {FLAGS['short']} (short): take more data"
+            return f"energies are not compared, as {FLAGS['short']} (short)", ": take more data"
     raise AssertionError(issue.kind)
 
 
-def _words_of_caveat(issue: Issue) -> str:
+def _words_of_caveat(issue: Issue) -> tuple[str, str]:
     shown, numbers = format_differences(issue.differences), _numbers(issue)
     match issue.kind:
         case Caveat.ENVIRONMENT:
-            return f"the compared runs differ in {shown}"
+            return f"the compared runs differ in {shown}", ""
         case Caveat.SAMPLES:
-            return f"{_of_unequal_epochs(issue)}: ratios of times and energies are per sample"
+            return f"{_of_unequal_epochs(issue)}: ratios of times and energies are per sample", ""
         case Caveat.APART:
             return (
-                "the two sides were measured apart, so the ratios include any change of the machine in between and "
-                "have neither interval nor verdict: measure both in turn, by one submit, or submit each side "
-                f"{FEWEST_REPEATS} times or more, in alternation"
+                "the two sides were measured apart",
+                ", so the ratios include any change of the machine in between and have neither interval nor verdict: "
+                f"measure both in turn, by one submit, or submit each side {FEWEST_REPEATS} times or more, in "
+                "alternation",
             )
         case Caveat.ORDER:
             return (
-                "the compared runs were measured one after the other: the ratios include any change of the "
-                "machine in between; one submit of both sides interleaves them"
+                "the compared runs were measured one after the other",
+                ": the ratios include any change of the machine in between; one submit of both sides interleaves them",
             )
         case Caveat.UNRECORDED:
             names = ", ".join(issue.differences)
-            return f"not all of the compared runs recorded {names}: whether they match is not known"
+            return f"not all of the compared runs recorded {names}", ": whether they match is not known"
         case Caveat.DISTURBED:
             return (
                 f"others disturbed {' of '.join(numbers)} steady epochs of the compared runs, fewer than half of any "
-                "run's: medians over steady epochs lie within the others"
+                "run's",
+                ": medians over steady epochs lie within the others",
             )
         case Caveat.ABOVE_IDEAL:
             speed_up, ideal, fewer, more = _scaling(issue)
             return (
-                f"{more} are {speed_up:.3g} times as fast as {fewer}, more than the ideal {ideal:.3g} times: by "
-                f"chance, or {_CAUSES}"
+                f"{more} are {speed_up:.3g} times as fast as {fewer}, more than the ideal {ideal:.3g} times",
+                f": by chance, or {_CAUSES}",
             )
         case Caveat.DRIFT:
-            return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}"
+            return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}", ""
         case Caveat.ENERGY:
             flags = ", ".join(f"{FLAGS[flag]} ({flag})" for flag in issue.differences)
-            return f"energies of the compared runs are less exact than others: {flags}"
+            return f"energies of the compared runs are less exact than others: {flags}", ""
     raise AssertionError(issue.kind)
 
 
@@ -225,6 +233,18 @@ def _scaling(issue: Issue) -> tuple[float, float, str, str]:
 
 def refusal(differences: Differences, across: Sequence[str]) -> str:
     """Why two sides are not compared, and the remedies: to measure anew, or to let these keys differ."""
+    return unlike(differences) + _remedies(differences, across)
+
+
+def unlike(differences: Differences) -> str:
+    """What the environments of two sides differ in."""
+    told = "the sides differ in"
+    if all(key in PROBED for key in differences):
+        told = "the sides' machines were not equally fast (unlike, or busy with something else):"
+    return f"{told} {format_differences(differences)}"
+
+
+def _remedies(differences: Differences, across: Sequence[str]) -> str:
     ways = []
     if any(key in PROBED or environment_match.must_match(key) for key in differences):
         ways.append("measure both in one environment, by one submit")
@@ -232,10 +252,7 @@ def refusal(differences: Differences, across: Sequence[str]) -> str:
         ways.append(f"compare across what differs: `parallelbench compare … --across {','.join(across)}`")
     if not ways:
         ways.append("choose folders, or --by, so that each side has one of these")
-    told = "the sides differ in"
-    if all(key in PROBED for key in differences):
-        told = "the sides' machines were not equally fast (unlike, or busy with something else):"
-    return f"{told} {format_differences(differences)}; {', or '.join(ways)}"
+    return f"; {', or '.join(ways)}"
 
 
 def format_differences(differences: Differences) -> str:
@@ -258,15 +275,15 @@ def _speeds(key: str, *per_s: float) -> tuple[str, str]:
     return one, other
 
 
-def said_once(issues: Iterable[tuple[str, Issue]], *, of: int | None = None) -> list[str]:
-    """Issues of named comparisons in sentences, equal ones together.
+def said_once(issues: Iterable[tuple[str, Issue]], *, of: int | None = None, brief: bool = False) -> list[str]:
+    """Issues of named comparisons in sentences, equal ones together; `brief`: without causes and remedies.
 
     Each begins with the names that it is true of, unless it is true of all. `of`: how many comparisons there are; None:
     always with names.
     """
     named: dict[str, dict[str, None]] = {}
     for name, issue in issues:
-        named.setdefault(str(issue), {})[name] = None
+        named.setdefault(issue.brief if brief else str(issue), {})[name] = None
     sentences = ((text.sentence(words), list(names)) for words, names in named.items())
     return [words if len(names) == of else f"{text.listed(names)}: {words}" for words, names in sentences]
 

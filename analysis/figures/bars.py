@@ -200,7 +200,7 @@ def _first_to_target(runs: Runs) -> pl.DataFrame:
 def _reached(rows: pl.DataFrame) -> str:
     target, chosen = rows.select("accuracy_target", "chosen").row(0)
     most = "the target that was chosen" if chosen else "the highest target that most runs of every configuration reach"
-    return f"{text.accuracy(target)} test accuracy, {most}, is reached by {{}}"
+    return f"{text.accuracy(target)} test accuracy in any epoch (the last may lie below it), {most}, is reached by {{}}"
 
 
 time_to_accuracy = Bars(

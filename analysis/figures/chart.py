@@ -24,7 +24,6 @@ import polars.selectors as cs
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.configurations import facts, summary
-from analysis.comparison.issues import Caveat
 from analysis.runs.reader import once
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
@@ -481,7 +480,8 @@ class Sentence:
         why = _not_ranked(unlike_groups(runs), rows, by=self.group) if told and self.ranks else {}
         for reason, groups in why.items():
             of = "each kind of work" if len(groups) == works else text.listed(groups, sep="; ")
-            told += f"\n{f'Of {of}, ' if works > 1 else 'But '}this does not rank them, since {reason}."
+            where = f"Of {of}, " if works > 1 else "But "
+            told += f"\n{where}this does not rank them, since {reason} (see the warnings)."
         lines = [told, self.footnote if told else "", *self.more(runs)]
         return "\n".join(filter(None, lines)) or self.nothing
 
@@ -509,10 +509,8 @@ def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> 
     for (group,), members in islice(rows.group_by(by, maintain_order=True) if rows.height else (), MOST_SENTENCES):
         disturbed = members.filter(pl.col("disturbed").fill_null(False))["configuration"].to_list()
         issue = next((unlike[each] for each in members["group"] if each in unlike), None)
-        if issue is not None and issue.kind is Caveat.APART:  # the warnings say what mends it
-            found["the two sides were measured apart (see the warnings)"].append(str(group))
-        elif issue is not None or disturbed:
-            found[str(issue or f"others disturbed runs of {text.listed(disturbed)}")].append(str(group))
+        if issue is not None or disturbed:
+            found[issue.brief if issue else f"others disturbed runs of {text.listed(disturbed)}"].append(str(group))
     return found
 
 

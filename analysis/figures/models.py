@@ -95,7 +95,7 @@ def finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
     measured = _measured(runs).select("work", "group", "configuration", "model").unique(maintain_order=True)
     speeds = per_group(measured, partial(_speeds, runs), by="work")
-    lines = [speeds, *refused(runs), *limited(runs)] if speeds else refused(runs)
+    lines = [speeds, *refused(runs, brief=True), *limited(runs, brief=True)] if speeds else refused(runs, brief=True)
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
 
 

@@ -181,7 +181,7 @@ scaling = Scaling(
         each=_achieved,
         whole="of theoretical scaling, {}",
         ranks=False,
-        more=lambda runs: [*refused(runs), *limited(runs)],
+        more=lambda runs: [*refused(runs, brief=True), *limited(runs, brief=True)],
         nothing="Scaling needs single × 1 and a run on several devices.",
     ),
 )

@@ -9,25 +9,97 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import not_told_apart, refused
+from analysis.comparison.baseline import ENERGY, against_one_device, beside_fastest, refused
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
+from analysis.comparison.issues import PROBE_TOLERANCE, Caveat
 from analysis.comparison.ratio import MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES
+from analysis.comparison.work import BASELINES, IS_BASELINE
 from analysis.report.claims import judged
-from analysis.report.warnings import few_repeats
+from analysis.report.warnings import few_repeats, parity_off
+from analysis.runs.reader import once
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from analysis.comparison.baseline import Configuration
+    from analysis.comparison.pairing import Pairing
+    from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
-    """The answers, then the configurations that are not compared, runs that others disturbed, and what to do next."""
-    not_compared, disturbed = refused(runs)[:most], disturbed_lines(runs, advise=False)
+    """The answers, then what they took of memory and energy, whether they were checked against one device, what is not
+    compared, runs that others disturbed, and what to do next.
+    """
+    not_compared, disturbed = refused(runs, brief=True)[:most], disturbed_lines(runs, advise=False)
     found = [] if _compared(runs).is_empty() and (not_compared or disturbed) else answers(runs, most=most)
-    return [*found, *not_compared, *disturbed, *_next(runs)]
+    return [*found, *_memory(runs), *_energy(runs), *_unchecked(runs), *not_compared, *disturbed, *_next(runs)]
+
+
+def _unchecked(runs: Runs) -> list[str]:
+    """Which configurations nobody checked against one device, as that was switched off."""
+    names = parity_off(runs)
+    return [f"Parity with one device was not checked (measure.parity=false): {text.listed(names)}."] if names else []
+
+
+def _memory(runs: Runs) -> list[str]:
+    """The peak of the largest device, or process, of each configuration."""
+    peak = pl.coalesce("peak_memory_device_bytes", "peak_memory_max_bytes")
+    rows = summary(runs).with_columns(took=peak).drop_nulls("took")
+    whose = {"device": "device", "host": "process"}
+    kinds = {whose[kind] for kind in rows["memory_kind"].drop_nulls()}
+    return _taken(runs, rows, f"Peak memory of the largest {' or '.join(sorted(kinds))}", _mebibytes, _ratio_of_peaks)
+
+
+def _mebibytes(size_bytes: float) -> str:
+    return f"{text.mebibytes(size_bytes)} MiB"
+
+
+def _ratio_of_peaks(pairing: Pairing) -> Ratio | None:
+    return pairing.ratio("peak_memory_device_bytes") or pairing.ratio("peak_memory_max_bytes")
+
+
+def _energy(runs: Runs) -> list[str]:
+    """Energy of the GPUs per sample, of each configuration that has one to quote."""
+    short = pl.col("energy_flags").fill_null("").str.contains("short")
+    rows = summary(runs).filter(~short).with_columns(took=ENERGY).drop_nulls("took")
+    return _taken(runs, rows, "Energy of the GPUs for a sample", _joules, lambda pairing: pairing.ratio(ENERGY))
+
+
+def _joules(energy_j: float) -> str:
+    return f"{text.number(energy_j)} J"
+
+
+_MOST_LISTED = 4
+"""Configurations of which a cost is told of each; of more, the least and the most beside one device."""
+
+
+def _taken(
+    runs: Runs,
+    rows: pl.DataFrame,
+    what: str,
+    written: Callable[[float], str],
+    ratio: Callable[[Pairing], Ratio | None],
+) -> list[str]:
+    """What configurations took (column `took`), or the least and the most of it as paired ratios to one device."""
+    if rows.is_empty():
+        return []
+    if rows.height <= _MOST_LISTED and rows["group"].n_unique() == 1:
+        each = [f"{written(row['took'])} with {row['configuration']}" for row in rows.iter_rows(named=True)]
+        return [f"{what}: {text.listed(each, most=_MOST_LISTED)}."]
+    pairings, several = against_one_device(runs), rows["group"].n_unique() > 1
+    keys = rows.filter(~IS_BASELINE).select("group", "configuration").rows()
+    found = [(taken.median, key) for key in keys if key in pairings and (taken := ratio(pairings[key]))]
+    if not found:
+        return []
+    of = {f"{value:.2f}": f"{name} ({group})" if several else name for value, (group, name) in (min(found), max(found))}
+    if len(of) == 1 < len(found):
+        of = dict.fromkeys(of, "all")
+    ends = " to ".join(f"{times} times with {name}" for times, name in of.items())
+    return [f"{what}, beside one device: {ends}."]
 
 
 _AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)
@@ -38,19 +110,24 @@ def _next(runs: Runs) -> list[str]:
     """One line for all advice to measure more: the most repeats that any names, what is open without them, and what to
     try again.
     """
-    undecided = summary(runs)["repeats_to_decide"].drop_nulls()
+    undecided = summary(runs).filter(_IS_UNDECIDED)
     open_claims = [each for each in judged(runs) if each.cases and _repeats_named(each.why)]
     named = [*few_repeats(runs), *(judgement.why for judgement in open_claims)]
-    repeats = max([*undecided, *(number for line in named for number in _repeats_named(line))], default=None)
+    wanted = undecided["repeats_to_decide"].drop_nulls()
+    repeats = max([*wanted, *(number for line in named for number in _repeats_named(line))], default=None)
     gone = set(facts(runs)["exclusion"])
     retried = [each.value for each in _AT_RANDOM if each.value in gone]
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
     what = "sweep" if runs.run["sweep"].n_unique() == 1 else "sweeps"
-    comparisons = count_of(len(undecided), "comparison with one device", "comparisons with one device")
-    left = [comparisons] * (not undecided.is_empty()) + [count_of(len(open_claims), "claim")] * bool(open_claims)
-    why = f" That may decide {text.listed(left)}." if left else ""
+    comparisons = count_of(undecided.height, "comparison with one device", "comparisons with one device")
+    left = comparisons if undecided.height else count_of(len(open_claims), "claim") if open_claims else ""
+    why = f" That may decide {left}." if left else ""
     return [f"Next: {when}submit the {what} again with `{' '.join(options)}`.{why}"] if options else []
+
+
+_IS_UNDECIDED = pl.col("repeats_to_decide").is_not_null() | (pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
+"""Of rows of `summary`: more repeats of a feasible number decide them."""
 
 
 def _repeats_named(line: str) -> list[int]:
@@ -70,7 +147,7 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     if several and more:
         fastest, *_, slowest = (_gain(row, named=True) for row in ordered.to_dicts())
         best = "Largest speed-up" if ordered["speed_up"][0] > 1 else "Nearest to one device"
-        shown = [_counted(compared), f"{best}: {fastest}{_ties(runs, ordered)}", f"Smallest speed-up: {slowest}"]
+        shown = [_counted(runs, compared), f"{best}: {fastest}{_ties(runs, ordered)}", f"Smallest speed-up: {slowest}"]
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [f"{fastest}{_ties(runs, ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
@@ -78,11 +155,15 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
 
 
 def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
-    """What did the same work, and is not shown to be slower than the first."""
+    """What did the same work, and is not shown to be slower than the first; and of what too few repeats can't tell."""
     alike = ordered.filter(pl.col(key) == pl.col(key).first() for key in ("group", "framework"))
     fastest, *others = alike["configuration"]
-    tied = not_told_apart(runs, alike["group"][0], fastest, others)
-    return f" Not told apart from it: {text.listed(tied)}." if tied else ""
+    verdicts = beside_fastest(runs, alike["group"][0], fastest, others)
+    few = [name for name, verdict in verdicts.items() if verdict in (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR)]
+    tied = [name for name, verdict in verdicts.items() if verdict is not SpeedVerdict.SLOWER and name not in few]
+    told = f" Not told apart from it: {text.listed(tied)}." if tied else ""
+    rest = "the others" if len(few) == len(others) > 1 else text.listed(few)
+    return f"{told} Too few repeats to tell it from {rest}." if few else told
 
 
 def _uncompared(runs: Runs) -> bool:
@@ -105,23 +186,51 @@ def _one_device_is_fastest(compared: pl.DataFrame, *, uncompared: bool) -> list[
     return [f"{first} device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
 
 
-def _counted(compared: pl.DataFrame) -> str:
-    """How many configurations have which verdict beside one device."""
+def _counted(runs: Runs, compared: pl.DataFrame) -> str:
+    """How many configurations there are, and how many of them have which verdict beside one device."""
     counts = Counter(compared["verdict"])
-    words = [f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict]]
-    works = count_of(compared["group"].n_unique(), "kind of work", "kinds of work")
-    return f"Beside one device, over {works} and {count_of(compared.height, 'configuration')}: {', '.join(words)}."
+    words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict])
+    every = summary(runs)
+    ones = every.filter(IS_BASELINE).height
+    rest = every.height - ones - compared.height
+    parts = [f"{ones} of one device"] * bool(ones) + [f"{compared.height} compared with it ({words})"]
+    parts += [f"{rest} not compared"] * bool(rest)
+    works = count_of(every["group"].n_unique(), "kind of work", "kinds of work")
+    drifted = int(compared["drifted"].sum())
+    changed = f" {_DRIFTED} {drifted} of those compared were measured." if drifted else ""
+    return f"{count_of(every.height, 'configuration')} in {works}: {', '.join(parts)}.{changed}"
+
+
+_DRIFTED = f"The machine's own speed changed by more than {100 * PROBE_TOLERANCE:.0f} % while"
 
 
 def _compared(runs: Runs) -> pl.DataFrame:
-    """The rows of `summary` that have a speed-up over other runs, each with its `framework`."""
+    """The rows of `summary` that have a speed-up over other runs, each with its `framework`, and whether the machine
+    `drifted` while they were measured.
+    """
     rows = summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
     keys = ("group", "configuration")
     of_framework = facts(runs).select(*keys, pl.col("framework").fill_null("torch")).unique(keys)
-    return rows.join(of_framework, on=keys, maintain_order="left")
+    return rows.join(of_framework, on=keys, maintain_order="left").with_columns(
+        drifted=pl.Series([key in _drifted(runs) for key in rows.select(keys).rows()], dtype=pl.Boolean)
+    )
+
+
+@once
+def _drifted(runs: Runs) -> set[Configuration]:
+    """The configurations that are compared with one device by runs during which a machine changed its speed."""
+    return {
+        key
+        for key, pairing in against_one_device(runs).items()
+        if any(caveat.kind is Caveat.DRIFT for caveat in pairing.caveats(per_sample=True))
+    }
 
 
 def _gain(row: dict[str, Any], *, named: bool) -> str:
+    return f"{_gained(row, named=named)}{f' {_DRIFTED} this was measured.' if row['drifted'] else ''}"
+
+
+def _gained(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
     does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
     times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])

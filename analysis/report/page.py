@@ -36,7 +36,7 @@ from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import require_accuracy
 from analysis.report import answers, claims, latex, publication, warnings
 from analysis.report.tables import Cell, Shown, Table, cells
-from analysis.report.warnings import environment
+from analysis.report.warnings import environment, with_energy
 from analysis.runs.reader import load
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
@@ -44,7 +44,7 @@ from parallelbench.results.files import storage_errors
 from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from analysis.figures import Figure
     from analysis.report.latex import Captioned
@@ -102,7 +102,8 @@ def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
             (temporary / "tables").mkdir()
             drawn = [_write_figure(figure, temporary / "figures") for figure in draw(runs)]
             _write_tables(runs, temporary / "tables")
-            (temporary / "index.html").write_text(redacted(render(runs, drawn)), encoding="utf-8")
+            files = sorted(path.name for path in (temporary / "tables").iterdir() if path.suffix != ".tex")
+            (temporary / "index.html").write_text(redacted(render(runs, drawn, files)), encoding="utf-8")
             _swap(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -168,7 +169,7 @@ def tables(runs: Runs) -> Iterator[Table]:
     """All that are written."""
     configurations = summary(runs)
     yield Table("configurations", configurations, _by_group(configurations, "configurations"))
-    yield Table("energy", captioned=_by_group(_with_energy(configurations), "energy"))
+    yield Table("energy", captioned=_by_group(with_energy(configurations), "energy"))
     yield publication.accuracy_table(publication.accuracies(runs))
     yield publication.experiment_table(publication.experiment(runs))
     yield publication.hyperparameter_table(publication.hyperparameters(runs))
@@ -194,8 +195,8 @@ def _write_tables(runs: Runs, folder: Path) -> None:
         epochs.write_parquet(folder / "epochs.parquet")
 
 
-def render(runs: Runs, drawn: list[Drawn]) -> str:
-    """The page."""
+def render(runs: Runs, drawn: list[Drawn], files: Sequence[str] = ()) -> str:
+    """The page. `files`: names of the tables beside it."""
     import jinja2
 
     templates = Path(__file__).parent / "templates"
@@ -207,9 +208,10 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
         matrix=matrix(runs),
         warnings=warnings.warnings(runs),
         measured=_measured(runs),
+        files=files,
         **_figures(drawn),
         configurations=_table(summary(runs), "configurations"),
-        energy=_table(_with_energy(summary(runs)), "energy"),
+        energy=_table(with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
         **_filters(facts(runs)),
         explained=explained_columns(),
@@ -227,12 +229,6 @@ def render(runs: Runs, drawn: list[Drawn]) -> str:
     )
 
 
-def _with_energy(table: pl.DataFrame) -> pl.DataFrame:
-    """The rows with any energy or GPU-hours."""
-    columns = ("gpu_energy_per_epoch_j", "cpu_energy_per_epoch_j", "gpu_hours", "energy_flags")
-    return table.filter(pl.any_horizontal(pl.col(columns).is_not_null()))
-
-
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
     """The table of runs with its caption. Of very many runs, excluded ones come first."""
     every = rows
@@ -242,7 +238,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
         first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(MOST_RUNS)
         caption = (
             f"{MOST_RUNS} of {rows.height:,} runs, excluded ones first, with the outcome and the reason. "
-            "The others are in tables/runs.csv beside this page."
+            "The others are in the file."
         )
         rows = first.sort("place")
     return {"runs": _table(rows, "runs", every=every), "runs_caption": caption}

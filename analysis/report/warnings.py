@@ -141,9 +141,22 @@ def _by_chance(runs: Runs) -> list[str]:
     return [text.together(verdicts)] if verdicts > 1 else []
 
 
+_ENERGIES = ("gpu_energy_per_epoch_j", "cpu_energy_per_epoch_j", "gpu_hours")
+
+
+def with_energy(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `summary` with an energy, GPU-hours, or GPUs whose flags say why there is none; on processors without
+    counters, flags are of other samples.
+    """
+    on_gpus = pl.col("memory_kind") == "device"
+    known = pl.any_horizontal(pl.col(_ENERGIES).is_not_null())
+    return rows.filter(known | (on_gpus & pl.col("energy_flags").is_not_null()))
+
+
 def _energies(runs: Runs) -> list[str]:
     """The configurations on GPUs without energy, where others have it, and the flags of energies."""
-    rows = summary(runs).filter(pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null())
+    known = pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null()
+    rows = with_energy(summary(runs)).filter(known)
     by_flag: dict[str, list[Configuration]] = defaultdict(list)
     for *configuration, flags in rows.select(*_KEYS, "energy_flags").rows():
         for flag in (flags or "").split():
@@ -235,19 +248,31 @@ def _parity_off(runs: Runs) -> list[str]:
     """The runs without a parity check of their model: it was off, they don't compute what one device would, or a
     smaller one was checked and the whole never compared.
     """
-    unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
-    rows = unchecked.select(*_KEYS, "config_json").rows()
-    off = {(group, name): "" for group, name, config in rows if not json.loads(config)["measure"]["parity"]}
+    _, never = _without_check(runs)
     told = {
-        "Not checked against one device (measure.parity=false)": off,
-        "Not comparable with one device, so without a parity check": {
-            (group, name): "" for group, name, _ in rows if (group, name) not in off
-        },
+        "Not comparable with one device, so without a parity check": never,
         "Compared with one device as a smaller model only (`parity_model`), since after the training no step of the "
         "whole one was": dict.fromkeys(counted(runs).filter("parity_small_only").select(_KEYS).rows(), ""),
     }
-    named = {words: _named(runs, found) for words, found in told.items()}
+    named = {"Not checked against one device (measure.parity=false)": parity_off(runs)}
+    named |= {words: _named(runs, found) for words, found in told.items()}
     return [f"{words}: {text.listed(names, most=len(names))}." for words, names in named.items() if names]
+
+
+def parity_off(runs: Runs) -> list[str]:
+    """The configurations of which parity was not checked as that was switched off."""
+    off, _ = _without_check(runs)
+    every = counted(runs).filter(pl.col("strategy") != BASELINE[0]).select(_KEYS).n_unique()
+    return ["all configurations"] if len(off) == every > 1 else _named(runs, off)
+
+
+@once
+def _without_check(runs: Runs) -> tuple[dict[Configuration, str], dict[Configuration, str]]:
+    """The configurations without a parity check: as it was switched off, and as one device does not do the same."""
+    unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
+    rows = unchecked.select(*_KEYS, "config_json").rows()
+    off = {(group, name): "" for group, name, config in rows if not json.loads(config)["measure"]["parity"]}
+    return off, {(group, name): "" for group, name, _ in rows if (group, name) not in off}
 
 
 def _recorded(runs: Runs) -> list[str]:

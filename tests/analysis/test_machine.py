@@ -20,6 +20,7 @@ from analysis.comparison.run import sessions_of
 from analysis.figures.bars import time_to_accuracy
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import per_run
+from analysis.report.answers import headline
 from analysis.report.warnings import warnings
 from analysis.runs.reader import Runs
 from parallelbench.errors import ConfigError
@@ -284,6 +285,8 @@ def test_a_machine_that_changes_its_speed_during_a_run_is_a_caveat(usual: Runs) 
     changed = "changed by more than 25% during a run: speed of a matrix product in a short test: 50.0 Gflop/s and 30.0"
     assert in_all(runs, changed) == [True] * 3
     assert verdict_of(runs) == "faster"
+    told = " The machine's own speed changed by more than 25 % while this was measured."
+    assert [headline(each)[0].endswith(told) for each in (runs, usual)] == [True, False]
 
 
 def test_data_of_one_name_and_other_contents_are_not_compared(usual: Runs) -> None:

@@ -42,6 +42,7 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.loads: list[str] = []
+        self.links: list[str] = []
         self.values: list[str] = []
         self.tags: list[str] = []
         self.feed(text)
@@ -49,7 +50,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         found = dict(attrs)
-        self.loads += [str(found[name]) for name in ("src", "href", "srcset", "data", "action") if name in found]
+        asked = [str(found[name]) for name in ("src", "href", "srcset", "data", "action") if name in found]
+        (self.links if tag == "a" else self.loads).extend(asked)
         if tag == "data":
             self.values.append(str(found["value"]))
 
@@ -75,7 +77,9 @@ def test_the_page_loads_nothing(sweep: Path, page: Page) -> None:
     assert page.loads
     images = [target for target in page.loads if target.startswith("figures/")]
     assert {Path(target).stem for target in images} == {path.stem for path in (sweep / "report/figures").glob("*.svg")}
-    assert all(target.startswith("#") for target in page.loads if target not in images), page.loads
+    tables = {target for target in page.links if not target.startswith("#")}
+    assert tables == {f"tables/{path.name}" for path in (sweep / "report/tables").glob("*.csv")}
+    assert page.loads == images, page.loads
     assert "link" not in page.tags
     text = (sweep / "report" / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"@import|url\(\s*['\"]?https?:", text.partition("</style>")[0])

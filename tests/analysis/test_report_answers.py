@@ -17,7 +17,7 @@ from analysis.report import answers, page, warnings
 from analysis.report.claims import shown, summed_up, table
 from analysis.report.page import _measured, matrix
 from analysis.runs.reader import Runs
-from tests.analysis.factory import Fake, config, failed, published, steady
+from tests.analysis.factory import MIB, Fake, config, failed, published, steady
 from tests.analysis.made_up import IN_TWO, altered, environment
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 from tests.analysis.test_metrics import powered
@@ -45,7 +45,8 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
     assert [group for group, _ in found.rows] == list(verdicts), "numbers sort as numbers"
     assert found.rows[0][1][0].speed_up == "0.67 ×"
     told = answers.headline(load(tmp_path))
-    assert told[0] == "Beside one device, over 2 kinds of work and 3 configurations: 2 faster, 1 slower."
+    parts = "2 of one device, 3 compared with it (2 faster, 1 slower)"
+    assert told[0] == f"5 configurations in 2 kinds of work: {parts}."
     assert [line.partition(" (")[0] for line in told[1:3]] == [
         "Largest speed-up: ddp × 4",
         "Smallest speed-up: ddp × 2",
@@ -98,7 +99,8 @@ def test_two_repeats_are_too_few_to_call_one_device_the_fastest_and_tell_nothing
             published(run, steady(time_s * WOBBLE[repeat]))
     told = answers.headline(load(tmp_path))
     assert told[0] == "So far one device is fastest, with too few repeats to be sure."
-    assert told[1].endswith(" Not told apart from it: fsdp × 2.")
+    assert told[1].endswith(" Too few repeats to tell it from fsdp × 2.")
+    assert told[-1].endswith(" with `sweep.repeats=6`. That may decide 2 comparisons with one device.")
     published(config(tmp_path, repeat=5, strategy="zero1", devices=2), steady(0.5))  # whose repeat one device lacks
     told = answers.headline(load(tmp_path))
     assert told[0].startswith("So far, of what can be compared with it, one device is fastest, with too few ")
@@ -182,6 +184,36 @@ def test_what_limits_the_numbers_is_told(
     for words in told:
         assert any(words.format(first=first) in line for line in new), new
     assert sum("Excluded" in line for line in new) <= 1, "named once, not run by run"
+
+
+def test_the_headline_says_that_nobody_checked(usual: Runs) -> None:
+    off = altered(usual, "run", parity_passed=pl.lit(None, pl.Boolean), config_json=OFF)
+    assert "Parity with one device was not checked (measure.parity=false): ddp × 2." in answers.headline(off)
+    assert not any("Parity" in line for line in answers.headline(usual))
+    assert summary(off)["parity"].to_list() == ["not checked", "not checked"], "single × 1 is the reference of nothing"
+
+
+def test_the_headline_says_what_was_taken_of_memory_and_energy(usual: Runs, tmp_path: Path) -> None:
+    told = answers.headline(usual)
+    assert "Peak memory of the largest process: 500 MiB with single × 1 and 500 MiB with ddp × 2." in told
+    energies = {row["configuration"]: row["gpu_energy_per_sample_j"] for row in summary(usual).to_dicts()}
+    joules = " and ".join(f"{text.number(energy)} J with {name}" for name, energy in energies.items())
+    assert f"Energy of the GPUs for a sample: {joules}." in told
+    for batch, model, taken in itertools.product((64, 128), ("cnn_small", "cnn_large"), (500, 750)):
+        devices = 1 if taken == 500 else 2
+        peak = taken * MIB + (100 * MIB if batch == 128 and model == "cnn_large" else 0)
+        fake = Fake(host_peak_rss_bytes=lambda e, r, peak=peak: peak)  # type: ignore[misc]
+        way = {"strategy": "single" if devices == 1 else "ddp", "devices": devices}
+        published(config(tmp_path, batch_size=batch, model=model, **way), fake)
+    (line,) = [line for line in answers.headline(load(tmp_path)) if "memory" in line]
+    ends = "1.42 times with ddp × 2 (digits · cnn_large · batch size 128) to 1.50 times with ddp × 2 ("
+    assert line.startswith(f"Peak memory of the largest process, beside one device: {ends}")
+
+
+def test_without_an_energy_on_processors_flags_make_no_row(usual: Runs) -> None:
+    flagged = altered(usual, "epochs", telemetry_flags=pl.lit("sparse"), gpu_energy_j=pl.lit(None, pl.Float64))
+    assert warnings.with_energy(summary(usual)).height == 2
+    assert warnings.with_energy(summary(flagged)).is_empty()
 
 
 @pytest.mark.slow
