@@ -126,7 +126,7 @@ def _verdict(value: str | None, pairs: int, strategy: str) -> str:
         framework = _FRAMEWORKS[strategy]
         return value if framework == "torch" else f"{value} of {framework}"
     if value == SpeedVerdict.TOO_FEW:
-        return f"{value}: n={pairs}"
+        return f"too\u00a0few\u00a0(n={pairs})"  # in one line: the column is narrow
     return _plain(value)
 
 
