@@ -99,7 +99,7 @@ def details(judgement: Judgement) -> RenderableType:
 
 
 def expected(claim: Claim) -> str:
-    """The metric, the comparison and the region: "time per epoch: ratio above 1.02"."""
+    """The metric, the comparison and the region: "ratio of time per epoch above 1.02"."""
     expect = claim.expect
     (low, high), bound = expect.region, expect.above if expect.above is not None else expect.below
     span = f"between {_value(low, claim)} and {_value(high, claim)}"
@@ -107,7 +107,8 @@ def expected(claim: Claim) -> str:
         span = f"above {_value(low, claim)}" if expect.above is not None else f"below {_value(high, claim)}"
     side = "up to" if expect.above is not None else "from"
     refuted = f" (refuted {side} {_value(bound, claim)})" if expect.by else ""
-    return f"{_in_words(claim.metric)}: {claim.compare} {span}{refuted}"
+    metric = _in_words(claim.metric)
+    return f"{claim.compare} of {metric}{',' if ',' in metric else ''} {span}{refuted}"
 
 
 @cache

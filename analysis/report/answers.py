@@ -13,7 +13,7 @@ from analysis.comparison.baseline import ENERGY, against_one_device, beside_fast
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
 from analysis.comparison.issues import PROBE_TOLERANCE, Caveat
-from analysis.comparison.ratio import MOST_FURTHER
+from analysis.comparison.ratio import FEWEST_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES, IS_BASELINE
 from analysis.report.claims import judged
@@ -110,24 +110,31 @@ def _next(runs: Runs) -> list[str]:
     """One line for all advice to measure more: the most repeats that any names, what is open without them, and what to
     try again.
     """
-    undecided = summary(runs).filter(_IS_UNDECIDED)
+    rows = summary(runs)
     open_claims = [each for each in judged(runs) if each.cases and _repeats_named(each.why)]
     named = [*few_repeats(runs), *(judgement.why for judgement in open_claims)]
-    wanted = undecided["repeats_to_decide"].drop_nulls()
+    wanted = rows["repeats_to_decide"].drop_nulls()
     repeats = max([*wanted, *(number for line in named for number in _repeats_named(line))], default=None)
     gone = set(facts(runs)["exclusion"])
     retried = [each.value for each in _AT_RANDOM if each.value in gone]
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
     what = "sweep" if runs.run["sweep"].n_unique() == 1 else "sweeps"
-    comparisons = count_of(undecided.height, "comparison with one device", "comparisons with one device")
-    left = comparisons if undecided.height else count_of(len(open_claims), "claim") if open_claims else ""
+    undecided = rows.filter(_may_be_decided(repeats or 0)).height
+    comparisons = count_of(undecided, "comparison with one device", "comparisons with one device")
+    left = comparisons if undecided else count_of(len(open_claims), "claim") if open_claims else ""
     why = f" That may decide {left}." if left else ""
     return [f"Next: {when}submit the {what} again with `{' '.join(options)}`.{why}"] if options else []
 
 
-_IS_UNDECIDED = pl.col("repeats_to_decide").is_not_null() | (pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
-"""Of rows of `summary`: more repeats of a feasible number decide them."""
+def _may_be_decided(repeats: int) -> pl.Expr:
+    """Of rows of `summary`, whether they lack a verdict that so many repeats may give. What was measured apart has one
+    once enough repeats are measured in turn.
+    """
+    few = pl.col("verdict") == SpeedVerdict.TOO_FEW.value
+    apart = pl.col("verdict") == SpeedVerdict.NOT_INTERLEAVED.value
+    in_turn = apart & (pl.col("speed_up_pairs") + FEWEST_REPEATS <= repeats)
+    return pl.col("repeats_to_decide").is_not_null() | few | in_turn
 
 
 def _repeats_named(line: str) -> list[int]:

@@ -177,12 +177,15 @@ _KEYS = ("group", "configuration")
 
 
 def _named(runs: Runs, found: Mapping[Configuration, str]) -> list[str]:
-    """Each configuration by name, with what is said of it; where there are several works, with those that are meant."""
+    """Each configuration by name, with what is said of it; where there are several works, with those that are meant,
+    of more than two the first.
+    """
     several = facts(runs)["group"].n_unique() > 1
     told: dict[str, list[str]] = defaultdict(list)
     for (group, configuration), words in found.items():
         told[configuration].append(" of ".join(filter(None, [words, group if several else ""])))
-    return [f"{name} ({text.listed(words, sep='; ')})" if any(words) else name for name, words in told.items()]
+    few = {name: text.listed(words, most=2 if len(words) == 2 else 1, sep="; ") for name, words in told.items()}
+    return [f"{name} ({words})" if words else name for name, words in few.items()]
 
 
 def _throttled(runs: Runs) -> list[str]:
@@ -217,12 +220,9 @@ def _samples(runs: Runs) -> list[str]:
     dropped = counted(runs).filter(pl.col("dropped_samples") > 0)
     alike = dropped.group_by("train_samples", "dropped_samples", maintain_order=True)
     cases = alike.agg(pl.col("group").unique(maintain_order=True)).rows()
-    return [
-        f"{left:,} of {whole:,} training samples are not trained on in an epoch (they fill no global batch, or "
-        f"the epoch was cut short): {text.listed(groups, sep='; ')}. Throughput counts only the samples that are "
-        "trained on."
-        for whole, left, groups in cases
-    ]
+    told = [f"{left:,} of {whole:,} ({text.listed(groups, most=1, sep='; ')})" for whole, left, groups in cases]
+    why = "as they fill no global batch, or the epoch was cut short; throughput does not count them"
+    return [f"Not all training samples are trained on in an epoch, {why}: {'; '.join(told)} are not."] if told else []
 
 
 def _single_epoch(runs: Runs) -> list[str]:

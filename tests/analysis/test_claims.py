@@ -63,8 +63,8 @@ def test_bytes_are_told_in_mebibytes_and_metrics_in_words(usual: Runs) -> None:
     bytes_sent = claim(metric="gradient_bytes_sent_per_step_sum", compare="difference", expect={"above": 0})
     (case,) = judge(sent, bytes_sent, seed="000").cases
     assert effect_of(case, bytes_sent).startswith("+22 MiB, 6 repeats: ")
-    assert expected(bytes_sent) == "gradient bytes sent per step, all processes: difference above 0 MiB"
-    assert expected(claim(expect={"above": 1})).startswith("time per epoch: ratio above 1.000")
+    assert expected(bytes_sent) == "difference of gradient bytes sent per step, all processes, above 0 MiB"
+    assert expected(claim(expect={"above": 1})).startswith("ratio of time per epoch above 1.000")
 
 
 @pytest.mark.parametrize("n", [1, 5])
