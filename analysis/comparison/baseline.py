@@ -131,7 +131,7 @@ def _framework(run: ComparedRun) -> str:
 
 
 def refused(runs: Runs, *, brief: bool = False) -> list[str]:
-    """What is not compared with one device, with what differs and, unless `brief`, the remedies, in sentences.
+    """What is not compared with one device, with what differs and, unless `brief`, details and remedies, in sentences.
 
     `compare` judges all groups of a configuration at once, so that the keys of all are named.
     """
@@ -146,7 +146,7 @@ def refused(runs: Runs, *, brief: bool = False) -> list[str]:
             strategy = pairing.pairs[0].runs[0].definition["strategy.name"]
             unlike = issue.kind is Blocker.ENVIRONMENT
             whole = refusal(issue.differences, tuple(keys[configuration])) if unlike else str(issue)
-            words = issue.brief if brief else whole
+            words = f"{issue.brief} (see the warnings)" if brief else whole
             of_groups[group, f"{strategy} × 1", words].append(configuration)
     alike: dict[tuple[tuple[str, ...], str, str], list[str]] = defaultdict(list)
     for (group, baseline, words), members in of_groups.items():  # one line for all works of which this is true

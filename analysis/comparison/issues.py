@@ -126,7 +126,8 @@ def _words_of_blocker(issue: Issue) -> tuple[str, str]:
     numbers = _numbers(issue)
     match issue.kind:
         case Blocker.ENVIRONMENT:
-            return unlike(issue.differences), _remedies(issue.differences, tuple(issue.differences))
+            told, details = _unlike(issue.differences)
+            return told, details + _remedies(issue.differences, tuple(issue.differences))
         case Blocker.SAMPLES:
             return _of_unequal_epochs(issue), ": compare samples per second"
         case Blocker.DATA if "data_sha256" in issue.differences:
@@ -233,15 +234,15 @@ def _scaling(issue: Issue) -> tuple[float, float, str, str]:
 
 def refusal(differences: Differences, across: Sequence[str]) -> str:
     """Why two sides are not compared, and the remedies: to measure anew, or to let these keys differ."""
-    return unlike(differences) + _remedies(differences, across)
+    return "".join(_unlike(differences)) + _remedies(differences, across)
 
 
-def unlike(differences: Differences) -> str:
-    """What the environments of two sides differ in."""
-    told = "the sides differ in"
+def _unlike(differences: Differences) -> tuple[str, str]:
+    """What the environments of two sides differ in, and details."""
     if all(key in PROBED for key in differences):
-        told = "the sides' machines were not equally fast (unlike, or busy with something else):"
-    return f"{told} {format_differences(differences)}"
+        details = f" (unlike, or busy with something else): {format_differences(differences)}"
+        return "the sides' machines were not equally fast", details
+    return f"the sides differ in {format_differences(differences)}", ""
 
 
 def _remedies(differences: Differences, across: Sequence[str]) -> str:

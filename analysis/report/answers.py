@@ -45,17 +45,26 @@ def _unchecked(runs: Runs) -> list[str]:
     return [f"Parity with one device was not checked (measure.parity=false): {text.listed(names)}."] if names else []
 
 
+_MOST_LISTED = 4
+"""Configurations of which a cost is told of each; of more, the least and the most beside one device."""
+
+
 def _memory(runs: Runs) -> list[str]:
-    """The peak of the largest device, or process, of each configuration."""
+    """The peak of each configuration's largest device, or process, and of all its processes together."""
     peak = pl.coalesce("peak_memory_device_bytes", "peak_memory_max_bytes")
     rows = summary(runs).with_columns(took=peak).drop_nulls("took")
-    whose = {"device": "device", "host": "process"}
-    kinds = {whose[kind] for kind in rows["memory_kind"].drop_nulls()}
-    return _taken(runs, rows, f"Peak memory of the largest {' or '.join(sorted(kinds))}", _mebibytes, _ratio_of_peaks)
+    kinds = {"device": "device", "host": "process"}
+    largest = " or ".join(sorted({kinds[kind] for kind in rows["memory_kind"].drop_nulls()}))
+    ends = _ends(runs, rows, _ratio_of_peaks)
+    whole = _ratios(runs, rows, lambda pairing: pairing.ratio("peak_memory_sum_bytes"))
+    least_and_most = dict.fromkeys(f"{value:.2f}" for value, _ in (*whole[:1], *whole[-1:]))
+    together = f"; of all processes together: {' to '.join(least_and_most)} times" if whole else ""
+    return _told(f"Peak memory of the largest {largest}", [_peaks(row) for row in _few(rows)], f"{ends}{together}")
 
 
-def _mebibytes(size_bytes: float) -> str:
-    return f"{text.mebibytes(size_bytes)} MiB"
+def _peaks(row: dict[str, Any]) -> str:
+    one, every = (f"{text.mebibytes(row[name])} MiB" for name in ("took", "peak_memory_sum_bytes"))
+    return f"{one} with {row['configuration']}" + (f" ({every} over all its processes)" if one != every else "")
 
 
 def _ratio_of_peaks(pairing: Pairing) -> Ratio | None:
@@ -65,41 +74,40 @@ def _ratio_of_peaks(pairing: Pairing) -> Ratio | None:
 def _energy(runs: Runs) -> list[str]:
     """Energy of the GPUs per sample, of each configuration that has one to quote."""
     short = pl.col("energy_flags").fill_null("").str.contains("short")
-    rows = summary(runs).filter(~short).with_columns(took=ENERGY).drop_nulls("took")
-    return _taken(runs, rows, "Energy of the GPUs for a sample", _joules, lambda pairing: pairing.ratio(ENERGY))
+    rows = summary(runs).filter(~short).drop_nulls(ENERGY)
+    each = [f"{text.number(row[ENERGY])} J with {row['configuration']}" for row in _few(rows)]
+    return _told("Energy of the GPUs for a sample", each, _ends(runs, rows, lambda pairing: pairing.ratio(ENERGY)))
 
 
-def _joules(energy_j: float) -> str:
-    return f"{text.number(energy_j)} J"
-
-
-_MOST_LISTED = 4
-"""Configurations of which a cost is told of each; of more, the least and the most beside one device."""
-
-
-def _taken(
-    runs: Runs,
-    rows: pl.DataFrame,
-    what: str,
-    written: Callable[[float], str],
-    ratio: Callable[[Pairing], Ratio | None],
-) -> list[str]:
-    """What configurations took (column `took`), or the least and the most of it as paired ratios to one device."""
-    if rows.is_empty():
-        return []
-    if rows.height <= _MOST_LISTED and rows["group"].n_unique() == 1:
-        each = [f"{written(row['took'])} with {row['configuration']}" for row in rows.iter_rows(named=True)]
+def _told(what: str, each: list[str], ends: str) -> list[str]:
+    """A cost of each configuration, or the ends of its ratios to one device's; nothing where there is neither."""
+    if each:
         return [f"{what}: {text.listed(each, most=_MOST_LISTED)}."]
-    pairings, several = against_one_device(runs), rows["group"].n_unique() > 1
+    return [f"{what}, beside one device: {ends}."] if ends else []
+
+
+def _few(rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """The rows, where they are so few that something is told of each; else none."""
+    return rows.to_dicts() if rows.height <= _MOST_LISTED and rows["group"].n_unique() == 1 else []
+
+
+def _ends(runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | None]) -> str:
+    """The least and the most of the paired ratios to one device, with their configurations."""
+    found, several = _ratios(runs, rows, ratio), rows["group"].n_unique() > 1
+    ends = (*found[:1], *found[-1:])
+    named = {f"{value:.2f}": f"{name} ({group})" if several else name for value, (group, name) in ends}
+    if len(named) == 1 < len(found):
+        named = dict.fromkeys(named, "all")
+    return " to ".join(f"{times} times with {name}" for times, name in named.items())
+
+
+def _ratios(
+    runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | None]
+) -> list[tuple[float, Configuration]]:
+    """The paired ratios to one device, in ascending order."""
+    pairings = against_one_device(runs)
     keys = rows.filter(~IS_BASELINE).select("group", "configuration").rows()
-    found = [(taken.median, key) for key in keys if key in pairings and (taken := ratio(pairings[key]))]
-    if not found:
-        return []
-    of = {f"{value:.2f}": f"{name} ({group})" if several else name for value, (group, name) in (min(found), max(found))}
-    if len(of) == 1 < len(found):
-        of = dict.fromkeys(of, "all")
-    ends = " to ".join(f"{times} times with {name}" for times, name in of.items())
-    return [f"{what}, beside one device: {ends}."]
+    return sorted((taken.median, key) for key in keys if key in pairings and (taken := ratio(pairings[key])))
 
 
 _AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)

@@ -195,7 +195,8 @@ def test_the_headline_says_that_nobody_checked(usual: Runs) -> None:
 
 def test_the_headline_says_what_was_taken_of_memory_and_energy(usual: Runs, tmp_path: Path) -> None:
     told = answers.headline(usual)
-    assert "Peak memory of the largest process: 500 MiB with single × 1 and 500 MiB with ddp × 2." in told
+    two = "500 MiB with ddp × 2 (1,000 MiB over all its processes)"
+    assert f"Peak memory of the largest process: 500 MiB with single × 1 and {two}." in told
     energies = {row["configuration"]: row["gpu_energy_per_sample_j"] for row in summary(usual).to_dicts()}
     joules = " and ".join(f"{text.number(energy)} J with {name}" for name, energy in energies.items())
     assert f"Energy of the GPUs for a sample: {joules}." in told
@@ -206,8 +207,9 @@ def test_the_headline_says_what_was_taken_of_memory_and_energy(usual: Runs, tmp_
         way = {"strategy": "single" if devices == 1 else "ddp", "devices": devices}
         published(config(tmp_path, batch_size=batch, model=model, **way), fake)
     (line,) = [line for line in answers.headline(load(tmp_path)) if "memory" in line]
-    ends = "1.42 times with ddp × 2 (digits · cnn_large · batch size 128) to 1.50 times with ddp × 2 ("
-    assert line.startswith(f"Peak memory of the largest process, beside one device: {ends}")
+    least = "1.42 times with ddp × 2 (digits · cnn_large · batch size 128)"
+    assert f"of the largest process, beside one device: {least} to 1.50 times with ddp × 2 (" in line
+    assert line.endswith("; of all processes together: 2.83 to 3.00 times.")
 
 
 def test_without_an_energy_on_processors_flags_make_no_row(usual: Runs) -> None:
