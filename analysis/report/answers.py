@@ -253,7 +253,8 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
     speed, pairs = f"{times} times as fast as {one_device}", count_of(row["speed_up_pairs"], "repeat")
     rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
     if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
-        rest += f", {text.percent(row['efficiency_with_startup'])} including start-up"
+        whole = row["devices"] * row["efficiency_with_startup"]
+        rest += f"; whole runs of this length, start-up included, {text.fixed(whole, 2)} times as fast"
     if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
         rest += " (more than the ideal: by chance, by an error, or one device alone lacks cache or memory)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
