@@ -29,8 +29,8 @@ class Event:
     def __init__(self, device: ScriptedCuda) -> None:
         self._device, self._at_s = device, 0.0
 
-    def record(self) -> None:
-        self._at_s = self._device.stream.ends_s
+    def record(self, stream: Stream | None = None) -> None:
+        self._at_s = (stream or self._device.stream).ends_s
 
     def query(self) -> bool:
         return self._at_s <= self._device.now_s

@@ -9,8 +9,10 @@ import torch
 
 from parallelbench.measure import machine_probe
 from parallelbench.measure.machine_probe import probe
+from parallelbench.world import cuda
 from parallelbench.world.world import World
 from tests.helpers import Clock
+from tests.scripted_cuda import WORLD, ScriptedCuda
 
 if TYPE_CHECKING:
     from parallelbench.measure.machine_probe import Moment
@@ -62,3 +64,38 @@ def test_a_device_without_memory_left_is_not_measured(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch, "ones", full)
     assert set(probe(World(), "end").values()) == {None}
+
+
+def test_of_a_gpu_neither_launches_nor_waits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece takes the device 40 µs and the host 25, who needs 10 to notice that the device is idle."""
+    gpu, clock = ScriptedCuda(), Clock()
+    gpu.install(monkeypatch)
+    monkeypatch.setattr(machine_probe, "time", clock)
+
+    def piece() -> None:
+        gpu.now_s += 25e-6
+        gpu.launch(40e-6)
+
+    def synchronize(device: torch.device) -> None:
+        gpu.synchronize(device)
+        gpu.now_s += 10e-6
+        clock.now_s = gpu.now_s
+
+    monkeypatch.setattr(cuda, "synchronize", synchronize)
+    found = machine_probe.times_s([piece], WORLD)
+    assert found == pytest.approx([40e-6] * len(found))
+    assert 500 < len(found) < machine_probe.PIECE_S / 40e-6, "most of the time the device does what is measured"
+
+
+def test_a_long_piece_is_not_repeated_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, clock = ScriptedCuda(), Clock()
+    gpu.install(monkeypatch)
+    monkeypatch.setattr(machine_probe, "time", clock)
+
+    def synchronize(device: torch.device) -> None:
+        gpu.synchronize(device)
+        clock.now_s = gpu.now_s
+
+    monkeypatch.setattr(cuda, "synchronize", synchronize)
+    found = machine_probe.times_s([lambda: gpu.launch(0.25)], WORLD)
+    assert found == pytest.approx([0.25])

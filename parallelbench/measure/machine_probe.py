@@ -6,13 +6,15 @@ import functools
 import math
 import os
 import time
-from itertools import cycle
+from dataclasses import replace
+from itertools import cycle, islice, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from parallelbench.measure.memory import release
+from parallelbench.world import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +36,8 @@ _COPIED_BYTES = {"cpu": 2 * 2**20, "cuda": 256 * 2**20}
 """On a CPU both pieces of work take less than a scheduler's slice: on a busy core some of them are not interrupted."""
 _PLACES = {"cpu": 32, "cuda": 1}
 """How many such pieces of memory are copied in turn, so that caches don't hold them."""
+_MOST_QUEUED = 32
+"""Pieces that a GPU is given at once; with so many of the probe's it is kept waiting for a sixth of the time."""
 
 
 def probe(world: World, moment: Moment) -> dict[str, float | None]:
@@ -65,7 +69,7 @@ def _measured(world: World, device: torch.device) -> tuple[float, float]:
 
     Both are 0 where the device has no memory left for it.
     """
-    side, size = _side(world.device_type), _COPIED_BYTES[world.device_type]
+    side, size, alone = _side(world.device_type), _COPIED_BYTES[world.device_type], replace(world, devices=(device,))
     dtype = torch.float16 if world.device_type == "cuda" else torch.float32
     # Not the training's random numbers. Ones would switch fewer bits, so a GPU would hold clocks that no training has.
     values = torch.Generator(device).manual_seed(0)
@@ -74,11 +78,11 @@ def _measured(world: World, device: torch.device) -> tuple[float, float]:
             one, other, product = (
                 torch.randn(side, side, dtype=dtype, device=device, generator=values) for _ in range(3)
             )
-            product_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
+            product_s = fastest_s([lambda: torch.mm(one, other, out=product)], alone)
             shape = (_PLACES[world.device_type], size)
             source, copy = (torch.ones(shape, dtype=torch.uint8, device=device) for _ in range(2))
             copies = [functools.partial(into.copy_, out_of) for into, out_of in zip(copy, source, strict=True)]
-            copy_s = median(times_s(copies, world))  # the fastest one found more of its memory in a cache
+            copy_s = median(times_s(copies, alone))  # the fastest one found more of its memory in a cache
     except torch.OutOfMemoryError:
         return 0.0, 0.0
     finally:
@@ -99,17 +103,38 @@ def fastest_s(pieces: Sequence[Callable[[], object]], world: World) -> float:
 
 
 def times_s(pieces: Sequence[Callable[[], object]], world: World) -> list[float]:
-    """How long each piece of work took, in turn for `PIECE_S`, s; at least one is measured."""
+    """How long each piece of work took the world's one device, in turn for `PIECE_S`, s; at least one is measured.
+
+    On a GPU a piece's time is the device's own: short ones take less than launching them and waiting for them.
+    """
     for piece in pieces:  # the first time loads libraries and touches the memory
         piece()
     world.synchronize()
-    found: list[float] = []
+    found, waiting, queued = list[float](), cycle(pieces), 1
     end = time.perf_counter() + PIECE_S
-    for piece in cycle(pieces):
-        start = time.perf_counter()
-        if found and start > end:
-            break
-        piece()
-        world.synchronize()
-        found.append(time.perf_counter() - start)
+    while not found or time.perf_counter() <= end:
+        if world.device_type == "cuda":
+            found += _queued_s(islice(waiting, queued), world.device)
+            queued = min(2 * queued, _MOST_QUEUED)  # long pieces are measured a few times only
+        else:
+            start = time.perf_counter()
+            next(waiting)()
+            found.append(time.perf_counter() - start)
     return found
+
+
+def _queued_s(pieces: Iterable[Callable[[], object]], device: torch.device) -> list[float]:
+    """Seconds of each piece, between events of the device, which is kept busy until the first ones are launched.
+
+    They follow each other as in training: after each pause a GPU would have higher clocks.
+    """
+    stream = cuda.current_stream(device)
+    cuda.occupy(device)
+    edges = [cuda.timing_event()]
+    edges[0].record(stream)
+    for piece in pieces:
+        piece()
+        edges.append(cuda.timing_event())
+        edges[-1].record(stream)
+    cuda.synchronize(device)
+    return [before.elapsed_time(after) / 1000.0 for before, after in pairwise(edges)]
