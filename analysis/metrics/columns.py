@@ -96,8 +96,8 @@ OF_TOKENS = (
         row=pl.col("tokens_per_sample") * pl.col("throughput_samples_per_s")),
     Metric("model_flop_per_token", "floating-point operations of training on a token, without what is computed twice: "
         "6·N + 12·L·H·Q·T, as in appendix B of PaLM (arXiv 2204.02311), with the parameters of matrices as N; from the "
-        "counted layers", null=f"{_OTHERWISE}, or the model was not counted", repeats=Over.MEDIAN,
-        heading="Operations per token", tables=("configurations",), where_known=True,
+        "counted layers", null=f"{_OTHERWISE}, some parameters are frozen, or the model was not counted",
+        repeats=Over.MEDIAN, heading="Operations per token", tables=("configurations",), where_known=True,
         row=model_flop_per_token()),
     Metric("peak_flop_per_s", "what mfu rests on: a device's fastest matrix product as probed at the run's start or "
         "end, CPUs in fp32, GPUs in fp16", null="the data are not tokens, not probed (`measure.probe`), or the run's "

@@ -24,15 +24,26 @@ def model_flop_per_token() -> pl.Expr:
     6·N + 12·L·H·Q·T, as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311): L layers of H heads of width
     Q, sequences of T tokens, attention in full. N are the parameters of matrices that a token is multiplied with: of
     looked-up embeddings, vectors and experts that a token is not sent to, none. Computed from the layers as counted
-    while one sample passed, which a test holds against that formula.
+    while one sample passed, which a test holds against that formula. Null where some parameters are frozen: of these
+    backward computes no gradients, and of the layers before all others nothing.
     """
-    forward = pl.when(_OF_TOKENS).then("layers_json").map_elements(_forward_flop, return_dtype=pl.Float64)
-    return FORWARD_AND_BACKWARD * forward / pl.col("tokens_per_sample")
+    counted = pl.when(_OF_TOKENS).then("layers_json")
+    forward = counted.map_elements(_forward_flop, return_dtype=pl.Float64)
+    frozen = counted.map_elements(_parameters, return_dtype=pl.Int64) > pl.col("parameters")
+    return pl.when(frozen).then(None).otherwise(FORWARD_AND_BACKWARD * forward / pl.col("tokens_per_sample"))
 
 
 def _forward_flop(layers_json: str) -> float | None:
-    layers = msgspec.json.decode(layers_json, type=list[LayerCount])
-    return sum(each.product_flop + each.convolution_flop + each.grouped_flop for each in layers) or None
+    return sum(each.product_flop + each.convolution_flop + each.grouped_flop for each in _layers(layers_json)) or None
+
+
+def _parameters(layers_json: str) -> int:
+    """Those that are trained, and frozen ones."""
+    return sum(each.parameters for each in _layers(layers_json))
+
+
+def _layers(layers_json: str) -> list[LayerCount]:
+    return msgspec.json.decode(layers_json, type=list[LayerCount])
 
 
 def peak_flop_per_s() -> pl.Expr:

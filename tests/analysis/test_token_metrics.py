@@ -36,16 +36,22 @@ PEAK = 5e10
 NAMES = [column.name for column in OF_TOKENS]
 
 
-def layer(name: str, product_flop: float) -> LayerCount:
+def layer(name: str, product_flop: float, parameters: int) -> LayerCount:
     nothing: dict[str, Any] = dict.fromkeys(LayerCount.__struct_fields__, 0)
-    return msgspec.convert(nothing | {"name": name, "product_flop": product_flop, "kernels": {}}, LayerCount)
+    known = {"name": name, "product_flop": product_flop, "parameters": parameters, "kernels": {}}
+    return msgspec.convert(nothing | known, LayerCount)
 
 
+PARAMETERS = 402442
+"""Of the model as results hold them, all of them trained."""
 COUNTED = msgspec.json.encode(
     [
-        layer("embed", 0.0),
-        *(layer(f"block{i}", WINDOW * (2 * 12 * WIDTH**2 + 4 * WIDTH * WINDOW)) for i in range(1, LAYERS + 1)),
-        layer("head", WINDOW * 2 * WIDTH * VOCABULARY),
+        layer("embed", 0.0, PARAMETERS - MATRICES),
+        *(
+            layer(f"block{i}", WINDOW * (2 * 12 * WIDTH**2 + 4 * WIDTH * WINDOW), 12 * WIDTH**2)
+            for i in range(1, LAYERS + 1)
+        ),
+        layer("head", WINDOW * 2 * WIDTH * VOCABULARY, WIDTH * VOCABULARY),
     ]
 ).decode()
 """As torch counts them: two per multiply-add of a matrix, and two products of attention."""
@@ -56,14 +62,20 @@ SPEEDS: dict[str, Any] = {
 }
 
 
-def language_model(root: Path, *, speeds: dict[str, Any] = SPEEDS, **changes: Any) -> RunFolder:
+def language_model(
+    root: Path, *, speeds: dict[str, Any] = SPEEDS, trained: int = PARAMETERS, **changes: Any
+) -> RunFolder:
     """A run of four epochs, each of which takes 2 s but for the first, which takes 5."""
     run = config(root, **({"model": "gpt_tiny", "data": "tokens", "epochs": 4} | changes))
     losses = {1: 5.0, 2: 3.0, 3: 2.0, 4: 1.25}
     kind: dict[str, Any] = {"device_type": run.device} if run.device == "cuda" else {}
     fake = Fake(
-        epoch_time_s=lambda epoch, rank: 5.0 if epoch == 1 else 2.0, test_loss=losses.__getitem__, speeds=speeds, **kind
-    )  # fmt: skip
+        epoch_time_s=lambda epoch, rank: 5.0 if epoch == 1 else 2.0,
+        test_loss=losses.__getitem__,
+        speeds=speeds,
+        parameters=trained,
+        **kind,
+    )
     return published(run, fake)
 
 
@@ -189,4 +201,7 @@ def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
     assert {name for name in NAMES if row[name] is None} == {"peak_flop_per_s", "mfu"}
     language_model(tmp_path / "work", speeds=SPEEDS | {"layers_json": None})
     row = columns_of(tmp_path / "work")
+    assert {name for name in NAMES if row[name] is None} == {"model_flop_per_token", "mfu"}
+    language_model(tmp_path / "frozen", trained=PARAMETERS - WIDTH * VOCABULARY)
+    row = columns_of(tmp_path / "frozen")
     assert {name for name in NAMES if row[name] is None} == {"model_flop_per_token", "mfu"}
