@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallelbench.config.components import Batch
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
 from parallelbench.world.world import World
@@ -74,6 +77,69 @@ def test_a_step_of_a_small_model_is_few_launches_and_none_that_waits() -> None:
     few = launches.total() + more.total()
     assert few <= STEPS * MOST_LAUNCHES + MOST_TO_ADD_UP, (launches, more)
     assert not READS & (launches.keys() | more.keys())
+
+
+class Block(nn.Module):
+    """A hand-written one of a language model."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.heads = nn.LayerNorm(width), nn.LayerNorm(width), heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        layers = self.query, self.key, self.value
+        q, k, v = (layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        result: torch.Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+        return result
+
+
+class Written(nn.Module):
+    """A hand-written language model."""
+
+    def __init__(self, vocabulary: int, width: int, *, layers: int, heads: int, sequence: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Parameter(torch.zeros(sequence, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)), nn.LayerNorm(width))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.blocks(self.tokens(x) + self.places))
+        return logits
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_step_of_a_language_model_is_hardly_more_launches_than_a_hand_written_one() -> None:
+    """Of one whose queries, keys and values are three layers, as tensor parallelism wants them, too."""
+    run = configured(
+        *("model=gpt_tiny", "data=tokens", "optimizer=adamw", "optimizer.implementation=fused", "batch_size=8"),
+        *("data.train_samples=24", "data.test_samples=8"),
+    )
+    replica = run.strategy.prepare(build_model(run), run, World())
+    batches = list(loader_of(replica, run).train(epoch=1))
+    model: Any = run.model
+    written = Written(model.vocabulary, model.width, layers=model.layers, heads=model.heads, sequence=model.sequence)
+    optimizer = torch.optim.AdamW(written.parameters(), fused=True)
+
+    def step(batch: Batch) -> None:
+        F.cross_entropy(written(batch.images).flatten(0, 1), batch.labels.flatten()).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    launches = []
+    for take in (replica.step, step):
+        for batch in batches[:2]:
+            take(batch)
+        with Operations() as operations:
+            take(batches[2])
+        launches.append(sum(count for name, count in operations.seen.items() if name not in NO_LAUNCH))
+    suites, by_hand = launches
+    assert suites <= 1.1 * by_hand, launches
 
 
 def part(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
