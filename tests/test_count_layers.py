@@ -102,6 +102,25 @@ class Called(nn.Module):
         return values
 
 
+class Squared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Bilinear(28, 28, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.both(rows, rows)
+        return values
+
+
+class Weighed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(28))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.mv(rows[0], self.by)
+
+
 PROJECTIONS, ATTENTION = 4 * 28 * 28, 2 * 28 * 28
 """Multiply-adds of a token in attention over 28 tokens 28 wide."""
 
@@ -113,8 +132,10 @@ PROJECTIONS, ATTENTION = 4 * 28 * 28, 2 * 28 * 28
         (lambda: nn.MultiheadAttention(28, 4, batch_first=True), PROJECTIONS + ATTENTION),
         (lambda: nn.TransformerEncoderLayer(28, 4, 64, batch_first=True), PROJECTIONS + ATTENTION + 2 * 28 * 64),
         (lambda: nn.LSTM(28, 16, batch_first=True), 4 * 16 * (28 + 16)),
+        (Squared, 28 * 28 * 3),
+        (Weighed, 28),
     ],
-    ids=["attention", "encoder", "lstm"],
+    ids=["attention", "encoder", "lstm", "bilinear", "vector"],
 )
 def test_layers_that_torch_calls_whole_are_counted(
     layer: Callable[[], nn.Module], per_token: int, without_values: bool, monkeypatch: pytest.MonkeyPatch

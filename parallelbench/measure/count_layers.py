@@ -31,7 +31,8 @@ WINOGRAD = 4.0
 _SAVED = {1: 1.0, 9: WINOGRAD}
 """Values of a kernel → by how much fewer multiplications there may be."""
 LEFT = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_grouped_mm": 0}
-"""Matrix products → which argument is the left matrix."""
+LEFT |= {"aten::mv": 0, "aten::addmv": 1, "aten::_trilinear": 1}
+"""Matrix products → which argument is the left matrix; of `nn.Bilinear` the matrices of all outputs."""
 
 
 FP32 = 4
@@ -176,9 +177,11 @@ class _LayerCounter(TorchDispatchMode):
         result, name = func(*args, **(kwargs or {})), func._schema.name
         if name in LEFT:
             left = args[LEFT[name]]
-            inputs, outputs = left.shape[-1], result.shape[-1]
-            # Equal, but where groups divide what is summed over, or the outputs: each takes part in its group alone.
-            flop = 2.0 * min(result.numel() * inputs, left.numel() * outputs)
+            inputs = left[0].numel() if name == "aten::_trilinear" else left.shape[-1]
+            outputs = result.shape[-1]
+            flop = 2.0 * result.numel() * inputs
+            if name == "aten::_grouped_mm":  # groups divide what is summed over, or the outputs, of which each has one
+                flop = min(flop, 2.0 * left.numel() * outputs)
             self.product_flop += flop
             if inputs % ALIGNED or outputs % ALIGNED:
                 self.unaligned_flop += flop
