@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.world import cuda
+from parallelbench.world.world import backends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,9 +138,17 @@ def _timed(piece: Callable[[], object], device: torch.device, group: dist.Proces
 def main(arguments: Sequence[str]) -> int:
     """One rank, on one device."""
     url, rank, size, device_type = arguments[0], int(arguments[1]), int(arguments[2]), arguments[3]
-    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S))
-    measured = all_reduces(torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu"))
+    # Each rank is alone on its node, whose first GPU it takes; torch 2.15 would take the one of the rank's number.
+    gpu = torch.device("cuda", 0) if device_type == "cuda" else None
+    dist.init_process_group(
+        backends(device_type),
+        init_method=url,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+        device_id=gpu,
+    )
+    measured = all_reduces(gpu or torch.device("cpu"))
     dist.all_reduce(torch.zeros(1))  # no rank leaves before the last has finished
     dist.destroy_process_group()
     if rank == 0:
