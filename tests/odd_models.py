@@ -29,6 +29,7 @@ Oddity = Literal[
     "tied",
     "tied_and_said",
     "tuple_in_training",
+    "bare",
 ]
 WIDTH = 16
 
@@ -54,6 +55,8 @@ class Odd(Model, frozen=True, kw_only=True):
         middle: nn.Module = OddLayer(self.oddity)
         if self.oddity == "batch_norm":
             middle = nn.BatchNorm1d(WIDTH)
+        if self.oddity == "bare":
+            middle = nn.ReLU()
         if self.oddity in ("tied", "tied_and_said"):
             middle = Dense(WIDTH, WIDTH, relu=True)
             middle.linear.weight = hidden.linear.weight

@@ -470,7 +470,8 @@ class LayersReplica(BaseReplica):
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
         """No parameter is shared by layers of several ranks: `valid_map` and `why_shared` refuse it."""
-        return self._layers.parameters(), (self._ranks_group,)
+        groups = self._optimizer.param_groups  # also where no layer has any
+        return [parameter for group in groups for parameter in group["params"]], (self._ranks_group,)
 
     @property
     def _ranks_group(self) -> dist.ProcessGroup:

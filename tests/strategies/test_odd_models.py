@@ -106,6 +106,19 @@ def test_an_odd_model_trains_like_one_device_or_is_refused(strategy: str, tmp_pa
     assert found == {run.model.oddity: set() for run, _ in cases}  # type: ignore[attr-defined]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_zero_bubble", None])
+@pytest.mark.cases("gpipe", "None")
+def test_a_device_may_have_layers_without_parameters_only(schedule: str | None, tmp_path: Path) -> None:
+    strategy, words = "model_parallel", ["devices=4", "clip_norm=0.01"]
+    if schedule is not None:
+        words += [f"strategy.schedule={schedule}", "strategy.stages_per_rank=1", "strategy.micro_batches=4"]
+        strategy = "pipeline"
+    run = odd_run(strategy, "bare", *words)
+    assert run_ranks(trained, 4, tmp_path, [(run, asked(run))])[0] == {"bare": set()}
+
+
 def trained(rank: int, size: int, cases: list[tuple[RunConfig, Traits]]) -> dict[str, set[str]]:
     """Of each model, what parity and the checks of a short training have found."""
     world, found = World(rank=rank, size=size, local_rank=rank), {}

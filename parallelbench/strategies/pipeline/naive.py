@@ -24,6 +24,7 @@ from parallelbench.config.components import Shard
 from parallelbench.strategies.pipeline.partition import values_between
 from parallelbench.strategies.replica import LayersReplica, added, numerics_of, to_device
 from parallelbench.strategies.state import size_bytes
+from parallelbench.strategies.tensor.shards import optimizer_of
 from parallelbench.world.numerics import Sums, sums
 from parallelbench.world.spans import Phase, phase
 
@@ -102,7 +103,7 @@ class LayerSplitReplica(LayersReplica):
             if segment.owner == world.rank:
                 part = nn.Sequential(*(self._layers[name] for name in segment.names))
                 self._forward[segment.index] = torch.compile(part) if run.compile else part
-        self._optimizer = run.optimizer.build(self._layers.parameters(), run, "cpu")
+        self._optimizer = optimizer_of(self._layers.parameters(), run, "cpu")
 
     def step(self, batch: Batch) -> Sums | None:
         """Forward, backward, update, one segment after the other."""

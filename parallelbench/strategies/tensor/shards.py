@@ -8,6 +8,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -23,7 +24,6 @@ from parallelbench.strategies.tensor.vocabulary import divide, divided_loss, tie
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    import torch
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
@@ -121,10 +121,14 @@ def as_one_rank_sees_it(model: nn.Sequential, plan: Mapping[str, Split], shards:
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
-    """The run's optimizer, with a group per mesh: one update of several tensors (foreach, fused) can't mix meshes."""
+    """The run's optimizer, with a group per mesh: one update of several tensors (foreach, fused) can't mix meshes.
+
+    Of layers without parameters one that has no values: torch wants one.
+    """
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    groups = groups or {None: [nn.Parameter(torch.empty(0, device=device_type))]}
     alike: Any = [{"params": group} for group in groups.values()]
     return run.optimizer.build(alike, run, device_type)
 
