@@ -113,7 +113,8 @@ def _growing(
 
 
 def _product(side: int, world: World, *, precision: str, dtype: torch.dtype, operation: str = "matmul") -> list[Row]:
-    one, other, product = (torch.ones(side, side, dtype=dtype, device=world.device) for _ in range(3))
+    # Not of ones: they would switch fewer bits, so a GPU would hold clocks that no training has.
+    one, other, product = (torch.randn(side, side, dtype=dtype, device=world.device) for _ in range(3))
     set_precision(precision)
     time_s = fastest_s([lambda: torch.mm(one, other, out=product)], world)
     return [{"operation": operation, "precision": precision, "flop": 2.0 * side**3, "time_s": time_s}]
@@ -129,7 +130,7 @@ def _convolution(kind: str, inputs: int, outputs: int, groups: int, world: World
     side *= 2 if kind == IMAGES else 1
     where: dict[str, Any] = {"device": world.device, "dtype": DTYPES[world.device_type][precision]}
     layer = nn.Conv2d(inputs, outputs, 3, padding=1, groups=groups, bias=False, **where)
-    values = torch.ones(count, inputs, side, side, requires_grad=kind != IMAGES, **where)
+    values = torch.randn(count, inputs, side, side, requires_grad=kind != IMAGES, **where)
     sizes = {"flop": 2.0 * count * side**2 * layer.weight.numel(), "size_bytes": 4 * layer.weight.numel() // groups}
     return _both_ways(kind, lambda given, _: layer(given), (values, layer.weight), world, precision=precision, **sizes)
 
@@ -158,7 +159,7 @@ def _attention(sequence: int, world: World, *, precision: str) -> list[Row]:
     dtype = DTYPES[world.device_type][precision]
     count = max(1, TOKENS[world.device_type] // sequence)
     shape = (count, HEADS, sequence, HEAD_WIDTH)
-    given = tuple(torch.ones(shape, dtype=dtype, device=world.device, requires_grad=True) for _ in range(3))
+    given = tuple(torch.randn(shape, dtype=dtype, device=world.device, requires_grad=True) for _ in range(3))
     flop = 4.0 * count * HEADS * sequence**2 * HEAD_WIDTH
     sizes = {"precision": precision, "flop": flop, "size_bytes": 4 * sequence * HEAD_WIDTH}
     return _both_ways("attention", nn.functional.scaled_dot_product_attention, given, world, **sizes)
@@ -174,7 +175,7 @@ def _both_ways(
     """Forward, and backward for all that needs a gradient."""
     forward_s = fastest_s([lambda: function(*given)], world)
     output, wanted = function(*given), [each for each in given if each.requires_grad]
-    gradient = torch.ones_like(output)
+    gradient = torch.randn_like(output)
     backward_s = fastest_s([lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)], world)
     return [
         {"operation": kind, "time_s": forward_s, **sizes},

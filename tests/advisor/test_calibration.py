@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.advisor.calibration import figures_of_calibration, read_figures
 from analysis.advisor.machine import require_site
@@ -23,6 +25,7 @@ from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 from parallelbench.results.calibration import BACKWARD, CALIBRATION, read_calibration, write_calibration
+from parallelbench.world.world import World
 
 KINDS = (
     *("image_convolution", "convolution", "grouped", "attention"),
@@ -211,6 +214,39 @@ def test_this_machine_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     figures = read_figures(path)
     assert (figures.devices_per_node, figures.device_type, figures.network) == (2, "cpu", None)
+
+
+class Operands(TorchDispatchMode):
+    """Notes operations of whose values that are numbers all are one and the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.constant = set[str](), set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name in ("mm", "convolution", "convolution_backward") or name.startswith("_scaled_dot_product"):
+            self.seen.add(name)
+            given = [each for each in args if isinstance(each, torch.Tensor) and each.numel() > 1]
+            self.constant |= {name for each in given if each.is_floating_point() and each.std() == 0}
+        return func(*args, **(kwargs or {}))
+
+
+def test_products_are_of_numbers_that_differ_as_a_trainings_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU computes those of ones faster, since it takes less power."""
+    from parallelbench.measure import calibration as measuring
+
+    monkeypatch.setattr(measuring, "fastest_s", lambda pieces, world: float(pieces[0]() is None))
+    monkeypatch.setattr(measuring, "SHAPES", {"cpu": (2, 6)})
+    monkeypatch.setattr(measuring, "TOKENS", {"cpu": 1})
+    world = World()
+    with Operands() as operands:
+        measuring._product(16, world, precision="fp32", dtype=torch.float32)
+        measuring._convolution("convolution", 3, 4, 1, world, precision="fp32")
+        measuring._attention(8, world, precision="fp32")
+    assert {"mm", "convolution", "convolution_backward"} < operands.seen
+    assert len(operands.seen) == 5, "attention forward and backward, too"
+    assert not operands.constant
 
 
 @pytest.mark.exhaustive
