@@ -56,6 +56,13 @@ def test_a_lost_gpu_of_another_job_disturbs_nobody(tmp_path: Path) -> None:
     assert not machine(*found).require(devices=1, device_type="cuda", cores_per_device=1, oversubscribe=False)
 
 
+def test_gpus_that_slurm_keeps_from_a_job_are_not_counted(tmp_path: Path) -> None:
+    """NVML counts them, CUDA does not, and a confined job's CUDA_VISIBLE_DEVICES begins with 0."""
+    profile = "device GPU-a denied\ndevice GPU-b\nmemory 1\ndevice GPU-c denied\ndevice GPU-d\nmemory 1\n"
+    for visible in ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}):
+        assert [gpu.uuid for gpu in gpus_of(tmp_path, profile, **visible)] == ["GPU-b", "GPU-d"]
+
+
 @pytest.mark.parametrize(("quota", "most"), [(None, 8), (2.0, 2), (2.5, 2), (0.5, 0), (64.0, 8)])
 def test_a_quota_is_held_against_the_cores_of_a_run(quota: float | None, most: int) -> None:
     here = dataclasses.replace(machine(), quota_cores=quota)

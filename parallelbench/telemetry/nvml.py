@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from parallelbench.world.machine import Gpu, select_visible
+from parallelbench.world.machine import Gpu, counted_gpus, select_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ class Gpus:
 
 def _visible_uuids(count: int) -> list[str]:
     """In the order of CUDA_DEVICE_ORDER=PCI_BUS_ID, which is NVML's; empty for a GPU without a readable one."""
-    gpus = tuple(Gpu(name="", uuid=_uuid(index), memory_bytes=None) for index in range(pynvml.nvmlDeviceGetCount()))
+    gpus = tuple(Gpu(name="", uuid=_uuid(index), memory_bytes=None) for index in counted_gpus(pynvml))
     return [gpu.uuid for gpu in select_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))[:count]]
 
 

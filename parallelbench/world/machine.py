@@ -50,10 +50,24 @@ def visible_gpus() -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        gpus = [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = [_gpu(pynvml, index) for index in counted_gpus(pynvml)]
     finally:
         pynvml.nvmlShutdown()
     return select_visible(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def counted_gpus(pynvml: Any) -> Iterator[int]:
+    """NVML's indices of the GPUs that CUDA counts, in its order.
+
+    NVML also has those that this process may not use, such as other jobs' where Slurm confines a job to its own.
+    """
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            pynvml.nvmlDeviceGetHandleByIndex(index)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+                continue
+        yield index
 
 
 def _gpu(pynvml: Any, index: int) -> Gpu:

@@ -1,7 +1,8 @@
 /* A libnvidia-ml.so.1 that plays back the profile in the file $FAKE_NVML, for tests.
  *
  *   device GPU-a            a device begins; "device GPU-a mig" for one that MIG slices, "device GPU-a lost" for one
- *                           that fell off the bus: no call gets its handle
+ *                           that fell off the bus, "device GPU-a denied" for one that this process may not use: no
+ *                           call gets its handle
  *   energy 1000 1500 !15    what the first, second, … call returns; the last one repeats
  *   power ~40:250000        preceded by "~40:", the call takes 40 ms; "!15" fails with that error code
  *
@@ -15,11 +16,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { SUCCESS, INVALID_ARGUMENT = 2, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, MAX_VALUES = 64 };
+enum { SUCCESS, INVALID_ARGUMENT = 2, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, MAX_VALUES = 64 };
 
 typedef struct { int error, slow_ms; unsigned long long number; } Value;
 typedef struct { char name[16]; int count, next; Value values[MAX_VALUES]; } Row;
-typedef struct { char uuid[96], name[96]; int mig, lost, rows; Row row[12]; } Device;
+typedef struct { char uuid[96], name[96]; int mig, lost, denied, rows; Row row[12]; } Device;
 typedef struct { uint32_t field, scope; int64_t timestamp, latency; int type, result; union { double d; unsigned u; unsigned long long ull; } value; } FieldValue;
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Utilization;
@@ -48,6 +49,7 @@ static void parse_line(char *line) {
     word = strtok(NULL, " \n");
     device->mig = word && !strcmp(word, "mig");
     device->lost = word && !strcmp(word, "lost");
+    device->denied = word && !strcmp(word, "denied");
     return;
   }
   Device *device = &devices[count - 1];
@@ -107,6 +109,7 @@ int nvmlDeviceGetCount_v2(unsigned *found) { *found = (unsigned)count; return SU
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
   if (index >= (unsigned)count) return INVALID_ARGUMENT;
   if (devices[index].lost) return GPU_IS_LOST;
+  if (devices[index].denied) return NO_PERMISSION;
   *device = &devices[index];
   return SUCCESS;
 }

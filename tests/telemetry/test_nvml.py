@@ -51,6 +51,8 @@ def test_only_the_runs_own_gpus_are_asked(tmp_path: Path) -> None:
     assert {row["device_uuid"] for row in by_index.rows} == {"GPU-d", "GPU-b", None}
     by_uuid = play(tmp_path, FOUR, samples=1, gpus=1, CUDA_VISIBLE_DEVICES="GPU-c")
     assert {row["device_uuid"] for row in by_uuid.rows} == {"GPU-c", None}
+    confined = play(tmp_path, f"device GPU-z denied\n{FOUR}", samples=1, gpus=1, CUDA_VISIBLE_DEVICES="0")
+    assert {row["device_uuid"] for row in confined.rows} == {"GPU-a", None}, "CUDA does not count the first"
 
 
 def test_a_gpu_that_falls_off_the_bus_leaves_nulls_and_one_warning(tmp_path: Path) -> None:
