@@ -18,7 +18,7 @@ from torch import nn
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.run import RunConfig
-from parallelbench.measure import layers
+from parallelbench.measure import count_layers
 from parallelbench.measure.count_layers import (
     LARGE,
     WINOGRAD,
@@ -142,7 +142,7 @@ def test_layers_that_torch_calls_whole_are_counted(
 ) -> None:
     """Without gradients, or by oneDNN, one operation does what training does in several."""
     run = configure(*IMAGES, "model=mlp")
-    monkeypatch.setattr(layers, "built", lambda *_: nn.Sequential(OrderedDict(only=Called(layer()))))
+    monkeypatch.setattr(count_layers, "built", lambda *_: nn.Sequential(OrderedDict(only=Called(layer()))))
     before = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     (count,) = counts_without_values(run) if without_values else layer_counts(run)
     assert count.product_flop == 2 * 28 * per_token
@@ -188,7 +188,7 @@ def test_what_a_users_model_may_do_is_counted(
     kind: type[nn.Module], flop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = configure(*IMAGES, "model=mlp")
-    monkeypatch.setattr(layers, "built", lambda *_: nn.Sequential(OrderedDict(only=kind())))
+    monkeypatch.setattr(count_layers, "built", lambda *_: nn.Sequential(OrderedDict(only=kind())))
     (count,) = layer_counts(run)
     assert count.product_flop + count.convolution_flop == flop
 
@@ -293,7 +293,7 @@ def test_frozen_weights_need_no_gradient(
 ) -> None:
     """Nor do the inputs of all layers up to the first that is trained."""
     run = configure(*IMAGES, "model=mlp", "model.hidden=[64,32]")
-    built = layers.built
+    built = count_layers.built
 
     def partly_frozen(*arguments: Any) -> nn.Sequential:
         model = built(*arguments)
@@ -301,7 +301,7 @@ def test_frozen_weights_need_no_gradient(
             model[layer].requires_grad_(False)
         return model
 
-    monkeypatch.setattr(layers, "built", partly_frozen)
+    monkeypatch.setattr(count_layers, "built", partly_frozen)
     assert least_flop_per_sample(run) == by_hand
 
 
