@@ -241,7 +241,9 @@ def convolve(run: Pass, x: Any, name: str, *, stride: int = 1, depthwise: bool =
     """A convolution that pads by half its kernel on each side, as torch's layers here do; with its bias, if any."""
     kernel = run.values[f"{name}.weight"]
     border = kernel.shape[0] // 2
-    padding = [[0, 0], [border, border], [border, border], [0, 0]]
+    padding: Any = [[0, 0], [border, border], [border, border], [0, 0]]
+    if stride == 1 or not border:
+        padding = "SAME"  # the same numbers, by kernels that TensorFlow does not have for a padding in figures
     if depthwise:
         x = tf.nn.depthwise_conv2d(x, kernel, [1, stride, stride, 1], padding)
     else:
