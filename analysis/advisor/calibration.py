@@ -202,7 +202,17 @@ def _tier(
         name=name,
         latency_s=Known(latency_s, "measured", source),
         bytes_per_s=Known(bytes_per_s, "measured", source),
+        measured=dict(_shares(messages, messages.times_s(latency_s, bytes_per_s) / times, source)),
     )
+
+
+def _shares(messages: _Messages, shares: Values, source: str) -> Iterator[tuple[str, RateCurve]]:
+    """What the formulas say ÷ what was measured, by operation and size: gloo and NCCL change their ways with both."""
+    for operation in np.unique(messages.operations).tolist():
+        own = messages.operations == operation
+        order = np.argsort(messages.sizes_bytes[own])
+        sizes, rates = (tuple(values[own][order].tolist()) for values in (messages.sizes_bytes, shares))
+        yield operation, RateCurve(sizes, rates, "measured", source)
 
 
 def _growth(rows: Sequence[Row], operation: str) -> float:

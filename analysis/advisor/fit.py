@@ -75,8 +75,9 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     "launch_scale": (Prior(1.0, 1.0), Prior(1.0, 0.5)),
     # γ of the host's launches and the device's work
     "launch_overlap": (Prior(2.0, 0.3), None),
-    # host time of a layer's pass for its collectives in a tensor group
-    "tensor_launch_s": (Prior(1e-4, 1.0), None),
+    # host time of a layer's pass for its shards and collectives in a tensor group; DTensor adds 0.14 ms to the forward
+    # pass of a linear layer, and 0.3 ms to its backward pass, in one process that sends nothing (torch 2.11)
+    "tensor_launch_s": (Prior(1e-4, 1.0), Prior(1.4e-4, 1.0)),
     # the same, where softmax takes several kernels instead of one
     "softmax_launch_s": (Prior(0.0002, 0.7), None),
     # compute time of a device alone in its node ÷ of one among busy ones
@@ -98,6 +99,9 @@ PARAMETERS: Mapping[str, tuple[Prior | None, Prior | None]] = {
     "sharded_overlap": (None, Prior(1.2, 0.4)),
     # copies of the gathered parameters' bytes that FSDP makes per gathering
     "shard_copies": (None, Prior(4.0, 0.7)),
+    # host time of gathering or scattering a layer, where no calibration has what sharding costs: FSDP takes 0.16 ms of
+    # one process that sends nothing, and took 2 ms of each of two by a calibration
+    "shard_launch_s": (None, Prior(5e-4, 1.2)),
     # time of what FSDP adds to a layer besides messages ÷ the calibrated one
     "sharding_scale": (None, Prior(1.0, 0.3)),
     # a stage's fixed time to hand over a micro-batch, each way

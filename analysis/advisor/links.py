@@ -2,18 +2,23 @@
 
 A ring moves (n−1)/n of a message in n−1 turns, and twice that for an all-reduce (Patarasuk and Yuan 2009). All-gathers
 and reduce-scatters are rings. An all-reduce is a ring or a tree, as NCCL chooses (src/graph/tuning.cc, whose turns and
-whose bandwidth of a tree these are).
+whose bandwidth of a tree these are). Where messages were measured, α and β only say what other groups take instead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
     from analysis.advisor.layouts import Values
+    from analysis.advisor.machine import RateCurve
 
 TREE_SHARE = 0.9
 """Bandwidth of a tree ÷ of a ring (NCCL, src/graph/tuning.cc)."""
@@ -46,6 +51,18 @@ class Links:
     network_latency_s: Values
     trees: bool = True
     """Whether all-reduces may be trees, as NCCL's; gloo's are rings."""
+    measured: Mapping[tuple[str, str], RateCurve] = field(default_factory=dict)
+    """(tier, operation) → by a message's bytes, the time that α and β say of it ÷ the measured one."""
+
+    def corrected(self, time_s: Values, operation: str, message_bytes: Values, across: NDArray[np.bool_]) -> Values:
+        """The time that α and β say, with their error of measured messages of this size taken out; as it was without.
+
+        `across`: whether the network decides, not the links of a node.
+        """
+        for tier, these in (("link", ~across), ("network", across)):
+            if (share := self.measured.get((tier, operation))) is not None:
+                time_s = np.where(these, time_s / share.at(message_bytes), time_s)
+        return time_s
 
 
 def group_of(size: Values, stride: Values, devices_per_node: Values, devices: Values) -> Group:
@@ -86,18 +103,28 @@ def tree_turn_s(group: Group, links: Links) -> Values:
 
 def gather_s(message_bytes: Values, group: Group, links: Links) -> Values:
     """An all-gather or a reduce-scatter of a message that all of the group have in the end, or have had."""
+    return links.corrected(_ring_s(message_bytes, group, links), "all_gather", message_bytes, group.nodes > 1)
+
+
+def _ring_s(message_bytes: Values, group: Group, links: Links) -> Values:
+    """Once round it."""
     moved = (group.size - 1.0) / group.size * message_bytes
     return moved / slowest_bytes_per_s(group, links) + ring_turn_s(group, links)
 
 
 def all_reduce_s(message_bytes: Values, group: Group, links: Links) -> Values:
     """A ring's reduce-scatter and all-gather, or up and down a tree: whichever is faster."""
-    ring = gather_s(message_bytes, group, links)
-    if not links.trees:
-        return 2.0 * ring
-    tree = message_bytes / (TREE_SHARE * tree_bytes_per_s(group, links)) + tree_turn_s(group, links)
-    result: Values = 2.0 * np.minimum(ring, tree)
-    return result
+    once = _ring_s(message_bytes, group, links)
+    if links.trees:
+        tree = message_bytes / (TREE_SHARE * tree_bytes_per_s(group, links)) + tree_turn_s(group, links)
+        once = np.minimum(once, tree)
+    return links.corrected(2.0 * once, "all_reduce", message_bytes, group.nodes > 1)
+
+
+def broadcast_s(message_bytes: Values, group: Group, links: Links) -> Values:
+    """A message that one device hands on to the next, and so on, in pieces."""
+    time_s = message_bytes / slowest_bytes_per_s(group, links) + ring_turn_s(group, links)
+    return links.corrected(time_s, "send", message_bytes, group.nodes > 1)
 
 
 def all_to_all_s(message_bytes: Values, group: Group, links: Links) -> Values:
@@ -117,8 +144,13 @@ def send_s(message_bytes: Values, crosses: Values, links: Links, *, rings: Value
 
     `rings` is how many such messages leave a node at once.
     """
-    near = message_bytes / links.link_bytes_per_s + links.link_latency_s
-    far = message_bytes * rings / links.network_bytes_per_s + links.network_latency_s
+    near, far = (
+        links.corrected(time_s, "send", message_bytes, np.array(across))
+        for time_s, across in (
+            (message_bytes / links.link_bytes_per_s + links.link_latency_s, False),
+            (message_bytes * rings / links.network_bytes_per_s + links.network_latency_s, True),
+        )
+    )
     result: Values = crosses * far + (1.0 - crosses) * near
     return result
 

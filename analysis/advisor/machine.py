@@ -93,6 +93,8 @@ class TierFigures:
     """α: one turn of a collective."""
     bytes_per_s: Known
     """β: what one device sends within a node; what one node sends to others, divided by the oversubscription."""
+    measured: Mapping[str, RateCurve] = field(default_factory=dict)
+    """Operation → by a message's bytes, the time that α and β say of it ÷ the measured one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,6 +363,8 @@ class Machines:
     curve: RateCurve | None = None
     """Rates of products by size, where they were measured; None: `flops_per_s`."""
     sharding: Sharding | None = None
+    messages: Mapping[tuple[str, str], RateCurve] = field(default_factory=dict)
+    """`Links.measured`."""
     host_computes: bool = False
     """Whether what launches operations computes them too, as processors do."""
     runs_ahead: bool = False
@@ -378,7 +382,7 @@ class Machines:
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
 
-COLUMNS = tuple(field.name for field in fields(Machines) if field.default is MISSING)
+COLUMNS = tuple(each.name for each in fields(Machines) if each.default is each.default_factory is MISSING)
 """Of machines, one element per candidate."""
 
 
@@ -436,7 +440,8 @@ def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
         "crowded": (min(busy, most) - 1) / (most - 1),
     }
     kept = {"curve": curve, "sharding": figures.sharding, "host_computes": cpu, "runs_ahead": not cpu, "trees": not cpu}
-    return made_of({name: [value] for name, value in columns.items()}, **kept)
+    messages = {(tier.name, name): share for tier in figures.tiers for name, share in tier.measured.items()}
+    return made_of({name: [value] for name, value in columns.items()}, messages=messages, **kept)
 
 
 UNLIKE_MEMORY = 0.15

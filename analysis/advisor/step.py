@@ -22,6 +22,7 @@ from analysis.advisor.links import (
     Links,
     all_reduce_s,
     all_to_all_s,
+    broadcast_s,
     chain_crossing,
     gather_s,
     group_of,
@@ -45,6 +46,10 @@ EVENLY = -1.0
 """Stage of layers that are spread over all stages alike."""
 FIRST_BUCKET_BYTES = 2.0**20
 """DDP's first bucket, so that sending begins early (torch's default)."""
+UPDATE_HANDLING = 0.07
+"""What an optimizer's operation takes longer on sharded tensors ÷ what a linear layer's forward pass does: 10 of 140 µs
+(torch 2.11 on a processor).
+"""
 SHARDING_MESSAGES = 3.0
 """Of a layer whose parameters are gathered for each pass, and whose gradients are scattered."""
 
@@ -112,7 +117,7 @@ class Work:
     operations: Values
     """Launched by the host."""
     tensor_operations: Values
-    """1: a tensor group's collectives are launched too."""
+    """Parts that a tensor group shares, whose shards and collectives cost the host besides."""
     softmax_operations: Values
     """1: softmax takes several kernels instead of one."""
     backward: Values
@@ -147,6 +152,8 @@ class Work:
     """[candidate] Moved by the optimizer per parameter."""
     update_operations: Values
     """[candidate] Launched by the optimizer per tensor."""
+    sharded_updates: Values
+    """[candidate] 1: of shards, which cost the host besides (torch's DTensor); 0: of plain tensors."""
     input_bytes: Values
     """[candidate] Moved to fetch a device's part of the batch."""
     again: Work | None = None
@@ -159,7 +166,8 @@ NEUTRAL: Fitted = {
     **dict.fromkeys(("fp8_speed", "eager_slower", "alone", "overlap", "sharded_overlap"), 1.0),
     **dict.fromkeys(("tensor_launch_s", "softmax_launch_s"), 0.0),
     "loss_bytes": 40.0,  # what the fits of transformers begin with
-    **dict.fromkeys(("message_s", "handover_s", "shard_copies", "sharding_scale", "server_copies"), 0.0),
+    **dict.fromkeys(("message_s", "handover_s", "sharding_scale", "server_copies"), 0.0),
+    **dict.fromkeys(("shard_copies", "shard_launch_s"), 0.0),
     "launch_overlap": 6.0,  # whichever is slower decides, smoothly near the crossing
 }
 """What parameters that a fit does not have are: so that they change nothing, where nothing else is said."""
@@ -191,6 +199,7 @@ def links_of(machines: Machines, fitted: Mapping[str, Values | float]) -> Links:
         link_latency_s=machines.link_latency_s * known["turn_scale"],
         network_latency_s=machines.network_latency_s * known["turn_scale"],
         trees=machines.trees,
+        measured=machines.messages,
     )
 
 
@@ -372,10 +381,15 @@ class Sent:
         once = gather_s(message_bytes / np.maximum(messages, 1.0), self.group(size, stride), self.links)
         return np.where(size > 1, messages * (once + self.message_s), 0.0)
 
+    def broadcast(self, message_bytes: Values, size: Values, stride: Values, *, messages: Values | float) -> Values:
+        """So many bytes altogether, each message from one device to all others."""
+        once = broadcast_s(message_bytes / np.maximum(messages, 1.0), self.group(size, stride), self.links)
+        return np.where(size > 1, messages * (once + self.message_s), 0.0)
+
     @property
     def of_layers(self) -> Links:
         """The links beside layers' messages."""
-        names = [each.name for each in fields(Links) if each.name != "trees"]
+        names = [each.name for each in fields(Links) if each.name not in ("trees", "measured")]
         deep: dict[str, Any] = {name: _deep(getattr(self.links, name)) for name in names}
         return replace(self.links, **deep)
 
@@ -454,11 +468,12 @@ def _sharded_s(
 def _copied_s(layers_bytes: Values, machines: Machines, sent: Sent, fitted: Mapping[str, Values | float]) -> Values:
     """What sharing layers of these sizes takes besides each message, of which each layer has so many.
 
-    By the calibration, in which each layer is gathered twice and scattered once. Without it only copies are known.
+    By the calibration, in which each layer is gathered twice and scattered once; without it copies and host time.
     """
     measured = machines.sharding
     if measured is None:
-        return _deep(fitted["shard_copies"]) * layers_bytes / _deep(machines.memory_bytes_per_s)
+        copied = _deep(fitted["shard_copies"]) * layers_bytes / _deep(machines.memory_bytes_per_s)
+        return copied + np.where(layers_bytes > 0, _deep(fitted["shard_launch_s"]), 0.0)
     ranks = np.array([[float(measured.ranks)]])
     there = Group(size=ranks, within=ranks, rings=np.ones_like(ranks))
     messages = SHARDING_MESSAGES * gather_s(layers_bytes, there, _unscaled(sent, machines).of_layers)
@@ -497,7 +512,7 @@ def _reduced_s(
         messages = np.where(bucketed, 1.0 + np.ceil(rest / np.maximum(plan.bucket_bytes, 1.0)), 1.0)
         reduced = sent.all_reduce(sent_bytes, copies, stride, messages=messages)
         scattered = 2.0 * sent.gather(sent_bytes, copies, stride, messages=1.0)
-        updated = sent.gather(work.gathered_bytes * parameters, copies, stride, messages=copies)
+        updated = sent.broadcast(work.gathered_bytes * parameters, copies, stride, messages=copies)
         there = (parameters > 0) & (copies > 1)
         buckets = buckets + np.where(there & bucketed & ~sharded, reduced, 0.0)
         alone = np.where(owned, scattered, reduced)
@@ -528,6 +543,9 @@ def updated_s(
     launches = tensors * work.update_operations * machines.launch_s
     once = moved + launches if machines.host_computes else np.maximum(moved, machines.launch_s)
     result: Values = fitted["update_scale"] * once
+    if machines.host_computes:
+        handled = UPDATE_HANDLING * work.sharded_updates * work.update_operations * tensors
+        result = result + fitted["tensor_launch_s"] * handled
     return result
 
 

@@ -219,6 +219,8 @@ def _work(job: SuiteJob) -> Work:
     odd = np.zeros_like(left)
     if job.figures.device_type != "cpu":
         odd = left * np.minimum(counts["unaligned_flop"] / np.maximum(whole, 1.0), 1.0)
+    # A shared linear layer has one exchange, or none where its input needs no gradient.
+    shared = np.where((counts["shardable_flop"] > 0) & (tensor > 1), np.maximum(counts["exchanges"], 1.0), 0.0)
     logits = np.zeros(len(job.layers))
     # All outputs of nn.DataParallel come to its first GPU.
     of_loss = run.global_batch_size if isinstance(run.strategy, DataParallel) else samples
@@ -234,6 +236,7 @@ def _work(job: SuiteJob) -> Work:
         "exchanged_bytes": exchanged / np.maximum(messages, 1.0),
         "exchanges": 0.5 * messages,
         "operations": counts["operations"] + job.casts,
+        "tensor_operations": shared,
         "tensors": counts["tensors"],
         "backward": backward,
         "repeats": _repeated(job),
@@ -249,11 +252,12 @@ def _work(job: SuiteJob) -> Work:
         # Gradient, parameter and states are read, the latter two written.
         "update_bytes": job.value_bytes * (3.0 + 2.0 * states),
         "update_operations": 3.0 + 4.0 * states,
+        "sharded_updates": float(tensor > 1 or isinstance(run.strategy, ShardedStrategy | DpTp)),
         "input_bytes": batch * (1.0 + 2.0 * job.value_bytes),
     }
     rest: dict[str, Any] = dict.fromkeys(
         (
-            *("attention_flop", "traffic_bytes", "tensor_operations"),
+            *("attention_flop", "traffic_bytes"),
             *("softmax_operations", "expert_parameters", "routed_bytes", "ring_bytes", "eight_bit"),
         ),
         zero,

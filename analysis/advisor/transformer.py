@@ -371,6 +371,7 @@ def work_of(layouts: Layouts, machines: Machines) -> Work:
         gradient_bytes=zero + HALF,
         update_bytes=zero + UPDATE_BYTES,
         update_operations=zero,
+        sharded_updates=zero,
         input_bytes=zero,
     )
     if not layouts.selective.any():

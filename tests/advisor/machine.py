@@ -11,7 +11,10 @@ from parallelbench.measure.layer_records import LayerCount
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NONE = ("message_s", "handover_s", "step_s", "shard_copies", "server_copies", "loss_bytes")
+NONE = (
+    *("message_s", "tensor_launch_s", "shard_launch_s", "handover_s", "step_s"),
+    *("shard_copies", "server_copies", "loss_bytes"),
+)
 PLAIN = dict.fromkeys(MEASURED, 1.0) | dict.fromkeys(NONE, 0.0)
 """Nothing costs more than it must, and nothing overlaps."""
 

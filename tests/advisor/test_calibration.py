@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.advisor.calibration import figures_of_calibration, read_figures
-from analysis.advisor.machine import require_site
+from analysis.advisor.links import Group, all_reduce_s, gather_s, send_s
+from analysis.advisor.machine import machine_of_job, require_site
 from analysis.advisor.rows import capacity_bytes
+from analysis.advisor.step import links_of
 from launch.attempt.processes import calibration_arguments
 from launch.launcher import launcher_of
 from launch.slurm import errands
@@ -106,6 +110,30 @@ def test_figures_are_those_that_made_the_table(tmp_path: Path) -> None:
     assert (figures.sharding.sizes_bytes, figures.sharding.times_s) == ((1024, 2**24), (0.01, 0.1))
     assert (figures.sharding.ranks, figures.sharding.origin) == (4, "measured")
     assert {figures.link.latency_s.origin, figures.memory_bytes_per_s.origin, curve.origin} == {"measured"}
+
+
+def test_messages_take_what_was_measured_of_their_size_and_other_groups_what_follows() -> None:
+    """Also where α and β of all operations together say something else, as of gloo's."""
+    made = [*messages("link", 4), *messages("network", 8, nodes=2)]
+    made = [each | {"time_s": each["time_s"] * (1 + place % 3)} for place, each in enumerate(made)]
+    figures = figures_of_calibration([*devices(4), *made], FACTS, source="here")
+    run = one_run(["strategy=ddp", "devices=8", "nodes=2", "device=cpu"]).run
+    links = links_of(machine_of_job(figures, run), {"link_scale": 1.0})
+
+    def group(size: float) -> Group:
+        return Group(size=np.array([size]), within=np.array([min(size, 4.0)]), rings=np.ones(1))
+
+    for each in made:
+        size, far = np.array([float(each["size_bytes"])]), float(each["nodes"] - 1)
+        said_s = {
+            "all_reduce": all_reduce_s(size, group(each["ranks"]), links),
+            "all_gather": gather_s(size, group(each["ranks"]), links),
+            "send": send_s(size, np.array([far]), links, rings=np.array([1.0 + 3.0 * far])),
+        }[each["operation"]]
+        assert said_s == pytest.approx(each["time_s"])
+    size, plain = np.array([2.0**20]), dataclasses.replace(links, measured={})
+    ratios = [all_reduce_s(size, group(2), each) / all_reduce_s(size, group(4), each) for each in (links, plain)]
+    assert ratios[0] == pytest.approx(ratios[1])
 
 
 def test_what_a_gpus_host_takes_and_odd_sides_cost_is_what_was_measured() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.advisor.machine import TRAINED, KernelRates, Known, RateCurve, Sharding
-from analysis.advisor.step import NEUTRAL, Phases, overlapped
+from analysis.advisor.step import NEUTRAL, UPDATE_HANDLING, Phases, overlapped
 from analysis.advisor.strategies import SuiteJob, suite_phases
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
@@ -180,6 +180,12 @@ def test_ddp_sends_what_a_ring_sends_and_hides_what_gamma_says() -> None:
     assert hidden.communication_s == pytest.approx(0.0, abs=1e-9)  # backward takes 112 ms, sending 60
 
 
+def test_owners_send_what_they_updated_to_all_others() -> None:
+    """ZeRO 1: gradients are reduced as under DDP, and each of two devices broadcasts half of the parameters."""
+    reduced = phases("strategy=ddp", "devices=2").communication_s
+    assert phases("strategy=zero1", "devices=2").communication_s == pytest.approx(reduced + 4e6 / 1e8)
+
+
 def test_groups_across_nodes_share_each_nodes_network() -> None:
     found = phases("strategy=ddp", "devices=8", "nodes=2")
     assert found.communication_s == pytest.approx(2 * 7 / 8 * 4e6 / 1e7)
@@ -210,6 +216,14 @@ def test_fsdp_costs_what_sharding_was_calibrated_to_cost() -> None:
     assert fewer.communication_s == pytest.approx(4 * (0.05 - 3 * message + 3 * 1 / 2 * 1e6 / 1e8))
 
 
+def test_without_a_calibration_of_sharding_each_gathering_costs_the_host() -> None:
+    """Of four layers, three times each."""
+    costly, usual = (
+        phases("strategy=fsdp", "devices=4", scales={"shard_launch_s": each}).communication_s for each in (1e-3, 0.0)
+    )
+    assert costly - usual == pytest.approx(4 * 3 * 1e-3)
+
+
 def test_a_layer_between_those_calibrated_lies_between_them() -> None:
     calibrated = Sharding(sizes_bytes=(1e3, 1e5), times_s=(1e-3, 1e-2), ranks=2, origin="measured", source="a test")
     times_s = calibrated.layers_s(np.array([10.0, 1e3, 1e4, 1e5, 1e7]))
@@ -232,6 +246,22 @@ def test_tensor_parallelism_shares_products_and_sums_activations() -> None:
     assert found.compute_s == pytest.approx(64 * FLOP / 2 * 11 / 1e9)
     assert found.communication_s == pytest.approx(2 * 1 / 2 * 4 * 64 * 1e3 / 1e8)
     assert found.optimizer_s == pytest.approx(2 * PARAMETERS * 12 / 1e9)
+
+
+def test_shards_cost_the_host_of_a_tensor_group_and_of_an_update() -> None:
+    """Four linear layers; an update of plain SGD is three operations for each of two tensors of a layer."""
+    cut: dict[str, Any] = {"shardable_flop": FLOP, "exchanges": 1}
+
+    def added(strategy: str) -> tuple[float, float]:
+        costly, usual = (
+            phases(f"strategy={strategy}", "devices=2", scales={"tensor_launch_s": each}, **cut) for each in (1e-3, 0.0)
+        )
+        return costly.compute_s - usual.compute_s, costly.optimizer_s - usual.optimizer_s
+
+    updates_s = UPDATE_HANDLING * 3 * 4 * 2 * 1e-3
+    assert added("tensor_parallel") == pytest.approx(((4 * 3 - 1) * 1e-3, updates_s))
+    assert added("fsdp") == pytest.approx((0.0, updates_s))
+    assert added("ddp") == (0.0, 0.0)
 
 
 def test_each_message_of_a_tensor_group_costs_its_own_time() -> None:
