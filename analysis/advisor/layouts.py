@@ -201,23 +201,29 @@ class SuiteCandidate:
 
 
 def suite_candidates(
-    bases: Sequence[RunConfig], devices: Sequence[int], *, given: frozenset[str], device_type: str, per_node: int
+    bases: Sequence[RunConfig],
+    devices: Sequence[int],
+    *,
+    given: frozenset[str],
+    device_type: str,
+    per_node: int,
+    nodes: int | None = None,
 ) -> list[SuiteCandidate]:
     """Every strategy of `bases` on every number of devices, with all its options but those that were `given`.
 
-    `per_node`: devices of a node; runs on more get as many nodes as they need.
+    `per_node`: devices of a node; runs on more get as many nodes as they need, unless `nodes` says how many.
     """
     found: list[SuiteCandidate] = []
     alone = any(isinstance(base.strategy, Single) for base in bases)
     for base, count in itertools.product(bases, devices):
         if count == 1 and alone and not isinstance(base.strategy, Single):
             continue  # as in sweeps, every strategy is `single` on one device
-        nodes = base.nodes if "nodes" in given else -(-count // per_node)
-        placed = msgspec.structs.replace(base, devices=count, nodes=nodes, device=device_type)
-        if count % nodes:
-            why = f"devices={count} can't be spread evenly over nodes={nodes}: choose a multiple of {nodes}"
-            found.append(SuiteCandidate(placed, (), why))
+        spread = nodes or -(-count // per_node)
+        if count % spread:
+            why = f"devices={count} can't be spread evenly over nodes={spread}: choose a multiple of {spread}"
+            found.append(SuiteCandidate(msgspec.structs.replace(base, devices=count), (), why))
             continue
+        placed = msgspec.structs.replace(base, devices=count, nodes=spread, device=device_type)
         found += _of_strategy(placed, given, device_type)
     return found
 

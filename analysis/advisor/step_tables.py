@@ -40,7 +40,8 @@ _VTRAIN = {
     "pipeline parallelism": "pipeline",
     "iteration time (ms)": "time_ms",
 }
-_VTRAIN_IGNORED = {"Parameters (billion)"}
+_GPU = "GPU"
+_VTRAIN_IGNORED = {"Parameters (billion)", _GPU}
 _FOUNDRY = {
     "SeqLen (T)": "sequence",
     "# GPUs": "devices",
@@ -48,7 +49,29 @@ _FOUNDRY = {
     "GlobalBatchSize": "global_batch",
     "Throughput (T/s)": "tokens_per_s",
 }
-_FOUNDRY_WORDS = {"Model", "GPU", "Activation Checkpointing", "Precision", "Sharding Strategy", "Activation CPUOffload"}
+_FOUNDRY_WORDS = {
+    "Model": "which of MPT's sizes it is",
+    _GPU: "what it ran on",
+    "Activation Checkpointing": "whether forward passes are repeated: True or False",
+    "Precision": "arithmetic of the products, e.g. bf16",
+    "Sharding Strategy": "FULL_SHARD or SHARD_GRAD_OP",
+    "Activation CPUOffload": "False, since no formula knows the other",
+}
+_MEANINGS = {
+    "devices": "GPUs of the job",
+    "global_batch": "samples of a step",
+    "micro_batch": "samples that a replica takes at a time",
+    "hidden": "the width of the residual stream",
+    "heads": "heads of attention",
+    "layers": "blocks of attention and MLP",
+    "sequence": "tokens of a sample",
+    "tensor": "GPUs that share a layer's matrices",
+    "data": "replicas of the model",
+    "pipeline": "stages",
+    "time_ms": "time of a step, to compare with",
+    "tokens_per_s": "tokens of all GPUs per second, to compare with",
+}
+"""What a column is needed for, by its name here."""
 _FOUNDRY_IGNORED = {
     *("MFU", "HFU", "Model TFLOP", "GradAccum", "Throughput (S/s)", "Throughput (T/s/GPU)", "GlobalBatchSize (T)"),
     *("MP Mode", "NumParams", "section"),
@@ -147,29 +170,48 @@ def reasons(refused: Mapping[str, Sequence[int]]) -> Iterator[str]:
 
 def _source(path: Path, columns: Sequence[str]) -> tuple[Source, list[str]]:
     """Which format the columns are of, and those that it does not know; raises `ConfigError` for a missing one."""
-    formats: dict[Source, tuple[set[str], set[str]]] = {
-        "vtrain": (set(_VTRAIN), _VTRAIN_IGNORED),
-        "llm_foundry": (set(_FOUNDRY) | _FOUNDRY_WORDS, _FOUNDRY_IGNORED),
+    vtrain, foundry = ({column: _MEANINGS[name] for column, name in names.items()} for names in (_VTRAIN, _FOUNDRY))
+    formats: dict[Source, tuple[dict[str, str], set[str]]] = {
+        "vtrain": (vtrain, _VTRAIN_IGNORED),
+        "llm_foundry": (foundry | _FOUNDRY_WORDS, _FOUNDRY_IGNORED),
     }
-    nearest = max(formats, key=lambda name: len(formats[name][0] & set(columns)))
+    if not columns:
+        raise ConfigError(f"{path} is empty: give a table with a line of columns")
+    if twice := sorted({column for column in columns if columns.count(column) > 1}):
+        raise ConfigError(f"{path} has the column {twice[0]!r} twice: keep one of them")
+    nearest = max(formats, key=lambda name: len(formats[name][0].keys() & set(columns)))
     needed, rest = formats[nearest]
-    unknown = [column for column in columns if column not in needed | rest]
-    if missing := sorted(needed - set(columns)):
-        has = f"; not recognised: {', '.join(map(repr, unknown[:3]))}" if unknown else ""
+    unknown = [column for column in columns if column not in {*needed, *rest}]
+    if missing := sorted(needed.keys() - set(columns)):
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        has = f"; not recognised: {', '.join(repr(each[:30]) for each in unknown[:3])}" if unknown else ""
         raise ConfigError(
-            f"{path}: its columns look most like {nearest}'s format, which needs {missing[0]!r}: name the column "
-            f"and its unit so{has}"
+            f"{path}: its columns look most like {nearest}'s format, which needs {missing[0]!r} "
+            f"({needed[missing[0]]}){more}: name the column and its unit so{has}"
         )
     return nearest, unknown
 
 
-def _number(row: Mapping[str, str | None], column: str) -> float:
+_MOST = 1_000_000
+"""Of whatever is counted."""
+_TIMES = ("time_ms", "tokens_per_s")
+"""What is measured, not counted."""
+
+
+def _numbers(row: Mapping[str, str | None], columns: Mapping[str, str]) -> dict[str, float]:
+    """By their names here."""
+    return {name: _number(row, column, counted=name not in _TIMES) for column, name in columns.items()}
+
+
+def _number(row: Mapping[str, str | None], column: str, *, counted: bool) -> float:
     try:
         value = float(row[column] or "")
     except ValueError:
         value = math.nan
-    if not (0 < value < math.inf):
-        raise ConfigError(f"{column}={row[column]!r} is not valid: expected a number above 0")
+    if counted and not (1 <= value <= _MOST and value.is_integer()):
+        raise ConfigError(f"{column}={row[column]!r} is not valid: expected a whole number from 1 to {_MOST:,}")
+    if not (1e-6 <= value <= 1e12):
+        raise ConfigError(f"{column}={row[column]!r} is not valid: expected a number above 0, from 1e-6 to 1e12")
     return value
 
 
@@ -182,24 +224,32 @@ def _choice(row: Mapping[str, str | None], column: str, valid: Mapping[str, floa
 
 def _vtrain(row: Mapping[str, str | None]) -> Step:
     """Assumed: gradients are reduced after backward, scores written to memory; several nodes recompute every layer."""
-    layout: dict[str, Any] = {name: _number(row, column) for column, name in _VTRAIN.items()}
+    layout: dict[str, Any] = _numbers(row, _VTRAIN)
     devices, time_ms = layout.pop("devices"), layout.pop("time_ms")
     if layout["tensor"] * layout["data"] * layout["pipeline"] != devices:
         raise ConfigError(f"tensor × data × pipeline is not # GPUs={devices:g}")
     if layout["global_batch"] % (layout["data"] * layout["micro_batch"]):
         raise ConfigError("global batch is no multiple of data × micro batch")
+    for share, whole in (("tensor", "heads"), ("pipeline", "layers")):
+        if layout[whole] % layout[share]:
+            raise ConfigError(f"{share} parallelism={layout[share]:g} does not divide {whole}={layout[whole]:g}")
     across = devices > VTRAIN_PER_NODE
     group = VOCABULARY_MULTIPLE * layout["tensor"] if across else 1
     layout |= {"vocabulary": group * math.ceil(VTRAIN_VOCABULARY / group), "recompute": float(across)}
     fixed = {"sharded": 0, "fused_attention": 0, "fp8": 0}
-    return Step(layout=layout | fixed, time_s=time_ms / 1e3, model=f"h{layout['hidden']:g}-l{layout['layers']:g}")
+    return Step(
+        layout=layout | fixed,
+        time_s=time_ms / 1e3,
+        model=f"h{layout['hidden']:g}-l{layout['layers']:g}",
+        accelerator=row.get(_GPU) or None,
+    )
 
 
 def _foundry(row: Mapping[str, str | None]) -> Step:
     """Assumed: causal FlashAttention; parameters cut over all devices, gathered for forward and for backward of each
     micro-batch, under SHARD_GRAD_OP once for both.
     """
-    layout: dict[str, Any] = {name: _number(row, column) for column, name in _FOUNDRY.items()}
+    layout: dict[str, Any] = _numbers(row, _FOUNDRY)
     model = row["Model"] or ""
     if model not in SHAPES:
         raise ConfigError(f"Model={model!r} is not known: {choices(model, SHAPES)}")
@@ -213,6 +263,8 @@ def _foundry(row: Mapping[str, str | None]) -> Step:
     layout |= {"vocabulary": FOUNDRY_VOCABULARY, "tensor": 1, "pipeline": 1, "sharded": 1, "fused_attention": 1}
     layout["data"] = layout.pop("devices")
     tokens_per_s = layout.pop("tokens_per_s")
+    if layout["global_batch"] % (layout["data"] * layout["micro_batch"]):
+        raise ConfigError("GlobalBatchSize is no multiple of # GPUs × MicroBatchSize")
     network = _NETWORK.search(row.get("section") or "")
     return Step(
         layout=layout,

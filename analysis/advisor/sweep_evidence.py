@@ -92,10 +92,12 @@ def sweep_evidence(loaded: Sequence[Runs], count: Callable[[RunConfig], list[Lay
     """The same of folders that are loaded."""
     sides = [_counting(runs) for runs in loaded]
     if not any(sides):
-        where = ", ".join(str(runs.root) for runs in loaded)
+        where, known = ", ".join(str(runs.root) for runs in loaded), sum(runs.run.height for runs in loaded)
+        if not known:
+            raise ConfigError(f"{where} holds no runs: name a folder of results, e.g. results/demo")
         raise ConfigError(
-            f"{where}: none of {sum(runs.run.height for runs in loaded)} runs counts in comparisons of times: "
-            "`parallelbench report` says why; measure on a free machine"
+            f"{where}: none of {count_of(known, 'run')} counts in comparisons of times: `parallelbench report` says "
+            "why; measure on a free machine"
         )
     _require_one_machine([side for side in sides if side])
     others: Counter[str] = Counter()

@@ -89,7 +89,10 @@ def _site_of(accelerator: str | None, source: str, extension: Extension) -> str:
     """The override that names an accelerator's site, or that of the publication."""
     name, sites = accelerator or source, group_choices(extension.conf)["site"]
     if name not in sites:
-        raise ConfigError(f"no site file describes GPU={name}: name one that does with site=…: {choices(name, sites)}")
+        raise ConfigError(
+            f"no site file describes GPU={name}: name the most similar one with site=… ({choices(name, sites)}), or "
+            "write a site file with its data sheet"
+        )
     return f"site={name}"
 
 

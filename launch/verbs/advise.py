@@ -191,6 +191,7 @@ def _suite(
         given=question.given,
         device_type=figures.device_type,
         per_node=figures.devices_per_node,
+        nodes=question.nodes,
     )
     asked_for = SuiteQuestion(
         layers=model_layers(run, plugin=plugin),
@@ -344,6 +345,8 @@ class Question:
     """One run per strategy, on one device."""
     devices: list[int] | None
     """None: 1, 2, 4, … up to a node."""
+    nodes: int | None
+    """None: as many as the devices need."""
     given: frozenset[str]
     """Keys that the command line sets."""
     overrides: list[str]
@@ -382,9 +385,12 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
         _require_formula(others)
     named = axes.get("strategy") or usable_choices(extension)["strategy"]
     kept = [str(each.input_line) for each in others]
+    nodes = [each.value() for each in others if each.key_or_group == "nodes"]
+    of_bases = [str(each.input_line) for each in others if each.key_or_group != "nodes"]  # bases have one device
     return Question(
-        bases=_bases(kept, ["single"] if by_formula else [str(name) for name in named], extension),
+        bases=_bases(of_bases, ["single"] if by_formula else [str(name) for name in named], extension),
         devices=_counts(axes["devices"]) if "devices" in axes else None,
+        nodes=_counts(nodes[-1:], "nodes")[0] if nodes else None,
         given=frozenset(each.key_or_group for each in parsed),
         overrides=kept,
         gpt=options if by_formula else None,
@@ -427,10 +433,14 @@ def _tokens(value: Any) -> float:
     return float(value)
 
 
-def _counts(values: Sequence[Any]) -> list[int]:
+MOST = 1_000_000
+"""Devices or nodes that a run may have (`parallelbench.config.structure.Count`)."""
+
+
+def _counts(values: Sequence[Any], key: str = "devices") -> list[int]:
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"devices={value} is no number of devices: choose whole numbers from 1 on")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+            raise ConfigError(f"{key}={value} is no number of {key}: choose whole numbers from 1 to {MOST:,}")
     return sorted(set(values))
 
 
@@ -666,7 +676,7 @@ def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, b
 
     if question.gpt is not None:
         raise ConfigError(
-            "model=gpt is predicted by formula, so no runs can be proposed: leave out --budget, or choose "
+            "model=gpt is predicted by formula, so no runs can be proposed: leave out --budget and --loop, or choose "
             "model=gpt_tiny, whose layers are counted"
         )
     run = question.bases[0]

@@ -33,15 +33,21 @@ def calibrate(overrides: Sequence[str], extension: Extension, *, out: str | None
     """Measure on one node, or on several in a job, write the table, and print what it says."""
     from analysis.advisor.calibration import read_figures
 
+    nodes = "1"
     for override in parse(overrides, extension.conf):
         if override.key_or_group.partition(".")[0] not in _KEYS:
             wrong = override.key_or_group
             raise ConfigError(f"{override.input_line} changes no calibration: {choices(wrong, _KEYS)}")
-    asked = one_run(overrides, extension, instead="calibrate one machine at a time").run
+        nodes = str(override.value()) if override.key_or_group == "nodes" else nodes
+    if out and (not out.endswith(".parquet") or Path(out).expanduser().is_dir()):
+        raise ConfigError(f"--out {out} is no name of a table: give one that ends in .parquet, as --from takes it")
+    # One device of each node; how many a node has is known once the site is.
+    devices = nodes if nodes.isdigit() else "1"
+    asked = one_run([f"devices={devices}", *overrides], extension, instead="calibrate one machine at a time").run
     launcher = launcher_of(asked)
-    devices = _devices(asked, launcher, overrides)
-    strategy = "ddp" if devices > 1 else "single"
-    planned = one_run([*overrides, f"devices={devices}", f"strategy={strategy}"], extension)
+    count = _devices(asked, launcher, overrides)
+    strategy = "ddp" if count > 1 else "single"
+    planned = one_run([*overrides, f"devices={count}", f"strategy={strategy}"], extension)
     (prepared,) = prepare_all([planned], launcher.prepare)
     path = Path(out).expanduser() if out else _default(planned.run)
     check_writable(path.parent, option="--out ")

@@ -99,6 +99,18 @@ def test_every_strategy_has_a_row_or_a_reason_on_every_number_of_devices() -> No
     assert {each.nodes for each in rows if each.devices == 8} == {2}
 
 
+def test_devices_are_spread_over_as_many_nodes_as_are_asked_for_or_needed() -> None:
+    question = asked([*MLP, "strategy=ddp", "devices=2,4", "nodes=2"], Extension())
+    assert (question.devices, question.nodes) == ([2, 4], 2)
+    found = suite_candidates(
+        question.bases, [2, 3], given=question.given, device_type="cpu", per_node=4, nodes=question.nodes
+    )
+    assert [(each.run.devices, each.run.nodes) for each in found if each.why_not is None] == [(2, 2)]
+    rows, impossible = rows_of("strategy=ddp", devices=[4, 7])
+    assert [each.devices for each in rows] == [4]
+    assert impossible == {("ddp", 7): "devices=7 can't be spread evenly over nodes=2: choose a multiple of 2"}
+
+
 def test_options_are_tried_and_those_that_were_asked_for_stay() -> None:
     rows, _ = rows_of("strategy=fsdp", devices=[4])
     assert [each.options for each in rows] == [(), ("strategy.reshard_after_forward=false",)]
@@ -332,6 +344,8 @@ def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[s
     [
         (["model=mlp", "devices=0"], "devices=0 is no number of devices"),
         (["model=mlp", "devices=two"], "devices=two is no number of devices"),
+        (["model=mlp", f"devices={10**30}"], "choose whole numbers from 1 to 1,000,000"),
+        (["model=mlp", "nodes=0"], "nodes=0 is no number of nodes"),
         (["model=mlp,cnn", "devices=2"], "advise takes lists of devices and strategy only"),
         (["sweep=demo"], "advise takes lists of devices and strategy only"),
         (["model=mlp", "strategy=fsdpp"], "strategy=fsdpp is no choice: did you mean fsdp?"),

@@ -21,7 +21,7 @@ from analysis.advisor.machine import machine_of_job, require_site
 from analysis.advisor.rows import capacity_bytes
 from analysis.advisor.step import links_of
 from launch.attempt.processes import calibration_arguments
-from launch.launcher import launcher_of
+from launch.launcher import Prepared, launcher_of
 from launch.slurm import errands
 from launch.sweep import one_run
 from parallelbench.cli import main
@@ -216,6 +216,26 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_what_changes_no_calibration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "model=mlp"]) == 2
     assert "model=mlp changes no calibration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["here", "calibration.pq"])
+def test_a_table_has_a_name_that_advise_takes(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "here").mkdir()
+    assert main(["calibrate", "--out", str(tmp_path / out)]) == 2
+    assert "one that ends in .parquet" in capsys.readouterr().err
+
+
+def test_all_devices_of_so_many_nodes_are_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["launcher=slurm", "site=vtrain", "nodes=2", f"results={tmp_path}"]
+    asked = []
+
+    def calibrate(self: object, prepared: Prepared, path: Path) -> None:
+        asked.append(prepared.planned.run)
+        raise ConfigError("this is no cluster")
+
+    monkeypatch.setattr(type(launcher_of(one_run([*words, "devices=2"]).run)), "calibrate", calibrate)
+    assert main(["calibrate", *words]) == 2
+    assert [(run.devices, run.nodes) for run in asked] == [(16, 2)]
 
 
 def test_a_job_asks_for_all_devices_of_its_nodes(tmp_path: Path) -> None:

@@ -220,6 +220,11 @@ BAD = [
     (SINGLE, {"hidden size": "wide"}, ["line 2", "hidden size='wide'"]),
     (SINGLE, {"# GPUs": "3"}, ["line 2", "# GPUs=3"]),
     (SINGLE, {"global batch": "7"}, ["line 2", "multiple of data × micro batch"]),
+    (SINGLE, {"# layers": "24.5"}, ["line 2", "# layers='24.5'", "whole number"]),
+    (SINGLE, {"# layers": "1e18"}, ["line 2", "# layers='1e18'", "to 1,000,000"]),
+    (SINGLE, {"# layers": "25"}, ["line 2", "pipeline parallelism=2 does not divide layers=25"]),
+    (SINGLE, {"iteration time (ms)": "1e-300"}, ["line 2", "from 1e-6"]),
+    (FOUNDRY, {"GlobalBatchSize": "101"}, ["line 2", "no multiple of # GPUs × MicroBatchSize"]),
     (FOUNDRY, {"Model": "8b"}, ["line 2", "Model='8b'", "7b"]),
     (FOUNDRY, {"GPU": "v100"}, ["GPU=v100", "site=…", "a100_40gb"]),
     (FOUNDRY, {"GPU": ""}, ["line 2", "GPU is empty"]),
@@ -249,9 +254,31 @@ def test_columns_of_ones_own_are_named_and_not_used(tmp_path: Path, capsys: pyte
     assert (found["rows"], found["unused_columns"]) == (4, ["cluster"])
 
 
+def test_a_column_tells_clusters_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of vTrain's format are its own cluster's where nobody says; unknown ones are left out."""
+    first, *rest = SINGLE.read_text().splitlines()[:5]
+    out = tmp_path / "rows.csv"
+    kinds = ("", "vtrain", "h100_80gb", "b300")
+    out.write_text("\n".join([f"{first},GPU", *(f"{line},{kind}" for line, kind in zip(rest, kinds, strict=True))]))
+    found = answer(capsys, "--check", str(out))
+    out.write_text("\n".join([first, *rest]))
+    whole = answer(capsys, "--check", str(out))["predictions"]
+    said, usual = ([row["predicted_s"] for row in rows[:3]] for rows in (found["predictions"], whole))
+    assert [said[place] == usual[place] for place in range(3)] == [True, True, False]
+    assert found["unused_columns"] == []
+    assert "line 5: no site file describes GPU=b300" in found["refused"][0]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
-    [("iteration time (ms)", "iteration time (s)", ["needs 'iteration time (ms)'", "'iteration time (s)'"])],
+    [
+        (
+            "iteration time (ms)",
+            "iteration time (s)",
+            ["needs 'iteration time (ms)' (time of a step, to compare with)", "'iteration time (s)'"],
+        ),
+        ("# layers", "hidden size", ["has the column 'hidden size' twice"]),
+    ],
 )
 def test_an_unknown_column_or_unit_is_named(
     old: str, new: str, named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -266,7 +293,7 @@ def test_an_unknown_column_or_unit_is_named(
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b"", "needs '# GPUs'"),
+        (b"", "is empty"),
         (SINGLE.read_bytes().splitlines(keepends=True)[0], "has no rows"),
         (b"\xff\xfe\x00", "can't be read as CSV"),
     ],
