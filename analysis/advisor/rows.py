@@ -80,11 +80,14 @@ def suite_rows(candidates: Sequence[SuiteCandidate], question: SuiteQuestion) ->
             except ConfigError as error:
                 why = str(error)
         if why is not None:
-            refused = Impossible(
-                strategy=each.run.strategy.name, options=each.options, devices=each.run.devices, why=why
-            )
-            impossible.append(refused)
+            impossible.append(refused(each, why))
     return rows, impossible
+
+
+def refused(candidate: SuiteCandidate, why: str) -> Impossible:
+    """What is said of a candidate that can't be."""
+    run = candidate.run
+    return Impossible(strategy=run.strategy.name, options=candidate.options, devices=run.devices, why=why)
 
 
 def _suite_row(candidate: SuiteCandidate, question: SuiteQuestion) -> Row:

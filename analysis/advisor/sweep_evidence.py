@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,10 @@ from parallelbench.config.build import PLUGIN_SOURCES, from_mapping
 from parallelbench.config.sites import with_new_options
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.measure.layer_records import LayerCount
+from parallelbench.results.folder import no_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from analysis.advisor.machine import MachineFigures
     from analysis.comparison.run import ComparedRun
@@ -80,12 +81,19 @@ class SweepEvidence:
 def read_sweeps(
     folders: Sequence[Path], count: Callable[[RunConfig], list[LayerCount]], *, plugin: str | None = None
 ) -> SweepEvidence:
-    """The steps below some folders. `count` counts a model's layers where an older result lacks them; `plugin`: see
-    `load`.
+    """The steps below some folders; a run that lies below several is taken once. `count` counts a model's layers where
+    an older result lacks them; `plugin`: see `load`.
 
     Raises `ConfigError` where nothing counts, or where the runs are of unlike machines by the comparisons' rule.
     """
-    return sweep_evidence([load(folder, plugin=plugin) for folder in folders], count)
+    loaded: list[Runs] = []
+    known: set[Path] = set()
+    for runs in (load(folder, plugin=plugin) for folder in folders):
+        places = {name: Path(folder).resolve() for name, folder in runs.run.select("run_id", "folder").rows()}
+        new = [name for name, place in places.items() if place not in known]
+        loaded.append(runs if len(new) == len(places) else runs.only(new))
+        known.update(places.values())
+    return sweep_evidence(loaded, count)
 
 
 def sweep_evidence(loaded: Sequence[Runs], count: Callable[[RunConfig], list[LayerCount]]) -> SweepEvidence:
@@ -94,7 +102,7 @@ def sweep_evidence(loaded: Sequence[Runs], count: Callable[[RunConfig], list[Lay
     if not any(sides):
         where, known = ", ".join(str(runs.root) for runs in loaded), sum(runs.run.height for runs in loaded)
         if not known:
-            raise ConfigError(f"{where} holds no runs: name a folder of results, e.g. results/demo")
+            raise ConfigError(no_runs(loaded[0].root))
         raise ConfigError(
             f"{where}: none of {count_of(known, 'run')} counts in comparisons of times: `parallelbench report` says "
             "why; measure on a free machine"

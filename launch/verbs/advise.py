@@ -181,7 +181,7 @@ def _suite(
 ) -> tuple[list[Row], list[Impossible]]:
     from analysis.advisor.layouts import suite_candidates
     from analysis.advisor.model_layers import model_layers, model_memory
-    from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, suite_rows
+    from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, refused, suite_rows
 
     run, plugin = question.bases[0], question.extension.plugin
     run.model.check(**run.data.model_input)
@@ -193,6 +193,9 @@ def _suite(
         per_node=figures.devices_per_node,
         nodes=question.nodes,
     )
+    candidates = [each if each.why_not else replace(each, why_not=_why_unknown(each.run)) for each in candidates]
+    if all(each.why_not for each in candidates):
+        return [], [refused(each, each.why_not or "") for each in candidates]  # nothing has to be counted
     asked_for = SuiteQuestion(
         layers=model_layers(run, plugin=plugin),
         memory=model_memory(run, plugin=plugin),
@@ -204,6 +207,17 @@ def _suite(
         },
     )
     return suite_rows(candidates, asked_for)
+
+
+def _why_unknown(run: RunConfig) -> str | None:
+    """Why no formula has a run; None: one has."""
+    from analysis.advisor.strategies import check_formula
+
+    try:
+        check_formula(run)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _guessed(knowledge: Knowledge, run: RunConfig) -> frozenset[Guessed]:
@@ -280,6 +294,9 @@ def advise(
     from launch.verbs import advice_errors
 
     if check is not None:
+        for option, value in {"--budget": budget_h, "--loop": rounds}.items():
+            if value is not None:
+                raise ConfigError(f"{option} proposes runs, and --check judges predictions: leave one of them out")
         return advice_errors.advise(overrides, extension, check=check, known=known, as_json=as_json)
     question, wanted = asked(overrides, extension), objective_of(objective)
     if rounds is not None:

@@ -358,10 +358,24 @@ def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[s
         ([*GPT, "model.layers=two"], "model.layers"),
         ([*GPT, "--budget", "5h"], "so no runs can be proposed"),
         ([*GPT, "--from", "nowhere"], "nowhere is neither a calibration"),
+        (["--check", "steps.csv", "--budget", "5h"], "--budget proposes runs, and --check judges predictions"),
     ],
 )
 def test_bad_input_gets_one_line(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert expected in refusal(capsys, *arguments)
+
+
+def test_what_no_formula_has_is_refused_before_anything_is_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_layers, "model_layers", lambda *_, **__: pytest.fail("counted"))
+    for words, why in {
+        ("model=mlp", "optimizer=lbfgs"): "optimizer=lbfgs with strategy=ddp is refused",
+        ("model=gpt_tiny",): "model=gpt_tiny takes tokens, but data=digits holds images",
+    }.items():
+        found = answer(capsys, *words, "device=cpu", "devices=1,2")
+        assert found["rows"] == []
+        assert any(why in each["why"] for each in found["impossible"])
 
 
 @pytest.mark.parametrize("budget", ["0h", "many", "3d", "nan"])

@@ -163,6 +163,18 @@ def test_unlike_machines_are_refused_by_the_rule_of_comparisons(
     assert named in str(refused.value)
 
 
+def test_a_run_that_lies_below_several_of_the_folders_is_taken_once(tmp_path: Path) -> None:
+    for strategy in ("single", "ddp"):
+        measured(tmp_path / "sweep", "mlp", strategy)
+    for folders in ((tmp_path, tmp_path / "sweep"), (tmp_path / "sweep", tmp_path)):
+        assert sorted(step.strategy for step in read(*folders).steps) == ["ddp", "single"]
+
+
+def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no runs"):
+        read(tmp_path)
+
+
 def test_an_older_result_is_counted_anew(tmp_path: Path) -> None:
     measured(tmp_path, "mlp", "single", facts={"layers_json": None})
     (step,) = read_sweeps([tmp_path], lambda run: LAYERS[run.model.name]).steps
