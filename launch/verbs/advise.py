@@ -549,8 +549,7 @@ def starts(question: Question, rows: Sequence[Row]) -> tuple[list[Start], str]:
     """Of the best layout on each number of devices, for which a scheduler says when it would start; and why one can't
     be submitted, if so.
     """
-    from analysis.advisor.advice import best_per_devices
-    from analysis.advisor.proposal import START_S
+    from analysis.advisor.advice import START_S, best_per_devices
 
     run = question.bases[0]
     if question.gpt is not None or (launcher := launcher_of(run)).trains_here:
@@ -571,7 +570,7 @@ def starts(question: Question, rows: Sequence[Row]) -> tuple[list[Start], str]:
 
 def _when(found: Sequence[Start], refusal: str) -> str:
     """How long a result takes with the queue: the fastest layout may start late."""
-    from analysis.advisor.proposal import START_S
+    from analysis.advisor.advice import START_S
 
     if not found:
         return f"unknown, as it can't be submitted here: {refusal}" if refusal else ""
@@ -587,7 +586,7 @@ def _when(found: Sequence[Start], refusal: str) -> str:
 
 def _next_words(question: Question, answer: Answer, rows: Sequence[Row], wanted: Objective) -> str:
     """What to measure where no budget was given."""
-    from analysis.advisor.proposal import proposed
+    from analysis.advisor.advice import proposed
 
     if not answer.calibrated:
         return "parallelbench calibrate on that machine (minutes), then this again with --from its table"
@@ -689,7 +688,7 @@ def _next(proposal: Mapping[str, Any], question: Question) -> Iterator[str]:
 
 def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, budget_h: float) -> dict[str, Any]:
     """Write the sweep file of the next runs; its path, the command that submits it, and its cost."""
-    from analysis.advisor.proposal import proposed, sweep_of
+    from analysis.advisor.advice import proposed, sweep_of
 
     if question.gpt is not None:
         raise ConfigError(

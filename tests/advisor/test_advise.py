@@ -16,12 +16,11 @@ import pytest
 
 from analysis import cache
 from analysis.advisor import model_layers
-from analysis.advisor.advice import Row, efficiency, ranked, sentence
+from analysis.advisor.advice import Row, efficiency, proposed, ranked, sentence
 from analysis.advisor.fit import Learnt, Seen
 from analysis.advisor.layouts import suite_candidates
 from analysis.advisor.machine import RateCurve, figures_of
 from analysis.advisor.model_layers import counted_by
-from analysis.advisor.proposal import proposed
 from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, suite_rows
 from analysis.advisor.step import Phases
 from launch.sweep import expand, one_run
