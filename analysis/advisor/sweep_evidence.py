@@ -104,8 +104,8 @@ def sweep_evidence(loaded: Sequence[Runs], count: Callable[[RunConfig], list[Lay
         if not known:
             raise ConfigError(no_runs(loaded[0].root))
         raise ConfigError(
-            f"{where}: none of {count_of(known, 'run')} counts in comparisons of times: `parallelbench report` says "
-            "why; measure on a free machine"
+            f"{where}: none of {known} runs counts in comparisons of times: `parallelbench report` says why; measure "
+            "on a free machine"
         )
     _require_one_machine([side for side in sides if side])
     others: Counter[str] = Counter()

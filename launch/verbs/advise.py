@@ -397,7 +397,7 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
             options[key.removeprefix("model.")] = each.value()
         else:
             others.append(each)
-    tokens = options.pop(TOKENS, None)
+    tokens = _tokens(options.pop(TOKENS)) if TOKENS in options else None
     if by_formula:
         _require_formula(others)
     named = axes.get("strategy") or usable_choices(extension)["strategy"]
@@ -411,7 +411,7 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
         given=frozenset(each.key_or_group for each in parsed),
         overrides=kept,
         gpt=options if by_formula else None,
-        gpt_tokens=None if tokens is None else _tokens(tokens),
+        gpt_tokens=tokens,
         gpt_strategies=_gpt_strategies(axes["strategy"]) if by_formula and "strategy" in axes else None,
         extension=extension,
     )
@@ -445,8 +445,8 @@ def _gpt_strategies(values: Sequence[Any]) -> frozenset[str]:
 
 
 def _tokens(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < float("inf"):
-        raise ConfigError(f"{TOKENS}={value} is no number of tokens: give one from 1 on, e.g. {TOKENS}=300e9")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e18:
+        raise ConfigError(f"{TOKENS}={value} is no number of tokens: give one from 1 to 1e18, e.g. {TOKENS}=300e9")
     return float(value)
 
 
