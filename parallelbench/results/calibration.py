@@ -72,8 +72,11 @@ def read_calibration(path: Path) -> tuple[list[Row], dict[str, Any]]:
         raise ConfigError(f"{path} is no calibration ({error}): write one with `parallelbench calibrate`") from None
     try:
         facts: dict[str, Any] = msgspec.json.decode((table.schema.metadata or {})[FACTS.encode()])
-    except KeyError as error:
+    except (KeyError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path} is no calibration (no {error}): write one with `parallelbench calibrate`") from None
     if facts["version"] != CALIBRATION_VERSION:
         raise ConfigError(f"{path} was written by another release, which measures other things: calibrate again")
-    return table.to_pylist(), facts
+    rows = table.to_pylist()
+    if lacking := sorted({"matmul", "copy", "launch"} - {row.get("operation") for row in rows}):
+        raise ConfigError(f"{path} lacks rows of operation={lacking[0]}, which every calibration has: calibrate again")
+    return rows, facts

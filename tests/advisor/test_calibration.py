@@ -213,6 +213,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_figures(tmp_path / "other.parquet")
 
 
+@pytest.mark.parametrize("lacking", ["matmul", "copy", "launch"])
+def test_a_table_that_lacks_a_kind_of_rows_is_refused(lacking: str, tmp_path: Path) -> None:
+    rows = [each for each in devices(1) if each["operation"] != lacking]
+    write_calibration(tmp_path / "made.parquet", rows, FACTS)
+    with pytest.raises(ConfigError, match=f"lacks rows of operation={lacking}"):
+        read_figures(tmp_path / "made.parquet")
+
+
 def test_what_changes_no_calibration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "model=mlp"]) == 2
     assert "model=mlp changes no calibration" in capsys.readouterr().err
