@@ -9,8 +9,8 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -21,9 +21,6 @@ hide_the_machine()  # before a library reads the environment
 
 from parallelbench.environments import why_not  # noqa: E402
 from tests.warm import cold, warm  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 hypothesis.settings.register_profile("no clock", deadline=None)  # the machine may be busy
 hypothesis.settings.load_profile("no clock")

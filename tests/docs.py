@@ -7,8 +7,9 @@ import inspect
 import json
 import re
 import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import msgspec
 
@@ -31,14 +32,10 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.results.attempt import DISTURBED, OUTCOMES
+from parallelbench.results.declaration import Column
 from parallelbench.results.tables import TABLES, TABLES_VERSION
 from tests import mutants, published_figures
 from tests.faults import faults
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from parallelbench.results.declaration import Column
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -8,19 +8,16 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 import conf
 from analysis.comparison.ratio import ERROR, Ends, Spread
-from launch.sweep import expand
+from launch.sweep import PlannedRun, expand
 from launch.sweep.compose import compose_plain, group_choices, resolve
 from parallelbench.config.build import build, from_mapping
 from parallelbench.config.run import RunConfig
-
-if TYPE_CHECKING:
-    from launch.sweep import PlannedRun
 
 TINY = (
     "data=synthetic",

@@ -137,10 +137,7 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
             tables=(Tabled("asu_data_parallel", "accuracy", 3), Tabled(_MODEL, "accuracy", 2)),
         ),
         Published(
-            "Section 8.3, no figure",
-            "ViT, “unable to conduct experiments for all epochs”",
-            "",
-            _accuracy(_DATA, "vit"),
+            "Section 8.3, no figure", "ViT, “unable to conduct experiments for all epochs”", "", _accuracy(_DATA, "vit")
         ),
     ),
     "001: Model Parallelism vs Data Parallelism: Examples": (
@@ -157,10 +154,7 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
             "Model accuracy and loss, unnumbered",
             "1 GPU against 2",
             "",
-            (
-                Picture(_TWO, "accuracy", "weak", repeats=6),
-                Picture(_TWO, "loss", "weak", repeats=6),
-            ),
+            (Picture(_TWO, "accuracy", "weak", repeats=6), Picture(_TWO, "loss", "weak", repeats=6)),
         ),
         Published(
             "Theoretical against real scaling, unnumbered",
@@ -180,10 +174,7 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
             "Power consumption comparison",
             "a heading without a figure",
             "",
-            (
-                Picture(_TWO, "power_over_time", "weak", repeats=6),
-                Picture(_TWO, "power", "weak", repeats=6),
-            ),
+            (Picture(_TWO, "power_over_time", "weak", repeats=6), Picture(_TWO, "power", "weak", repeats=6)),
         ),
     ),
     "003: Benchmarking data parallel distributed training of deep learning models on PyTorch and TensorFlow": (

@@ -11,17 +11,13 @@ import hashlib
 import io
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from analysis.runs.reader import Runs
 from tests.published_figures import FOLDER, TABLES, Picture, Tabled, pictures, tables
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from analysis.runs.reader import Runs
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE_UP = ("tests/analysis/full_sweeps.py", "tests/analysis/factory.py")

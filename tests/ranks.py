@@ -14,16 +14,12 @@ import sys
 import threading
 import traceback
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
-    from pathlib import Path
-
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
 HANGS_AFTER_S = 540
 """Less than a test may take; on a machine that others use, too, ranks that compile need minutes."""

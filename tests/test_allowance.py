@@ -7,7 +7,8 @@ import re
 import resource
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from parallelbench.errors import ConfigError
 from parallelbench.world import allowance
 from tests.faults import fault
 from tests.helpers import TINY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 RUN = ("run", *TINY, "strategy=ddp", "devices=2", "launcher.oversubscribe=true")
 

@@ -292,8 +292,7 @@ def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "seen"),
-    [(evaluates_with_first_statistics, "evaluation loss"), (keeps_its_statistics, "buffers")],
+    ("fault", "seen"), [(evaluates_with_first_statistics, "evaluation loss"), (keeps_its_statistics, "buffers")]
 )
 def test_stale_statistics_are_caught(fault: Fault, seen: str) -> None:
     run = configure(*NORMED, "strategy=single")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.errors import HydraException
@@ -10,10 +12,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launch.sweep.compose import _composed, _set_by_hand, by_hydra, group_choices
 from parallelbench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

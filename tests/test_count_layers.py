@@ -7,7 +7,8 @@ import resource
 import subprocess
 import sys
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,9 +32,6 @@ from parallelbench.measure.layer_records import Kernels, LayerCount
 from parallelbench.strategies.pipeline.partition import layer_costs
 from parallelbench.training.torch_session import build_model
 from tests.strategies.training import configure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MPT = ("data=tokens", "data.sequence=2048", "data.vocabulary=50257", "data.train_samples=64", "precision=bf16")
 IMAGES = ("data=synthetic", "data.channels=1", "data.image_size=28")
@@ -181,8 +179,7 @@ class Summing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "flop"),
-    [(Upsampling, 2 * 28 * 28 * 6 * 16), (Experts, 2 * 28 * 32 * 16), (Summing, 2 * 28 * 32 * 32)],
+    ("kind", "flop"), [(Upsampling, 2 * 28 * 28 * 6 * 16), (Experts, 2 * 28 * 32 * 16), (Summing, 2 * 28 * 32 * 32)]
 )
 def test_what_a_users_model_may_do_is_counted(
     kind: type[nn.Module], flop: int, monkeypatch: pytest.MonkeyPatch

@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,6 @@ import torch.distributed as dist
 from parallelbench.measure.counted_bytes import CountedBytes
 from tests.ranks import run_ranks
 from tests.surroundings import program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SIZE_BYTES = 3 * 2**19
 REPEATED = 4

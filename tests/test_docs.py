@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.docs import DOCS, EVIDENCE, PAGES, SITE_PAGES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROOT = DOCS.parent
 

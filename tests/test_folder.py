@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,10 +31,6 @@ from tests.helpers import fill_disk
 
 UNIDENTIFYING = {"launcher": LocalLauncher.__struct_fields__, "site": Site.__struct_fields__}
 """What is no part of a run's identity, and its options."""
-
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Barrier
-    from pathlib import Path
 
 
 def write_supervisor(attempt: Attempt, **changes: Any) -> None:
@@ -320,10 +318,7 @@ def test_an_unreadable_outcome_is_none(tmp_path: Path, content: bytes) -> None:
     assert folder.state().state == "running"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["x", "1.tmp", "²", "-1", "1 ", "٣", ".1.abc.tmp", "2" * 200],
-)
+@pytest.mark.parametrize("name", ["x", "1.tmp", "²", "-1", "1 ", "٣", ".1.abc.tmp", "2" * 200])
 def test_foreign_folders_among_the_attempts_are_overlooked(tmp_path: Path, name: str) -> None:
     folder, _ = begin(config(tmp_path), Fake())
     (folder.path / "attempts" / name).mkdir()

@@ -11,26 +11,20 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 import torch
 
+from parallelbench.config.run import RunConfig
 from parallelbench.gpu_check import device, strategies, telemetry, training, variants, whole_runs
 from parallelbench.gpu_check.__main__ import REHEARSED_STRATEGIES, carry_out_all
 from parallelbench.gpu_check.__main__ import main as gpu_check_main
 from parallelbench.gpu_check.attempts import ATTEMPT_S, Answer, WarmProcesses, Workers, answer_of
 from parallelbench.gpu_check.nodes import Nodes
 from parallelbench.gpu_check.nodes import main as follow
-from parallelbench.gpu_check.results import (
-    CheckResult,
-    FailedError,
-    KeptResults,
-    SkippedError,
-    at_most,
-    between,
-)
+from parallelbench.gpu_check.results import CheckResult, FailedError, KeptResults, SkippedError, at_most, between
 from parallelbench.gpu_check.variants import as_attempt
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.exits import Exits, exits_file, write_exits
@@ -44,9 +38,6 @@ from parallelbench.world.machine import Gpu
 from parallelbench.world.world import SHARING, World, join
 from tests.norm_kernels import kernels_on_cpus
 from tests.telemetry.playback import environment, library, recorded
-
-if TYPE_CHECKING:
-    from parallelbench.config.run import RunConfig
 
 CPU = World()
 

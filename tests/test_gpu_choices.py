@@ -53,11 +53,7 @@ EXPERTS = ("strategy=expert_parallel", "devices=4", "data=tokens", "model=gpt_mo
 BASES = dict.fromkeys(("strategy.vocabulary_parallel", "strategy.sequence_parallel"), DIVIDED)
 BASES["strategy.expert_ranks"] = EXPERTS
 """Option → a run that has it, where it is none of `SHARDED`."""
-STRATEGIES: dict[tuple[str, ...], type[Strategy]] = {
-    SHARDED: Fsdp,
-    DIVIDED: TensorParallel,
-    EXPERTS: ExpertParallel,
-}
+STRATEGIES: dict[tuple[str, ...], type[Strategy]] = {SHARDED: Fsdp, DIVIDED: TensorParallel, EXPERTS: ExpertParallel}
 
 
 @pytest.mark.parametrize("key", LATER_OPTIONS)

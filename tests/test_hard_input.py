@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +14,6 @@ from parallelbench.errors import tellable
 from tests.analysis.factory import config, published
 from tests.helpers import TINY
 from tests.test_cli import here, listing, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["here"]
 

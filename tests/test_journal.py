@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from launch.attempt.outcome import judge, publish_if_finished
 from parallelbench.errors import StorageError
-from parallelbench.results.attempt import RETRYABLE
+from parallelbench.results.attempt import RETRYABLE, Attempt
 from parallelbench.results.journal import (
     Journal,
     OtherVersionError,
@@ -25,11 +26,6 @@ from parallelbench.results.tables import TABLES, WARNING
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 from tests.helpers import fill_disk
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.results.attempt import Attempt
 
 EPOCHS = 2
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from parallelbench.measure import machine_probe
-from parallelbench.measure.machine_probe import probe
+from parallelbench.measure.machine_probe import Moment, probe
 from parallelbench.world import cuda
 from parallelbench.world.world import World
 from tests.helpers import Clock
 from tests.scripted_cuda import WORLD, ScriptedCuda
-
-if TYPE_CHECKING:
-    from parallelbench.measure.machine_probe import Moment
 
 
 class Three(World):

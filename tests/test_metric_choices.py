@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from parallelbench.config.components import Shard
+from parallelbench.config.components import Metric, Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.optim.metrics import CalibrationError, MacroF1, NoMetric, TopK
@@ -26,12 +28,6 @@ from tests.strategies.test_context_parallel import TOKENS
 from tests.strategies.test_expert_balance import routed
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure, one_device, shard_loader, summed, train, trained
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.config.components import Metric
-    from parallelbench.config.run import RunConfig
 
 TOP = TopK(name="x", k=2)
 F1 = MacroF1(name="x")

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(path for package in ("analysis", "launch", "parallelbench") for path in (ROOT / package).rglob("*.py"))

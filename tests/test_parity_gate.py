@@ -26,13 +26,7 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, shard_loader
 
-DATA = [
-    "data=synthetic",
-    "data.channels=1",
-    "data.image_size=28",
-    "data.train_samples=96",
-    "data.test_samples=10",
-]
+DATA = ["data=synthetic", "data.channels=1", "data.image_size=28", "data.train_samples=96", "data.test_samples=10"]
 
 
 # --- wrong strategies: what is done to a right one's replica
@@ -316,8 +310,7 @@ def test_the_rounding_of_a_run_is_that_of_its_coarsest_format() -> None:
 @pytest.mark.cases("bf16-optimizer1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("compression", "optimizer"),
-    [("fp16", ["optimizer=adam", "optimizer.lr=0.001"]), ("bf16", ["optimizer=sgd"])],
+    ("compression", "optimizer"), [("fp16", ["optimizer=adam", "optimizer.lr=0.001"]), ("bf16", ["optimizer=sgd"])]
 )
 def test_rounded_gradients_pass(compression: str, optimizer: list[str], tmp_path: Path) -> None:
     rounding = f"strategy.compression={compression}"

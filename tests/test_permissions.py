@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,6 @@ from launch.launcher import glance, states_below
 from parallelbench import cli
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import config, failed, published
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ADVICE = ": ask its owner for chmod -R g+rX"
 

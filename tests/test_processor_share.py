@@ -6,7 +6,7 @@ import gzip
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,9 +15,6 @@ from parallelbench.measure import processor
 from parallelbench.measure.processor import ProcessorShare
 from parallelbench.world.machine import cpu_quota_cores, memory_limit_bytes
 from tests.helpers import Clock
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TICK = os.sysconf("SC_CLK_TCK")
 NAMES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")

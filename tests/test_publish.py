@@ -5,28 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from launch.attempt.outcome import publish_if_finished
 from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import StorageError, SupersededError
-from parallelbench.results.attempt import Outcome
+from parallelbench.results.attempt import Attempt, Outcome
+from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal, read_entries, read_tables
 from parallelbench.results.publish import publish
 from parallelbench.results.tables import TABLES, schema
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
 from tests.helpers import fill_disk
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.config.run import RunConfig
-    from parallelbench.results.attempt import Attempt
-    from parallelbench.results.folder import RunFolder
 
 OK = Outcome(outcome="ok", reason="trained 3 epochs", finished_at=1.0)
 
@@ -57,11 +53,7 @@ def test_the_tables_hold_exactly_the_columns_of_the_schema(tmp_path: Path) -> No
         "steps": 0,
         "parity": 0,
         "checks": 0,
-    } == dict.fromkeys(TABLES, 0) | {
-        "run": 1,
-        "epochs": 3,
-        "ranks": 6,
-    }
+    } == dict.fromkeys(TABLES, 0) | {"run": 1, "epochs": 3, "ranks": 6}
     (row,) = rows["run"].to_pylist()
     assert (row["run_id"], row["outcome"], row["attempt"], row["processes"]) == (run_id(run), "ok", 1, 2)
     manifest = json.loads((folder.result / "manifest.json").read_bytes())

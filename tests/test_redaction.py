@@ -13,9 +13,9 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
@@ -35,9 +35,6 @@ from tests.helpers import TINY
 from tests.launch.conftest import user
 from tests.launch.programs import program
 from tests.test_cli import here, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["here", "user"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,16 +15,11 @@ from launch.sweep import expand, one_run
 from launch.sweep.compose import group_choices
 from parallelbench.config import run_rules
 from parallelbench.config.rule import Refusal
+from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import UnfitError, check_run
 from parallelbench.errors import MOST_REFUSALS, ConfigError, Refusals
 from tests.docs import OPTIMIZERS, model_and_devices
 from tests.test_cli import here
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from parallelbench.config.run import RunConfig
 
 __all__ = ["here"]
 

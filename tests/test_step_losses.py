@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.training.observers import BLOCK, by_step, rows_of
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, shard_loader, trained
 from tests.test_closing import SMALL
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.config.run import RunConfig
 
 
 def on_ranks(rank: int, size: int, runs: list[RunConfig]) -> list[list[dict[str, Any]]]:

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,6 @@ from tests.faults import fault
 from tests.helpers import TINY
 from tests.launch.programs import completed, the_run
 from tests.strategies.training import configure, shard_loader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FEWER = {"OMP_THREAD_LIMIT": "1", "OMP_MAX_ACTIVE_LEVELS": "0", "OMP_DYNAMIC": "true"}
 """Each lets OpenMP grant fewer threads than torch asks for; the last one only while others compute."""

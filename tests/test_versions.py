@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,9 +17,6 @@ from parallelbench.results import publish, tables
 from tests.analysis import factory
 from tests.faults import fault
 from tests.helpers import TINY, configured
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OF_A_RELEASE = {
     TINY: "7e66367e5ba839dd36f81dbf18df6c85b08aed4e471a7d4860a5fa317a7d7bed",

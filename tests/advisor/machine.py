@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from analysis.advisor.fit import MEASURED
 from analysis.advisor.machine import Known, MachineFigures, RateCurve, TierFigures
 from parallelbench.measure.layer_records import LayerCount
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NONE = (
     *("message_s", "tensor_launch_s", "shard_launch_s", "handover_s", "step_s"),

@@ -8,23 +8,19 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from analysis.advisor.fit import published_fit
-from analysis.advisor.layouts import layouts_of
+from analysis.advisor.layouts import Layouts, layouts_of
 from analysis.advisor.machine import machines_of
 from analysis.advisor.rows import half_widths
 from analysis.advisor.transformer import model_flops
 from launch.sweep import one_run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from analysis.advisor.layouts import Layouts
-    from parallelbench.config.sites import Hardware
+from parallelbench.config.sites import Hardware
 
 MEGATRON = "Megatron-LM 2021"
 """Narayanan et al., arXiv 2104.04473, table 1."""

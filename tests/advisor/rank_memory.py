@@ -106,8 +106,5 @@ if __name__ == "__main__":
     for module in PRELOADED:
         importlib.import_module(module)
     importlib.import_module("tests.frozen")
-    with (
-        mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody),
-        mock.patch.object(mesh, "_set_run_timeout"),
-    ):
+    with mock.patch.object(DdpStrategy, "in_ddp", _averaged_by_nobody), mock.patch.object(mesh, "_set_run_timeout"):
         print(json.dumps([_forked(one_run(overrides).run, rank) for overrides, rank in json.load(sys.stdin)]))

@@ -7,32 +7,25 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.advisor.check import Judged, Seen, joined, judged
 from analysis.advisor.fit import SHEET, UNTRIED, PublishedFit, half_width, kernel_keys, most_probable, place
-from analysis.advisor.machine import COLUMNS, made_of
-from analysis.advisor.step import step_phases
+from analysis.advisor.layouts import Layouts
+from analysis.advisor.machine import COLUMNS, Machines, made_of
+from analysis.advisor.step import Fitted, Values, step_phases
 from analysis.advisor.step_tables import VTRAIN_VOCABULARY, Evidence, read_measured, shipped_files
 from analysis.advisor.transformer import work_of
 from launch.sweep.compose import NOTHING
 from launch.verbs.advice_errors import measured_steps
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from analysis.advisor.layouts import Layouts, Values
-    from analysis.advisor.machine import Machines
-    from analysis.advisor.step import Fitted
-
-    Rows = NDArray[np.bool_]
+Rows = NDArray[np.bool_]
 
 HASHED = (
     *("hidden", "layers", "heads", "vocabulary", "sequence", "global_batch", "micro_batch", "tensor"),

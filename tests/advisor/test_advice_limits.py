@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,6 @@ from launch.sweep import one_run
 from parallelbench.cli import main
 from parallelbench.results.calibration import write_calibration
 from tests.advisor.test_advise import answer, row
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 GPT = ["model=gpt", "model.layers=24", "model.width=2048", "model.heads=16", "batch_size=256"]
 

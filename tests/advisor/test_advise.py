@@ -8,8 +8,9 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,9 +32,6 @@ from parallelbench.cli import main
 from parallelbench.errors import ConfigError
 from tests.advisor.machine import PLAIN, layers, machine
 from tests.faults import fault
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GPT = ["model=gpt", "model.layers=24", "model.width=2048", "model.heads=16", "site=a100_80gb", "batch_size=256"]
 MLP = ["model=mlp", "data=synthetic", "optimizer=sgd"]

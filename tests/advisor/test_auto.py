@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,15 +11,11 @@ from launch.sweep.compose import NOTHING
 from launch.verbs import advise
 from launch.verbs.run import asked_of, planned_run, planned_runs
 from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.measure.layer_records import LayerCount
 from parallelbench.results.folder import RunFolder
 from tests.advisor.machine import layers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.config.run import RunConfig
-    from parallelbench.measure.layer_records import LayerCount
 
 MLP = ["model=mlp", "data=synthetic", "optimizer=sgd", "device=cpu"]
 

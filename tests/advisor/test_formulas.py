@@ -116,12 +116,7 @@ def test_a_tensor_group_shares_the_products() -> None:
 
 
 def tiers(**changes: float) -> links.Links:
-    sizes = {
-        "link_bytes_per_s": 300e9,
-        "network_bytes_per_s": 100e9,
-        "link_latency_s": 1e-6,
-        "network_latency_s": 1e-5,
-    }
+    sizes = {"link_bytes_per_s": 300e9, "network_bytes_per_s": 100e9, "link_latency_s": 1e-6, "network_latency_s": 1e-5}
     return links.Links(**{name: np.array([value]) for name, value in (sizes | changes).items()})
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from analysis.advisor.advice import Row
 from launch.sweep import expand
+from launch.sweep.compose import Extension
 from launch.verbs import advise
 from launch.verbs import run as run_module
 from parallelbench.cli import main
@@ -18,12 +21,6 @@ from tests.advisor.machine import layer
 from tests.advisor.test_advise import row
 from tests.advisor.test_sweep_evidence import PROBES
 from tests.analysis.factory import Fake, published
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from launch.sweep.compose import Extension
 
 SECONDS = {"single": 1.0, "ddp": 0.6, "fsdp": 0.9}
 LAYERS = [layer(name, product_flop=1e6, parameters=100_000, tensors=2) for name in ("conv1", "fc1", "fc2")]

@@ -61,11 +61,7 @@ def test_interleaving_divides_the_bubble() -> None:
     assert time == pytest.approx((micro_batches + (devices - 1) / chunks) * 3.0)
 
 
-@given(
-    st.integers(2, 6),
-    st.integers(1, 40),
-    st.lists(st.floats(0.1, 10.0), min_size=14, max_size=14),
-)
+@given(st.integers(2, 6), st.integers(1, 40), st.lists(st.floats(0.1, 10.0), min_size=14, max_size=14))
 @settings(max_examples=60, deadline=None)
 def test_the_short_replay_is_the_whole_one(devices: int, micro_batches: int, times: list[float]) -> None:
     forward = [np.array([each]) for each in times[:devices]]
@@ -76,10 +72,7 @@ def test_the_short_replay_is_the_whole_one(devices: int, micro_batches: int, tim
 
 
 @given(
-    st.integers(2, 4),
-    st.integers(2, 3),
-    st.integers(1, 12),
-    st.lists(st.floats(0.1, 10.0), min_size=25, max_size=25),
+    st.integers(2, 4), st.integers(2, 3), st.integers(1, 12), st.lists(st.floats(0.1, 10.0), min_size=25, max_size=25)
 )
 @settings(max_examples=40, deadline=None)
 def test_the_short_replay_is_the_whole_one_with_several_stages_per_device(

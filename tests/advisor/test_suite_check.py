@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,9 +16,6 @@ from analysis.advisor.strategies import SuiteJob, suite_phases
 from analysis.advisor.sweep_evidence import MeasuredStep, SweepEvidence
 from tests.advisor.machine import layer, machine
 from tests.helpers import configured
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MODELS = {
     "cnn_small": ("conv1", "fc1", "fc2"),

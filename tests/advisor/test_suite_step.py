@@ -44,10 +44,7 @@ def test_kernels_take_what_the_calibration_says_of_their_shapes() -> None:
     slow = RateCurve((1.0,), (1e6,), "measured", "a test")
     known = {"attention": KernelRates(rates, slow), "max_pool": KernelRates(slow, rates)}
     figures = machine(kernels={kind: {"fp32": each} for kind, each in known.items()})
-    counted = {
-        "attention": Kernels(operations=1, work=1e6, extent=100.0),
-        "max_pool": Kernels(operations=2, work=40.0),
-    }
+    counted = {"attention": Kernels(operations=1, work=1e6, extent=100.0), "max_pool": Kernels(operations=2, work=40.0)}
     found = phases("strategy=ddp", "devices=2", figures=figures, product_flop=1e6, kernels=counted)
     attention, pools = 32 * (1e6 / 1e8 + 1e6 / 1e6), 32 * (40.0 / 1e6 + 40.0 / rates.at(32 * 20.0))
     assert found.compute_s == pytest.approx(4 * (attention + pools)), "attention is no product"

@@ -8,22 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from parallelbench.results.folder import file_sha256
+from parallelbench.results.folder import RunFolder, file_sha256
 from parallelbench.results.tables import TABLES
 from tests.analysis.factory import Fake, component, config, published
 from tests.bench.measure import Figure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from parallelbench.results.folder import RunFolder
 
 RUNS, EPOCHS, REPEATS = 10_000, 100, 20
 CONFIGURATIONS = (("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4))

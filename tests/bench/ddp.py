@@ -6,14 +6,14 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from launch.sweep import one_run
-from parallelbench.config.components import Shard
+from parallelbench.config.components import Batch, Shard
 from parallelbench.config.replica import Replica
 from parallelbench.strategies.single import Single
 from parallelbench.training.torch_session import build_model
@@ -21,11 +21,6 @@ from parallelbench.world.world import World
 from tests.bench.measure import Figure, all_cores, paired, ratios
 from tests.ranks import run_ranks
 from tests.strategies.training import shard_loader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from parallelbench.config.components import Batch
 
 RANKS = 2
 GOALS = {128: 0.95, 32: 0.90}

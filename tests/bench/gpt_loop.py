@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
 from launch.sweep import one_run
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.order import generator
 from parallelbench.training.torch_session import build_model
 from tests.bench.loop import Suite
 from tests.bench.measure import Figure, paired, ratios
-
-if TYPE_CHECKING:
-    from parallelbench.config.run import RunConfig
 
 STEPS, BATCH = 100, 16
 OVERRIDES = [

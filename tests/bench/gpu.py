@@ -7,15 +7,16 @@ import statistics
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from launch.sweep import one_run
 from parallelbench.config.components import Model
+from parallelbench.config.run import RunConfig
 from parallelbench.data.synthetic import Synthetic
 from parallelbench.loaders.order import generator
 from parallelbench.models.modules import sequence
@@ -25,11 +26,6 @@ from parallelbench.world.numerics import set_precision
 from parallelbench.world.world import World
 from tests.bench.loop import Suite
 from tests.bench.measure import Figure, paired, ratios
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from parallelbench.config.run import RunConfig
 
 ROUNDS = 7
 TOLERANCE = 0.05

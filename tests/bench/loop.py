@@ -5,22 +5,20 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from launch.sweep import one_run
 from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.order import generator
 from parallelbench.results.journal import Journal
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.bench.measure import Figure, paired, ratios
-
-if TYPE_CHECKING:
-    from parallelbench.config.run import RunConfig
 
 OVERRIDES = [
     "model=cnn_small",

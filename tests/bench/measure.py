@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import random
 import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from parallelbench.world.machine import this_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 ROUNDS = 9
 

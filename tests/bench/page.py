@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from parallelbench.errors import count_of
 from parallelbench.world.machine import cpu_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.bench.measure import Figure
+from tests.bench.measure import Figure
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

@@ -6,16 +6,13 @@ import multiprocessing
 import os
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launch.sweep import one_run
+from parallelbench.config.run import RunConfig
 from tests.bench.measure import Figure, paired, ratios
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from parallelbench.config.run import RunConfig
 
 STEPS = 1
 """Optimizer steps per round; about a second on one core."""

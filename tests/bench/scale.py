@@ -6,17 +6,14 @@ import os
 import statistics
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch.local import prepare_here
 from launch.sweep import expand
+from parallelbench.results.folder import RunFolder
 from parallelbench.world.machine import this_machine
 from tests.analysis.factory import config, published
 from tests.bench.measure import Figure, paired
 from tests.bench.startup import seconds_of
-
-if TYPE_CHECKING:
-    from parallelbench.results.folder import RunFolder
 
 RUNS = 10_000
 OVERRIDES = [

@@ -10,7 +10,6 @@ import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
@@ -18,13 +17,11 @@ from torch.utils.data import DataLoader
 
 from launch.sweep import one_run
 from launch.tuning import try_out_here
+from parallelbench.config.run import RunConfig
 from parallelbench.training.torch_session import build_model
 from tests.bench.feeding import PilDataset
 from tests.bench.loop import Suite
 from tests.bench.measure import Figure
-
-if TYPE_CHECKING:
-    from parallelbench.config.run import RunConfig
 
 GOALS = {"cnn_small": 1.25, "cnn_large": 1.9, "cnn_large_dense": 3.2}
 """Model → how many times as fast."""

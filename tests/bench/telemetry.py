@@ -6,8 +6,8 @@ import contextlib
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch.sweep import one_run
 from parallelbench.errors import count_of
@@ -17,9 +17,6 @@ from parallelbench.world.machine import this_machine, visible_gpus
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios
 from tests.helpers import interval
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HZ = 10.0
 ROUNDS = 25

@@ -164,13 +164,7 @@ def _keras_optimizer(optimizer: Any) -> Any:
 def assert_the_work_is_the_same(run: RunConfig, attempt: Attempt, arrays: Arrays, world: TensorFlowWorld) -> None:
     """One epoch of both with an optimizer on which they agree, untimed: Keras's Adam has another eps than torch's."""
     plain = Sgd(
-        name="sgd",
-        lr=0.01,
-        lr_rule="constant",
-        weight_decay=0.0,
-        implementation="auto",
-        momentum=0.0,
-        nesterov=False,
+        name="sgd", lr=0.01, lr_rule="constant", weight_decay=0.0, implementation="auto", momentum=0.0, nesterov=False
     )
     run, exchange, strategy = msgspec.structs.replace(run, optimizer=plain), Exchange.of(attempt), run.strategy
     replica: Any = strategy.prepare(exchange.initial(), run, world)  # type: ignore[arg-type]

@@ -10,23 +10,20 @@ import importlib.util
 import logging
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from launch.sweep import one_run
+from parallelbench.config.run import RunConfig
 from parallelbench.loaders.order import generator
 from parallelbench.training.torch_session import build_model
 from tests.bench.loop import OVERRIDES, Suite
 from tests.bench.measure import Figure, paired, ratios
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from parallelbench.config.run import RunConfig
 
 OTHERS = {"lightning": "Lightning's Trainer", "accelerate": "accelerate"}
 """Package → how it is called."""

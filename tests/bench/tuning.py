@@ -6,17 +6,14 @@ import statistics
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launch.sweep import PlannedRun, one_run
-from launch.tuning import EPOCHS, IMPLEMENTATIONS, PRECISIONS, applied, try_out_here
+from launch.tuning import EPOCHS, IMPLEMENTATIONS, PRECISIONS, Choice, applied, try_out_here
 from parallelbench.config.build import from_mapping, to_mapping
+from parallelbench.config.run import RunConfig
 from parallelbench.training.tuning import Patch, patched, timed
 from tests.bench.measure import Figure
-
-if TYPE_CHECKING:
-    from launch.tuning import Choice
-    from parallelbench.config.run import RunConfig
 
 WORK = (
     *("data=synthetic", "data.channels=1", "data.image_size=28", "data.train_samples=60000", "data.test_samples=1000"),

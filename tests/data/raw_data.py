@@ -9,17 +9,15 @@ import os
 import pickle
 import signal
 import tarfile
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from torchvision import datasets
 
 from parallelbench.data.prepare import prepare
 from parallelbench.data.torchvision import Cifar10, Cifar100, Mnist
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 TRAIN, TEST = 30, 10
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: refused at once
@@ -41,10 +39,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 def archive_bytes(members: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w") as tar,
-    ):
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from parallelbench.data import content
 from parallelbench.data.content import content_sha256
 from parallelbench.data.prepare import prepare
 from tests.helpers import configured
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Unmarked:

@@ -7,10 +7,10 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,9 +22,6 @@ from parallelbench.data.prepare import _publish, prepare, temporary_folder
 from parallelbench.data.torchvision import MANIFEST, Mnist
 from parallelbench.errors import ConfigError, StorageError
 from tests.faults import fault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from parallelbench.config.components import Arrays, Data
 from parallelbench.config.dataset_check import checked
 from parallelbench.data.content import digest
 from parallelbench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TRAIN, TEST, CLASSES = 60, 20, 4
 

@@ -9,9 +9,10 @@ import signal
 import tempfile
 import threading
 import warnings
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
@@ -33,9 +34,6 @@ from parallelbench.training.failure import classify
 from tests.faults import fault
 from tests.helpers import configured, plain
 from tests.ranks import idle_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOADERS = group_choices()["loader"]
 IN_PROCESS = {"dataloader": {"workers": 0}, "tensor_dataset": {"workers": 0}}

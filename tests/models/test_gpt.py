@@ -36,14 +36,7 @@ from tests.strategies.test_launches import Operations
 from tests.strategies.training import configure, loader_of
 
 SIZES = {"layers": 2, "width": 16, "heads": 4, "kv_heads": None, "sequence": 12, "vocabulary": 31}
-TINY: dict[str, Any] = {
-    "name": "gpt",
-    **SIZES,
-    "positions": "learned",
-    "mlp": "gelu",
-    "mlp_width": None,
-    "tied": False,
-}
+TINY: dict[str, Any] = {"name": "gpt", **SIZES, "positions": "learned", "mlp": "gelu", "mlp_width": None, "tied": False}
 
 ONE = {"global_batch": 1, "micro_batch": 1, "tensor": 1, "pipeline": 1, "data": 1, "recompute": 0, "sharded": 0}
 """One sample on one device."""

@@ -116,11 +116,7 @@ def test_models_take_the_28_pixel_grey_images_of_the_digits(name: str) -> None:
 @pytest.mark.cases("options1-resnet18")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "reference"),
-    [
-        ({}, "resnet50"),
-        ({"block": "basic", "blocks": [2, 2, 2, 2]}, "resnet18"),
-    ],
+    ("options", "reference"), [({}, "resnet50"), ({"block": "basic", "blocks": [2, 2, 2, 2]}, "resnet18")]
 )
 def test_resnets_are_torchvisions(options: dict[str, Any], reference: str) -> None:
     torch.manual_seed(0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,9 +20,6 @@ from parallelbench.models.norms import SyncBatchNorm, group_norm, report_norms, 
 from tests.norm_kernels import kernels_on_cpus
 from tests.ranks import run_ranks
 from tests.strategies.test_launches import NO_LAUNCH, Operations
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHANNELS = 3
 SHARDS = {1: [5], 2: [5, 3], 3: [4, 1, 6]}
@@ -262,8 +260,7 @@ def test_state_of_sync_and_batch_norm_are_interchangeable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups"),
-    [(1, 1), (2, 1), (3, 1), (8, 4), (12, 6), (64, 32), (96, 32), (100, 25), (256, 32)],
+    ("channels", "groups"), [(1, 1), (2, 1), (3, 1), (8, 4), (12, 6), (64, 32), (96, 32), (100, 25), (256, 32)]
 )
 def test_group_norm_divides_the_channels_into_at_most_32_groups(channels: int, groups: int) -> None:
     assert group_norm(channels).num_groups == groups

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from parallelbench.config.components import Arrays
 from parallelbench.optim.losses import CrossEntropy
 from parallelbench.results.publish import configured_columns
 from parallelbench.training.torch_session import build_model
@@ -16,9 +16,6 @@ from parallelbench.world.numerics import Sums, sums
 from tests.helpers import TINY, configured
 from tests.ranks import run_ranks
 from tests.strategies.training import configure, trained
-
-if TYPE_CHECKING:
-    from parallelbench.config.components import Arrays
 
 WINDOW = 10
 DATA = (

@@ -35,18 +35,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 import psutil
 
 from tests.slurm import config, daemons, layout, packages
 from tests.slurm.config import NODES, Options, Ports, Variant
 from tests.slurm.daemons import DaemonError, until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
 
 START_TIMEOUT_S = 60.0
 

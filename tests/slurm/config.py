@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Literal
 
 Variant = Literal["accounting", "no_accounting", "cgroup"]
 VARIANTS: tuple[Variant, ...] = ("accounting", "no_accounting", "cgroup")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from tests.slurm.config import Variant
 from tests.slurm.packages import UnavailableError
 from tests.slurm.sweeps import Sweeps
 from tests.warm import cold
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -79,10 +77,7 @@ def cgroup() -> Iterator[Cluster]:
 
 @pytest.fixture
 def sweeps(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Sweeps]:
     """Tiny runs on the shared cluster with accounting, or on the one that the test names by parametrization."""
     cluster: Cluster = request.getfixturevalue(getattr(request, "param", "accounting"))

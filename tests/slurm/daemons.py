@@ -7,14 +7,11 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 HELPERS = ("slurmd", "slurmstepd", "slurmscriptd")
 """What daemons start, and leave behind when they are killed. They overwrite their environment, so their working folder

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError, until
-
-if TYPE_CHECKING:
-    from tests.slurm.cluster import Cluster
 
 
 def submit(cluster: Cluster, script: str, *options: str) -> str:

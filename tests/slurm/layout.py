@@ -14,13 +14,12 @@ import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psutil
 
 from tests.slurm import config, daemons
 from tests.slurm.packages import FREEZER, UnavailableError
-
-if TYPE_CHECKING:
-    import psutil
 
 PREFIX = "parallelbench-slurm-"
 """How the temporary folders of clusters begin."""

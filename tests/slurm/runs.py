@@ -7,25 +7,22 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from launch.slurm import record
+from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder, find_runs
 from parallelbench.results.journal import read_entries
 from tests.helpers import TINY
 from tests.launch.programs import finished_epochs, working_on
+from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import is_alive, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from parallelbench.results.attempt import Attempt, Outcome
-    from tests.slurm.cluster import Cluster
 
 PATIENCE_S = 500.0
 """How long anything may take before a test gives up; far more than it does take."""

@@ -7,26 +7,22 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from launch.slurm import record
+from launch.slurm.record import Submission
 from parallelbench.cli import main
 from parallelbench.errors import count_of
 from parallelbench.results.folder import RunFolder, find_runs
 from tests.helpers import TINY, quoted
+from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError, until
 from tests.slurm.runs import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import pytest
-
-    from launch.slurm.record import Submission
-    from tests.slurm.cluster import Cluster
 
 SMALL = (*TINY, "launcher=slurm", "site=local_cluster", "epochs=1", "measure.parity=false", "measure.probe=false")
 PARTITIONS = ("normal", "preemptible")

@@ -7,9 +7,11 @@ import os
 import re
 import shlex
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
 from launch.leftovers import YOUNG_S
 from launch.slurm import queue, scheduler
@@ -21,11 +23,6 @@ from tests.slurm.jobs import show, submit, wait
 from tests.slurm.runs import WITHOUT_TORCH
 from tests.slurm.sweeps import PATIENCE_S, Sweeps, closed
 from tests.slurm.test_input import fail
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 ENDLESS = (*WITHOUT_TORCH, "epochs=1000000", "strategy.step_s=0.02")
 

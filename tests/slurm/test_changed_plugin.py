@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 
 from tests.faults import fault
+from tests.slurm.cluster import Cluster
 from tests.slurm.runs import LIGHT, QUICK, Sweep, times_finished
 from tests.slurm.sweeps import closed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.slurm.cluster import Cluster
 
 
 def own_strategy(folder: Path) -> tuple[Path, tuple[str, ...]]:

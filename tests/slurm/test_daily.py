@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
 from tests.slurm.runs import WITHOUT_TORCH
 from tests.slurm.sweeps import PATIENCE_S, Sweeps, closed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

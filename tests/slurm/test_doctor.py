@@ -6,19 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.faults import fault
+from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import until
 from tests.slurm.jobs import submit, wait
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.slurm.cluster import Cluster
 
 
 def doctor(cluster: Cluster, *arguments: str) -> str:

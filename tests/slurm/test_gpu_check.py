@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster
 
 
 def test_a_strategy_is_checked_across_two_nodes_of_a_job(accounting: Cluster, tmp_path: Path) -> None:

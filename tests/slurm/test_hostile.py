@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +12,7 @@ from tests.faults import fault
 from tests.helpers import quoted
 from tests.launch.test_slurm_input import TEXT, generated
 from tests.slurm.daemons import until
-from tests.slurm.sweeps import PATIENCE_S, SMALL, closed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.slurm.sweeps import Sweeps
+from tests.slurm.sweeps import PATIENCE_S, SMALL, Sweeps, closed
 
 JOBS = 20
 PAYLOAD = st.sampled_from(

@@ -6,7 +6,7 @@ import os
 import pickle
 import pickletools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,11 +17,8 @@ from parallelbench.results.folder import RunFolder, find_runs
 from tests.faults import fault
 from tests.slurm.daemons import until
 from tests.slurm.runs import WITHOUT_TORCH
-from tests.slurm.sweeps import closed
+from tests.slurm.sweeps import Sweeps, closed
 from tests.versions import other_version
-
-if TYPE_CHECKING:
-    from tests.slurm.sweeps import Sweeps
 
 HOSTILE = 'it\'s "$(touch pwned)" `touch pwned`; ü #x & \\* | <y>'
 

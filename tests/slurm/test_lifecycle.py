@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import psutil
 import pytest
 
+from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import file_sha256
 from tests.faults import fault
 from tests.launch.programs import finished_epochs
@@ -21,21 +23,7 @@ from tests.slurm.conftest import started
 from tests.slurm.daemons import until
 from tests.slurm.faulty import faulty
 from tests.slurm.jobs import show, submit, wait
-from tests.slurm.runs import (
-    ENDLESS,
-    ON_TWO_NODES,
-    QUICK,
-    TWO_NODES,
-    WITHOUT_TORCH,
-    Sweep,
-    events,
-    times_finished,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from parallelbench.results.attempt import Attempt
+from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, WITHOUT_TORCH, Sweep, events, times_finished
 
 FEW = "epochs=400"
 """Enough on two nodes that a fault hits in between, few enough to end soon."""

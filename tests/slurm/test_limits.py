@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,15 +12,10 @@ from launch.slurm.sbatch import job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand
 from parallelbench.cli import main
+from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import started
 from tests.slurm.daemons import DaemonError, until
 from tests.slurm.jobs import show, submit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.slurm.cluster import Cluster
 
 DDP = ("strategy=ddp", "devices=4")
 
@@ -47,12 +43,7 @@ def limited() -> Iterator[Cluster]:
     ("overrides", "options", "said", "reason"),
     [
         (["launcher.time_limit_min=121"], ["--time=121"], "account lab allows 120", "AssocMaxWallDurationPerJobLimit"),
-        (
-            ["site.qos=short"],
-            ["--time=60", "--qos=short"],
-            "QOS short allows 30",
-            "QOSMaxWallDurationPerJobLimit",
-        ),
+        (["site.qos=short"], ["--time=60", "--qos=short"], "QOS short allows 30", "QOSMaxWallDurationPerJobLimit"),
         (
             [*DDP, "site.qos=short", "launcher.time_limit_min=30", "launcher.memory_gib_per_device=1"],
             ["--time=30", "--qos=short", "--gpus-per-node=4"],

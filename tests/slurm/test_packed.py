@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
 
+from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
+from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Sweep
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.results.folder import RunFolder
-    from tests.slurm.cluster import Cluster
 
 PACKED = "launcher.pack=true"
 ENDLESS = 1_000_000

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,8 @@ from tests.faults import fault
 from tests.helpers import fill_disk
 from tests.launch.programs import finished_epochs
 from tests.slurm import packages
+from tests.slurm.cluster import Cluster
 from tests.slurm.runs import QUICK, WITHOUT_TORCH, Sweep, times_finished
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.slurm.cluster import Cluster
 
 QUOTA = "4M"
 

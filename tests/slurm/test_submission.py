@@ -6,8 +6,9 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,18 +16,13 @@ import pytest
 from launch.slurm import queue, record, scheduler
 from parallelbench.results.folder import find_runs
 from tests.faults import fault
+from tests.slurm.cluster import Cluster
 from tests.slurm.config import CLUSTER_NAME
 from tests.slurm.conftest import started
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
 from tests.slurm.runs import WITHOUT_TORCH
 from tests.slurm.sweeps import Sweeps, closed, deaf, limited
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.slurm.cluster import Cluster
 
 ONE, TWO, FIVE = "sweep.repeats=1", "sweep.repeats=2", "sweep.repeats=5"
 LIGHT_ONE, LIGHT_TWO = (*WITHOUT_TORCH, ONE), (*WITHOUT_TORCH, TWO)
@@ -62,10 +58,7 @@ def test_a_limit_of_jobs(sweeps: Sweeps) -> None:
 
 
 @fault(
-    "submission",
-    "array too big",
-    injection="MaxArraySize=3, and 5 jobs of one shape",
-    outcome="two arrays, of 3 and 2",
+    "submission", "array too big", injection="MaxArraySize=3, and 5 jobs of one shape", outcome="two arrays, of 3 and 2"
 )
 @on("sweeps", ["short_arrays"], indirect=True)
 def test_an_array_too_big(sweeps: Sweeps) -> None:
@@ -266,12 +259,7 @@ def test_the_accounting_lags(sweeps: Sweeps) -> None:
     until(lambda: "(CANCELLED)" in status(), what="accounting catching up", timeout_s=120)
 
 
-@fault(
-    "submission",
-    "pending forever",
-    injection="the partition is down",
-    outcome="status says what Slurm waits for",
-)
+@fault("submission", "pending forever", injection="the partition is down", outcome="status says what Slurm waits for")
 def test_pending_forever(sweeps: Sweeps) -> None:
     with closed(sweeps.cluster):
         assert sweeps.submit(ONE)[0] == 0

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import started
 from tests.slurm.jobs import show
 from tests.slurm.sweeps import Sweeps, closed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.slurm.cluster import Cluster
 
 
 @pytest.fixture

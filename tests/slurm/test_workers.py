@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -19,9 +19,6 @@ from tests.slurm import daemons
 from tests.slurm.cluster import Cluster
 from tests.slurm.faulty import faulty
 from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.strategies.clipping import StepNorms
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_model
@@ -17,11 +19,6 @@ from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import STEPS, Rows, configure, loader_of, one_device, shard_loader
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.config.run import RunConfig
 
 NAMES = ("gradient_norm_mean", "gradient_norm_max", "clipped_share")
 

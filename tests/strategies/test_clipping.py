@@ -93,8 +93,7 @@ def summing_phase(rank: int, size: int, run: RunConfig) -> list[str | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [("fsdp", ["communication"]), ("pipeline", ["communication"]), ("ddp", [])],
+    ("strategy", "expected"), [("fsdp", ["communication"]), ("pipeline", ["communication"]), ("ddp", [])]
 )
 def test_its_time_is_communication_and_the_rest_the_optimizers(
     strategy: str, expected: list[str], tmp_path: Path

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from parallelbench.config.components import Shard
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.count_layers import layer_counts
 from parallelbench.models.moe_layers import ExpertTokens, MixtureOfExperts, take_expert_tokens
@@ -17,13 +20,6 @@ from parallelbench.training.torch_session import build_model
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES
 from tests.strategies.training import TOKENS, configure, shard_loader, trained
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from parallelbench.config.run import RunConfig
 
 SMALL = ("model=gpt_moe_tiny", "model.layers=2", "model.width=16", "model.sequence=12", "model.vocabulary=24")
 EXPERTS = ("model.experts=4", "model.mlp_width=24", "model.balance=0.7")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.training.torch_session import build_model
@@ -18,11 +20,6 @@ from tests.ranks import run_ranks
 from tests.strategies.test_expert_parallel import small
 from tests.strategies.training import loader_of
 from tests.test_closing import failed, on_ranks, passed, stays_right
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from parallelbench.config.run import RunConfig
 
 RANKS = 2
 """Of a group, in worlds of four."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.helpers import torchs_strategies
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 pytestmark = pytest.mark.slow
 

@@ -49,10 +49,7 @@ REFUSED: dict[Oddity, tuple[str, set[str]]] = {
     "complex_parameter": ("odd.more is complex: hold real and", {*STRATEGIES} - {"single", "model_parallel"}),
     "empty": ("can't cut odd.more, which has no values: leave it out", {"fsdp", "hsdp", "dp_tp"}),
     "tied": ("share a parameter", {*LAYERWISE, "tensor_parallel"}),
-    "tied_and_said": (
-        " share ",
-        {"model_parallel", "pipeline", "dp_pp", "dp_pp_tp", "tensor_parallel", "dp_tp"},
-    ),
+    "tied_and_said": (" share ", {"model_parallel", "pipeline", "dp_pp", "dp_pp_tp", "tensor_parallel", "dp_tp"}),
 }
 """What is said → by which strategies; all other pairs train."""
 IN_EVALUATION = {"dropout", "stochastic_depth", "draws_always", "batch_norm"}

@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,9 +19,6 @@ from parallelbench.results.recording import Recorder, journal_of
 from parallelbench.results.sensor_columns import Recordings
 from parallelbench.telemetry.sampler import SamplerSettings
 from tests.surroundings import machine_path, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 

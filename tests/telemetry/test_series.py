@@ -46,8 +46,7 @@ def test_a_reset_spoils_the_windows_that_it_touches_and_no_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "expected"),
-    [(0.0, 1.0, 15.0), (0.5, 1.5, 17.5 / 2 + 25 / 2), (0.0, 3.0, 85.0), (2.5, 3.5, None)],
+    ("start", "end", "expected"), [(0.0, 1.0, 15.0), (0.5, 1.5, 17.5 / 2 + 25 / 2), (0.0, 3.0, 85.0), (2.5, 3.5, None)]
 )
 def test_an_integrated_rate(start: float, end: float, expected: float | None) -> None:
     assert RAMP.integrated(Window(start, end)) == expected
