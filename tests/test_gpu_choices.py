@@ -145,36 +145,9 @@ def test_choices_that_would_change_nothing_are_refused(key: str) -> None:
     check_run(configured("strategy=pipeline", "devices=2", choice), "cuda")
 
 
-def test_communicators_of_their_own_need_stages() -> None:
-    with pytest.raises(ConfigError, match=r"nccl\.per_edge=true means nothing for strategy=ddp, which has no stages"):
-        check_run(configured("strategy=ddp", "devices=2", "nccl.per_edge=true"), "cuda")
-
-
-def test_gathering_in_bf16_needs_layers_that_compute_in_it() -> None:
-    run = configured("strategy=fsdp", "devices=2", "strategy.gather=bf16", "precision=fp32")
-    with pytest.raises(ConfigError, match=r"strategy\.gather=bf16 with precision=fp32 is refused"):
-        check_run(run, "cuda")
-    check_run(configured("strategy=fsdp", "devices=2", "strategy.gather=bf16", "precision=bf16"), "cuda")
-
-
 def test_the_process_group_is_the_one_that_was_chosen() -> None:
     assert world.backends("cpu", Nccl(backend="lazy")) == "gloo"
     assert world.backends("cuda") == world.backends("cuda", Nccl()) == "cpu:gloo,cuda:nccl"
     assert world.backends("cuda", Nccl(backend="legacy")) == "cpu:gloo,cuda:nccl", "a variable says which nccl it is"
     if torch.__version__ >= "2.15":  # earlier ones have no other backend for NCCL
         assert world.backends("cuda", Nccl(backend="lazy")) == "cpu:gloo,cuda:nccl-lazy"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (("epochs=1",), "epochs"),
-        (("strategy=parameter_server", "devices=2"), "strategy"),
-        (("optimizer=lbfgs", "batch_size=96", "data.train_samples=96"), "optimizer"),
-    ],
-)
-def test_waits_are_refused_as_errors_where_none_is_seen_or_all_must_be(overrides: tuple[str, ...], key: str) -> None:
-    words = ("model=cnn", "data=synthetic", "data.image_size=16", "epochs=2", *overrides)
-    check_run(configured(*words), "cuda")
-    with pytest.raises(ConfigError, match=rf"measure\.waits=error .*{key}"):
-        check_run(configured(*words, "measure.waits=error"), "cuda")

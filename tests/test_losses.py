@@ -71,13 +71,6 @@ def test_half_types_are_widened_first() -> None:
     assert numerics.loss(logits.bfloat16(), labels).dtype == torch.float32
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_tensorflow_refuses_what_it_does_not_compute(choice: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"TensorFlow's part computes cross entropy without smoothing only"):
-        configure(*SYNTHETIC, *MODELS["mlp"], "strategy=tf_single", *choice)
-    configure(*SYNTHETIC, *MODELS["mlp"], "strategy=tf_single")
-
-
 class Reduced(CrossEntropy, frozen=True, kw_only=True):
     """Cross entropy as a user may have written it; `name` says how."""
 

@@ -283,25 +283,6 @@ def test_the_parity_check_compares_the_sums() -> None:
     assert min(row["evaluation_difference"] for row in rows) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        (["metric=top5", "metric.k=10"], r"each of 10 classes is among so many: choose metric.k of at most 9"),
-        (["metric=calibration_error", "loss=mse"], "have no confidence by softmax: choose loss=cross_entropy"),
-        (["metric=top5", "strategy=tf_single"], "evaluates loss and accuracy only: choose metric=none"),
-        (["metric=macro_f2"], "macro_f1"),
-        (["metric.k=3"], "metric.k"),
-        (
-            [*GPT, "metric=macro_f1", "strategy=tensor_parallel", "strategy.vocabulary_parallel=true", "devices=2"],
-            "metric=macro_f1 needs all logits at once: choose .*metric=none",
-        ),
-    ],
-)
-def test_what_means_nothing_or_is_not_computed_is_refused(choices: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        configure(*([] if GPT[0] in choices else [*SYNTHETIC, *MODELS["mlp"]]), *choices)
-
-
 def test_a_share_of_nothing_is_no_number() -> None:
     """As the precision of a class that an evaluation predicts nowhere: an epoch must not end the run."""
     assert metric_value(configure(*SMALL, "metric=top5"), [0.0, 0.0]) is None

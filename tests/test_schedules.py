@@ -13,15 +13,13 @@ import torch
 from torch.optim import lr_scheduler
 
 from parallelbench.config.run import RunConfig
-from parallelbench.config.run_rules import check_run
-from parallelbench.errors import ConfigError
 from parallelbench.optim.schedules import Cosine, LinearWarmup, StepDecay
 from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.replica import ScheduledRate
 from parallelbench.training.checks.parity import as_checked
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC
+from tests.strategies.test_parity import MODELS, SYNTHETIC
 from tests.strategies.training import configure
 from tests.test_checkpoint import equal, interrupted, small
 from tests.test_closing import SMALL, TRAINED, closed, failed
@@ -29,8 +27,6 @@ from tests.test_parity_gate import gate
 
 COSINE = ("lr_schedule=cosine", "lr_schedule.warmup_epochs=0.25", "epochs=1")
 """One step of warm-up, and another rate in each of the four steps of the run."""
-WITHOUT = ("sandblaster_lbfgs", "downpour")
-"""Strategies that refuse schedules."""
 RUN = ("data=synthetic", "data.train_samples=96", "batch_size=24", "epochs=5")
 
 
@@ -75,32 +71,6 @@ def test_steps_after_the_last_have_the_full_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["lr_schedule=linear_warmup", "lr_schedule.warmup_epochs=5"], "never ends.*choose fewer"),
-        (["lr_schedule=cosine", "lr_schedule.warmup_epochs=7.5"], "warmup_epochs=7.5 with epochs=5 never ends"),
-        (["lr_schedule=step", "lr_schedule.every_epochs=5"], "changes nothing.*lr_schedule=constant"),
-        (["lr_schedule=cosine", "optimizer=lbfgs", "batch_size=96"], "a line search finds each step's length"),
-        (
-            ["lr_schedule=step", "strategy=parameter_server", "strategy.mode=async", "devices=3"],
-            "a server counts pushes.*strategy.mode=sync",
-        ),
-        (["lr_schedule=step", "compile=true", "compile_scope=step", "precision=fp32"], "choose compile_scope=model"),
-        (["lr_schedule=step", "strategy=tf_single", "model=mlp"], "strategy=tf_single has updates of its own"),
-    ],
-)
-def test_what_can_not_follow_a_schedule_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        configure(*RUN, *overrides)
-
-
-def test_a_captured_step_is_refused() -> None:
-    run = configure(*RUN, "lr_schedule=cosine")
-    with pytest.raises(ConfigError, match="graph=true every step has the rate of the one that was captured"):
-        check_run(msgspec.structs.replace(run, graph=True), "cuda")
-
-
-@pytest.mark.parametrize(
     ("kind", "length"), [("linear_warmup", "warmup_epochs"), ("cosine", "warmup_epochs"), ("step", "every_epochs")]
 )
 def test_the_parity_check_sees_rates_change_however_long_the_run(kind: str, length: str) -> None:
@@ -121,12 +91,6 @@ def test_every_schedule_of_the_suite_is_shortened_to_steps() -> None:
 
 
 # --- on ranks
-
-
-@pytest.mark.parametrize("strategy", WITHOUT)
-def test_others_refuse_in_words(strategy: str) -> None:
-    with pytest.raises(ConfigError, match="lr_schedule=cosine with"):
-        configure(*SYNTHETIC, *MODELS["mlp"], f"strategy={strategy}", "devices=2", *OVERRIDES[strategy], *COSINE)
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from parallelbench.config.build import build
 from parallelbench.config.components import Data
 from parallelbench.data.sklearn import DIGITS, Digits, resize
 from parallelbench.data.synthetic import Synthetic
-from parallelbench.errors import ConfigError
 
 
 def spec(stem: str, **changes: object) -> Data:
@@ -27,11 +26,6 @@ def test_sizes_are_the_published_ones() -> None:
     assert (spec("mnist").train_samples, spec("mnist").test_samples) == (60_000, 10_000)
     assert spec("mnist", copies=8).train_samples == 480_000
     assert (spec("cifar100").train_samples, spec("cifar100").num_classes) == (50_000, 100)
-
-
-def test_a_wrong_number_of_copies_lists_the_valid_ones() -> None:
-    with pytest.raises(ConfigError, match=r"data\.copies=3 .*valid: 1, 4, 8"):
-        spec("mnist", copies=3)
 
 
 def test_digits_are_split_by_class_and_complete() -> None:

@@ -219,26 +219,6 @@ def test_a_model_that_changes_its_batch_in_place_trains_and_is_checked_as_any(pr
     assert torch.equal(batch.images, before), "plain code computes it once more, in the run's own precision"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model=cnn_small"], "data=breast_cancer holds vectors: choose model="),
-        (["model=vit_tiny"], "takes images"),
-        (
-            ["loader=streamed"],
-            "loader=streamed with data=breast_cancer is refused: it holds vectors: choose loader=resident",
-        ),
-        (["data.augment=true"], r"data.augment=true with data=breast_cancer is refused"),
-        (["channels_last=true"], "channels_last=true with data=breast_cancer is refused"),
-        (["preprocess.engine=numpy", "preprocess.recipe=sort"], "its recipes are for images"),
-        (["strategy=tf_single"], "TensorFlow's part takes images only"),
-    ],
-)
-def test_what_needs_images_refuses_vectors(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        configure(*VECTORS[:1], "batch_size=24", "model=mlp", *overrides)
-
-
 def test_models_and_labels_go_together() -> None:
     tokens, digits = on_tokens(), configure("model=mlp")
     with pytest.raises(ConfigError, match="takes images and vectors, but data=next_tokens holds tokens"):

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 import conf
-from parallelbench.config.build import build
 from parallelbench.config.dataset_check import checked
 from parallelbench.data.content import content_sha256
 from parallelbench.data.prepare import prepare
@@ -154,10 +153,3 @@ def test_prepare_refuses_what_holds_no_text(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             prepared(source, tmp_path / "data")
     assert not list((tmp_path / "data").glob("text-*"))
-
-
-def test_a_chain_needs_as_many_tokens_as_branches() -> None:
-    with pytest.raises(ConfigError, match=r"data\.branches=5 is more than data\.vocabulary=4: choose data\.branches=4"):
-        tokens(branches=5, vocabulary=4)
-    with pytest.raises(ConfigError, match=r"data\.branches=9"):
-        build({"_target_": "parallelbench.data.tokens.Tokens", **_options("tokens"), "branches": 9}, "data")

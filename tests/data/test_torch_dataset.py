@@ -224,12 +224,6 @@ def test_without_a_package_nothing_is_imported(own: Extension) -> None:
     assert "mine" not in sys.modules
 
 
-def test_a_class_must_be_chosen() -> None:
-    run = one_run(["data=torch_dataset"]).run
-    with pytest.raises(ConfigError, match=r"data=torch_dataset names no class: choose data.dataset=PACKAGE\.Class"):
-        check_run(run, "cpu")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -26,7 +26,6 @@ from parallelbench.config.build import build
 from parallelbench.config.run import RunConfig
 from parallelbench.config.sites import shipped
 from parallelbench.data.tokens import Tokens
-from parallelbench.errors import ConfigError
 from parallelbench.measure.count_layers import layer_counts
 from parallelbench.models.gpt import Gpt
 from parallelbench.models.gpt_layers import CausalAttention, Rotary, rotary_tables, turned
@@ -291,17 +290,3 @@ def test_what_a_step_does_is_the_formulas(options: list[str], length: int) -> No
     known = [name for name in GptShape.__struct_fields__ if name in Gpt.__struct_fields__]
     shape = gpt_shape({name: getattr(run.model, name) for name in known} | {"sequence": length})
     assert model_flops(layouts_of(shape.columns() | ONE))[0] == counted
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"width": 18}, ["model.width=18", "model.heads=4", "model.width=20"]),
-        ({"kv_heads": 3}, ["model.kv_heads=3", "model.heads=4", "choose 1, 2, 4"]),
-        ({"width": 12, "positions": "rope"}, ["model.positions=rope", "model.width=12", "model.width=16"]),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused_with_the_fix(options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as error:
-        Gpt(**{**TINY, **options})
-    assert all(word in str(error.value) for word in words), str(error.value)

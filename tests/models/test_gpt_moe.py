@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import conf
 from parallelbench.config.build import build
-from parallelbench.errors import ConfigError
 from parallelbench.measure.count_layers import layer_counts
 from parallelbench.measure.layer_memory import model_memory
 from parallelbench.models.moe import GptMoe
@@ -232,23 +231,3 @@ def test_counts_of_tensors_without_values_are_as_equal_as_can_be() -> None:
     # Of each further expert per token, the hidden units before and after their activation are kept, in fp64.
     more = wide.layers[1].kept.per_sample - narrow.layers[1].kept.per_sample
     assert more > 2 * 2 * 12 * 128 * 8
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"top_k": 1}, ["model.top_k=1", "always 1", "model.top_k=2 … 5"]),
-        ({"top_k": 6}, ["model.top_k=6", "model.experts=5", "model.top_k=2 … 5"]),
-        ({"top_k": 1, "experts": 1}, ["model.top_k=1", "model.experts=2", "model=gpt"]),
-        ({"kv_heads": 3}, ["model.kv_heads=3", "choose 1, 2, 4"]),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused_with_the_fix(options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as error:
-        chosen(**options)
-    assert all(word in str(error.value) for word in words), str(error.value)
-
-
-def test_steps_are_neither_compiled_nor_captured() -> None:
-    with pytest.raises(ConfigError, match=r"compile=true is refused: model=gpt_moe_tiny"):
-        configure("data=tokens", "model=gpt_moe_tiny", "compile=true")

@@ -16,7 +16,6 @@ from parallelbench import environments
 from parallelbench.cli import main
 from parallelbench.config.components import Arrays
 from parallelbench.config.run import RunConfig
-from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError, EngineError
 from parallelbench.preprocess import stage, tables
 from parallelbench.preprocess.recipes import prepare
@@ -140,31 +139,6 @@ def test_a_result_unlike_numpys_is_refused(tmp_path: Path, monkeypatch: pytest.M
         EngineError, match=r"prepares something else than NumPy in execution 1: \d+ of 64 values of label"
     ):
         stage.preprocess(run, arrays, tmp_path / "files")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["epochs=0"], "epochs=0 trains nothing without preprocess.engine"),
-        (["preprocess.recipe=sort"], "preprocess.engine=none does nothing: choose preprocess.recipe=null"),
-        (["preprocess.engine=numpy"], "preprocess.engine=numpy needs a recipe .filter, join, normalise"),
-        (
-            ["preprocess.engine=numpy", "preprocess.recipe=sort", "preprocess.threads=2"],
-            "preprocess.threads=2, but a device has 1 core",
-        ),
-        (
-            ["preprocess.engine=numpy", "preprocess.recipe=sort", "epochs=0", "devices=2", "strategy=ddp"],
-            "epochs=0 preprocesses only, in one process, not on devices=2: choose devices=1",
-        ),
-        (
-            ["preprocess.engine=numpy", "preprocess.recipe=normalise"],
-            "a run can't train on what preprocess.recipe=normalise prepares",
-        ),
-    ],
-)
-def test_what_can_not_be_done_is_refused_before_anything_starts(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_run(configured(*TINY, *overrides), "cpu")
 
 
 def fake_environment(folder: Path, *, works: bool = True, **versions: str) -> Path:

@@ -17,8 +17,6 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.config.run import RunConfig
-from parallelbench.config.run_rules import check_run
-from parallelbench.errors import ConfigError
 from parallelbench.measure import clock
 from parallelbench.optim.optimizers import Adam
 from parallelbench.strategies import graph
@@ -28,7 +26,6 @@ from parallelbench.training.replica import new_replica
 from parallelbench.training.torch_session import Session, build_model
 from parallelbench.world.world import World
 from tests.faults import fault
-from tests.helpers import configured
 from tests.planted import stops_updating
 from tests.ranks import run_ranks
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
@@ -284,24 +281,3 @@ def _close(rank: int, size: int, run: RunConfig) -> list[Any]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         ScriptedCuda().install(monkeypatch)
         return [closed(World(rank=rank, size=size, local_rank=rank, devices=(CPU,)), captured(run))]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["strategy=zero1", "devices=2"], "a step of strategy=zero1 can't be captured"),
-        (["precision=fp16"], "precision=fp16 adapts the scale of the loss on the host"),
-        (["compile=true"], "compile=true makes other launches"),
-        (["clip_norm=1.0"], "graph=true captures no clipping"),
-        (["measure.attribution_steps=5"], "no phases for measure.attribution_steps"),
-        (["optimizer=lbfgs", "batch_size=1442"], "optimizer=lbfgs can't be captured"),
-        (["optimizer.implementation=foreach"], "optimizer.implementation=foreach with graph=true is refused"),
-    ],
-)
-def test_what_can_not_be_captured_is_refused_with_the_reason(overrides: list[str], words: str) -> None:
-    check_run(configured("graph=true"), "cuda")
-    check_run(configured("graph=true", "strategy=ddp", "devices=2"), "cuda")
-    with pytest.raises(ConfigError, match=words):
-        check_run(configured("graph=true", *overrides), "cuda")
-    with pytest.raises(ConfigError, match="graph=true means nothing without GPUs"):
-        check_run(configured("graph=true"), "cpu")

@@ -183,23 +183,6 @@ def test_after_training_compiled_steps_are_held_against_plain_code(
     assert "update" in failed(closed(World(), run, stops_updating, 0))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["compile=false"], "nothing is compiled under compile=false"),
-        (["precision=fp16"], "under precision=fp16 the host decides whether to update"),
-        (["optimizer=lbfgs", "batch_size=1442"], "torch compiles no step of optimizer=lbfgs"),
-        (["optimizer.implementation=fused"], "a fused update is one kernel already"),
-        (["optimizer=adamw", "precision=fp64"], "corrects the bias of the running means in fp32"),
-        (["graph=true"], "graph=true is refused: compile=true makes other launches"),
-    ],
-)
-def test_what_can_not_be_compiled_is_refused_with_the_reason(overrides: list[str], words: str) -> None:
-    check_run(configured(*STEP), "cuda")
-    with pytest.raises(ConfigError, match=words):
-        check_run(configured(*STEP, *overrides), "cuda")
-
-
 def test_on_a_gpu_a_compiled_update_counts_on_the_device_and_is_not_fused() -> None:
     """The host would have to know the number of the step; a fused update is left as it is by torch.compile."""
     run = configured(*STEP)

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.config.run import RunConfig
-from parallelbench.config.run_rules import check_run
-from parallelbench.errors import ConfigError
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.spans import Spans, divided_by
 from parallelbench.world.world import World
@@ -100,9 +98,3 @@ def test_sums_begin_within_backward_and_waiting_for_them_is_communication(tmp_pa
     sums = 2 * 4  # of two blocks; two matrices and their biases
     for seen in run_ranks(phases_of_the_sums, 4, tmp_path, grouped()):
         assert seen == ["backward"] * sums + ["communication"]
-
-
-def test_where_devices_do_not_divide_the_experts_groups_are_proposed() -> None:
-    with pytest.raises(ConfigError, match=r"can't divide model\.experts=4 among devices=8: choose devices=4"):
-        small(devices=8)
-    check_run(grouped(devices=8, expert_ranks=4), "cpu")

@@ -17,15 +17,6 @@ from parallelbench.strategies import mesh
 from tests.helpers import configured
 
 
-@pytest.mark.parametrize(("strategy", "devices", "optimizer"), [("fsdp", 2, "sgd"), ("dp_tp", 4, "adagrad")])
-def test_a_fused_update_that_torch_lacks_is_refused(strategy: str, devices: int, optimizer: str) -> None:
-    asked = (f"strategy={strategy}", f"devices={devices}", f"optimizer={optimizer}", "model=vit_tiny")
-    run = configured(*asked, "optimizer.implementation=fused")
-    with pytest.raises(ConfigError, match=r"optimizer\.implementation=fused"):
-        run.optimizer.check(run, "cuda")
-    configured(*asked).optimizer.check(configured(*asked), "cuda")
-
-
 def test_an_adagrad_of_torch_2_11_is_not_fused_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was tried on a GPU: torch's own first step refuses it. Newer versions have a fused update."""
     run = configured("optimizer=adagrad")

@@ -29,10 +29,10 @@ TOKENS = ("data=tokens", "data.sequence=12", "data.vocabulary=20", "data.train_s
 
 
 @functools.cache
-def configure(*overrides: str) -> RunConfig:
+def configure(*overrides: str, device_type: str = "cpu") -> RunConfig:
     """A small run in fp64."""
     run = one_run(["precision=fp64", "batch_size=24", "optimizer=sgd", "optimizer.lr=0.05", *overrides]).run
-    check_run(run, "cpu")
+    check_run(run, device_type)
     return run
 
 
