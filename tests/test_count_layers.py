@@ -256,11 +256,6 @@ def test_a_model_that_fits_nowhere_is_counted() -> None:
     assert [each.name for each in counts] == list(run.model.layer_names)
 
 
-def test_counts_are_the_same_after_they_were_kept() -> None:
-    counts = layer_counts(configure(*IMAGES, "model=cnn_small"))
-    assert decoded(msgspec.json.encode(counts)) == counts
-
-
 # --- what training takes at least
 
 

@@ -134,6 +134,8 @@ DEEP = 20 + 20 + 12 + 12 + 24 + 24 + 10
 """Every second layer of deep_mlp gives whole values, every second but the first takes them."""
 VIT_HELD = 9_866 + (1 + 5) * 32
 """Of vit_8, with the class token and the position embedding twice: `fully_shard` pads their first dimension of 1."""
+CUT = 32 * 14 * 14
+"""Values per image between conv1 (with its pooling) and fc1 of cnn_small; as many gradients come back."""
 KEYS_OF_TWO = "model.kv_heads=2"
 ROWS: list[tuple[str, Callable[[RunConfig], Sent]]] = [
     ("!cnn_small 2 ddp", copies),
@@ -150,6 +152,10 @@ ROWS: list[tuple[str, Callable[[RunConfig], Sent]]] = [
     ("gpt 2 fsdp full", sharded(2, 2)),
     ("!gpt 2 fsdp tied", tied),
     ("gpt 2 fsdp tied kept", sharded(2, 1)),
+    (
+        "cnn_small 2 model_parallel strategy.device_map={conv1:0,fc1:1,fc2:1}",
+        lambda _: (0, BATCH * 32 * 14 * 14 * FP64, 0),
+    ),
     # fc1 takes 32·4·4, fc2 gives 10; two blocks on 5 tokens of 32.
     ("!cnn_8 2 tensor_parallel", over_tensors(32 * 4 * 4 + 10)),
     ("vit_8 2 tensor_parallel", over_tensors(2 * 6 * 5 * 32)),

@@ -19,7 +19,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
-from tests.strategies.training import STEPS, loader_of
+from tests.strategies.training import loader_of
 
 # --- shards and schedules
 
@@ -106,8 +106,3 @@ def test_the_optimizers_state_is_on_the_servers_only(mode: str, tmp_path: Path) 
 
 
 # --- refusals
-
-
-def test_three_steps_are_not_a_whole_epoch() -> None:
-    """The parity tests stop after `STEPS`, which synchronous servers must allow: nothing waits for an epoch's end."""
-    assert small("strategy=parameter_server", "devices=2").steps_per_epoch > STEPS
