@@ -24,7 +24,6 @@ from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
 from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy
 from parallelbench.training.failure import classify
-from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, component, config, write_epochs
@@ -32,7 +31,7 @@ from tests.faults import fault
 from tests.helpers import torchs_strategies
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import run_of
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import configure, loader_of, prepared
 
 EPOCHS = 2
 """Before saving, and again after loading."""
@@ -69,10 +68,6 @@ def small(strategy: str, *overrides: str) -> RunConfig:
     raise AssertionError(f"{strategy} refuses 1 to 8 devices")
 
 
-def fresh(run: RunConfig, rank: int, size: int) -> Replica:
-    return run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-
-
 def train(replica: Replica, run: RunConfig, epochs: range) -> list[Any]:
     """What the loop does with a replica; loaders are made anew, as they have no state."""
     losses = []
@@ -102,12 +97,12 @@ def interrupted(
     """
     torch.use_deterministic_algorithms(True)
     first, second = range(1, EPOCHS + 1), range(EPOCHS + 1, 2 * EPOCHS + 1)
-    replica = fresh(run, rank, size)
+    replica = prepared(run, rank, size)
     train(replica, run, first)
     saved = through_a_file(replica.local_state())
     # What training goes on with must not reach what was saved.
     straight = train(replica, run, second), flat(replica.local_state())
-    other = fresh(run, rank, size)
+    other = prepared(run, rank, size)
     if warm:
         other.step(next(loader_of(other, run).train(epoch=1)))
     other.load_local_state(saved)
@@ -185,7 +180,7 @@ def test_what_arrives_in_any_order_is_kept_exactly(strategy: str, tmp_path: Path
 def test_data_need_no_state() -> None:
     """What an epoch's batches are follows from seed and epoch: a fresh loader yields those of the one that went on."""
     run = configure(*SYNTHETIC, *MLP, "strategy=single", "devices=1")
-    replica = fresh(run, 0, 1)
+    replica = prepared(run, 0, 1)
     went_on, anew = loader_of(replica, run), loader_of(replica, run)
     for epoch in (1, 2):
         assert len(list(went_on.train(epoch))) == run.steps_per_epoch

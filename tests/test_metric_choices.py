@@ -27,7 +27,7 @@ from tests.strategies.test_context_parallel import SMALL as SMALL_GPT
 from tests.strategies.test_context_parallel import TOKENS
 from tests.strategies.test_expert_balance import routed
 from tests.strategies.test_parity import MODELS, SYNTHETIC
-from tests.strategies.training import configure, one_device, shard_loader, summed, train, trained
+from tests.strategies.training import configure, one_device, prepared, shard_loader, summed, train, trained
 
 TOP = TopK(name="x", k=2)
 F1 = MacroF1(name="x")
@@ -177,7 +177,7 @@ def test_training_computes_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return counted(logits, labels)
 
     monkeypatch.setattr(MacroF1, "build", lambda self: counting)
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     loader = shard_loader(run, Shard())
     result = replica.step(next(iter(loader.train(1))))
     assert result is not None

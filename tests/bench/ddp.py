@@ -20,7 +20,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.bench.measure import Figure, all_cores, paired, ratios
 from tests.ranks import run_ranks
-from tests.strategies.training import shard_loader
+from tests.strategies.training import prepared, shard_loader
 
 RANKS = 2
 GOALS = {128: 0.95, 32: 0.90}
@@ -49,7 +49,7 @@ def _measure(rank: int, size: int, batch_size: int) -> dict[str, list[float]]:
     data = ["model=cnn_small", "data=synthetic", "data.channels=1", "data.image_size=28", *samples]
     run = one_run([*data, "strategy=ddp", f"devices={size}", f"batch_size={batch_size * size}"]).run
     batches = list(shard_loader(run, Shard(rank, size)).train(epoch=1))
-    ddp = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    ddp = prepared(run, rank, size)
     copy = Single(name="single").prepare(build_model(run), run, World())
     return paired({"ddp": _timed(ddp, batches), "copies": _timed(copy, batches)})
 

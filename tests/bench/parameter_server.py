@@ -17,10 +17,9 @@ from parallelbench.config.components import Batch
 from parallelbench.errors import count_of
 from parallelbench.strategies.servers.servers import SyncServer
 from parallelbench.strategies.servers.workers import SyncWorker
-from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
 from tests.bench.measure import Figure, all_cores, paired, ratios
 from tests.ranks import run_ranks
+from tests.strategies.training import prepared
 
 REPEATS = 20
 """Calls per round."""
@@ -55,7 +54,7 @@ def _measure(rank: int, size: int, workers: int) -> dict[str, list[float]]:
     os.sched_setaffinity(0, {cores[-1] if rank == workers else cores[rank % max(1, len(cores) - 1)]})
     overrides = ["model=cnn_large", "data=synthetic", "data.channels=1", "data.image_size=28", "optimizer=adam"]
     run = one_run([*overrides, "strategy=parameter_server", f"devices={size}", f"batch_size={workers}"]).run
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     message = torch.randn(2_636_554)
 
     def one_message() -> None:

@@ -25,7 +25,7 @@ from parallelbench.training.checks.plain import PlainModel
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
-from tests.strategies.training import Rows, configure, shard_loader
+from tests.strategies.training import Rows, configure, prepared, shard_loader
 from tests.test_closing import closed, failed, passed
 
 VECTORS = ["data=breast_cancer", "model=mlp", "model.hidden=[24,20,16]", "batch_size=24"]
@@ -161,7 +161,7 @@ def test_the_closing_check_knows_them(tokens: bool, precision: str) -> None:
 
 def test_accuracy_is_the_share_of_all_labels() -> None:
     run = on_tokens("epochs=40", "strategy=single")
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     rows = Rows()
     loader = shard_loader(run, replica.data_shard)
     trainer = Trainer(replica, loader, run=run, world=World(), journal=rows)  # type: ignore[arg-type]

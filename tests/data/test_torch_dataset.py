@@ -24,7 +24,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.faults import fault
 from tests.ranks import run_ranks
-from tests.strategies.training import drive
+from tests.strategies.training import drive, prepared
 
 CODE = """
 import numpy as np
@@ -270,4 +270,4 @@ def train_own(rank: int, size: int, plain: dict[str, Any], folder: str) -> dict[
     """What a worker does, which gets the package's folder and name."""
     sys.path.insert(0, folder)
     run = from_mapping(plain, "mine")
-    return drive(run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank)), run)
+    return drive(prepared(run, rank, size), run)

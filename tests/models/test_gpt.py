@@ -30,9 +30,8 @@ from parallelbench.measure.count_layers import layer_counts
 from parallelbench.models.gpt import Gpt
 from parallelbench.models.gpt_layers import CausalAttention, Rotary, rotary_tables, turned
 from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
 from tests.strategies.test_launches import Operations
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import configure, loader_of, prepared
 
 SIZES = {"layers": 2, "width": 16, "heads": 4, "kv_heads": None, "sequence": 12, "vocabulary": 31}
 TINY: dict[str, Any] = {"name": "gpt", **SIZES, "positions": "learned", "mlp": "gelu", "mlp_width": None, "tied": False}
@@ -240,7 +239,7 @@ def test_models_for_clusters_are_planned_without_torch() -> None:
 
 def evaluated_losses(run: RunConfig) -> list[float]:
     """Test losses after each epoch, on one device."""
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     loader, losses = loader_of(replica, run), []
     for epoch in range(1, run.epochs + 1):
         for batch in loader.train(epoch):

@@ -7,10 +7,8 @@ from typing import Any
 from parallelbench.config.run import RunConfig
 from parallelbench.strategies.servers.servers import AsyncServer
 from parallelbench.strategies.servers.workers import WorkerReplica
-from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
 from tests.strategies.test_parity import MODELS, SYNTHETIC
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import configure, loader_of, prepared
 
 PARAMETERS = 402_442
 """Of cnn_small on 28×28×1."""
@@ -24,7 +22,7 @@ def small(*overrides: str, model: str = "cnn_small") -> RunConfig:
 
 def train_epochs(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """Whole epochs on this rank, and what a server was asked for, in the order of arrival."""
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     arrivals = record_arrivals(replica) if isinstance(replica, AsyncServer) else None
     loader = loader_of(replica, run)
     found: dict[str, Any] = {"sent": [], "losses": [], "pushes": [], "vectors": [], "arrivals": []}

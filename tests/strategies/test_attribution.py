@@ -28,7 +28,7 @@ from tests.ranks import run_ranks
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
 from tests.strategies.test_context_parallel import SMALL, TOKENS
 from tests.strategies.test_pipeline import pipeline_of, pipelined
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import configure, loader_of, prepared
 
 Row = dict[str, Any]
 
@@ -116,7 +116,7 @@ class SleepyLoader(ResidentLoader):
 
 def single(*overrides: str) -> tuple[Any, RunConfig]:
     run = configure(*MLP, "strategy=single", *overrides)
-    return run.strategy.prepare(build_model(run), run, World()), run
+    return prepared(run), run
 
 
 def planted_in_loader(replica: Any) -> None:

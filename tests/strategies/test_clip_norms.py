@@ -18,7 +18,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import MODELS, SYNTHETIC
-from tests.strategies.training import STEPS, Rows, configure, loader_of, one_device, shard_loader
+from tests.strategies.training import STEPS, Rows, configure, loader_of, one_device, prepared, shard_loader
 
 NAMES = ("gradient_norm_mean", "gradient_norm_max", "clipped_share")
 
@@ -49,7 +49,7 @@ def loop_by_hand(run: RunConfig) -> tuple[list[float], dict[str, torch.Tensor], 
 
 def of_ranks(rank: int, size: int, run: RunConfig) -> list[dict[str, float]]:
     """What a rank says after `STEPS` steps, and once more."""
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     batches = itertools.chain.from_iterable(map(loader_of(replica, run).train, itertools.count(1)))
     for batch in itertools.islice(batches, STEPS):
         replica.step(batch)
@@ -131,7 +131,7 @@ def test_none_of_many_steps_is_lost(steps: int) -> None:
 
 def trained(run: RunConfig) -> list[dict[str, Any]]:
     """The rows of `ranks` of all epochs; a step before them belongs to none."""
-    replica, journal = run.strategy.prepare(build_model(run), run, World()), Rows()
+    replica, journal = prepared(run), Rows()
     loader = shard_loader(run, Shard())
     replica.step(next(loader.train(epoch=9)))
     Trainer(replica, loader, run=run, world=World(), journal=journal).train()  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_an_epoch_has_those_of_its_own_steps() -> None:
     rows = trained(run)
     assert [row["clipped_share"] for row in rows] == [0.0, 0.0]
     assert rows[0]["gradient_norm_mean"] != rows[1]["gradient_norm_mean"]
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     loader = shard_loader(run, Shard())
     replica.step(next(loader.train(epoch=9)))
     replica.take_norms()

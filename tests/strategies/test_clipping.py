@@ -14,12 +14,11 @@ from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.clipping import Clipping
-from parallelbench.training.torch_session import build_model
 from parallelbench.world.spans import Spans, divided_by
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import MODELS, OVERRIDES, SYNTHETIC
-from tests.strategies.training import configure, loader_of, one_device, sent_in_a_step
+from tests.strategies.training import configure, loader_of, one_device, prepared, sent_in_a_step
 from tests.test_closing import NORMED, SMALL, closed, failed
 
 CLIPPED = "clip_norm=0.2"
@@ -76,7 +75,7 @@ def test_a_sum_of_squares_is_all_that_is_sent(options: list[str], expected: list
 
 def summing_phase(rank: int, size: int, run: RunConfig) -> list[str | None]:
     """The innermost phase while squares are added up."""
-    replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica: Any = prepared(run, rank, size)
     spans, seen = Spans(lambda: 0.0), []
     batch = next(loader_of(replica, run).train(epoch=1))
     sum_over_ranks = replica._clipping.sum_over_ranks

@@ -23,7 +23,7 @@ from tests.ranks import run_ranks
 from tests.strategies.test_context_parallel import SMALL as SMALL_GPT
 from tests.strategies.test_context_parallel import TOKENS
 from tests.strategies.test_parity import OVERRIDES, assert_equal
-from tests.strategies.training import configure, drive, loader_of, one_device
+from tests.strategies.training import configure, drive, loader_of, one_device, prepared
 from tests.test_closing import SMALL, closed, failed, passed, stops_updating
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
@@ -65,7 +65,7 @@ def _train_compiled(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     from torch._dynamo.utils import counters
 
     graphs = counters["stats"]
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     replica.compile_warmup(next(loader_of(replica, run).train(epoch=1)))
     first, evaluate = graphs["unique_graphs"], replica.evaluate
     later = first
@@ -122,7 +122,7 @@ class Compiler:
 def test_what_is_compiled(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(monkeypatch)
     run = configure(*MLP, "compile=true", f"compile_scope={scope}")
-    run.strategy.prepare(build_model(run), run, World())
+    prepared(run)
     assert compiler.given == (["loss", "step", "Sequential"] if scope == "step" else ["Sequential"])
 
 
@@ -131,7 +131,7 @@ def test_what_is_compiled(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_steps_that_compile_leave_no_trace(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Compiler(monkeypatch)
     run = configure(*NORMED, f"optimizer={optimizer}", "optimizer.implementation=foreach", "precision=fp32")
-    expected = drive(run.strategy.prepare(build_model(run), run, World()), run)
+    expected = drive(prepared(run), run)
     compiled = msgspec.structs.replace(run, compile=True, compile_scope="step")
     replica = run.strategy.prepare(build_model(run), compiled, World())
     replica.compile_warmup(next(loader_of(replica, run).train(epoch=1)))
@@ -196,7 +196,7 @@ def test_on_a_gpu_a_compiled_update_counts_on_the_device_and_is_not_fused() -> N
 def test_batches_of_an_evaluation_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """They differ in size: each size would be compiled anew, within the epoch."""
     run = configure(*MLP, *STEP)
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     monkeypatch.setattr(replica._numerics, "training_loss", None)  # type: ignore[attr-defined]
     sums = replica.evaluate(islice(loader_of(replica, run).test(), 1))
     assert sums is not None

@@ -12,9 +12,7 @@ from launch.sweep import one_run
 from parallelbench.config.run import RunConfig
 from parallelbench.training.checks.comparability import local_statistics
 from parallelbench.training.checks.parity import as_checked
-from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
-from tests.strategies.training import drive, one_device
+from tests.strategies.training import drive, one_device, prepared
 
 DATA = ["data=synthetic", "data.channels=1", "data.image_size=32", "data.train_samples=96", "data.test_samples=25"]
 
@@ -34,7 +32,7 @@ def test_each_gpu_normalises_its_own_piece(norm: str) -> None:
 def test_on_one_device_the_replica_trains_like_it_and_counts_what_two_would_copy() -> None:
     """Where there are no GPUs `nn.DataParallel` is the bare module; everything around it is as on GPUs."""
     run = on_gpus("model=logistic_regression")
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     # Not bitwise: sums over threads may take memory in other blocks.
     torch.testing.assert_close(drive(replica, run), one_device(run), rtol=0, atol=1e-12)
     size_bytes, images, logits = 8 * (1024 + 1) * 10, 8 * 24 * 1024, 8 * 24 * 10
@@ -84,7 +82,7 @@ def test_what_is_scattered_and_gathered_is_counted_as_it_is(
     plain = ["strategy=data_parallel", "devices=2", "batch_size=24", "precision=fp64"]
     plain = [each for each in plain if each.partition("=")[0] not in {text.partition("=")[0] for text in overrides}]
     run = one_run([*data, *plain, *overrides]).run
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     drive(replica, run)
     assert replica.traffic.take()["activation_bytes_sent"] == OnTwo.sent > 0
 
@@ -101,7 +99,7 @@ class Kept:
 def test_the_module_sets_its_arithmetic_itself() -> None:
     """Threads inherit no autocast dtype: without that bf16 would be fp16 on all GPUs."""
     run, kept = on_gpus("model=logistic_regression", "precision=bf16"), Kept()
-    replica: Any = run.strategy.prepare(build_model(run), run, World())
+    replica: Any = prepared(run)
     replica._module[-1].register_forward_hook(kept)
     replica._forward(torch.zeros(2, 1, 32, 32))
     assert kept.dtype == torch.bfloat16

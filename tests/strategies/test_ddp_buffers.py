@@ -17,7 +17,7 @@ from parallelbench.strategies.replica import share_buffers
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import configure, loader_of, prepared
 
 SMALL = ["data=synthetic", "data.image_size=16", "data.train_samples=96", "data.test_samples=10", "model=resnet_tiny"]
 
@@ -44,7 +44,7 @@ def _trained(rank: int, size: int, run: RunConfig) -> list[dict[str, torch.Tenso
         with mock.patch.object(ddp, "keep_buffers_local", options), warnings.catch_warnings():
             if not found:
                 warnings.simplefilter("error", FutureWarning)
-            replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+            replica = prepared(run, rank, size)
             for batch in loader_of(replica, run).train(epoch=1):
                 replica.step(batch)
             found.append(replica.local_state()["tensors"])

@@ -10,13 +10,11 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.config.run import RunConfig
-from parallelbench.training.torch_session import build_model
 from parallelbench.world.spans import Spans, divided_by
-from parallelbench.world.world import World
 from tests.planted import once_after
 from tests.ranks import run_ranks
 from tests.strategies.test_expert_parallel import small
-from tests.strategies.training import loader_of
+from tests.strategies.training import loader_of, prepared
 from tests.test_closing import failed, on_ranks, passed, stays_right
 
 RANKS = 2
@@ -74,7 +72,7 @@ def test_groups_pass_the_closing_check_which_compares_their_experts(tmp_path: Pa
 
 def phases_of_the_sums(rank: int, size: int, run: RunConfig) -> list[str | None]:
     """The innermost phase where each sum begins, and where they are waited for."""
-    replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica: Any = prepared(run, rank, size)
     spans, seen = Spans(lambda: 0.0), []
     wait, all_reduce = replica._after_backward, dist.all_reduce
 

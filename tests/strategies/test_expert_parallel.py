@@ -17,7 +17,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_expert_balance import EXPERTS, SMALL
-from tests.strategies.training import TOKENS, configure, loader_of
+from tests.strategies.training import TOKENS, configure, loader_of, prepared
 
 pytestmark = pytest.mark.slow
 
@@ -98,5 +98,5 @@ def test_each_rank_holds_its_experts_only(options: list[str], most: float, tmp_p
 
 
 def held(rank: int, size: int, run: RunConfig) -> int:
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     return sum(each.numel() for each in replica.local_state()["tensors"].values())

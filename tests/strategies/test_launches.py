@@ -13,11 +13,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.components import Batch
-from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
-from parallelbench.world.world import World
 from tests.helpers import configured
-from tests.strategies.training import loader_of
+from tests.strategies.training import loader_of, prepared
 
 MOST_LAUNCHES = 24
 """Of one step of cnn_small in fp32, its batch included."""
@@ -54,7 +52,7 @@ def test_a_step_of_a_small_model_is_few_launches_and_none_that_waits() -> None:
         *("data=synthetic", "data.channels=1", "data.image_size=28", "batch_size=8", "optimizer.implementation=fused"),
         *(f"data.train_samples={8 * (STEPS + 2)}", "data.test_samples=10"),
     )
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     batches = loader_of(replica, run).train(epoch=1)
     for batch in islice(batches, 2):
         replica.step(batch)
@@ -120,7 +118,7 @@ def test_a_step_of_a_language_model_is_hardly_more_launches_than_a_hand_written_
         *("model=gpt_tiny", "data=tokens", "optimizer=adamw", "optimizer.implementation=fused", "batch_size=8"),
         *("data.train_samples=24", "data.test_samples=8"),
     )
-    replica = run.strategy.prepare(build_model(run), run, World())
+    replica = prepared(run)
     batches = list(loader_of(replica, run).train(epoch=1))
     model: Any = run.model
     written = Written(model.vocabulary, model.width, layers=model.layers, heads=model.heads, sequence=model.sequence)

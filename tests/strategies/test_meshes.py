@@ -22,7 +22,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal
-from tests.strategies.training import configure, drive, loader_of, one_device
+from tests.strategies.training import configure, drive, loader_of, one_device, prepared
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
 MLP = [*DATA, "model=mlp", "model.hidden=[24,20,16]"]
@@ -32,7 +32,7 @@ CNN = [*DATA, "model=cnn_small"]
 
 def train_and_send(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """What a rank reads, trains, and sends in one step more."""
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     result = drive(replica, run)
     replica.traffic.take()
     replica.step(next(loader_of(replica, run).train(epoch=2)))
@@ -76,7 +76,7 @@ def test_copies_of_pipelines_send_what_the_formulas_say(
 
 def spoil_and_evaluate(rank: int, size: int, run: RunConfig, tensor: int) -> dict[str, torch.Tensor]:
     """What a rank holds whole after an evaluation, before which all but the first of the tensor ranks had drifted."""
-    replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica: Any = prepared(run, rank, size)
     replica.step(next(loader_of(replica, run).train(epoch=1)))
     module = replica._layers if hasattr(replica, "_layers") else replica._module
     plan, kept = run.model.anatomy().linears.plan, {}

@@ -15,11 +15,9 @@ from parallelbench.strategies.servers.schedule import Schedule
 from parallelbench.strategies.servers.servers import shard_bounds
 from parallelbench.strategies.servers.workers import HostedParameters
 from parallelbench.strategies.state import FlatParameters
-from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
-from tests.strategies.training import loader_of
+from tests.strategies.training import loader_of, prepared
 
 # --- shards and schedules
 
@@ -90,7 +88,7 @@ def test_synchronous_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
 
 def optimizer_bytes(rank: int, size: int, run: RunConfig) -> int:
     """Memory of the optimizer's state on this rank, before the first step and after it."""
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     replica.step(next(loader_of(replica, run).train(1)))
     states = replica._optimizer.state.values()  # type: ignore[attr-defined]
     return sum(value.nbytes for state in states for value in state.values() if value.dim())

@@ -25,7 +25,7 @@ from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import assert_equal
-from tests.strategies.training import configure, drive, loader_of, one_device, summed
+from tests.strategies.training import configure, drive, loader_of, one_device, prepared, summed
 
 DATA = ["data=synthetic", "data.channels=1", "data.train_samples=96", "data.test_samples=37", "data.image_size=8"]
 DEEP = [*DATA, "model=mlp", "model.hidden=[24,20,16,12,20,24,16]", "strategy=pipeline"]
@@ -54,7 +54,7 @@ def train_all(rank: int, size: int, runs: list[RunConfig]) -> list[dict[str, Any
     """What each run does in turn, the bytes that each step and each evaluation sends, and torch's order of the work."""
     results = []
     for run in runs:
-        replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+        replica: Any = prepared(run, rank, size)
         result = drive(replica, run)
         replica.traffic.take()
         loader = loader_of(replica, run)
@@ -130,7 +130,7 @@ def evaluate_in_step(rank: int, size: int, runs: list[RunConfig]) -> list[list[f
 
     results = []
     for run in runs:
-        replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+        replica = prepared(run, rank, size)
         with patch.object(dist, "isend", send):
             evaluated = replica.evaluate(loader_of(replica, run).test())
         results.append(None if evaluated is None else evaluated.tolist())

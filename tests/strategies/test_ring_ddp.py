@@ -16,7 +16,7 @@ from parallelbench.strategies.replica import gradient_bytes
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import configure, loader_of, prepared
 
 SIZES = [1, 2, 3, 4, 5, 12, 1000, 1001, 65537]
 MODEL = [
@@ -80,7 +80,7 @@ def test_a_step_sends_each_gradient_round_the_ring_once(bucket_mib: float, tmp_p
 
 def lonely_step(rank: int, size: int, run: RunConfig) -> str | None:
     """Rank 1 is gone when rank 0 wants to average."""
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     if rank == 1:
         dist.destroy_process_group()
         return None

@@ -14,12 +14,10 @@ from torch import Tensor
 from parallelbench.config.run import RunConfig
 from parallelbench.strategies.lbfgs.sandblaster import ShardedVector
 from parallelbench.training.checks.comparability import as_reference
-from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.serving import PARAMETERS, small
 from tests.strategies.test_parity import SYNTHETIC
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import configure, loader_of, prepared
 
 FULL = ["optimizer=lbfgs", "optimizer.lr=1.0", "batch_size=96"]
 STEPS = 12
@@ -47,7 +45,7 @@ def test_many_iterations_equal_those_of_torch(devices: int, options: list[str], 
 
 def iterate(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """Some iterations on this rank, and what they sent."""
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     evaluations = 0
     forward_backward = replica._forward_backward  # type: ignore[attr-defined]
 

@@ -6,31 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.measure.counted_bytes import CountedBytes
+from parallelbench.strategies.state import local
 from parallelbench.training.checks.comparability import as_reference
 from parallelbench.training.torch_session import build_model
-from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.test_context_parallel import SMALL, TOKENS
 from tests.strategies.test_parity import assert_equal
-from tests.strategies.training import configure, drive, loader_of
+from tests.strategies.training import configure, drive, loader_of, prepared
 
 DATA = ["data=synthetic", "data.channels=1", "data.image_size=32", "data.train_samples=96", "data.test_samples=25"]
 MLP = [*DATA, "model=mlp", "optimizer=adam"]
 
 
-def prepared(rank: int, size: int, run: RunConfig) -> Replica:
-    return run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
-
-
 def held(rank: int, size: int, run: RunConfig) -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state that a rank holds after a step."""
-    replica: Any = prepared(rank, size, run)
+    replica: Any = prepared(run, rank, size)
     batches = loader_of(replica, run).train(epoch=1)
     replica.step(next(batches))
     ((module, optimizer),) = [replica.trained()]
@@ -82,13 +76,9 @@ def test_an_optimizer_whose_memory_grows_has_no_formula() -> None:
     assert run.strategy.state_bytes(run, 1000) is None
 
 
-def local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 def train_on(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """Two evaluations, each after some steps; then the replica is given back."""
-    replica = prepared(rank, size, run)
+    replica = prepared(run, rank, size)
     drive(replica, run)
     result = drive(replica, run)
     replica.close()
@@ -110,7 +100,7 @@ def train_on(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 def test_training_goes_on_after_evaluation(strategy: str, ranks: int, options: str, tmp_path: Path) -> None:
     run = configure(*DATA, f"strategy={strategy}", f"devices={ranks}", *options.split())
     alone = as_reference(run)
-    reference = prepared(0, 1, alone)
+    reference = prepared(alone)
     drive(reference, alone)
     assert_equal(run_ranks(train_on, ranks, tmp_path, run), drive(reference, alone), tolerance=1e-9)
 
@@ -138,7 +128,7 @@ GATHERED = ["data=synthetic", "data.channels=1", "data.image_size=8", "data.trai
 
 
 def _trained_and_sent(rank: int, size: int, run: RunConfig) -> tuple[list[float], dict[str, float]]:
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     with (counted := CountedBytes()):
         results = [replica.step(batch) for batch in loader_of(replica, run).train(epoch=1)]
     assert not counted.unknown

@@ -18,7 +18,7 @@ from parallelbench.world.world import World
 from tests.faults import fault
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES, SHIPPED, SYNTHETIC
-from tests.strategies.training import configure, loader_of
+from tests.strategies.training import configure, loader_of, prepared
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ PARAMETERS, FP64 = 402_442, 8
 
 
 def one_step(rank: int, size: int, run: RunConfig) -> dict[str, int]:
-    replica = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica = prepared(run, rank, size)
     replica.traffic.take()
     replica.step(next(loader_of(replica, run).train(epoch=1)))
     return replica.traffic.take()

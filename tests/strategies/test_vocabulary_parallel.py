@@ -16,10 +16,9 @@ from parallelbench.errors import ConfigError
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor.vocabulary import DividedCrossEntropy
-from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
-from tests.strategies.training import loader_of, small
+from tests.strategies.training import loader_of, prepared, small
 
 DIVIDED = "strategy.vocabulary_parallel=true"
 DEVICES = {"tensor_parallel": 2, "dp_tp": 4, "dp_pp_tp": 4}
@@ -67,7 +66,7 @@ def test_the_loss_of_parts_is_that_of_the_whole(kind: str, smoothing: float, tmp
 
 def seen(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
     """What a step sends, rows of the vocabulary that the rank holds, widths of logits, and tokens that norms see."""
-    replica: Any = run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+    replica: Any = prepared(run, rank, size)
     module, _ = replica.trained()
     rows = {len(local(each)) for name, each in module.named_parameters() if name in ("embed.tokens.weight", HEAD)}
     widths, tokens = set[int](), set[int]()

@@ -97,6 +97,11 @@ def kept_bytes(rank: int, size: int, run: RunConfig) -> int:
     return sum(size_bytes for place, size_bytes in storages.items() if place not in parameters)
 
 
+def prepared(run: RunConfig, rank: int = 0, size: int = 1) -> Replica:
+    """A rank's replica of the run's model."""
+    return run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
+
+
 def loader_of(replica: Replica, run: RunConfig) -> ResidentLoader:
     """The batches that the replica's rank reads."""
     return shard_loader(run, replica.data_shard)
