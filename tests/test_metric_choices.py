@@ -27,7 +27,16 @@ from tests.strategies.test_context_parallel import SMALL as SMALL_GPT
 from tests.strategies.test_context_parallel import TOKENS
 from tests.strategies.test_expert_balance import routed
 from tests.strategies.test_parity import MODELS, SYNTHETIC
-from tests.strategies.training import configure, one_device, prepared, shard_loader, summed, train, trained
+from tests.strategies.training import (
+    configure,
+    one_device,
+    plain_epochs,
+    prepared,
+    shard_loader,
+    summed,
+    train,
+    trained,
+)
 
 TOP = TopK(name="x", k=2)
 F1 = MacroF1(name="x")
@@ -137,13 +146,8 @@ def measured(run: RunConfig) -> list[float | None]:
 def by_hand(run: RunConfig) -> list[float]:
     """A loop in plain PyTorch, and the share of labels among the five largest logits after each epoch."""
     model, found = build_model(run).double(), []
-    optimizer = run.optimizer.build(model.parameters(), run, "cpu")
     loader = shard_loader(run, Shard())
-    for epoch in range(1, run.epochs + 1):
-        for batch in loader.train(epoch):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(batch.images), batch.labels).backward()
-            optimizer.step()
+    for _ in plain_epochs(model, run):
         hits = [(model(b.images).topk(5).indices == b.labels[:, None]).any(1) for b in loader.test() if b.size]
         found.append(torch.cat(hits).double().mean().item())
     return found

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.training.observers import BLOCK, by_step, rows_of
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
 from tests.ranks import run_ranks
-from tests.strategies.training import configure, shard_loader, trained
+from tests.strategies.training import configure, plain_epochs, trained
 from tests.test_closing import SMALL
 
 
@@ -23,27 +23,12 @@ def on_ranks(rank: int, size: int, runs: list[RunConfig]) -> list[list[dict[str,
     return [trained(rank, size, run)[0]["losses"] for run in runs]
 
 
-def by_hand(run: RunConfig) -> list[float]:
-    """A loop in plain PyTorch."""
-    model, losses = build_model(run).double(), []
-    optimizer = run.optimizer.build(model.parameters(), run, "cpu")
-    loader = shard_loader(run, Shard())
-    for epoch in range(1, run.epochs + 1):
-        for batch in loader.train(epoch):
-            loss = torch.nn.functional.cross_entropy(model(batch.images), batch.labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return losses
-
-
 @pytest.mark.slow
 def test_rows_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     exact = [*SMALL, "precision=fp64", "devices=2"]
     pieces = ["strategy.micro_batches=4"]
     runs = [configure(*exact, "strategy=ddp"), configure(*exact, "strategy=pipeline", *pieces)]
-    expected = by_hand(runs[0])
+    expected = list(chain.from_iterable(plain_epochs(build_model(runs[0]).double(), runs[0])))
     for rows in run_ranks(on_ranks, 2, tmp_path, runs)[0]:
         steps = runs[0].steps_per_epoch
         assert [(row["epoch"], row["step"], row["steps"]) for row in rows] == [

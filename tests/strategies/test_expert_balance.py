@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.count_layers import layer_counts
@@ -19,7 +18,7 @@ from parallelbench.training.observers import ExpertBalance
 from parallelbench.training.torch_session import build_model
 from tests.ranks import run_ranks
 from tests.strategies.test_parity import OVERRIDES
-from tests.strategies.training import TOKENS, configure, shard_loader, trained
+from tests.strategies.training import TOKENS, configure, plain_epochs, trained
 
 SMALL = ("model=gpt_moe_tiny", "model.layers=2", "model.width=16", "model.sequence=12", "model.vocabulary=24")
 EXPERTS = ("model.experts=4", "model.mlp_width=24", "model.balance=0.7")
@@ -53,14 +52,8 @@ def by_hand(run: RunConfig) -> list[float]:
     routers = [module.router for module in model.modules() if isinstance(module, MixtureOfExperts)]
     for router, total in zip(routers, counts, strict=True):
         router.register_forward_hook(partial(count_choices, total))
-    loss = run.model.with_own_loss(run.loss.build())
-    optimizer = run.optimizer.build(model.parameters(), run, "cpu")
-    loader, found = shard_loader(run, Shard()), []
-    for epoch in (1, 2):
-        for batch in loader.train(epoch):
-            optimizer.zero_grad()
-            loss(model(batch.images), batch.labels).backward()
-            optimizer.step()
+    found = []
+    for _ in plain_epochs(model, run, run.model.with_own_loss(run.loss.build())):
         assert [sum(total) for total in counts] == [96 * 12 * 2] * 2, "samples, tokens, experts per token"
         found.append(sum(max(total) / (sum(total) / 4) for total in counts) / 2)
         for total in counts:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from launch.sweep import one_run
 from parallelbench.config.components import Shard
@@ -87,7 +90,7 @@ def kept_bytes(rank: int, size: int, run: RunConfig) -> int:
     parameters = {parameter.untyped_storage().data_ptr() for parameter in replica.trained()[0].parameters()}
     storages: dict[int, int] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()  # all that was noted is still there: backward has not begun
         return tensor
@@ -122,6 +125,21 @@ def shard_loader(run: RunConfig, shard: Shard) -> ResidentLoader:
     )
 
 
+def plain_epochs(model: nn.Sequential, run: RunConfig, loss: Callable[..., Tensor] = F.cross_entropy) -> Iterator[Any]:
+    """A loop in plain PyTorch, on one device: after each epoch, the losses of its steps."""
+    optimizer = run.optimizer.build(model.parameters(), run, "cpu")
+    loader = shard_loader(run, Shard())
+    for epoch in range(1, run.epochs + 1):
+        losses = []
+        for batch in loader.train(epoch):
+            value = loss(model(batch.images), batch.labels)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            losses.append(value.item())
+        yield losses
+
+
 def one_device(run: RunConfig) -> dict[str, Any]:
     """The same training on one device, in this process."""
     return train(0, 1, as_reference(run))
@@ -141,7 +159,7 @@ class Rows:
     def commit(self) -> None: ...
 
 
-def trained(rank: int, size: int, run: RunConfig) -> tuple[dict[str, list[dict[str, Any]]], dict[str, torch.Tensor]]:
+def trained(rank: int, size: int, run: RunConfig) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Tensor]]:
     """The rows of a whole training that this rank writes, and the model; steps before it leave no trace."""
     world, journal = World(rank=rank, size=size, local_rank=rank), Rows()
     replica = run.strategy.prepare(build_model(run), run, world)
