@@ -5,10 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from launch.known import known
+from launch.sweep import expand
+from launch.sweep.compose import group_choices
+from launch.sweep.extension import extension
+from parallelbench import cli
 from tests.docs import DOCS, EVIDENCE, PAGES, SITE_PAGES
 
 ROOT = DOCS.parent
@@ -63,3 +71,65 @@ def test_make_targets_named_in_the_documentation_exist() -> None:
     for path in WRITTEN:
         named = set(re.findall(r"`make ([a-z-]+)", path.read_text()))
         assert named <= targets, f"{path.name}: {named - targets}"
+
+
+OWN_WORDS = ("me", "mine", "wide", "shapes", "local_sgd", "sizes", "NAME", "<", "…")
+"""Beginnings of choices that a page has the reader make."""
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command in the blocks of code, and of those in tables and sentences that have arguments."""
+    in_code = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            in_code = not in_code
+        found = [line] if in_code else re.findall(r"`(parallelbench [^`]+ [^`]+)`", line)
+        for command in found:
+            for part in re.split(r" && | \\$", command.replace("\\|", "|")):
+                if part.strip().startswith("parallelbench ") and "|" not in part:
+                    yield shlex.split(part, comments=True)[1:]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_commands_in_the_documentation_are_taken(path: Path) -> None:
+    """Verbs and options exist, keys are keys, and choices are choices, but for the reader's own."""
+    for words in commands(path.read_text()):
+        words = [word.strip("[]") for word in words if word != "…" and "$" not in word]
+        options = cli._options(words)
+        for override in getattr(options, "overrides", []):
+            key, equals, value = override.partition("=")
+            if options.verb == "advise" and key.startswith(("model.", "data.")):
+                continue  # transformers have keys of their own
+            groups = group_choices()
+            assert equals, f"{path.name}: {words}"
+            assert key in known()["keys"] or key in groups or key in ("experiment", "faithful", "…"), (
+                f"{path.name}: {key} is no key"
+            )
+            for name in value.split(",") if key in groups else ():
+                valid = name in groups[key] or name.startswith(OWN_WORDS) or (options.verb, name) == ("advise", "gpt")
+                valid |= (key, name) in (("strategy", "auto"), ("sweep", "next_runs"))
+                assert valid, f"{path.name}: {key}={name} is no choice"
+
+
+def test_the_sweep_of_the_page_has_the_runs_that_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    assert yaml.safe_load(example)["name"] == "sizes"
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sizes.yaml").write_text(example)
+    mine = extension(str(tmp_path), None)
+    runs = [planned.run for planned in expand(["sweep=sizes"], mine)]
+    said = re.search(r"That makes (\d+) configurations and (\d+) runs", page)
+    assert said is not None
+    assert (len(runs) / 6, len(runs)) == tuple(map(int, said.groups()))
+    assert not [run for run in runs if run.model.name == "mlp" and run.strategy.name == "pipeline"]
+    (one_size, *_) = {run.batch_size for run in (p.run for p in expand(["sweep=sizes", "batch_size=128"], mine))}
+    assert one_size == 128, "the command line wins"
+
+
+def test_the_first_hours_sweep_has_the_runs_that_the_page_says() -> None:
+    page = (ROOT / "docs" / "first-hour.md").read_text()
+    (words,) = [words for words in commands(page) if words[0] == "plan"]
+    runs = [planned.run for planned in expand(words[1:])]
+    assert f"shows the {len(runs)} runs" in page
+    assert {run.strategy.name for run in runs if run.devices == 1} == {"single"}

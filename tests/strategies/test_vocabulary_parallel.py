@@ -1,4 +1,4 @@
-"""Embedding, head and loss divided by vocabulary: the loss of parts, what ranks hold."""
+"""Embedding, head and loss divided by vocabulary: the loss of parts, what ranks hold; norms on divided tokens."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from analysis.advisor.strategies import suite_phases
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.models.gpt import Gpt
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor.vocabulary import DividedCrossEntropy
+from parallelbench.training.checks.components import check_traits, traits_of
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import loader_of, prepared, small
@@ -109,3 +113,32 @@ def test_the_advisor_says_that_it_has_no_formula() -> None:
 
     with pytest.raises(ConfigError, match=r"no formula knows what strategy\.vocabulary_parallel=true"):
         suite_phases(Job(), {})  # type: ignore[arg-type]
+
+
+class Dropping(Gpt, frozen=True, kw_only=True):
+    """A model of one's own: GPT with dropout behind its embedding."""
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        model = super().build(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        first = next(iter(model))
+        first.register_forward_hook(lambda layer, _, values: nn.functional.dropout(values, 0.5, layer.training))
+        return model
+
+
+@pytest.mark.cases("tensor_parallel")
+@pytest.mark.parametrize("strategy", ["tensor_parallel", "dp_tp", "dp_pp_tp"])
+def test_ranks_with_other_tokens_do_not_drop_alike(strategy: str) -> None:
+    """Tensor ranks draw the same numbers, as they compute the same values; not so where tokens are divided."""
+    devices = {"tensor_parallel": 2, "dp_tp": 4, "dp_pp_tp": 8}[strategy]
+    for divided in ("true", "false"):
+        run = small(strategy, devices, f"strategy.sequence_parallel={divided}")
+        check_traits(run, traits_of(run))
+        options = {name: getattr(run.model, name) for name in run.model.__struct_fields__}
+        run = msgspec.structs.replace(run, model=Dropping(**options))
+        traits = traits_of(run)
+        assert traits.draws
+        if divided == "false":
+            check_traits(run, traits)
+        else:
+            with pytest.raises(ConfigError, match=r"drop alike.* choose strategy\.sequence_parallel=false"):
+                check_traits(run, traits)
