@@ -13,6 +13,7 @@ import torch
 from analysis import load
 from parallelbench.cli import main
 from parallelbench.config.identity import run_id
+from parallelbench.config.run import RunConfig
 from parallelbench.measure import attribution
 from parallelbench.measure.attribution import TRACED_STEPS, ring
 from parallelbench.measure.bandwidth import Collective
@@ -42,8 +43,11 @@ KNOWN = {
 
 
 def trained(folder: Path, *overrides: str) -> RunFolder:
-    """A run in this process, published."""
-    run = configured(*TINY, "epochs=2", f"results={folder}", "measure.telemetry_hz=0", *overrides)
+    return published_here(configured(*TINY, "epochs=2", f"results={folder}", "measure.telemetry_hz=0", *overrides))
+
+
+def published_here(run: RunConfig) -> RunFolder:
+    """A run in this process."""
     home = RunFolder.of(run)
     home.write_intent(run, [])
     attempt = home.claim()

@@ -9,26 +9,23 @@ import msgspec
 import pytest
 import torch
 
+from analysis import load
 from parallelbench.config.components import Arrays, Shard
-from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig
 from parallelbench.measure import environment
-from parallelbench.measure.clock import StartUp
 from parallelbench.models.gpt import Gpt
-from parallelbench.results.folder import RunFolder
-from parallelbench.results.journal import Journal, read_tables
-from parallelbench.results.publish import run_row
 from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.training import torch_session
 from parallelbench.training.checks import excerpt
 from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.checks.excerpt import Excerpt, whole_bytes
 from parallelbench.training.checks.parity import as_checked
-from parallelbench.training.torch_session import Session, build_loader, build_model
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
 from tests.strategies.training import configure
 from tests.test_parity_gate import Wrong, WrongStages, idle_stage, same_shard, unsummed_gradients, with_fault
+from tests.test_phases import published_here
 
 DATA = ("data=tokens", "data.sequence=192", "data.train_samples=96", "data.test_samples=40", "data.vocabulary=500")
 LARGE = ("model=gpt_tiny", "model.sequence=256", "model.vocabulary=512", "model.layers=6")
@@ -257,16 +254,8 @@ def test_the_run_says_what_was_checked(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(environment, "capture", lambda *_, **__: {})
     few = ("data.sequence=64", "data.train_samples=16", "data.test_samples=8", "batch_size=8", "epochs=1")
     run = configure(*DATA, *LARGE, *few, "measure.telemetry_hz=0", "measure.probe=false", f"results={tmp_path}")
-    folder = RunFolder.of(run)
-    folder.write_intent(run, [])
-    attempt = folder.claim()
-    assert attempt is not None
-    attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
-    journal = Journal(attempt.path / "journal-rank0.jsonl", keys={"run_id": run_id(run), "attempt": 1})
-    session = Session(run, attempt, device_type="cpu", journal=journal, startup=StartUp(0.0, 0.0))
-    session.train()
-    session.leave()
-    row = run_row(run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path)[1])
+    published_here(run)
+    (row,) = load(tmp_path).run.to_dicts()
     assert row["parity_model"]
     assert row["parity_model"] == part_of(run).smaller
     assert row["parity_passed"]
