@@ -65,6 +65,13 @@ def accounting() -> Iterator[Cluster]:
     yield from started("accounting")
 
 
+@pytest.fixture
+def ours(accounting: Cluster) -> Cluster:
+    """The same, as if it had just begun."""
+    accounting.restore()
+    return accounting
+
+
 @pytest.fixture(scope="session")
 def no_accounting() -> Iterator[Cluster]:
     yield from started("no_accounting")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import psutil
 
 from launch.slurm import record
@@ -165,6 +166,10 @@ class Sweep:
         self.wait(lambda: run.state().state == "done", "a result")
         assert run.state().label == label
         return run
+
+    def row(self) -> dict[str, Any]:
+        """Its row in the table of runs."""
+        return pl.read_parquet(self.done().result / "run.parquet").row(0, named=True)
 
     def settle(self, *, at_least: int) -> int:
         """Wait until so many runs are done, or no job is left; returns how many are."""

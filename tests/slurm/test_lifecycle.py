@@ -36,12 +36,6 @@ WHOLE = ("--nodes=2", "--exclusive")
 
 
 @pytest.fixture
-def ours(accounting: Cluster) -> Cluster:
-    accounting.restore()
-    return accounting
-
-
-@pytest.fixture
 def cgroups(cgroup: Cluster) -> Cluster:
     """Where Slurm signals only the tasks themselves, so that forwarding is ours."""
     cgroup.restore()
@@ -83,8 +77,7 @@ def test_a_warned_run_goes_on_in_the_next_start_of_its_job(cgroups: Cluster, tmp
     run = sweep.done()
     assert len(sweep.jobs) == 1
     assert show(cgroups, sweep.job)["Restarts"] == "1"
-    stopped_after = len(finished_epochs(first))
-    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    stopped_after, row = len(finished_epochs(first)), sweep.row()
     assert (row["attempt"], row["resumed_after"]) == (2, str(stopped_after))
     epochs = pl.read_parquet(run.result / "epochs.parquet")
     assert epochs["epoch"].to_list() == list(range(1, 401))
@@ -105,8 +98,7 @@ def test_a_warned_run_whose_epoch_does_not_end_goes_on_from_the_one_before(ours:
     sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
     warn(sweep)
     assert sweep.outcome(first) == ("timeout", "ended within an epoch, since the time of its job was nearly up")
-    run = sweep.done()
-    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    row = sweep.row()
     assert (row["attempt"], row["resumed_after"], finished_epochs(first)) == (2, "1", [1])
     info = first.info()
     assert info is not None
@@ -161,9 +153,7 @@ def test_a_warned_run_that_cannot_be_requeued(ours: Cluster, tmp_path: Path) -> 
     sweep.over()
     assert "could not be queued again" in sweep.log()
     sweep.submit()
-    run = sweep.done()
-    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
-    assert row["resumed_after"] == str(len(finished_epochs(first)))
+    assert sweep.row()["resumed_after"] == str(len(finished_epochs(first)))
 
 
 @fault(
@@ -181,10 +171,8 @@ def test_jobs_ask_for_requeueing_themselves(special: Cluster, tmp_path: Path) ->
     sweep.epochs(first, at_least=2)
     warn(sweep)
     assert sweep.outcome(first)[0] == "timeout"
-    run = sweep.done()
+    assert sweep.row()["resumed_after"] == str(len(finished_epochs(first)))
     assert (len(sweep.jobs), show(special, sweep.job)["Restarts"]) == (1, "1")
-    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
-    assert row["resumed_after"] == str(len(finished_epochs(first)))
 
 
 @fault(
@@ -239,6 +227,20 @@ def preempt(sweep: Sweep) -> str:
     return submit(sweep.cluster, "sleep 600", *WHOLE)
 
 
+def preempted_after_a_checkpoint(sweep: Sweep) -> tuple[Attempt, str]:
+    """The sweep's first attempt, and the job that takes both nodes away from it."""
+    sweep.submit()
+    first = sweep.attempt()
+    sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
+    return first, preempt(sweep)
+
+
+def give_back(sweep: Sweep, urgent: str) -> None:
+    """End the job that has the nodes, once it does."""
+    wait(sweep.cluster, urgent, JobState="RUNNING")
+    sweep.cluster.run("scancel", urgent)
+
+
 @fault(
     "lifecycle",
     "Preemption",
@@ -247,15 +249,10 @@ def preempt(sweep: Sweep) -> str:
 )
 def test_a_preempted_run_goes_on(ours: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(ours, tmp_path, (*LONG, *SAVING))
-    sweep.submit()
-    first = sweep.attempt()
-    sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
-    urgent = preempt(sweep)
+    _, urgent = preempted_after_a_checkpoint(sweep)
     sweep.wait(lambda: sweep.run.state().state != "running", "the end of the first start")
-    wait(ours, urgent, JobState="RUNNING")
-    ours.run("scancel", urgent)
-    run = sweep.done()
-    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    give_back(sweep, urgent)
+    row = sweep.row()
     assert row["attempt"] == 2
     assert int(row["resumed_after"]) > 0
     assert len(sweep.jobs) == 1
@@ -275,11 +272,8 @@ def test_a_preempted_run_that_is_warned_loses_nothing(special: Cluster, tmp_path
     sweep.epochs(first, at_least=2)
     urgent = preempt(sweep)
     assert sweep.outcome(first)[0] == "timeout"
-    wait(special, urgent, JobState="RUNNING")
-    special.run("scancel", urgent)
-    run = sweep.done()
-    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
-    assert row["resumed_after"] == str(len(finished_epochs(first)))
+    give_back(sweep, urgent)
+    assert sweep.row()["resumed_after"] == str(len(finished_epochs(first)))
 
 
 @fault(
@@ -293,16 +287,11 @@ def test_a_preempted_run_that_is_warned_loses_nothing(special: Cluster, tmp_path
 )
 def test_a_preempted_run_in_its_grace_is_queued_again(special: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(special, tmp_path, (*LONG, *SAVING))
-    sweep.submit()
-    first = sweep.attempt()
-    sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
-    urgent = preempt(sweep)
+    first, urgent = preempted_after_a_checkpoint(sweep)
     saved = special.options.variant == "cgroup"
     assert sweep.outcome(first)[0] == ("timeout" if saved else "killed")
-    wait(special, urgent, JobState="RUNNING")
-    special.run("scancel", urgent)
-    run = sweep.done()
-    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    give_back(sweep, urgent)
+    row = sweep.row()
     assert row["attempt"] == 2
     resumed = int(row["resumed_after"])
     assert resumed == len(finished_epochs(first)) if saved else resumed > 0
@@ -319,15 +308,10 @@ def test_a_preempted_run_in_its_grace_is_queued_again(special: Cluster, tmp_path
 def test_a_preempted_run_whose_epoch_does_not_end_is_queued_again(special: Cluster, tmp_path: Path) -> None:
     long = ("strategy.step_s=6", "epochs=2", "site.partition=preemptible")
     sweep = Sweep(special, tmp_path, (*WITHOUT_TORCH, *QUICK, *SAVING, *long))
-    sweep.submit()
-    first = sweep.attempt()
-    sweep.wait(lambda: events(first)["checkpoint"], "a checkpoint")
-    urgent = preempt(sweep)
+    first, urgent = preempted_after_a_checkpoint(sweep)
     assert sweep.outcome(first) == ("timeout", "ended within an epoch, since the time of its job was nearly up")
-    wait(special, urgent, JobState="RUNNING")
-    special.run("scancel", urgent)
-    run = sweep.done()
-    (row,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
+    give_back(sweep, urgent)
+    row = sweep.row()
     assert (row["attempt"], row["resumed_after"]) == (2, "1")
     assert (len(sweep.jobs), show(special, sweep.job)["Restarts"]) == (1, "1")
 

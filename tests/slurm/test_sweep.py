@@ -18,21 +18,15 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.runs import QUICK, WITHOUT_TORCH, Sweep, times_finished
 
 
-@pytest.fixture
-def accounted(accounting: Cluster) -> Cluster:
-    accounting.restore()
-    return accounting
-
-
-def test_the_demo_runs_on_slurm_to_a_report_as_the_readme_says(accounted: Cluster, tmp_path: Path) -> None:
+def test_the_demo_runs_on_slurm_to_a_report_as_the_readme_says(ours: Cluster, tmp_path: Path) -> None:
     """One repeat of it: every run is alike."""
-    sweep = Sweep(accounted, tmp_path, ("sweep=demo", "sweep.repeats=1"))
+    sweep = Sweep(ours, tmp_path, ("sweep=demo", "sweep.repeats=1"))
     on_slurm = ("LAUNCHER=slurm", "SITE=local_cluster", "ARGS=sweep.repeats=1")
-    submitted = make(accounted, "sweep", "SWEEP=demo", *on_slurm, f"RESULTS={tmp_path}")
+    submitted = make(ours, "sweep", "SWEEP=demo", *on_slurm, f"RESULTS={tmp_path}")
     assert "submitted: " in submitted
     sweep.wait(lambda: all(run.state().state == "done" for run in sweep.runs), "three results")
     assert [run.state().label for run in sweep.runs] == ["ok"] * 3, sweep.story()
-    assert "report/index.html" in make(accounted, "report", "SWEEP=demo", f"RESULTS={tmp_path}").replace("\n", "")
+    assert "report/index.html" in make(ours, "report", "SWEEP=demo", f"RESULTS={tmp_path}").replace("\n", "")
     table = pl.read_csv(tmp_path / "demo" / "report" / "tables" / "configurations.csv")
     assert table["outcomes"].to_list() == ["1 ok"] * 3
     assert "not a run" not in (tmp_path / "demo" / "report" / "index.html").read_text()
@@ -48,9 +42,9 @@ def make(cluster: Cluster, *arguments: str) -> str:
     return done.stdout
 
 
-def test_eight_ranks_on_two_nodes(accounted: Cluster, tmp_path: Path) -> None:
+def test_eight_ranks_on_two_nodes(ours: Cluster, tmp_path: Path) -> None:
     options = ("strategy=ddp", "devices=8", "nodes=2", "epochs=2", "launcher.oversubscribe=true")
-    sweep = Sweep(accounted, tmp_path, (*QUICK, *options))
+    sweep = Sweep(ours, tmp_path, (*QUICK, *options))
     sweep.submit()
     run = sweep.done()
     ranks = pl.read_parquet(run.result / "ranks.parquet").filter(pl.col("epoch") == 2).sort("rank")

@@ -20,13 +20,6 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.faulty import faulty
 from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep
 
-
-@pytest.fixture
-def ours(accounting: Cluster) -> Cluster:
-    accounting.restore()
-    return accounting
-
-
 # --- ranks
 
 
