@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,12 @@ ALONE = World()
 STATE = {"replica": {"x": torch.arange(5.0)}, "list": [1, None, "text"]}
 
 
+def newest(checkpoints: Checkpoints, usable: Callable[[Key], bool] = lambda key: True) -> tuple[Key, Any]:
+    found = checkpoints.newest(usable)
+    assert found is not None
+    return found
+
+
 def test_the_last_two_are_kept_and_a_newer_attempts_are_left_alone(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, ALONE)
     assert checkpoints.newest(lambda key: True) is None
@@ -215,8 +222,7 @@ def test_the_last_two_are_kept_and_a_newer_attempts_are_left_alone(tmp_path: Pat
     (tmp_path / "attempt-2-epoch-4").mkdir()  # about to be written
     assert checkpoints.save(Key(1, 4), STATE) is None, "by an attempt that was taken for dead"
     assert {path.name for path in tmp_path.iterdir()} >= {"attempt-2-epoch-3", "attempt-2-epoch-4"}
-    found = checkpoints.newest(lambda key: True)
-    assert found is not None
+    found = newest(checkpoints)
     assert found[0] == Key(2, 3), "the newest attempt's, whatever others did meanwhile"
     assert equal(flat(found[1]), flat(STATE))
 
@@ -225,8 +231,7 @@ def test_what_is_unusable_is_passed_over_and_named(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, ALONE)
     for epoch in (9, 10):
         checkpoints.save(Key(1, epoch), STATE)
-    found = checkpoints.newest(lambda key: key.epoch < 10)
-    assert found is not None
+    found = newest(checkpoints, lambda key: key.epoch < 10)
     assert (found[0], checkpoints.damaged) == (Key(1, 9), [Key(1, 10)])
 
 
@@ -236,8 +241,7 @@ def test_a_checkpoint_that_was_never_finished_is_none(tmp_path: Path) -> None:
     checkpoints.save(Key(1, 2), STATE)
     (tmp_path / "attempt-1-epoch-2" / "manifest.json").unlink()
     (tmp_path / "attempt-x-epoch-3").mkdir()
-    found = checkpoints.newest(lambda key: True)
-    assert found is not None
+    found = newest(checkpoints)
     assert (found[0], checkpoints.damaged) == (Key(1, 1), [])
 
 
@@ -269,8 +273,7 @@ def disagreeing(rank: int, size: int, folder: Path) -> tuple[int, list[int], int
     world.barrier()
     (folder / f"attempt-1-epoch-{3 - rank}" / f"rank{rank}.pt").write_bytes(b"spoiled")
     world.barrier()
-    found = checkpoints.newest(lambda key: True)
-    assert found is not None
+    found = newest(checkpoints)
     assert found[1] == {"epoch": 1, "rank": rank}
     return found[0].epoch, [key.epoch for key in checkpoints.damaged], failing_save(rank, world, folder)
 
@@ -304,8 +307,7 @@ def test_saving_reads_nothing_back(tmp_path: Path) -> None:
         assert checkpoints.save(Key(1, 3), STATE) is None
         with mock.patch.object(Path, "unlink", _stale), mock.patch.object(World, "write_state", _stale):
             assert "Stale" in (checkpoints.save(Key(1, 4), STATE) or ""), "said in words, not raised"
-    found = checkpoints.newest(lambda key: True)
-    assert found is not None
+    found = newest(checkpoints)
     assert (found[0], checkpoints.damaged) == (Key(1, 3), [])
     assert equal(flat(found[1]), flat(STATE))
 
@@ -379,8 +381,7 @@ def test_a_file_of_a_checkpoint_that_the_disk_has_lost_is_passed_over(tmp_path: 
         return file_sha256(path)
 
     with mock.patch("parallelbench.training.checkpoint.file_sha256", bad_sector):
-        found = checkpoints.newest(lambda key: True)
-    assert found is not None
+        found = newest(checkpoints)
     assert (found[0], checkpoints.damaged) == (Key(1, 1), [Key(1, 3), Key(1, 2)])
 
 

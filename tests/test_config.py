@@ -100,20 +100,8 @@ def other_values(kind: Any, value: Any) -> list[Any]:
 
 
 def fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    hints = typing.get_type_hints(
-        struct,
-        localns={
-            "Model": Component,
-            "Data": Component,
-            "Strategy": Component,
-            "Optimizer": Component,
-            "LrSchedule": Component,
-            "Loss": Component,
-            "Metric": Component,
-            "Loader": Component,
-        },
-        include_extras=True,
-    )
+    names = ("Model", "Data", "Strategy", "Optimizer", "LrSchedule", "Loss", "Metric", "Loader")
+    hints = typing.get_type_hints(struct, localns=dict.fromkeys(names, Component), include_extras=True)
     found = []
     for name in struct.__struct_fields__:  # type: ignore[attr-defined]
         kind = hints[name]

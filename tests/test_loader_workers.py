@@ -15,6 +15,8 @@ from parallelbench.config.components import Shard
 from parallelbench.loaders.order import BatchLoader
 from parallelbench.loaders.torch_loader import _Samples
 from parallelbench.measure.processor import WorkerProbe
+from parallelbench.training.torch_session import build_loader
+from parallelbench.world.world import World
 from tests.helpers import TINY, configured
 
 BUSY_S = 0.02
@@ -24,17 +26,7 @@ NOTHING = {"loader_cpu_time_s": None, "loader_memory_bytes": None}
 
 def built(*overrides: str, shard: Shard | None = None) -> BatchLoader:
     run = configured(*TINY, *overrides)
-    return run.loader.build(
-        run.data.load(Path("nowhere")),
-        run.data,
-        device="cpu",
-        dtype=torch.float32,
-        seed=0,
-        global_batch_size=run.global_batch_size,
-        shard=shard or Shard(),
-        channels_last=False,
-        steps_per_epoch=run.steps_per_epoch,
-    )
+    return build_loader(run.data.load(Path("nowhere")), run, World(), shard or Shard())
 
 
 @pytest.mark.exhaustive

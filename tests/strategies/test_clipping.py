@@ -116,9 +116,6 @@ def test_gradients_in_several_types_are_scaled_each_in_its_own() -> None:
     torch.testing.assert_close(restored, torch.full((3,), 3.0, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
-# --- refusals and identity
-
-
 # --- the checks
 
 

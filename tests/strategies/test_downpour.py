@@ -15,12 +15,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from parallelbench.config.components import Shard
 from parallelbench.config.run import RunConfig
-from parallelbench.loaders.resident import ResidentLoader
 from parallelbench.strategies.servers import ParameterServer
 from parallelbench.training.torch_session import build_model
 from tests.launch.programs import Program, kill
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
+from tests.strategies.training import shard_loader
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,7 @@ class Replay:
         self._slices = [slice(*pair) for pair in pairwise(bounds)]
         self._shards = [nn.Parameter(vector[part].clone()) for part in self._slices]
         self._optimizers = [run.optimizer.build([shard], run, "cpu") for shard in self._shards]
-        self._loaders = [self._loader(Shard(worker, workers)) for worker in range(workers)]
+        self._loaders = [shard_loader(run, Shard(worker, workers)) for worker in range(workers)]
 
     def vector(self) -> Tensor:
         return torch.cat([shard.detach() for shard in self._shards])
@@ -186,20 +186,6 @@ class Replay:
         else:
             self._shards[server].grad = self._gradients[worker][part].clone()
             self._optimizers[server].step()
-
-    def _loader(self, shard: Shard) -> ResidentLoader:
-        run = self._run
-        return ResidentLoader(
-            run.data.load(Path("nowhere")),
-            run.data,
-            device="cpu",
-            dtype=torch.float64,
-            seed=run.effective_seed,
-            global_batch_size=run.global_batch_size,
-            shard=shard,
-            channels_last=False,
-            steps_per_epoch=run.steps_per_epoch,
-        )
 
 
 # --- whole runs

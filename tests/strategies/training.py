@@ -18,13 +18,12 @@ from parallelbench.config.components import Shard
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
-from parallelbench.loaders.resident import ResidentLoader
+from parallelbench.loaders.order import BatchLoader
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.training.checks.comparability import as_reference
 from parallelbench.training.loop import Trainer
 from parallelbench.training.replica import new_replica
-from parallelbench.training.torch_session import build_model
-from parallelbench.world.numerics import Numerics
+from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world.world import World
 
 STEPS = 3
@@ -105,24 +104,14 @@ def prepared(run: RunConfig, rank: int = 0, size: int = 1) -> Replica:
     return run.strategy.prepare(build_model(run), run, World(rank=rank, size=size, local_rank=rank))
 
 
-def loader_of(replica: Replica, run: RunConfig) -> ResidentLoader:
+def loader_of(replica: Replica, run: RunConfig) -> BatchLoader:
     """The batches that the replica's rank reads."""
     return shard_loader(run, replica.data_shard)
 
 
-def shard_loader(run: RunConfig, shard: Shard) -> ResidentLoader:
+def shard_loader(run: RunConfig, shard: Shard) -> BatchLoader:
     """The batches of a shard."""
-    return ResidentLoader(
-        run.data.load(Path("nowhere")),
-        run.data,
-        device="cpu",
-        dtype=Numerics(run.precision, "cpu").dtype,
-        seed=run.effective_seed,
-        global_batch_size=run.global_batch_size,
-        shard=shard,
-        channels_last=run.channels_last,
-        steps_per_epoch=run.steps_per_epoch,
-    )
+    return build_loader(run.data.load(Path("nowhere")), run, World(), shard)
 
 
 def plain_epochs(model: nn.Sequential, run: RunConfig, loss: Callable[..., Tensor] = F.cross_entropy) -> Iterator[Any]:
