@@ -123,21 +123,17 @@ def test_a_supervisor_that_nobody_buried_is_gone_too(tmp_path: Path) -> None:
         assert folder.state().label == "killed"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"host": 3}', b"\xff", None])
-def test_without_a_readable_supervisor_the_heartbeat_decides(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"host": 3}', b"\xff", None, "another machine", ""])
+def test_without_a_readable_supervisor_or_a_lock_that_can_be_seen_the_heartbeat_decides(
+    tmp_path: Path, content: bytes | str | None
+) -> None:
+    """`content`: of the supervisor's file, or the machine that it names; None: there is no file."""
     folder, attempt = begin(config(tmp_path), Fake())
     path = attempt.path / "supervisor.json"
-    path.unlink() if content is None else path.write_bytes(content)
-    unlock(attempt)
-    assert folder.state().state == "running"
-    age(attempt, ABSENCE_S + 1)
-    assert folder.state().label == "killed"
-
-
-@pytest.mark.parametrize("machine", ["another", ""])
-def test_where_no_lock_can_be_seen_the_heartbeat_decides(tmp_path: Path, machine: str) -> None:
-    folder, attempt = begin(config(tmp_path), Fake())
-    write_supervisor(attempt, machine=machine)
+    if isinstance(content, str):
+        write_supervisor(attempt, machine=content)
+    else:
+        path.unlink() if content is None else path.write_bytes(content)
     unlock(attempt)
     assert folder.state().state == "running"
     age(attempt, ABSENCE_S + 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from analysis.advisor.fit import MEASURED
 from analysis.advisor.machine import Known, MachineFigures, RateCurve, TierFigures
+from launch.sweep import one_run
+from parallelbench.config.sites import Hardware
 from parallelbench.measure.layer_records import LayerCount
 
 NONE = (
@@ -36,6 +39,14 @@ def machine(**changes: Any) -> MachineFigures:
         "network": TierFigures(name="network", latency_s=known(0.0), bytes_per_s=known(1e7)),
     }
     return MachineFigures(**figures | changes)
+
+
+@functools.cache
+def hardware_of(site: str, *more: str) -> Hardware:
+    """The figures of a shipped site's file."""
+    hardware = one_run([f"site={site}", *more]).run.site.hardware
+    assert hardware is not None
+    return hardware
 
 
 def layer(name: str, **counts: Any) -> LayerCount:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +18,7 @@ from analysis.advisor.layouts import Layouts, layouts_of
 from analysis.advisor.machine import machines_of
 from analysis.advisor.rows import half_widths
 from analysis.advisor.transformer import model_flops
-from launch.sweep import one_run
-from parallelbench.config.sites import Hardware
+from tests.advisor.machine import hardware_of
 
 MEGATRON = "Megatron-LM 2021"
 """Narayanan et al., arXiv 2104.04473, table 1."""
@@ -77,7 +75,7 @@ class Run:
 
     def predicted(self) -> tuple[float, float]:
         """Seconds of the fastest of what the publication leaves open, and half of its interval of log time."""
-        hardware = _hardware(self.site, *self.hardware)
+        hardware = hardware_of(self.site, *self.hardware)
         machines, fit = machines_of([hardware]), published_fit()
         known, found = np.array([hardware.accelerator in fit.accelerators]), []
         for values in itertools.product(*self.free.values()):
@@ -87,13 +85,6 @@ class Run:
             width = half_widths(layouts, fit, per_node=machines.devices_per_node, known=known)
             found.append((float(fit.phases(layouts, machines).step_s[0]), float(width[0])))
         return min(found)
-
-
-@functools.cache
-def _hardware(site: str, *more: str) -> Hardware:
-    hardware = one_run([f"site={site}", *more]).run.site.hardware
-    assert hardware is not None
-    return hardware
 
 
 USUAL = {"data": 1, "tensor": 1, "pipeline": 1, "recompute": 0, "sharded": 0, "fused_attention": 0, "fp8": 0}

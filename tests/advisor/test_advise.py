@@ -30,7 +30,7 @@ from launch.verbs import advise
 from launch.verbs.advise import asked, is_known
 from parallelbench.cli import main
 from parallelbench.errors import ConfigError
-from tests.advisor.machine import PLAIN, layers, machine
+from tests.advisor.machine import PLAIN, hardware_of, layers, machine
 from tests.faults import fault
 
 GPT = ["model=gpt", "model.layers=24", "model.width=2048", "model.heads=16", "site=a100_80gb", "batch_size=256"]
@@ -478,9 +478,7 @@ def test_the_printed_submit_finds_what_is_ones_own_from_anywhere(
 
 
 def test_a_site_files_figures_are_shares_of_its_data_sheet() -> None:
-    hardware = one_run(["site=a100_80gb"]).run.site.hardware
-    assert hardware is not None
-    figures = figures_of(hardware)
+    figures = figures_of(hardware_of("a100_80gb"))
     curve = figures.matmul("bf16")
     assert curve is not None
     assert curve.origin == figures.link.latency_s.origin == "assumed"

@@ -19,9 +19,8 @@ from analysis.advisor.machine import machines_of
 from analysis.advisor.step import Values, step_phases
 from analysis.advisor.step_tables import Evidence, layout_keys, read_measured, shipped_files
 from analysis.advisor.transformer import work_of
-from launch.sweep import one_run
 from parallelbench import cli
-from parallelbench.config.sites import Hardware
+from tests.advisor.machine import hardware_of
 from tests.advisor.refit import fit, kernel_errors
 from tests.advisor.test_advise import answer
 
@@ -38,12 +37,6 @@ GPT = {
 }
 
 
-def hardware(site: str) -> Hardware:
-    found = one_run([f"site={site}"]).run.site.hardware
-    assert found is not None
-    return found
-
-
 def evidence(rows: int = 60, seed: int = 0) -> Evidence:
     """Steps as the formulas have them with the priors, 1 % off at random."""
     draw = np.random.default_rng(seed)
@@ -52,7 +45,7 @@ def evidence(rows: int = 60, seed: int = 0) -> Evidence:
     sizes = {"tensor": tensor, "pipeline": pipeline, "data": data, "micro_batch": micro_batch}
     layers = draw.choice([8, 16, 24], rows)
     layouts = layouts_of(GPT | sizes | {"layers": layers, "global_batch": data * micro_batch * count})
-    machines = machines_of([hardware("a100_80gb")] * rows)
+    machines = machines_of([hardware_of("a100_80gb")] * rows)
     names = ["a100_80gb"] * rows
     made = Evidence(
         layouts=layouts, machines=machines, accelerators=names, models=["made up"] * rows, time_s=np.ones(rows)
@@ -86,7 +79,7 @@ def test_a_check_judges_what_advises(capsys: pytest.CaptureFixture[str]) -> None
     sizes |= {"global_batch": 64, "data": 16, "tensor": 1, "pipeline": 1}
     sizes["micro_batch"] = float(values["micro_batch"])
     layouts = layouts_of(GPT | sizes | {"vocabulary": 50_257, "sharded": 1, "fused_attention": 1})
-    made_of = machines_of([hardware("a100_80gb")])
+    made_of = machines_of([hardware_of("a100_80gb")])
     asked = Evidence(
         layouts=layouts, machines=made_of, accelerators=["a100_80gb"], models=["m"], time_s=np.array([1.0])
     )

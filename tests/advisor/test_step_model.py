@@ -23,13 +23,11 @@ from analysis.advisor.transformer import (
     tiled_flops,
     work_of,
 )
-from launch.sweep import one_run
+from tests.advisor.machine import hardware_of
 from tests.advisor.test_formulas import matrix_flops, one
 
 LARGE = {"hidden": 2048, "layers": 16, "heads": 16, "vocabulary": 50304, "sequence": 2048, "fused_attention": 1}
-hardware = one_run(["site=h100_80gb"]).run.site.hardware
-assert hardware is not None
-H100 = machines_of([hardware])
+H100 = machines_of([hardware_of("h100_80gb")])
 
 
 PRIORS = values_of(SHEET)

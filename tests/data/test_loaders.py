@@ -68,6 +68,11 @@ def loader(name: str, data: Data, arrays: Arrays, options: dict[str, Any] | None
     return found
 
 
+def synthetic(name: str, options: dict[str, Any] | None = None) -> BatchLoader:
+    data = spec()
+    return loader(name, data, data.load(Path("nowhere")), options)
+
+
 def assert_equal(found: list[Batch], expected: list[Batch]) -> None:
     """The same bits in the same layout: kernels are chosen by it, and round by it."""
     assert len(found) == len(expected)
@@ -149,8 +154,7 @@ def test_an_epoch_that_was_left_leaves_nothing_for_the_next(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dataloader", "tensor_dataset"])
 def test_a_pass_that_another_has_ended_does_not_seem_short(name: str) -> None:
-    data = spec()
-    ours = loader(name, data, data.load(Path("nowhere")))
+    ours = synthetic(name)
     first, second = ours.train(1), ours.train(2)
     next(first), next(second)
     with pytest.raises(AssertionError, match="a newer iteration"):
@@ -201,8 +205,7 @@ def test_batches_are_their_own_memory(name: str, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "persistent"), [("dataloader", True), ("tensor_dataset", False)])
 def test_closing_ends_the_workers_also_within_an_epoch(name: str, persistent: bool) -> None:
-    data = spec()
-    ours = loader(name, data, data.load(Path("nowhere")), {"workers": 2, "persistent_workers": persistent})
+    ours = synthetic(name, {"workers": 2, "persistent_workers": persistent})
     pass_ = ours.train(1)
     next(pass_), next(ours.test())
     pids = ours.worker_pids()
@@ -213,8 +216,7 @@ def test_closing_ends_the_workers_also_within_an_epoch(name: str, persistent: bo
 
 
 def test_the_gathering_thread_ends_with_the_epoch_and_when_it_is_left() -> None:
-    data = spec()
-    ours = loader("streamed", data, data.load(Path("nowhere")))
+    ours = synthetic("streamed")
     before = set(threading.enumerate())  # other tests' threads, which may end at any time
 
     def started() -> int:
@@ -238,8 +240,7 @@ def test_what_goes_wrong_in_the_gathering_thread_is_raised_where_batches_are_use
 
 
 def _rank(name: str, pipe: Any) -> None:
-    data = spec()
-    ours = loader(name, data, data.load(Path("nowhere")), {"workers": 2})
+    ours = synthetic(name, {"workers": 2})
     kept = ours.train(1)
     next(kept)
     pipe.send(ours.worker_pids())
@@ -275,8 +276,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchLoader]:
     expects holds torch's iterator, are killed soon.
     """
     monkeypatch.setattr(torch_loader, "_PATIENCE_S", 0.2)
-    data = spec()
-    ours = loader("dataloader", data, data.load(Path("nowhere")), {"workers": 2})
+    ours = synthetic("dataloader", {"workers": 2})
     yield ours
     ours.close()
 
@@ -337,8 +337,7 @@ def test_workers_send_batches_however_long_the_temporary_folder_is(
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     monkeypatch.delitem(multiprocessing.current_process()._config, "tempdir", raising=False)  # type: ignore[attr-defined]
-    data = spec()
-    ours = loader("dataloader", data, data.load(Path("nowhere")), {"workers": 2})
+    ours = synthetic("dataloader", {"workers": 2})
     assert len(list(ours.train(1))) == 10
     assert tempfile.gettempdir() == str(long)
     ours.close()
@@ -357,8 +356,7 @@ def test_a_batch_that_a_worker_can_not_send_is_not_waited_for(
 def test_workers_that_do_not_begin_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_loader, "_START_S", 0.1)
     monkeypatch.setattr(torch_loader, "_begin", lambda *_: None)
-    data = spec()
-    ours = loader("dataloader", data, data.load(Path("nowhere")), {"workers": 2})
+    ours = synthetic("dataloader", {"workers": 2})
     with pytest.raises(ConfigError, match=r"began within 0\.1 s: choose loader\.workers=0"):
         next(ours.train(1))
     ours.close()
