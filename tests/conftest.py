@@ -70,7 +70,7 @@ def _one_thread() -> None:
 
 
 def _mark_by_cases(items: list[pytest.Item]) -> None:
-    """Of a test that is marked with `cases`, only those are run by `make test`."""
+    """Of a test that is marked with `cases`, only those are run by `make test`; what is exhaustive is slow, too."""
     told: dict[str, list[bool]] = {}
     for item in items:
         for mark in item.iter_markers("cases"):
@@ -79,6 +79,8 @@ def _mark_by_cases(items: list[pytest.Item]) -> None:
             told.setdefault(test, []).append(tells)
             if not tells:
                 item.add_marker("exhaustive")
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker("slow")
     for test, cases in told.items():
         if len(cases) > 1 and not any(cases):
             raise pytest.UsageError(f"{test}: no case is one of those that its mark names")

@@ -36,7 +36,6 @@ def answered(*arguments: str, limits: dict[int, int], cwd: Path) -> subprocess.C
     injection="ulimit -n 32; ulimit -v of 3 GiB for a run, of 16 GiB for figures",
     outcome="exit 2 and one line with the value, what is needed, and the command; nothing is written",
 )
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "limits", "said"),
     [

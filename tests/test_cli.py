@@ -293,7 +293,6 @@ def test_a_run_that_failed_its_parity_check_is_named_and_tried_again(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_run_tries_again_what_failed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from launch.sweep import one_run
 
@@ -329,7 +328,6 @@ def test_help_and_show_load_nothing_heavy(tmp_path: Path, arguments: list[str], 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m parallelbench.cli show | true"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], cwd=tmp_path, capture_output=True, text=True)
@@ -337,14 +335,12 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @fault(
     "storage and input",
     "PYTHONPATH has a package called launch, analysis or conf",
     injection="packages of these names that can't be imported",
     outcome="the suite's own come first, in the program, in ranks and in Slurm's jobs",
 )
-@pytest.mark.slow
 def test_others_packages_of_the_suites_names_do_not_come_first(tmp_path: Path) -> None:
     for name in ("launch", "analysis", "conf"):
         (tmp_path / name).mkdir()

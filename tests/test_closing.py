@@ -191,7 +191,6 @@ def test_a_model_that_the_host_can_not_hold_several_times_is_not_compared_whole(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "seen"), [("_train", "loss"), ("_test", "evaluation loss")])
 def test_a_loader_that_gives_one_batch_again_and_again_is_caught(
     method: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -243,7 +242,6 @@ def drifts_on_the_last_rank(replica: Any, k: int) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -279,7 +277,6 @@ def unlike(rows: Sequence[tuple[float, ...]], others: Sequence[tuple[float, ...]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=ddp", "devices=2")
     whole_run = {drops_what_exceeds_chunks_of_16, rounds_to_fp8, keeps_the_last_batch_only, counts_no_bytes}
@@ -290,7 +287,6 @@ def test_a_fault_that_begins_after_any_step_is_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seen"), [(evaluates_with_first_statistics, "evaluation loss"), (keeps_its_statistics, "buffers")]
 )
@@ -491,7 +487,6 @@ def test_a_tensor_without_a_gradient_may_stay_where_it_began() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_the_limit_follows_what_the_number_format_does() -> None:
     """In bf16 gradients differ from fp64's by some per cent already on one device, and the limit says so."""
     limits = {}

@@ -89,7 +89,6 @@ def expected_run(results: Path) -> RunConfig:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_what_was_asked_for(weak: Ran) -> None:
     assert {name: weak.run[name] for name in ("devices", "nodes", "processes", "cores_per_device")} == {
         "devices": 2,
@@ -114,7 +113,6 @@ def test_what_was_asked_for(weak: Ran) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
     assert weak.run["rounding"] == 2**-53
     assert 0 < weak.run["closing_check_s"] < 100
@@ -295,7 +293,6 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, SessionClock
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_facts_of_a_session(planted: tuple[Ran, SessionClock]) -> None:
     ran, _ = planted
     assert (ran.run["attempt"], ran.run["compile"]) == (2, True)

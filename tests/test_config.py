@@ -311,7 +311,6 @@ def test_names_that_are_not_are_refused(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(path=st.sampled_from(leaves(BASE)), depth=st.integers(0, 3), value=junk)
 def test_junk_values_are_refused_with_a_config_error_or_accepted(path: tuple[str, ...], depth: int, value: Any) -> None:

@@ -239,7 +239,6 @@ def test_a_model_that_looks_at_values_is_counted_with_them(monkeypatch: pytest.M
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_model_that_fits_nowhere_is_counted() -> None:
     """70 billion parameters take 280 GB; the program may have 12 GiB of addresses."""
     run = configure(*MPT, "model=mpt_70b")

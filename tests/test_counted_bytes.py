@@ -105,7 +105,6 @@ def test_threads_of_autograd_are_heard_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_gloo_sends_what_is_counted(size: int, tmp_path: Path) -> None:
     """In a network namespace of its own, so that no other program uses the interface."""

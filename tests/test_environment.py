@@ -142,7 +142,6 @@ def test_links_must_match_between_runs_on_equally_many_gpus() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_how_the_system_schedules_this_process_is_recorded() -> None:
     program = "from parallelbench.measure.environment import capture; import json; print(json.dumps(capture()))"
     usual, nice = (

@@ -69,7 +69,6 @@ MAIN = "from parallelbench.gpu_check.__main__ import main; sys.exit(main())"
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
     """All checks can be loaded with them."""
     code = (
@@ -96,7 +95,6 @@ def test_a_missing_package_is_named() -> None:
     assert done.stdout.startswith("gpu-check: msgspec, PyYAML missing")
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_gpu_that_torch_can_not_use_is_a_failure(tmp_path: Path) -> None:
     profile = tmp_path / "profile.txt"
@@ -183,7 +181,6 @@ def test_the_counter_is_held_against_the_power(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_the_samplers_process_is_asked_for_energy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     profile = tmp_path / "profile.txt"
     profile.write_text("device GPU-a\nenergy 1000\ninstant 5000\nutilization 90\nmemory 7\nclock 1000\nthrottle 0\n")
@@ -202,7 +199,6 @@ def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_arithmetic_that_is_too_rough_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error of a convolution in fp32" in device.arithmetic(CPU)
     product = torch.Tensor.__matmul__
@@ -465,7 +461,6 @@ def only(monkeypatch: pytest.MonkeyPatch, *labels: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_strategys_ranks_are_started_and_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     only(monkeypatch, "bf16")
     with Workers("cpu", 2, tmp_path) as workers:
@@ -475,7 +470,6 @@ def test_a_strategys_ranks_are_started_and_checked(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_strategies_are_checked_on_several_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both nodes are this machine."""
     only(monkeypatch)
@@ -487,7 +481,6 @@ def test_strategies_are_checked_on_several_nodes(monkeypatch: pytest.MonkeyPatch
     assert follower.returncode == 0
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = as_attempt(training.small_run("mlp", strategy="ddp", devices=2), "cpu")
@@ -500,7 +493,6 @@ def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_one_rank_in_shards_is_held_against_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "OPTIMIZERS", ("adam",))
     text = training.sharded(CPU)

@@ -30,7 +30,6 @@ def built(*overrides: str, shard: Shard | None = None) -> BatchLoader:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize("stay", ["true", "false"])
 def test_the_use_of_workers_is_counted_whether_they_stay_or_not(stay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 samples of 20 ms of processor time each, by two workers that fill 16 MiB each."""

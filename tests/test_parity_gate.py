@@ -277,7 +277,6 @@ def test_a_state_that_is_forgotten_between_epochs_is_caught(tmp_path: Path) -> N
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_what_the_check_tolerates_has_an_end(tmp_path: Path) -> None:
     assert not passed(wrong(unsummed_gradients, kind=AsksForMuch), tmp_path)
 
@@ -318,7 +317,6 @@ def test_rounded_gradients_pass(compression: str, optimizer: list[str], tmp_path
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_local_batch_statistics_are_checked_with_shared_ones(tmp_path: Path) -> None:
     run = configure(*DATA, "data.image_size=32", "model=resnet_tiny", "model.norm=batch", "strategy=ddp", "devices=2")
     assert as_checked(run).model.norm == "sync"  # type: ignore[attr-defined]

@@ -120,7 +120,6 @@ BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_program_that_keeps_the_core_busy_is_seen() -> None:
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})

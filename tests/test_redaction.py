@@ -264,7 +264,6 @@ FILE = TOKENS["GitHub"][0]
     injection="36 shapes of tokens in variables, in what a strategy of one's own prints and raises, and in its file",
     outcome="neither the runs' files nor a report, a bundle or an export hold any of them",
 )
-@pytest.mark.slow
 def test_no_file_of_a_run_a_report_a_bundle_or_an_export_holds_a_token(
     user: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +303,6 @@ def test_no_file_of_a_run_a_report_a_bundle_or_an_export_holds_a_token(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_what_older_releases_recorded_is_in_no_report_and_no_bundle(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,7 +77,6 @@ def test_threads_run_on_the_ranks_cores(names: tuple[str, ...]) -> None:
     injection="OMP_THREAD_LIMIT=1, OMP_DYNAMIC, OMP_PLACES and the like in the shell of `submit`",
     outcome="ranks have their own threads, on their own cores: losses are those of a clean shell",
 )
-@pytest.mark.slow
 def test_the_shell_decides_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options, losses = [*TINY, "model=cnn_small", "measure.probe=false", *TWO], []
     hostile = FEWER | ELSEWHERE | {"RANK": "3", "WORLD_SIZE": "4"}

@@ -416,7 +416,6 @@ def test_counts_are_kept_for_what_made_them_only(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -451,7 +450,6 @@ def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     injection="advise --budget with --conf and --plugin, in folders with spaces; the printed submit is run elsewhere",
     outcome="the command names both, quoted, and finds the user's model",
 )
-@pytest.mark.slow
 def test_the_printed_submit_finds_what_is_ones_own_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -256,7 +256,6 @@ def test_a_job_asks_for_all_devices_of_its_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_this_machine_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "here.parquet"
     assert main(["calibrate", "devices=2", "device=cpu", f"results={tmp_path}", "--out", str(path)]) == 0
@@ -306,7 +305,6 @@ def test_products_are_of_numbers_that_differ_as_a_trainings_do(monkeypatch: pyte
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_two_nodes_meet_and_measure_the_network(tmp_path: Path) -> None:
     """What srun starts on each of two nodes, here side by side."""
     words = ["launcher=slurm", "site=local_cluster", "nodes=2", "devices=2", "device=cpu", "strategy=ddp"]

@@ -128,7 +128,6 @@ RANKS = [
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "cnn_small", "vit_tiny"])
 def test_peaks_of_ranks_are_within_six_percent_of_what_their_tensors_hold(model: str) -> None:
     """The fullest of a job's first rank and its last one, which is a server or a last stage."""

@@ -9,7 +9,6 @@ from tests.advisor.published_runs import LLAMA, MEGATRON, SELECTIVE, TITAN, TURI
 from tests.advisor.refit import refitted
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_shipped_fit_is_that_of_the_published_steps() -> None:
     ours, shipped = refitted(), published_fit()

@@ -254,7 +254,6 @@ def _rank(name: str, pipe: Any) -> None:
     injection="SIGKILL to the rank within an epoch",
     outcome="the kernel ends the workers with it",
 )
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dataloader", "tensor_dataset"])
 def test_workers_end_with_a_rank_that_is_killed(name: str) -> None:
     context = multiprocessing.get_context("spawn")

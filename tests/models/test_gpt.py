@@ -251,7 +251,6 @@ def evaluated_losses(run: RunConfig) -> list[float]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_training_comes_down_to_the_entropy_of_the_tokens_and_no_further() -> None:
     data = ("data=tokens", "data.vocabulary=12", "data.branches=3", "data.sequence=16", "data.train_samples=1024")
     model = ("model=gpt_tiny", "model.layers=1", "model.width=32", "model.heads=2", "model.sequence=16")

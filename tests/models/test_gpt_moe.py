@@ -221,7 +221,6 @@ def test_layers_that_backward_computes_once_more_leave_nothing() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_counts_of_tensors_without_values_are_as_equal_as_can_be() -> None:
     assert known(torch.empty(4, dtype=torch.int64, device="meta"), total=10) == [3, 3, 2, 2]
     assert known(torch.tensor([7, 0, 3]), total=10) == [7, 0, 3]

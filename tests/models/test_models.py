@@ -124,7 +124,6 @@ def test_resnets_are_torchvisions(options: dict[str, Any], reference: str) -> No
     assert torch.equal(theirs.eval()(x), ours.eval()(x))
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_vit_b_16_with_copied_weights_gives_torchvisions_logits() -> None:
     torch.manual_seed(5)

@@ -73,7 +73,6 @@ ATTEMPTS = 12
 SCHEDULES = ("gpipe", "1f1b", "looped_bfs", "interleaved_1f1b-2", "interleaved_zero_bubble-1", "zbv", "dualpipev")
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_bubble_of_sleeping_stages_is_that_of_the_formula(tmp_path: Path) -> None:
     left = {case: pipelined(case, 2, "strategy.micro_batches=4") for case in SCHEDULES}
@@ -283,7 +282,6 @@ def shares(rows: list[Row], phase: str) -> float:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_slow_rank_is_what_the_others_wait_for(tmp_path: Path) -> None:
     runs = {name: run_with(name, "devices=2", *more) for name, (more, _) in ON_TWO.items()}
     # With one worker and one server, the worker is slow.
@@ -352,7 +350,6 @@ def replaced(name: str, value: Any) -> Iterator[None]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_messages_that_a_step_waits_for_unseen_are_communication(tmp_path: Path) -> None:
     runs = [configure(*options, "devices=2") for options in BLOCKING.values()]
     for rows in run_ranks(with_late_messages, 2, tmp_path, runs):
@@ -365,7 +362,6 @@ def slow(hook: Any) -> Any:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_delay_in_ddps_communication_hook_is_communication_and_no_part_of_backward(tmp_path: Path) -> None:
     hooked = (["strategy=ddp", "strategy.compression=bf16"], ["strategy=ring_ddp"])
     runs = [configure(*MLP, *strategy, "devices=2") for strategy in hooked]
@@ -377,7 +373,6 @@ def test_a_delay_in_ddps_communication_hook_is_communication_and_no_part_of_back
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_in_meshes_too(tmp_path: Path) -> None:
     runs = {name: run_with(name, "devices=4", *more) for name, (more, _) in ON_FOUR.items()}
     ranks = run_ranks(with_a_slow_rank, 4, tmp_path, runs, dict.fromkeys(ON_FOUR, 3))

@@ -122,7 +122,6 @@ def test_a_captured_step_trains_as_if_it_were_not(optimizer: str, device: Script
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_statistics_and_random_numbers_are_as_before_the_warm_up(device: ScriptedCuda) -> None:
     run = configure(*NORMED)
     replica = run.strategy.prepare(build_model(run), captured(run), WORLD)
@@ -209,7 +208,6 @@ def test_sums_of_a_step_outlast_the_next_one(device: ScriptedCuda) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [("ddp", 2), ("fsdp", 2), ("hsdp", 4)], ids=lambda of: of[0])
 def test_several_ranks_are_captured_like_one_device(strategy: tuple[str, int], tmp_path: Path) -> None:
     name, devices = strategy
@@ -223,7 +221,6 @@ def test_several_ranks_are_captured_like_one_device(strategy: tuple[str, int], t
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_what_captured_layers_send_counts_at_each_replay(tmp_path: Path) -> None:
     run = configure(*NORMED, "model.norm=sync", "strategy=ddp", "devices=2")
     found = run_ranks(_sent_by_layers, 2, tmp_path, run)
@@ -268,7 +265,6 @@ def test_after_training_captured_steps_are_held_against_plain_code(device: Scrip
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_replayed_all_reduce_is_counted_by_nobody_and_no_fault(tmp_path: Path) -> None:
     run = configure(*SMALL, "strategy=ddp", "devices=2")
     for rows in run_ranks(_close, 2, tmp_path, run)[0]:

@@ -87,7 +87,6 @@ def test_norms_are_those_of_a_loop_by_hand() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "clips"),
     [

@@ -80,7 +80,6 @@ def _train_compiled(rank: int, size: int, run: RunConfig) -> dict[str, Any]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize("layers", [("learned", "gelu"), ("rope", "swiglu")], ids=["gpt2", "llama"])
 def test_a_language_model_is_compiled_whole(layers: tuple[str, str]) -> None:
     run = configure("model=gpt_tiny", "data=tokens", f"model.positions={layers[0]}", f"model.mlp={layers[1]}")
@@ -90,7 +89,6 @@ def test_a_language_model_is_compiled_whole(layers: tuple[str, str]) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", DEVICES)
 @pytest.mark.cases("ddp", "dp_pp_tp")
 def test_a_compiled_strategy_trains_like_one_device(strategy: str, tmp_path: Path) -> None:
@@ -170,7 +168,6 @@ def test_an_optimizer_of_a_users_is_compiled_only_if_it_says_so() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_after_training_compiled_steps_are_held_against_plain_code(
     optimizer: str, monkeypatch: pytest.MonkeyPatch

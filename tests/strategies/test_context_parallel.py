@@ -23,7 +23,6 @@ def small(exchange: str, devices: int, *options: str) -> RunConfig:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_two_ranks_keep_half_of_one_devices_activations_each(tmp_path: Path) -> None:
     """Under `all_to_all` each keeps its tokens' results beside those of its heads."""
     whole = kept_bytes(0, 1, configure(*TOKENS, *SMALL, "strategy=single"))

@@ -46,7 +46,6 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_step_of_a_small_model_is_few_launches_and_none_that_waits() -> None:
     run = configured(
         *("data=synthetic", "data.channels=1", "data.image_size=28", "batch_size=8", "optimizer.implementation=fused"),

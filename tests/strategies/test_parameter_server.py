@@ -74,7 +74,6 @@ def test_a_schedule_pushes_every_gradient_and_fetches_only_within_the_epoch(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_synchronous_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     run = small("strategy=parameter_server", "devices=4", "strategy.servers=2")
     ranks = run_ranks(train_epochs, 4, tmp_path, run)

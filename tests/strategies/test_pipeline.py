@@ -236,7 +236,6 @@ def test_the_advised_number_of_micro_batches_is_accepted(schedule: str, devices:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_whole_run_ends_well(tmp_path: Path) -> None:
     """As a user starts it, with the parity check before training and the bubble in the tables."""
     arguments = [*SMALL, "epochs=2", "batch_size=24", "device=cpu", "launcher.oversubscribe=true"]

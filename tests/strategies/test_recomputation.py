@@ -104,7 +104,6 @@ RUNS = {name: small("single", 1, f"activation_recomputation={name}") for name in
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_autograd_keeps_what_the_advisor_counts(name: str) -> None:
     """But for the logits, which the advisor counts too: the step holds them during backward, autograd does not."""

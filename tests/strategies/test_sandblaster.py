@@ -96,7 +96,6 @@ def test_a_reduction_that_another_torch_may_use_is_an_error_and_not_a_parts(redu
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     run = small("strategy=sandblaster_lbfgs", "devices=3", *FULL)
     padded = -(-PARAMETERS // 3) * 3 * 8

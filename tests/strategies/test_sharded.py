@@ -106,7 +106,6 @@ def test_training_goes_on_after_evaluation(strategy: str, ranks: int, options: s
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_gathering_in_bf16_sends_half_and_trains_alike(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

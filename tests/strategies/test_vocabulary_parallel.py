@@ -96,7 +96,6 @@ HEAD = "head.linear.weight"
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_stages_count_the_loss_where_it_is(tmp_path: Path) -> None:
     run = on_least("dp_pp_tp", DIVIDED, "strategy.stage_map={embed: 0, block1: 0, block2: 1, head: 1}")
     labels, values = 24 * 12, 24 * 12 * 16

@@ -261,7 +261,6 @@ def test_whatever_a_damaged_recording_holds_is_left_out(two_nodes: tuple[RunFold
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_real_run_without_a_gpu(tmp_path: Path) -> None:
     """Null where there is nothing to measure, and no warning: a machine without a GPU lacks nothing."""
     from tests.helpers import TINY
