@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from analysis.advisor.layouts import Values
 
 
+_FIRST_ROUNDS, _CYCLE_ROUNDS = 6, 12
 Kind = Literal["gpipe", "1f1b", "interleaved_1f1b"]
 Action = tuple[bool, int, int]
 """Whether it is a forward pass, of which stage, of which micro-batch."""
@@ -138,18 +139,19 @@ def pipeline_s(
     *,
     send_s: Values,
 ) -> Values:
-    """The same, replaying only as many micro-batches as it takes until each step repeats, which GPipe's never does.
+    """The same, replaying only as many micro-batches as it takes until the times repeat, which GPipe's never do.
 
-    From then on every micro-batch adds the same time, or as many as there are devices do where sends are slow. A test
-    compares with the whole replay.
+    After some rounds of as many micro-batches as there are devices, each round adds the same time, or a few rounds in
+    turn do: 2 to 5 where sends are slow. Twelve rounds are made of such turns, but for those of 5, 1 % apart at most.
     """
 
     def of(count: int) -> Values:
         return replayed(kind, devices, count, forward_s, backward_s, send_s=send_s)
 
-    rounds = 0 if kind == "gpipe" else (micro_batches - 6 * devices) // devices
-    if rounds <= 1:
+    cycle = _CYCLE_ROUNDS * devices
+    cycles = 0 if kind == "gpipe" else (micro_batches - _FIRST_ROUNDS * devices) // cycle
+    if cycles <= 1:
         return of(micro_batches)
-    fewest = micro_batches - rounds * devices
-    short, longer = of(fewest), of(fewest + devices)
-    return longer + (rounds - 1) * (longer - short)
+    fewest = micro_batches - cycles * cycle
+    short, longer = of(fewest), of(fewest + cycle)
+    return longer + (cycles - 1) * (longer - short)
