@@ -118,13 +118,13 @@ def _worst(runs: Runs, compared: pl.DataFrame) -> pl.DataFrame:
     rows = pl.concat([*_held_by(compared, epochs, *_LOSSES), *_held_by(compared, blocks, "train_loss")])
     rows = rows.with_columns(excess=(pl.col("loss") - pl.col("other")).abs() / pl.col("limit"))
     worst = rows.sort("excess", descending=True, nulls_last=True).unique("run_id", keep="first", maintain_order=True)
-    return worst.with_columns(AS_TEXT)
+    return worst.with_columns(AS_TEXT).collect()
 
 
-def _held_by(compared: pl.DataFrame, rows: pl.DataFrame, *names: str) -> Iterator[pl.DataFrame]:
+def _held_by(compared: pl.DataFrame, rows: pl.DataFrame, *names: str) -> Iterator[pl.LazyFrame]:
     """Each kind of loss of each compared run beside its counterpart's: the means up to each row."""
-    at, means = ("epoch", "step"), rows.with_columns(_mean_up_to_each(name).alias(name) for name in names)
-    pairs = compared.with_columns(pl.col("run_id", "counterpart").cast(means.schema["run_id"]))
+    at, means = ("epoch", "step"), rows.with_columns(_mean_up_to_each(name).alias(name) for name in names).lazy()
+    pairs = compared.lazy().with_columns(pl.col("run_id", "counterpart").cast(rows.schema["run_id"]))
     of_one = means.select(*at, pl.col("run_id").alias("counterpart"), pl.col(names).name.suffix("_of_one"))
     both = pairs.join(means, on="run_id").join(of_one, on=("counterpart", *at), nulls_equal=True)
     # After an epoch all of its steps have been taken; up to a block, those before it and its own.

@@ -45,8 +45,15 @@ def _ids(runs: Runs) -> pl.Enum:
 
 def numbered(runs: Runs, table: str, *columns: str) -> pl.DataFrame:
     """These columns of a table, and `run_id` as an enumeration; only rows of the runs in `runs.run`."""
-    rows = runs.select(table, "run_id", *columns)
-    return rows.with_columns(pl.col("run_id").cast(_ids(runs), strict=False)).drop_nulls("run_id")
+    ids = _ids_of(runs, table)
+    rows = runs.select(table, *columns).select(ids, pl.all())
+    return rows.drop_nulls("run_id") if ids.null_count() else rows
+
+
+@once
+def _ids_of(runs: Runs, table: str) -> pl.Series:
+    """The run of each row of a table, read and looked up once; null where `runs.run` lacks it."""
+    return runs.select(table, "run_id")["run_id"].cast(_ids(runs), strict=False)
 
 
 def gathered(runs: Runs, column: str, rows: pl.DataFrame) -> pl.Series:
@@ -67,13 +74,12 @@ def measured(runs: Runs) -> pl.DataFrame:
     )
     of_tokens = pl.when("in_nats").then(perplexity("test_loss"))
     epochs = numbered(runs, "epochs", *(name for name in runs.epochs.columns if name != "run_id"))
-    epochs = epochs.with_columns(run_and("epoch"))
-    if not epochs["_both"].is_sorted():  # runs write their epochs in order
-        epochs = epochs.sort("_both")
+    epochs = _in_order(epochs.with_columns(run_and("epoch")))
+    # Of the epochs only the numbers are joined: a join copies all columns that it is given.
+    of_ranks = epochs.select("_both").join(_in_order(_over_ranks(runs)), on="_both", how="left", maintain_order="left")
     epochs = (
-        epochs.set_sorted("_both")
-        .join(_over_ranks(runs).sort("_both"), on="_both", how="left", maintain_order="left")
-        .drop("_both")
+        epochs.drop("_both")
+        .hstack(of_ranks.drop("_both"))
         .join(of_runs, on="run_id", how="left", maintain_order="left")
         .with_columns(lost_share(), disturbed(), *of_row(per_epoch_columns()), perplexity=of_tokens)
     )
@@ -92,6 +98,12 @@ def _over_ranks(runs: Runs) -> pl.DataFrame:
         .agg(*aggregates(plain), lost_time_s(), owned_samples=pl.col("train_samples").sum())
         .collect(engine="streaming")  # twice as fast here
     )
+
+
+def _in_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows by `_both`, mostly as they are: runs write their epochs in order."""
+    ordered = rows if rows["_both"].is_sorted() else rows.sort("_both")
+    return ordered.set_sorted("_both")
 
 
 def miscounted(runs: Runs) -> set[str]:

@@ -30,7 +30,7 @@ KINDS_SENT = ("gradient", "activation", "parameter")
 def per_run(runs: Runs) -> pl.DataFrame:
     """One row per run, in the order of `runs.run`: `run_id` and the columns that `per_run_columns` declares."""
     plain = aggregates(run_aggregates(), steady=~pl.col("warm_up"))
-    epochs = measured(runs).group_by("run_id").agg(*plain, *of_epochs(per_run_columns()))
+    epochs = measured(runs).group_by("run_id", maintain_order=True).agg(*plain, *of_epochs(per_run_columns()))
     joined = numbered(runs, "run", *(name for name in runs.run.columns if name != "run_id"))
     of_rows = [_over_rows(runs, table, pairs) for table, pairs in row_aggregates().items()]
     for part in (

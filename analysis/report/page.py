@@ -84,7 +84,8 @@ def write_report(
     report or `out` holds something else, `StorageError` where it can't be written.
     """
     require_accuracy(target)
-    return write_report_of(replace(load(path, plugin=plugin), target=target), out)
+    with _without_search_for_cycles():
+        return write_report_of(replace(load(path, plugin=plugin), target=target), out)
 
 
 def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
