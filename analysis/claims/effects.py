@@ -188,7 +188,8 @@ def _configurations(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _known(runs: Runs) -> dict[str, dict[str, Any]]:
     """Key of configurations → text → what it says."""
     _, keys = _configurations(runs)
-    return {key: {text: _read(text) for text in ("", *keys[key].to_list())} for key in keys.columns if key != "of"}
+    texts = {key: dict.fromkeys(("", *keys[key])) for key in keys.columns if key != "of"}
+    return {key: {text: _read(text) for text in of_key} for key, of_key in texts.items()}
 
 
 @once

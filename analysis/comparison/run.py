@@ -6,15 +6,15 @@ changes slowly on a machine was the same for all of them.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
 
-from analysis.comparison.work import PROBED, definitions, is_baseline
+from analysis.comparison.work import PROBED, components, definitions, is_baseline
 from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import per_run
@@ -163,11 +163,10 @@ def circumstances_of(runs: Runs) -> dict[str, Work]:
 
     Equal ones share one object.
     """
-    checked = pl.col("config_json").str.json_path_match(f"$.{PARITY}") == "true"
     shared: dict[tuple[int, bool | None, bool], Work] = {}
     of_runs = {}
-    for run_id, parity, packed in runs.run.select("run_id", checked, pl.col("packed").fill_null(False)).rows():
-        environment = environments_of(runs)[run_id]
+    for run_id, packed in runs.run.select("run_id", pl.col("packed").fill_null(False)).rows():
+        environment, parity = environments_of(runs)[run_id], components(runs, "measure")[run_id].get(PARITY)
         own = {PARITY: parity, environment_match.PACKED: packed}
         of_runs[run_id] = shared.setdefault((id(environment), parity, packed), environment | own)
     return of_runs
@@ -217,9 +216,9 @@ def sessions_of(runs: Runs) -> dict[str, Hashable]:
     """
     whole = runs.whole
     submits = _submits(whole)
-    of_folder: dict[Path, list[tuple[Span, str]]] = defaultdict(list)
+    of_folder: dict[str, list[tuple[Span, str]]] = defaultdict(list)
     for run_id, folder in whole.run.select("run_id", "folder").rows():
-        of_folder[Path(folder).parent].append((spans(whole).get(run_id, UNKNOWN), run_id))
+        of_folder[os.path.dirname(folder)].append((spans(whole).get(run_id, UNKNOWN), run_id))
     sessions: dict[str, Hashable] = {}
     for sweep, members in of_folder.items():
         number, until = 0, UNKNOWN[0]

@@ -105,6 +105,14 @@ BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
 
 
 @once
+def configurations(runs: Runs) -> dict[str, dict[str, bytes]]:
+    """Per run id its configuration: each key and its value as JSON."""
+    decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    rows = runs.run.select("run_id", "config_json").rows()
+    return {run_id: {key: bytes(raw) for key, raw in decode(text).items()} for run_id, text in rows}
+
+
+@once
 def works(runs: Runs) -> dict[str, Work]:
     """Per run id, the definition of its work: its flat configuration without the compared keys.
 
@@ -114,13 +122,13 @@ def works(runs: Runs) -> dict[str, Work]:
     parsed: dict[tuple[tuple[str, bytes], ...], str] = {}
     nodes: dict[str, Work] = {}
     seen: dict[tuple[str, str], Counter[tuple[Any, ...]]] = defaultdict(Counter)
-    rows = runs.run.select("run_id", "config_json", *DEVICE).rows()
-    for run_id, config_json, *device in rows:
-        parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
+    rows = runs.run.select("run_id", *DEVICE).rows()
+    for run_id, *device in rows:
+        parts = configurations(runs)[run_id]
         # Of thousands of runs few do different work, so each work is read only once.
-        same = tuple((key, bytes(raw)) for key, raw in parts.items() if key not in _APART)
+        same = tuple((key, raw) for key, raw in parts.items() if key not in _APART)
         if same not in parsed:
-            node = completed(msgspec.json.decode(config_json))
+            node = completed({key: msgspec.json.decode(raw) for key, raw in parts.items()})
             _drop(node, COMPARED + CIRCUMSTANCES)
             work = flatten(node)
             parsed[same] = canonical(work)
@@ -130,7 +138,7 @@ def works(runs: Runs) -> dict[str, Work]:
             seen[configured[run_id]][tuple(device)] += 1
     of_runs: dict[str, Work] = {}
     whole: dict[tuple[tuple[str, str], tuple[Any, ...]], Work] = {}
-    for run_id, _, *device in rows:
+    for run_id, *device in rows:
         configuration = configured[run_id]
         usual = seen[configuration].most_common(1)
         # A run that died before it recorded its device belongs with the others of its configuration.
@@ -181,9 +189,8 @@ def components(runs: Runs, name: str) -> dict[str, Work]:
     """Per run id this component (strategy, model) with all its options, flat; equal ones share one object."""
     known: dict[bytes, Work] = {}
     of_runs = {}
-    decode = msgspec.json.Decoder(msgspec.defstruct("Component", [(name, msgspec.Raw)])).decode  # reads nothing else
-    for run_id, config_json in runs.run.select("run_id", "config_json").rows():
-        same = bytes(getattr(decode(config_json), name))
+    for run_id, parts in configurations(runs).items():
+        same = parts[name]
         if same not in known:
             known[same] = flatten({name: msgspec.json.decode(same)})
         of_runs[run_id] = known[same]

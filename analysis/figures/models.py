@@ -126,7 +126,7 @@ def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = Non
     pairings, error = against_one_device(runs), error_of_intervals(runs, metric)
     of_models = [
         (pairings[group, configuration], model)
-        for group, configuration, model in rows.select("group", "configuration", "model").unique().rows()
+        for group, configuration, model in rows.select("group", "configuration", "model").rows()
         if (group, configuration) in pairings
     ]
     ratios = [(pairing.speed_up() if metric is None else pairing.ratio(metric), model) for pairing, model in of_models]

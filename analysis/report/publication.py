@@ -21,6 +21,7 @@ from analysis.comparison.work import (
     CIRCUMSTANCES,
     IS_BASELINE,
     component_labels,
+    configurations,
     groups_across,
     is_below,
     labels,
@@ -62,6 +63,7 @@ def _of_trained(runs: Runs) -> pl.DataFrame:
     return runs.run.filter((pl.col("state") == "done") | pl.col("run_id").is_in(trained.implode()))
 
 
+@once
 def experiment(runs: Runs) -> list[tuple[str, str]]:
     """What it is, and its distinct values in the order of numbers; nothing of what was not recorded.
 
@@ -298,10 +300,10 @@ def hyperparameters(runs: Runs) -> list[Hyperparameters]:
             if known := set(map(_json, rows[name].drop_nulls().unique())):
                 column[name] = known
         raws: dict[str, set[bytes]] = defaultdict(set)  # of thousands of runs few parts differ
-        for config_json in rows["config_json"]:
-            parts = msgspec.json.decode(config_json, type=dict[str, msgspec.Raw])
+        for run_id in rows["run_id"]:
+            parts = configurations(runs)[run_id]
             for root, part in parts.items():
-                raws[root].add(bytes(part))
+                raws[root].add(part)
             for root in _LATER - parts.keys():
                 raws[root].add(b"")
         for root, several in raws.items():
