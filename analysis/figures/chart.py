@@ -91,7 +91,7 @@ STYLES = {
 THEORY = "#999999"
 """The colour of lines that nobody measured."""
 _LONG_NAME = 28
-MOST_POINTS = 12_000
+MOST_POINTS = 3_000
 """Most points of a figure's repeats; with more, medians are drawn."""
 NAMES = ("group", "configuration", "variant", "strategy", "devices", "nodes", "repeat", "disturbed")
 """Columns of a displayed run by which its marks are placed, named and coloured."""
