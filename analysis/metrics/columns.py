@@ -96,7 +96,7 @@ OF_TOKENS = (
         row=pl.col("tokens_per_sample") * pl.col("throughput_samples_per_s")),
     Metric("model_flop_per_token", "floating-point operations of training on a token, without what is computed twice: "
         "6·N + 12·L·H·Q·T, as in appendix B of PaLM (arXiv 2204.02311), with the parameters of matrices as N; from the "
-        "counted layers", null=f"{_OTHERWISE}, some parameters are frozen, or the model was not counted",
+        "counted layers", null=f"{_OTHERWISE}, or some parameters are frozen, or the model was not counted",
         repeats=Over.MEDIAN, heading="Operations per token", tables=("configurations",), where_known=True,
         row=model_flop_per_token()),
     Metric("peak_flop_per_s", "what mfu rests on: a device's fastest matrix product as probed at the run's start or "
