@@ -34,7 +34,8 @@ class Measure(Node, frozen=True, kw_only=True):
     waits: Literal["allowed", "error"] = "allowed"
     """error: end the run where, on GPUs, the host waits for a device within an epoch, but an attempt's first one."""
     probe: bool
-    """Measure a matrix product and the memory's bandwidth on every rank before and after the training, about 0.3 s."""
+    """Measure a matrix product and the memory's bandwidth before and after the training, on at most
+    eight ranks of each node, about 0.3 s."""
     telemetry_hz: Annotated[float, Meta(ge=0, le=100)]
     """Samples of energy, power and load per second, 0.1 or more; 0: none."""
     attribution_steps: Annotated[int, Meta(ge=0, le=10_000)]
