@@ -47,7 +47,7 @@ def figures() -> list[Figure]:
     pays_after = [max(0.0, with_copy - scan) / (scan - once) for once in load]
     return [
         Figure(f"{what}: load and summary, whole process", answer, "s", 2, False, size),
-        Figure(f"{what}: load, report with figures, whole process", report, "s", 2, False, page),
+        Figure(f"{what}: load, report with figures, whole process", report, "s", 6, False, page),
         Figure(
             f"{what}: scanning every file ÷ loading the copy, all tables",
             [scan / once for once in load],
