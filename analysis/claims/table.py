@@ -139,14 +139,26 @@ def lines(judgement: Judgement, *, most: int) -> Lines:
     cases = sorted(judgement.cases, key=lambda case: VERDICTS[::-1].index(case.verdict))
     effects = [effect_of(case, claim) for case in cases[:most]]
     more = [f"and {len(cases) - most} more cases"] if len(cases) > most else []
-    return Lines([f"expected: {expected(claim)}", *(judgement.reasons if cases else ())], effects + more)
+    reasons = (*judgement.reasons, *_leaning(judgement)) if cases else ()
+    return Lines([f"expected: {expected(claim)}", *reasons], effects + more)
+
+
+def _leaning(judgement: Judgement) -> list[str]:
+    """To which side the medians of an undecided claim tend."""
+    if judgement.verdict != "inconclusive":
+        return []
+    leans = [case.leans for case in judgement.cases if case.leans]
+    if len(set(leans)) < 2:
+        return [f"so far {leans[0]} the claim"] if leans else []
+    return [f"so far for the claim in {leans.count('for')} cases, against it in {leans.count('against')}"]
 
 
 def effect_of(case: Case, claim: Claim) -> str:
     """ "0.512 (0.498 – 0.530), 6 repeats: mnist · cnn_small, devices 1 → 2"; no interval of too few for a verdict."""
     ends = {_value(end, claim) for end in (case.median, case.low, case.high)}
-    shown = case.enough and len(ends) > 1
-    span = f" ({_ends(case.low, case.high, claim)})" if shown and case.low is not None and case.high is not None else ""
+    varies = len(ends) > 1 or claim.metric.endswith("_accuracy")  # bytes are the same in every repeat
+    known = case.enough and varies and case.low is not None and case.high is not None
+    span = f" ({_ends(case.low, case.high, claim)})" if known else ""  # type: ignore[arg-type]
     also = f"; {_in_words(claim.also)}: {_value(case.also, claim)}" if claim.also and case.also is not None else ""
     place = f"{case.where}, {case.step}"
     return f"{_value(case.median, claim)}{span}, {count_of(len(case.effects), 'repeat')}: {place}{also}"
@@ -155,7 +167,9 @@ def effect_of(case: Case, claim: Claim) -> str:
 def _ends(low: float, high: float, claim: Claim) -> str:
     if claim.compare != "difference" and text.is_wide(low, high):
         return text.ends(low, high)
-    return f"{_value(low, claim)} – {_value(high, claim)}"
+    first, last = _value(low, claim), _value(high, claim)
+    unit = " points"  # said once
+    return f"{first.removesuffix(unit) if last.endswith(unit) else first} – {last}"
 
 
 def _case(case: Case, claim: Claim) -> list[str]:

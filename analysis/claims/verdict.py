@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 
 from analysis import text
-from analysis.claims.claim import EPOCH_COLUMNS, OF_SAMPLES, UNTIMED, Claim, written
-from analysis.claims.effects import effects, is_unreached, labels, unusable, usable
+from analysis.claims.claim import EPOCH_COLUMNS, OF_SAMPLES, TO_ACCURACY, UNTIMED, Claim, written
+from analysis.claims.effects import effects, is_unreached, labels, readings, unusable, usable
 from analysis.comparison.configurations import facts
 from analysis.comparison.issues import Blocker, Issue
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
@@ -34,11 +34,18 @@ if TYPE_CHECKING:
 Verdict = Literal["reproduced", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")
 
+Leaning = Literal["for", "against", ""]
+
 NOISE = 0.1
 """The spread of an effect over its repeats, in parts of the largest, from which a quiet machine would help."""
 
-APART = "the sides were measured apart: measure both in one sweep"
+APART = "the sides were measured apart: by one submit of both"
 
+
+_SHARES = frozenset(metric for metric in UNTIMED if metric.endswith("_accuracy")).difference(TO_ACCURACY)
+"""Metrics from 0 to 1, shown in percentage points."""
+_ROUNDING = 1e-9
+"""0.999 is a tenth of a percentage point below 1."""
 
 After = Callable[[int], tuple[float, float] | None]
 """The interval after so many more repeats of each side, if the effects vary alike."""
@@ -70,11 +77,12 @@ def decide(
     after: After | None = None,
     highest_repeat: int | None = None,
     timed: bool = False,
+    shown: Callable[[float], str] = "{:g}".format,
 ) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does.
 
     `independent`: how many of the values are, None for all. `after`: None where that is not known. `timed`: a quieter
-    machine would narrow the interval.
+    machine would narrow the interval. `shown`: a bound in the effect's own unit.
     """
     known = len(values) if independent is None else independent
     verdict = verdict_on(known, interval, expect)
@@ -84,12 +92,12 @@ def decide(
         enough = f"{count_of(len(values), 'repeat')} of {ENOUGH_REPEATS}"
         return verdict, f"{enough}: {text.to_add(missing, after=highest_repeat)}"
     if interval is None:
-        return verdict, APART
+        return verdict, f"{APART}, {text.to_add(ENOUGH_REPEATS - known, after=highest_repeat)}"
     if missing := max(ENOUGH_REPEATS - known, 0):
         enough = f"{count_of(len(values), 'repeat')} that count as {known} of {ENOUGH_REPEATS}, as submits share them"
         return verdict, f"{enough}: {text.to_add(missing, after=highest_repeat)}"
     spread = (min(values), max(values)) if timed else None
-    return verdict, _undecided(known, interval, expect, after, spread=spread)
+    return verdict, _undecided(known, interval, expect, after, spread=spread, shown=shown)
 
 
 def _undecided(
@@ -99,12 +107,13 @@ def _undecided(
     after: After | None,
     *,
     spread: tuple[float, float] | None,
+    shown: Callable[[float], str],
 ) -> str:
     bounds = sorted({*expect.region, *expect.open})
     held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
     if not held:  # it lies within the margin
-        return f"the effect is within the margin ({expect.by:g})"
-    holds = f"the interval holds {text.listed([f'{edge:g}' for edge in held])}"
+        return f"the effect is within the margin ({shown(expect.by)})"
+    holds = f"the interval holds {text.listed([shown(edge) for edge in held])}"
     if after is None:
         return holds
     needed = repeats_to_add(lambda more: verdict_on(known + more, after(more), expect) != "inconclusive")
@@ -154,6 +163,8 @@ class Case:
     """The sweeps of these runs."""
     also: float | None = None
     """Median effect on the claim's other metric, in the same runs."""
+    leans: Leaning = ""
+    """Without a verdict, to which side the median tends."""
 
     @property
     def enough(self) -> bool:
@@ -234,6 +245,7 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | N
         warnings=tuple(dict.fromkeys((*(warned for _, warned, _ in runs if warned), *caveats))),
         missed=len(effect.missed),
         also=median(value for value, *_ in also.values.values()) if also else None,
+        leans=compared.leaning if verdict == "inconclusive" else "",
     )
 
 
@@ -286,6 +298,7 @@ class ClaimedEffect:
     """Of the runs behind it."""
     choice: Pairing
     """Of the runs that the smallest value was chosen from: choosing compares, too."""
+    runs: Runs
     told: tuple[tuple[str, str | None, str], ...]
     """Of the runs behind it the name of their folder, their own warnings, and their sweep."""
 
@@ -302,6 +315,7 @@ class ClaimedEffect:
                 claim,
                 pairing_of(runs, effect.runs),
                 choice_of(runs, effect.candidates),
+                runs,
                 tuple(told[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))),
             )
             for effect in found
@@ -325,6 +339,31 @@ class ClaimedEffect:
             repeats = len(missed | self.effect.values.keys())
             issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)
         return "; ".join(map(str, issues))
+
+    @cached_property
+    def is_saturated(self) -> bool:
+        """Whether an accuracy was to rise by more than either side had left to rise by: on average over the repeats it
+        could not, whatever the devices do. That no effect is seen then says nothing.
+        """
+        claim, repeats = self.claim, self.effect.runs.values()
+        epochs = {epoch for contrast in claim.contrasts for epoch in claim.epochs(contrast)}
+        wanted = claim.expect.region[0]
+        alone = claim.compare == "difference" and claim.more is None and len(epochs) == 1
+        if claim.metric not in _SHARES or not alone or not 0 <= wanted <= 1:
+            return False
+        reached = dict(readings(self.runs, claim.metric, None, *epochs).select("run_id", "value").rows())
+        sides = zip(*repeats, strict=True)
+        return all(fmean(1 - reached[run_id] for run_id in side) <= wanted + _ROUNDING for side in sides)
+
+    @property
+    def leaning(self) -> Leaning:
+        """On which side of the claimed region the median lies; on neither within the margin."""
+        (low, high), bound = self.claim.expect.region, self.claim.expect.open
+        if self.forbidden or self.is_saturated:
+            return ""
+        if low < self.median < high:
+            return "for"
+        return "" if bound[0] < self.median < bound[1] else "against"
 
     @property
     def median(self) -> float:
@@ -356,6 +395,9 @@ class ClaimedEffect:
         if self.forbidden:
             return "inconclusive", self.forbidden
         expect = self.claim.expect
+        if self.is_saturated:
+            short = f"{self._shown(expect.region[0])} or less below 100 %"
+            return "inconclusive", f"saturated: both sides are {short}, so no rise by more could show"
         verdict, lacks = decide(
             self._values,
             self.interval(error),
@@ -364,6 +406,7 @@ class ClaimedEffect:
             after=partial(self.interval, error),
             highest_repeat=self.pairing.highest_repeat,
             timed=self.of_times,
+            shown=self._shown,
         )
         exact = None if self._exact is None else self._exact.ends(error)
         if verdict == "inconclusive" and verdict_on(self._independent, exact, expect) != "inconclusive":
@@ -372,9 +415,16 @@ class ClaimedEffect:
 
     def is_decided(self, error: float) -> bool:
         """Whether there is a verdict."""
-        if self.forbidden:
+        if self.forbidden or self.is_saturated:
             return False
         return verdict_on(self._independent, self.interval(error), self.claim.expect) != "inconclusive"
+
+    def _shown(self, bound: float) -> str:
+        """A bound of the claim in the unit that its effects are shown in."""
+        if self.claim.compare == "efficiency":
+            return text.percent(bound)
+        is_points = self.claim.compare == "difference" and self.claim.metric in _SHARES
+        return f"{100 * bound:g} points" if is_points else f"{bound:g}"
 
     @cached_property
     def _independent(self) -> int:

@@ -255,8 +255,9 @@ def unchecked(runs: Runs) -> list[str]:
     rows = rows.join(labels(runs), on="run_id", maintain_order="left")
     rows = rows.join(runs.run.select("run_id", "scaling"), on="run_id", maintain_order="left")
     weak = (pl.col("scaling") == "weak") & (pl.col("unchecked") == NO_COUNTERPART)  # a larger global batch by design
+    what = "Losses of the training, which parity does not check, are not held against one device's"
     return [
-        f"Losses not held against one device: {listed(sorted(set(members['configuration'])), most=MOST)}: {why}"
+        f"{what}: {listed(sorted(set(members['configuration'])), most=MOST)}: {why}"
         f"{' (expected with scaling=weak)' if expected else ''}."
         for (why, expected), members in rows.group_by("unchecked", weak.alias("expected"), maintain_order=True)
     ]

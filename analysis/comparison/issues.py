@@ -181,8 +181,8 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
             return (
                 "the two sides were measured apart",
                 ", so the ratios include any change of the machine in between and have neither interval nor verdict: "
-                f"measure both in turn, by one submit, or submit each side {FEWEST_REPEATS} times or more, in "
-                "alternation",
+                f"measure both in turn, by one submit of {FEWEST_REPEATS} or more further repeats (sweep.repeats), or "
+                f"submit each side {FEWEST_REPEATS} times or more, in alternation",
             )
         case Caveat.ORDER:
             return (
@@ -205,7 +205,9 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
                 f": by chance, or {_CAUSES}",
             )
         case Caveat.DRIFT:
-            return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}", ""
+            return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}", (
+                ": the interval of a ratio includes what that did to it; a ratio without interval is not to be quoted"
+            )
         case Caveat.ENERGY:
             flags = ", ".join(f"{FLAGS[flag]} ({flag})" for flag in issue.differences)
             return f"energies of the compared runs are less exact than others: {flags}", ""

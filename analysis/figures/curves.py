@@ -46,6 +46,7 @@ from analysis.figures.chart import (
 from analysis.metrics.epochs import AS_TEXT, numbered_epochs
 from parallelbench.config.build import LATER_COMPONENTS
 from parallelbench.config.identity import canonical_json
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -119,12 +120,13 @@ def coinciding(data: pl.DataFrame, *, own_axes: bool) -> str:
                 found[tuple(names)].append(heading.replace(BETWEEN, ", "))
     whole = rows["panel"].n_unique()
     lines = [
-        f"The lines of {text.listed(names, most=6)} coincide"
+        f"As drawn, the lines of {text.listed(names, most=6)} cover each other"
         + ("." if len(of) == whole else f" in {text.listed(of, most=1, sep='; ')}.")
         for names, of in found.items()
     ]
     more = len(lines) - _MOST_COINCIDING
-    return " ".join([*lines[:_MOST_COINCIDING], *([f"So do others, in {more} more ways."] if more > 0 else [])])
+    rest = [f"So do {count_of(more, 'more set')} of lines."] if more > 0 else []
+    return " ".join([*lines[:_MOST_COINCIDING], *rest])
 
 
 _SIDES = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from collections import Counter
+from itertools import takewhile
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -12,12 +17,12 @@ from analysis import text
 from analysis.comparison.baseline import ENERGY, against_one_device, beside_fastest, refused
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
-from analysis.comparison.issues import PROBE_TOLERANCE, Caveat
+from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat
 from analysis.comparison.ratio import FEWEST_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES, IS_BASELINE
 from analysis.report.claims import judged
-from analysis.report.warnings import few_repeats, parity_off
+from analysis.report.warnings import few_repeats, parity_never, parity_off
 from analysis.runs.reader import once
 from parallelbench.errors import count_of
 
@@ -31,18 +36,35 @@ if TYPE_CHECKING:
 
 
 def headline(runs: Runs, *, most: int = 4) -> list[str]:
-    """The answers, then what they took of memory and energy, whether they were checked against one device, what is not
-    compared, runs that others disturbed, and what to do next.
-    """
+    """What was found, what is not compared, runs that others disturbed, and what to do next."""
     not_compared, disturbed = refused(runs, brief=True)[:most], disturbed_lines(runs, advise=False)
-    found = [] if _compared(runs).is_empty() and (not_compared or disturbed) else answers(runs, most=most)
-    return [*found, *_memory(runs), *_energy(runs), *_unchecked(runs), *not_compared, *disturbed, *_next(runs)]
+    is_silent = _compared(runs).is_empty() and bool(not_compared or disturbed)
+    found = _beside(runs) if is_silent else findings(runs, most=most)
+    return [*found, *not_compared, *disturbed, *next_steps(runs)]
 
 
-def _unchecked(runs: Runs) -> list[str]:
-    """Which configurations nobody checked against one device, as that was switched off."""
-    names = parity_off(runs)
-    return [f"Parity with one device was not checked (measure.parity=false): {text.listed(names)}."] if names else []
+def findings(runs: Runs, *, most: int = 4) -> list[str]:
+    """The answers, then whether they were checked against one device, and what they took of memory and energy."""
+    return [*answers(runs, most=most), *_beside(runs)]
+
+
+def _beside(runs: Runs) -> list[str]:
+    return [*_parity(runs), *_memory(runs), *_energy(runs)]
+
+
+def _parity(runs: Runs) -> list[str]:
+    """In how many runs the check against one device passed, and which were not checked."""
+    asked = facts(runs).filter(~IS_BASELINE)
+    checked = asked.drop_nulls("parity_passed")
+    passed, whole = int(checked["parity_passed"].sum()), checked.height
+    told = [f"passed in {passed} of {count_of(whole, 'run')}"] * bool(whole)
+    if passed < whole:
+        names = checked.filter(~pl.col("parity_passed"))["configuration"].unique(maintain_order=True).to_list()
+        told += [f"failed in {whole - passed}, which do not count ({text.listed(names)})"]
+    off, never = parity_off(runs), parity_never(runs)
+    told += [f"not checked (measure.parity=false): {text.listed(off)}"] * bool(off)
+    told += [f"not checked, as one device does not compute the same: {text.listed(never)}"] * bool(never)
+    return [f"Parity with one device: {'; '.join(told)}."] if told else []
 
 
 _MOST_LISTED = 4
@@ -55,11 +77,30 @@ def _memory(runs: Runs) -> list[str]:
     rows = summary(runs).with_columns(took=peak).drop_nulls("took")
     kinds = {"device": "device", "host": "process"}
     largest = " or ".join(sorted({kinds[kind] for kind in rows["memory_kind"].drop_nulls()}))
-    ends = _ends(runs, rows, _ratio_of_peaks)
-    whole = _ratios(runs, rows, lambda pairing: pairing.ratio("peak_memory_sum_bytes"))
-    least_and_most = dict.fromkeys(f"{value:.2f}" for value, _ in (*whole[:1], *whole[-1:]))
-    together = f"; of all processes together: {' to '.join(least_and_most)} times" if whole else ""
+    ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_peaks))
+    whole = _by_scaling(rows, lambda some: _least_and_most(_ratios(runs, some, _ratio_of_sums)))
+    together = f"; of all processes together: {whole}" if whole else ""
     return _told(f"Peak memory of the largest {largest}", [_peaks(row) for row in _few(rows)], f"{ends}{together}")
+
+
+def _by_scaling(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
+    """What is told of these rows of `summary`; where some scale strongly and others weakly, of each alone: under weak
+    scaling every device keeps its whole batch.
+    """
+    kinds = rows["scaling"].drop_nulls().unique(maintain_order=True).to_list()
+    if len(kinds) < 2:
+        return ends(rows)
+    told = {kind: ends(rows.filter(pl.col("scaling") == kind)) for kind in kinds}
+    return ", and ".join(f"under {kind} scaling {words}" for kind, words in told.items() if words)
+
+
+def _least_and_most(ratios: list[tuple[float, Configuration]]) -> str:
+    ends = dict.fromkeys(f"{value:.2f}" for value, _ in (*ratios[:1], *ratios[-1:]))
+    return f"{' to '.join(ends)} times" if ends else ""
+
+
+def _ratio_of_sums(pairing: Pairing) -> Ratio | None:
+    return pairing.ratio("peak_memory_sum_bytes")
 
 
 def _peaks(row: dict[str, Any]) -> str:
@@ -72,11 +113,29 @@ def _ratio_of_peaks(pairing: Pairing) -> Ratio | None:
 
 
 def _energy(runs: Runs) -> list[str]:
-    """Energy of the GPUs per sample, of each configuration that has one to quote."""
-    short = pl.col("energy_flags").fill_null("").str.contains("short")
-    rows = summary(runs).filter(~short).drop_nulls(ENERGY)
+    """Energy of the GPUs per sample, of each configuration that has one to quote; on GPUs without such, why."""
+    what, of_gpus = "Energy of the GPUs for a sample", summary(runs).filter(memory_kind="device")
+    rows = summary(runs).filter(_unflagged()).drop_nulls(ENERGY)
     each = [f"{text.number(row[ENERGY])} J with {row['configuration']}" for row in _few(rows)]
-    return _told("Energy of the GPUs for a sample", each, _ends(runs, rows, lambda pairing: pairing.ratio(ENERGY)))
+    ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_energies))
+    if told := _told(what, each, ends):
+        left = of_gpus.filter(~_unflagged()).drop_nulls(ENERGY).height
+        more = f" {count_of(left, 'configuration')} left out, whose readings are flagged (see the warnings)."
+        return [f"{told[0]}{more}"] if left else told
+    flags = sorted({flag for found in of_gpus["energy_flags"].drop_nulls() for flag in found.split()} & FLAGS.keys())
+    why = text.listed([f"{FLAGS[flag]} ({flag})" for flag in flags]) if flags else "none was measured"
+    return [f"{what}: none to quote: {why}."] if of_gpus.height else []
+
+
+def _ratio_of_energies(pairing: Pairing) -> Ratio | None:
+    """None where the energies of either side are flagged."""
+    flagged = any(caveat.kind is Caveat.ENERGY for caveat in pairing.caveats(metric=ENERGY))
+    return None if flagged else pairing.ratio(ENERGY)
+
+
+def _unflagged() -> pl.Expr:
+    """Of rows of `summary`, whether no flag says that their energy is not to be quoted."""
+    return ~pl.any_horizontal(pl.col("energy_flags").fill_null("").str.contains(flag) for flag in FLAGS)
 
 
 def _told(what: str, each: list[str], ends: str) -> list[str]:
@@ -114,25 +173,80 @@ _AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)
 """What may not happen again, and is tried again only where `--retry` names it."""
 
 
-def _next(runs: Runs) -> list[str]:
-    """One line for all advice to measure more: the most repeats that any names, what is open without them, and what to
-    try again.
+def next_steps(runs: Runs) -> list[str]:
+    """One command for all advice to measure more: the most repeats that any names, what is open without them, and what
+    to try again.
     """
-    rows = summary(runs)
+    rows, sweeps = summary(runs), runs.run["sweep"].unique(maintain_order=True).to_list()
+    apart = _apart(runs)
     open_claims = [each for each in judged(runs) if each.cases and _repeats_named(each.why)]
-    named = [*few_repeats(runs), *(judgement.why for judgement in open_claims)]
-    wanted = rows["repeats_to_decide"].drop_nulls()
-    repeats = max([*wanted, *(number for line in named for number in _repeats_named(line))], default=None)
+    named = [
+        number for line in (*few_repeats(runs), *(each.why for each in open_claims)) for number in _repeats_named(line)
+    ]
+    in_turn = [each.highest_repeat + 1 + FEWEST_REPEATS for each in apart]
+    repeats = max([*rows["repeats_to_decide"].drop_nulls(), *named, *in_turn], default=None)
     gone = set(facts(runs)["exclusion"])
     retried = [each.value for each in _AT_RANDOM if each.value in gone]
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
+    if not options:
+        return []
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
-    what = "sweep" if runs.run["sweep"].n_unique() == 1 else "sweeps"
     undecided = rows.filter(_may_be_decided(repeats or 0)).height
-    comparisons = count_of(undecided, "comparison with one device", "comparisons with one device")
-    left = comparisons if undecided else count_of(len(open_claims), "claim") if open_claims else ""
-    why = f" That may decide {left}." if left else ""
-    return [f"Next: {when}submit the {what} again with `{' '.join(options)}`.{why}"] if options else []
+    left = [count_of(undecided, "comparison with one device", "comparisons with one device")] * bool(undecided)
+    left += [count_of(len(open_claims), "claim")] * bool(open_claims)
+    why = f" That may decide {text.listed(left)}." if left else ""
+    turns = " One submit measures all sides of the new repeats in turn." if apart else ""
+    if len(sweeps) > 1:
+        return [f"Next: {when}submit the sweeps again with `{' '.join(options)}`.{why}"]
+    if any(_is_in_one_submit(each) for each in apart):  # and yet one side came first: so the sweep asks
+        options.insert(0, "sweep.order=interleaved")
+    if not (asked := _asked(runs, sweeps[0])):
+        return [f"Next: {when}submit the sweep again with `{' '.join(options)}`.{turns}{why}"]
+    return [f"Next: {when}`parallelbench submit {' '.join([*asked, *options])}`.{turns}{why}"]
+
+
+def _apart(runs: Runs) -> list[Pairing]:
+    """What was measured apart from one device. Of several sweeps no single submit measures all in turn."""
+    is_one = runs.run["sweep"].n_unique() == 1
+    return [each for each in against_one_device(runs).values() if is_one and each.is_apart]
+
+
+def _is_in_one_submit(pairing: Pairing) -> bool:
+    return any(len({run.session for run in pair.runs}) == 1 for pair in pairing.pairs)
+
+
+def _asked(runs: Runs, sweep: str) -> list[str]:
+    """With what all runs of a sweep were asked for, as far as they recorded it, quoted for a shell; empty where that
+    can't be told.
+
+    Lists that replaced some of a named sweep can't be told from the sweep's own.
+    """
+    every = [overrides for folder in runs.run["folder"] if (overrides := _overrides(Path(folder)))]
+    fixed = [each for each in (every[0] if every else ()) if all(each in others for others in every)]
+    # The user's come first, then those of the sweep, whose texts are quoted.
+    of_user = [*takewhile(lambda each: '="' not in each, fixed)]
+    if not any(each.startswith(("sweep=", "sweep.name=")) for each in of_user):
+        if sweep != "adhoc":
+            return [shlex.quote(f"sweep={sweep}")]
+        of_user = _lists(every)  # without a sweep's file, each value is the user's
+    return [shlex.quote(each) for each in of_user if not each.startswith(("#", "sweep.repeats=", "repeat="))]
+
+
+def _lists(every: list[list[str]]) -> list[str]:
+    """All values of each key, as lists; empty unless the runs are all of their combinations."""
+    asked = [dict(each.split("=", 1) for each in overrides if "=" in each) for overrides in every]
+    values = {key: list(dict.fromkeys(each.get(key) for each in asked)) for key in (asked[0] if asked else ())}
+    is_whole = len({tuple(sorted(each.items())) for each in asked}) == prod(map(len, values.values()))
+    if not is_whole or any(each.keys() != values.keys() for each in asked):
+        return []
+    return [f"{key}={','.join(map(str, found))}" for key, found in values.items()]
+
+
+def _overrides(folder: Path) -> list[str]:
+    try:
+        return (folder / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _may_be_decided(repeats: int) -> pl.Expr:
@@ -160,25 +274,85 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
     more = compared.height - len(rows)
     if several and more:
-        fastest, *_, slowest = (_gain(row, named=True) for row in ordered.to_dicts())
-        best = "Largest speed-up" if ordered["speed_up"][0] > 1 else "Nearest to one device"
-        shown = [_counted(runs, compared), f"{best}: {fastest}{_ties(runs, ordered)}", f"Smallest speed-up: {slowest}"]
+        shown = [_counted(runs, compared), *_extremes(runs, ordered)]
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [f"{fastest}{_ties(runs, ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
-    return [*_one_device_is_fastest(compared, uncompared=_uncompared(runs)), *shown]
+    return [*_one_device_is_fastest(compared, uncompared=_uncompared(runs)), *shown, *_shortest(runs, ordered)]
+
+
+def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
+    """The largest speed-up over each framework's one device, then the smallest of all; of strong and weak scaling
+    each.
+    """
+    kinds, frameworks = (ordered[name].unique(maintain_order=True).to_list() for name in ("scaling", "framework"))
+    lines = []
+    for kind, framework in itertools.product(kinds, frameworks):
+        alike = ordered.filter(scaling=kind, framework=framework)
+        if alike.height:
+            best = "Largest speed-up" if alike["speed_up"][0] > 1 else "Nearest to one device"
+            over = f" of {framework}" if len(frameworks) > 1 else ""
+            lines.append(
+                f"{best}{over}{_under(kind, kinds)}: {_gain(alike.row(0, named=True), named=True)}{_ties(runs, alike)}"
+            )
+    for kind in kinds:
+        slowest = ordered.filter(scaling=kind).row(-1, named=True)
+        lines.append(f"Smallest speed-up{_under(kind, kinds)}: {_gain(slowest, named=True)}")
+    return lines
+
+
+def _under(kind: str, kinds: list[str]) -> str:
+    return f" under {kind} scaling" if len(kinds) > 1 else ""
+
+
+def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
+    """Whose epoch is the shortest where several frameworks did the same work: a speed-up is over the framework's own
+    one device, which may be the slower one. With the largest speed-up's work for an example.
+    """
+    framework = pl.col("framework").fill_null("torch").first()
+    of_framework = facts(runs).group_by("group", "configuration").agg(framework)
+    rows = summary(runs).filter(pl.col("repeats") > 0)
+    rows = rows.drop_nulls("steady_epoch_time_s").join(of_framework, on=("group", "configuration"))
+    rows = rows.sort("steady_epoch_time_s").unique(("group", "framework"), keep="first", maintain_order=True)
+    rows = rows.filter(pl.len().over("group") > 1)
+    if rows.is_empty():
+        return []
+    firsts = Counter(rows.unique("group", keep="first", maintain_order=True)["framework"])
+    group = next((each for each in ordered["group"] if each in set(rows["group"])), rows["group"][0])
+    first, *others = rows.filter(group=group).to_dicts()
+    named = f" ({group})" if rows["group"].n_unique() > 1 else ""
+    took = [f"{row['configuration']} {text.seconds(row['steady_epoch_time_s'])}" for row in (first, *others)]
+    verdicts = beside_fastest(runs, group, first["configuration"], [row["configuration"] for row in others])
+    slower = all(verdict is SpeedVerdict.SLOWER for verdict in verdicts.values())
+    proof = "their own pairs tell them apart" if slower else "without a verdict between them"
+    of = firsts.total()
+    counts = [f"{framework} in {count} of {of} kinds of work" for framework, count in firsts.most_common()]
+    whose = f": {text.listed(counts)}; for one" if of > 1 else ""
+    return [f"Shortest epoch of the same work over all frameworks{whose}{named}: {text.listed(took)}, {proof}."]
 
 
 def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
-    """What did the same work, and is not shown to be slower than the first; and of what too few repeats can't tell."""
+    """What did the same work, and is not shown to be slower than the first; of what too few repeats can't tell, and
+    what was never held against it.
+    """
     alike = ordered.filter(pl.col(key) == pl.col(key).first() for key in ("group", "framework"))
     fastest, *others = alike["configuration"]
     verdicts = beside_fastest(runs, alike["group"][0], fastest, others)
-    few = [name for name, verdict in verdicts.items() if verdict in (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR)]
-    tied = [name for name, verdict in verdicts.items() if verdict is not SpeedVerdict.SLOWER and name not in few]
+
+    def those(*of: SpeedVerdict) -> str:
+        names = [name for name, verdict in verdicts.items() if verdict in of]
+        return "the others" if len(names) == len(others) > 1 else text.listed(names) if names else ""
+
+    decided = (*_NOT_HELD, *_FEW, SpeedVerdict.SLOWER)
+    tied = [name for name, verdict in verdicts.items() if verdict not in decided]
     told = f" Not told apart from it: {text.listed(tied)}." if tied else ""
-    rest = "the others" if len(few) == len(others) > 1 else text.listed(few)
-    return f"{told} Too few repeats to tell it from {rest}." if few else told
+    told += f" Not tested against it, as measured apart from it: {apart}." if (apart := those(_NOT_HELD[0])) else ""
+    told += f" Not comparable with it: {unlike}." if (unlike := those(_NOT_HELD[1])) else ""
+    return f"{told} Too few repeats to tell it from {few}." if (few := those(*_FEW)) else told
+
+
+_NOT_HELD = (SpeedVerdict.NOT_INTERLEAVED, SpeedVerdict.NOT_COMPARABLE)
+_FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR)
 
 
 def _uncompared(runs: Runs) -> bool:
@@ -212,10 +386,11 @@ def _counted(runs: Runs, compared: pl.DataFrame) -> str:
     parts += [f"{rest} not compared"] * bool(rest)
     works = count_of(every["group"].n_unique(), "kind of work", "kinds of work")
     drifted = int(compared["drifted"].sum())
-    changed = f" {_DRIFTED} {drifted} of those compared were measured." if drifted else ""
+    changed = f" {_DRIFTED} {drifted} of those compared were measured: {_WITH_INTERVAL}." if drifted else ""
     return f"{count_of(every.height, 'configuration')} in {works}: {', '.join(parts)}.{changed}"
 
 
+_WITH_INTERVAL = "quote a speed-up only with its interval, which includes what that did to it"
 _DRIFTED = f"The machine's own speed changed by more than {100 * PROBE_TOLERANCE:.0f} % while"
 
 
@@ -227,7 +402,8 @@ def _compared(runs: Runs) -> pl.DataFrame:
     keys = ("group", "configuration")
     of_framework = facts(runs).select(*keys, pl.col("framework").fill_null("torch")).unique(keys)
     return rows.join(of_framework, on=keys, maintain_order="left").with_columns(
-        drifted=pl.Series([key in _drifted(runs) for key in rows.select(keys).rows()], dtype=pl.Boolean)
+        drifted=pl.Series([key in _drifted(runs) for key in rows.select(keys).rows()], dtype=pl.Boolean),
+        several_frameworks=pl.lit(facts(runs)["framework"].fill_null("torch").n_unique() > 1),
     )
 
 
@@ -242,14 +418,16 @@ def _drifted(runs: Runs) -> set[Configuration]:
 
 
 def _gain(row: dict[str, Any], *, named: bool) -> str:
-    return f"{_gained(row, named=named)}{f' {_DRIFTED} this was measured.' if row['drifted'] else ''}"
+    has_interval = row["speed_up_low"] is not None
+    advice = _WITH_INTERVAL.replace("a speed-up only", "it") if has_interval else "without an interval, do not quote it"
+    return f"{_gained(row, named=named)}{f' {_DRIFTED} this was measured: {advice}.' if row['drifted'] else ''}"
 
 
 def _gained(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
     does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
     times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
-    one_device = "one device" if row["framework"] == "torch" else f"{BASELINES[row['framework']]} × 1"
+    one_device = f"{BASELINES[row['framework']]} × 1" if row["several_frameworks"] else "one device"
     speed, pairs = f"{times} times as fast as {one_device}", count_of(row["speed_up_pairs"], "repeat")
     rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
     if row["devices"] > 1 and row["efficiency_with_startup"] is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from analysis import text
 from analysis.claims import judge_all, publications
 from analysis.claims.table import effect_of, lines, nothing
 from analysis.claims.verdict import VERDICTS
@@ -52,6 +53,18 @@ def shown(judgements: Sequence[Judgement]) -> list[tuple[Judgement, Lines]]:
     """The claims that these runs say something of, decided ones first, each with what is expected, and the effects."""
     told = sorted(judgements, key=lambda judgement: VERDICTS.index(judgement.verdict))
     return [(judgement, lines(judgement, most=MOST_CASES)) for judgement in told if judgement.cases]
+
+
+def at_a_glance(judgements: Sequence[Judgement]) -> str:
+    """How many claims have which verdict, in one line; empty where these runs say nothing of any."""
+    told = [judgement for judgement in judgements if judgement.cases]
+    refuted, reproduced, undecided = (
+        [each.claim.name for each in told if each.verdict == verdict]
+        for verdict in ("refuted", "reproduced", "inconclusive")
+    )
+    parts = [f"{len(refuted)} of {len(judgements)} refuted" + (f" ({text.listed(refuted)})" if refuted else "")]
+    parts += [f"{len(reproduced)} reproduced", f"{len(undecided)} undecided"]
+    return f"Claims of the publications: {', '.join(parts)}." if told else ""
 
 
 def summed_up(judgements: Sequence[Judgement], folder: Path) -> str:

@@ -219,7 +219,8 @@ def render(runs: Runs, drawn: list[Drawn], files: Sequence[str] = ()) -> str:
         accuracies=publication.accuracies_side_by_side(publication.accuracies(runs)),
         accuracies_caption=publication.ACCURACIES_CAPTION,
         experiment=publication.experiment(runs),
-        claims=claims.shown(judgements := claims.judged(runs)),
+        claims_at_a_glance=claims.at_a_glance(judgements := claims.judged(runs)),
+        claims=claims.shown(judgements),
         claims_summed_up=claims.summed_up(judgements, runs.root),
         hyperparameters=publication.hyperparameters(runs),
         environment=environment(runs),
@@ -338,7 +339,7 @@ def _grouped(rows: pl.DataFrame, columns: tuple[Column, ...]) -> list[tuple[str,
 
 
 def _measured(runs: Runs) -> str:
-    """How many runs count, why the others don't, and the days on which they were measured."""
+    """On what the runs were measured, how many count, why the others don't, and on which days."""
     reasons = Counter(facts(runs).select(_in_words()).to_series())
     counting = reasons.pop(None, 0)
     told = [f"{counting} count{'s' if counting == 1 else ''}"]
@@ -346,7 +347,9 @@ def _measured(runs: Runs) -> str:
     low, high = runs.epochs.select(low=pl.col("finished_at").min(), high=pl.col("finished_at").max()).row(0)
     days = sorted({datetime.fromtimestamp(t, tz=UTC).strftime("%Y-%m-%d") for t in (low, high) if t is not None})
     when = f"; measured {' to '.join(days)} (UTC)" if days else ""
-    return f"{count_of(runs.run.height, 'run')}: {', '.join(told)}{when}"
+    names, devices = (runs.run[key].drop_nulls().unique().sort().to_list() for key in ("device_name", "devices"))
+    on = f" on {text.listed(names)}, {'up to ' if len(devices) > 1 else ''}{count_of(devices[-1], 'device')}"
+    return f"{count_of(runs.run.height, 'run')}{on if names else ''}: {', '.join(told)}{when}"
 
 
 MOST_COLUMNS = 12

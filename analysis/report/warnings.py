@@ -220,9 +220,11 @@ def _samples(runs: Runs) -> list[str]:
     dropped = counted(runs).filter(pl.col("dropped_samples") > 0)
     alike = dropped.group_by("train_samples", "dropped_samples", maintain_order=True)
     cases = alike.agg(pl.col("group").unique(maintain_order=True)).rows()
-    told = [f"{left:,} of {whole:,} ({text.listed(groups, most=1, sep='; ')})" for whole, left, groups in cases]
+    told = [
+        f"{left:,} of {whole:,} are left out ({text.listed(groups, most=1, sep='; ')})" for whole, left, groups in cases
+    ]
     why = "as they fill no global batch, or the epoch was cut short; throughput does not count them"
-    return [f"Not all training samples are trained on in an epoch, {why}: {'; '.join(told)} are not."] if told else []
+    return [f"Not all training samples are trained on in an epoch, {why}: {'; '.join(told)}."] if told else []
 
 
 def _single_epoch(runs: Runs) -> list[str]:
@@ -264,6 +266,11 @@ def parity_off(runs: Runs) -> list[str]:
     off, _ = _without_check(runs)
     every = counted(runs).filter(pl.col("strategy") != BASELINE[0]).select(_KEYS).n_unique()
     return ["all configurations"] if len(off) == every > 1 else _named(runs, off)
+
+
+def parity_never(runs: Runs) -> list[str]:
+    """The configurations without a parity check, since one device does not do the same."""
+    return _named(runs, _without_check(runs)[1])
 
 
 @once

@@ -35,7 +35,8 @@ def report(
     from analysis.comparison.configurations import unreached
     from analysis.folders import load_all, replications
     from analysis.metrics.runs import require_accuracy
-    from analysis.report.answers import answers
+    from analysis.report.answers import findings, next_steps
+    from analysis.report.claims import at_a_glance, judged
     from analysis.report.page import write_report_of
 
     require_accuracy(target)
@@ -48,11 +49,13 @@ def report(
     if figure is not None:
         return _paper(runs, figure, panel=panel, width_mm=width, out=out)
     page = write_report_of(runs, out)
-    for line in answers(runs):
+    for line in filter(None, (*findings(runs), at_a_glance(judged(runs)))):
         console().print(line, markup=False, highlight=False)
     console().print()
     console().print(summary_table(runs))
     _remark([*replications(runs), *unreached(runs), *refused(runs), *format_exclusions(runs)])
+    for line in next_steps(runs):
+        console().print(line, markup=False, highlight=False, soft_wrap=True)
     print(page)
     return 0
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analysis import load
 from analysis.claims import Judgement, Publication, judge, judge_all, publications, require_claims
 from analysis.claims.claim import Claim, Expect
-from analysis.claims.table import effect_of, expected
+from analysis.claims.table import effect_of, expected, lines
 from analysis.claims.verdict import decide
 from analysis.runs.reader import Runs
 from launch.sweep.compose import group_choices
@@ -352,3 +352,35 @@ def test_the_verb_prints_verdicts_and_what_is_lacking(tmp_path: Path, capsys: py
         assert said in "".join(capsys.readouterr())
     assert main(["claims", runs, "shorter", "--file", str(path)]) == 0
     assert capsys.readouterr().out.count("digits-cnn_small-ddp-x2-r") == 6
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "verdict", "why"),
+    [
+        (1.0, 1.0, "inconclusive", "saturated: both sides are 0.1 points or less below 100 %"),
+        (0.999, 0.9995, "inconclusive", "saturated"),
+        (1.0, 0.98, "refuted", ""),
+        (0.98, 0.98, "refuted", ""),
+        (0.98, 0.99, "reproduced", ""),
+    ],
+)
+def test_an_accuracy_that_can_rise_no_further_refutes_nothing(
+    one: float, two: float, verdict: str, why: str, tmp_path: Path
+) -> None:
+    one_and_two(tmp_path, ((Fake(train_accuracy=lambda e: one), Fake(train_accuracy=lambda e: two)) for _ in REPEATS))
+    asked = claim(metric="train_accuracy", compare="difference", expect={"above": 0, "by": 0.001})
+    finding = judge(load(tmp_path), asked, seed="000")
+    assert finding.verdict == verdict
+    assert finding.why.startswith(why)
+    low = f"{100 * (two - one):+.2f}".replace("-", "−")
+    assert f"{low} points ({low} – {low} points), 6 repeats" in effect_of(finding.cases[0], asked)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"), [(0.5, ["so far for the claim"]), (1.5, ["so far against the claim"]), (0.99, [])]
+)
+def test_an_undecided_claim_tells_to_which_side_it_tends(ratio: float, told: list[str], tmp_path: Path) -> None:
+    asked = claim(expect={"below": 1, "by": 0.02})
+    finding = judge(two_devices(tmp_path, (ratio, ratio * 1.01, ratio)), asked, seed="000")
+    assert finding.verdict == "inconclusive"
+    assert [line for line in lines(finding, most=4).reasons if line.startswith("so far")] == told

@@ -104,7 +104,7 @@ def recomputing(work: dict[str, Any], *times_s: float) -> list[Callable[[Path], 
 
 YES, NO, OPEN = ({"verdict": verdict} for verdict in ("reproduced", "refuted", "inconclusive"))
 OTHER_WORK: dict[str, Any] = {"verdict": "inconclusive", "cases": 0}
-ALIKE, SCALED_UP = "the effect is within the margin (0.02)", "devices 1 → 2, by data_parallel → ddp"
+ALIKE, SCALED_UP = "the effect is within the margin (2.0\u202f%)", "devices 1 → 2, by data_parallel → ddp"
 LACKS_4 = "it needs devices=1, and with devices=2; and devices=4, and with devices=2"
 TF = {"environment": TENSORFLOW}
 SMALL_IMAGES, LARGE_IMAGES = (

@@ -110,7 +110,8 @@ def test_what_was_not_held_against_one_device_is_said(
 ) -> None:
     published(config(tmp_path, **single), Fake(epoch_time_s=lambda epoch, rank: 10.0))
     published(config(tmp_path, **DDP, **{k: v for k, v in single.items() if k != "repeat"}), fake)
-    line = f"Losses not held against one device: ddp × 2: {why}."
+    told = "Losses of the training, which parity does not check, are not held against one device's"
+    line = f"{told}: ddp × 2: {why}."
     assert line in format_exclusions(load(tmp_path))
     assert line in warnings(load(tmp_path))
 

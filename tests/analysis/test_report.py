@@ -199,7 +199,7 @@ def test_the_page_says_what_a_sceptic_must_know(sweep: Path) -> None:
     assert "ddp × 2 trains an epoch 1.58 times as fast as one device in 2 repeats, too few for an interval: " in text
     assert "oom: &lt;b&gt;out&lt;/b&gt; of memory" in text
     assert "Skipped: stray: no config.yaml" in text
-    assert "34 of 1,442 (digits · cnn_small) are not." in text
+    assert "34 of 1,442 are left out (digits · cnn_small)." in text
     assert "repeats per side, in turn (sweep.repeats=6)." in text
     assert "2.15.0" in text
     assert "0123abc" in text

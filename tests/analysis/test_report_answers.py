@@ -14,13 +14,14 @@ from analysis.claims import judge
 from analysis.comparison.configurations import summary
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import answers, page, warnings
-from analysis.report.claims import shown, summed_up, table
+from analysis.report.claims import at_a_glance, shown, summed_up, table
 from analysis.report.page import _measured, matrix
 from analysis.runs.reader import Runs
 from tests.analysis.factory import MIB, Fake, config, failed, published, steady
 from tests.analysis.made_up import IN_TWO, altered, environment
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 from tests.analysis.test_metrics import powered
+from tests.analysis.test_two_frameworks import measured
 
 
 def plant(root: Path, times: dict[tuple[str, int], float], **work: Any) -> None:
@@ -67,7 +68,8 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
         "fsdp × 4": ["", "timeout", ""],
     }
     told = _measured(runs)
-    assert told == "51 runs: 48 count, 1 out of memory, 1 parity failed, 1 timeout; measured 2023-11-14 (UTC)"
+    counted = "48 count, 1 out of memory, 1 parity failed, 1 timeout"
+    assert told == f"51 runs on Imaginary CPU, up to 4 devices: {counted}; measured 2023-11-14 (UTC)"
     # The fastest and the slowest, which the headline names, are never cut.
     monkeypatch.setattr(page, "MOST_COLUMNS", 2)
     monkeypatch.setattr(page, "NAMED", 1)
@@ -100,7 +102,7 @@ def test_two_repeats_are_too_few_to_call_one_device_the_fastest_and_tell_nothing
     told = answers.headline(load(tmp_path))
     assert told[0] == "So far one device is fastest, with too few repeats to be sure."
     assert told[1].endswith(" Too few repeats to tell it from fsdp × 2.")
-    assert told[-1].endswith(" with `sweep.repeats=6`. That may decide 2 comparisons with one device.")
+    assert told[-1].endswith(" sweep.repeats=6`. That may decide 2 comparisons with one device.")
     published(config(tmp_path, repeat=5, strategy="zero1", devices=2), steady(0.5))  # whose repeat one device lacks
     told = answers.headline(load(tmp_path))
     assert told[0].startswith("So far, of what can be compared with it, one device is fastest, with too few ")
@@ -188,8 +190,11 @@ def test_what_limits_the_numbers_is_told(
 
 def test_the_headline_says_that_nobody_checked(usual: Runs) -> None:
     off = altered(usual, "run", parity_passed=pl.lit(None, pl.Boolean), config_json=OFF)
-    assert "Parity with one device was not checked (measure.parity=false): ddp × 2." in answers.headline(off)
-    assert not any("Parity" in line for line in answers.headline(usual))
+    assert "Parity with one device: not checked (measure.parity=false): ddp × 2." in answers.headline(off)
+    assert "Parity with one device: passed in 6 of 6 runs." in answers.headline(usual)
+    lost = altered(usual, "run", parity_passed=pl.when(FIRST).then(pl.lit(False)).otherwise("parity_passed"))
+    (line,) = [line for line in answers.headline(lost) if "Parity" in line]
+    assert line == "Parity with one device: passed in 5 of 6 runs; failed in 1, which do not count (ddp × 2)."
     assert summary(off)["parity"].to_list() == ["not checked", "not checked"], "single × 1 is the reference of nothing"
 
 
@@ -253,3 +258,106 @@ def test_an_estimate_is_told_from_1_where_its_interval_is() -> None:
     known = {(1.002, 1.006): "1.004", (0.9, 1.1): "1.00", (None, None): "1.00"}
     assert {ends: text.estimate(1.004, *ends) for ends in known} == known
     assert [text.interval(0.0823, *ends) for ends in ((0.068, 0.097), (None, None))] == ["0.082 (0.068–0.097)", "0.082"]
+
+
+def test_what_was_measured_apart_is_not_said_to_be_untold_and_one_pasted_command_gives_it_a_verdict(
+    tmp_path: Path,
+) -> None:
+    """The sides of six repeats a day apart; then as many more as the report asks for, in turn."""
+
+    def measure(repeats: range, *, apart: bool) -> Runs:
+        for repeat in repeats:
+            for place, (strategy, time_s) in enumerate((("single", 10.0), ("ddp", 6.0), ("fsdp", 9.0))):
+                in_round = place if repeat % 2 else 2 - place
+                at = 1.7e9 + 1e5 * place + 10 * repeat if apart else 1.8e9 + 30 * repeat + in_round
+                run = config(tmp_path, repeat=repeat, strategy=strategy, devices=1 if strategy == "single" else 2)
+                published(run, steady(time_s * WOBBLE[(repeat + place) % 6], started_at=at))
+        return load(tmp_path)
+
+    runs = measure(REPEATS, apart=True)
+    told = answers.headline(runs)
+    assert set(summary(runs)["verdict"]) == {"baseline", "not interleaved"}
+    assert "Not tested against it, as measured apart from it: fsdp × 2." in told[0]
+    assert not any("Not told apart" in line for line in told)
+    turns = "One submit measures all sides of the new repeats in turn."
+    why = "That may decide 2 comparisons with one device."
+    assert told[-1] == f"Next: `parallelbench submit sweep=demo sweep.repeats=9`. {turns} {why}"
+    runs = measure(range(6, 9), apart=False)
+    assert set(summary(runs)["verdict"]) == {"baseline", "faster"}
+    assert not any(line.startswith("Next") for line in answers.headline(runs))
+
+
+@pytest.mark.parametrize(
+    ("sweep", "asked", "command"),
+    [
+        (
+            "demo",
+            'sweep=demo sweep.repeats=2 results=r device="cpu" strategy={}',
+            "sweep=demo results=r sweep.repeats=6",
+        ),
+        ("adhoc", "epochs=3 strategy={}", "epochs=3 strategy=ddp,single sweep.repeats=6"),
+        ("adhoc", "epochs=3 strategy={} {}=1", ""),
+    ],
+    ids=["named", "lists", "unknown"],
+)
+def test_the_command_has_the_options_that_were_recorded(sweep: str, asked: str, command: str, tmp_path: Path) -> None:
+    for repeat, (strategy, devices) in itertools.product(range(2), (("single", 1), ("ddp", 2))):
+        run = config(tmp_path, repeat=repeat, strategy=strategy, devices=devices, sweep_name=sweep)
+        folder = published(run, steady(10.0 / devices))
+        lines = [*asked.format(strategy, strategy).split(), f"repeat={repeat}"]
+        (folder.path / "overrides.txt").write_text("\n".join(lines), encoding="utf-8")
+    line = answers.headline(load(tmp_path))[-1]
+    asks = f"`parallelbench submit {command}`." if command else "submit the sweep again with `sweep.repeats=6`."
+    assert line.startswith(f"Next: {asks}")
+
+
+def test_the_shortest_epoch_is_told_where_the_largest_speed_up_is_over_a_slower_framework(tmp_path: Path) -> None:
+    runs = measured(tmp_path, "single", "ddp", "tf_single", "tf_multi_worker")
+    told = answers.headline(runs)
+    assert [line for line in told if line.startswith("Shortest epoch")] == [
+        "Shortest epoch of the same work over all frameworks: ddp × 2 5.25\u202fs and tf_multi_worker × 2 16.2\u202fs, "
+        "their own pairs tell them apart."
+    ]
+    for batch, strategy in itertools.product((64, 256), ("single", "ddp")):
+        published(config(tmp_path, strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=batch))
+    published(config(tmp_path, strategy="fsdp", devices=2, batch_size=64))
+    told = answers.headline(load(tmp_path))
+    (of_torch,) = [line for line in told if line.startswith("Largest speed-up of torch: ")]
+    (other,) = [line for line in told if line.startswith("Largest speed-up of tensorflow: ")]
+    assert "as fast as single × 1" in of_torch
+    assert "as fast as tf_single × 1" in other
+
+
+def test_strong_and_weak_scaling_are_told_each(tmp_path: Path) -> None:
+    for scaling, strategy in itertools.product(("strong", "weak"), ("single", "ddp", "fsdp", "zero1")):
+        devices = 1 if strategy == "single" else 2
+        taken = 1000 * MIB // (devices if scaling == "strong" else 1)
+        fake = Fake(host_peak_rss_bytes=lambda e, r, taken=taken: taken)  # type: ignore[misc]
+        published(config(tmp_path, strategy=strategy, devices=devices, scaling=scaling), fake)
+    told = answers.headline(load(tmp_path))
+    for kind in ("strong", "weak"):
+        assert sum(f" under {kind} scaling: " in line for line in told) == 2, "the largest and the smallest"
+    (line,) = [line for line in told if "memory" in line]
+    assert "under strong scaling 0.50 times with all, and under weak scaling 1.00 times with all" in line
+    assert line.endswith("together: under strong scaling 1.00 times, and under weak scaling 2.00 times.")
+
+
+def test_flagged_energies_are_not_in_the_headline(usual: Runs) -> None:
+    one = altered(usual, "epochs", telemetry_flags=pl.when(IN_TWO).then(pl.lit("sparse")))
+    (line,) = [line for line in answers.headline(one) if line.startswith("Energy")]
+    assert "single × 1" in line
+    assert "ddp × 2" not in line
+    every = altered(usual, "epochs", telemetry_flags=pl.lit("sparse"))
+    gpus = altered(every, "run", device_type=pl.lit("cuda"))
+    assert not any(" J with " in line for line in answers.headline(gpus))
+
+
+def test_claims_at_a_glance(usual: Runs) -> None:
+    refuted = judge(usual, claim(name="longer", expect={"above": 1.02}), seed="007")
+    found = [
+        refuted,
+        judge(usual, claim(), seed="007"),
+        judge(usual, claim(name="no", scope={"data": "mnist"}), seed="7"),
+    ]
+    assert at_a_glance(found) == "Claims of the publications: 1 of 3 refuted (longer), 1 reproduced, 0 undecided."
+    assert at_a_glance(found[2:]) == "", "nothing is said of what was not measured"
