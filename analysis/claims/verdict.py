@@ -88,14 +88,15 @@ def decide(
     verdict = verdict_on(known, interval, expect)
     if verdict != "inconclusive":
         return verdict, ""
-    if missing := max(ENOUGH_REPEATS - len(values), 0):
-        enough = f"{count_of(len(values), 'repeat')} of {ENOUGH_REPEATS}"
-        return verdict, f"{enough}: {text.to_add(missing, after=highest_repeat)}"
-    if interval is None:
-        return verdict, f"{APART}, {text.to_add(ENOUGH_REPEATS - known, after=highest_repeat)}"
     if missing := max(ENOUGH_REPEATS - known, 0):
-        enough = f"{count_of(len(values), 'repeat')} that count as {known} of {ENOUGH_REPEATS}, as submits share them"
-        return verdict, f"{enough}: {text.to_add(missing, after=highest_repeat)}"
+        advice = text.to_add(missing, after=highest_repeat)
+        if known == len(values):
+            return verdict, f"{count_of(known, 'repeat')} of {ENOUGH_REPEATS}: {advice}"
+        if interval is None:
+            return verdict, f"{APART}, {advice}"
+        shared = f"count as {known} of {ENOUGH_REPEATS}, as submits share them"
+        return verdict, f"{count_of(len(values), 'repeat')} that {shared}: {advice}"
+    assert interval is not None, "so many independent repeats have one"
     spread = (min(values), max(values)) if timed else None
     return verdict, _undecided(known, interval, expect, after, spread=spread, shown=shown)
 

@@ -123,6 +123,15 @@ def test_only_bounds_that_the_interval_holds_are_in_the_way_and_the_repeats_that
     assert not needed or decide(values, after(needed), asked)[0] != "inconclusive"
 
 
+@pytest.mark.parametrize(("repeats", "independent", "in_all"), [(2, 1, 7), (2, 2, 6), (6, 1, 11), (8, 4, 10)])
+def test_repeats_that_share_a_submit_are_not_counted_as_enough(repeats: int, independent: int, in_all: int) -> None:
+    """Each further one, measured in turn, counts; of those that are there, only the independent ones do."""
+    interval = (0.5, 1.5) if independent > 2 else None
+    asked = claim(expect={"above": 1}).expect
+    _, lacks = decide((1.0,) * repeats, interval, asked, independent=independent, highest_repeat=repeats - 1)
+    assert lacks.endswith(f"(sweep.repeats={in_all})")
+
+
 def test_epochs_that_were_cut_short_are_no_epochs_of_the_publication(tmp_path: Path) -> None:
     for repeat in REPEATS:
         run = config(tmp_path, repeat=repeat, epochs=50, measure={"steps_per_epoch": 1})
