@@ -47,7 +47,8 @@ def calibrate(overrides: Sequence[str], extension: Extension, *, out: str | None
     launcher = launcher_of(asked)
     count = _devices(asked, launcher, overrides)
     strategy = "ddp" if count > 1 else "single"
-    planned = one_run([*overrides, f"devices={count}", f"strategy={strategy}"], extension)
+    # Nothing trains, so no number of devices is refused for the batch that it would have to divide.
+    planned = one_run([*overrides, f"devices={count}", f"strategy={strategy}", f"batch_size={count}"], extension)
     (prepared,) = prepare_all([planned], launcher.prepare)
     path = Path(out).expanduser() if out else _default(planned.run)
     check_writable(path.parent, option="--out ")

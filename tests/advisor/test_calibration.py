@@ -233,17 +233,21 @@ def test_a_table_has_a_name_that_advise_takes(out: str, tmp_path: Path, capsys: 
     assert "one that ends in .parquet" in capsys.readouterr().err
 
 
-def test_all_devices_of_so_many_nodes_are_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["launcher=slurm", "site=vtrain", "nodes=2", f"results={tmp_path}"]
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_all_devices_of_so_many_nodes_are_calibrated(
+    nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they don't divide the usual batch."""
+    words = ["launcher=slurm", "site=vtrain", f"nodes={nodes}", f"results={tmp_path}"]
     asked = []
 
     def calibrate(self: object, prepared: Prepared, path: Path) -> None:
         asked.append(prepared.planned.run)
         raise ConfigError("this is no cluster")
 
-    monkeypatch.setattr(type(launcher_of(one_run([*words, "devices=2"]).run)), "calibrate", calibrate)
+    monkeypatch.setattr(type(launcher_of(one_run([*words, f"devices={nodes}"]).run)), "calibrate", calibrate)
     assert main(["calibrate", *words]) == 2
-    assert [(run.devices, run.nodes) for run in asked] == [(16, 2)]
+    assert [(run.devices, run.nodes) for run in asked] == [(8 * nodes, nodes)]
 
 
 def test_a_job_asks_for_all_devices_of_its_nodes(tmp_path: Path) -> None:
