@@ -218,9 +218,14 @@ def suite_candidates(
     for base, count in itertools.product(bases, devices):
         if count == 1 and alone and not isinstance(base.strategy, Single):
             continue  # as in sweeps, every strategy is `single` on one device
-        spread = nodes or -(-count // per_node)
+        needed = -(-count // per_node)
+        spread = nodes or needed
+        why = None
         if count % spread:
             why = f"devices={count} can't be spread evenly over nodes={spread}: choose a multiple of {spread}"
+        elif spread < needed:
+            why = f"devices={count} need more than nodes={spread} of {per_node} devices: choose nodes={needed} or more"
+        if why is not None:
             found.append(SuiteCandidate(msgspec.structs.replace(base, devices=count), (), why))
             continue
         placed = msgspec.structs.replace(base, devices=count, nodes=spread, device=device_type)

@@ -98,7 +98,11 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
         notes.append(f"fitted to {knowledge.learnt.rows} measured configurations")
     left_out = knowledge.evidence.left_out if knowledge.evidence else ()
     notes += left_out
-    devices = question.devices or [2**power for power in range(figures.devices_per_node.bit_length())]
+    of_node = [2**power for power in range(figures.devices_per_node.bit_length())]
+    devices = question.devices or [(question.nodes or 1) * count for count in of_node]
+    most = run.site.max_nodes
+    if question.nodes and most and question.nodes > most:
+        raise ConfigError(f"nodes={question.nodes}, but site={run.site.name} allows a job site.max_nodes={most}")
     allowed, beyond = _within_site(devices, run, figures)
     if question.gpt is not None:
         rows, impossible = _gpt(question, allowed, figures, knowledge)
@@ -361,7 +365,7 @@ class Question:
     bases: list[RunConfig]
     """One run per strategy, on one device."""
     devices: list[int] | None
-    """None: 1, 2, 4, … up to a node."""
+    """None: 1, 2, 4, … up to a node, of each node that is asked for."""
     nodes: int | None
     """None: as many as the devices need."""
     given: frozenset[str]
@@ -592,6 +596,7 @@ def _next_words(question: Question, answer: Answer, rows: Sequence[Row], wanted:
         return "parallelbench calibrate on that machine (minutes), then this again with --from its table"
     if question.gpt is not None:
         return "a few steps of your own beside these: parallelbench advise --check FILE.csv"
+    rows = _measurable(question, rows)
     found = proposed(rows, wanted, budget_s=math.inf, most_devices=_most_devices(question.bases[0]))
     if not found.rows:
         return nothing_left(question)
@@ -696,6 +701,7 @@ def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, b
             "model=gpt_tiny, whose layers are counted"
         )
     run = question.bases[0]
+    rows = _measurable(question, rows)
     found = proposed(rows, objective, budget_s=3600.0 * budget_h, most_devices=_most_devices(run))
     folder = Path(run.results).expanduser() / "advice"
     place = folder / "sweep" / "next_runs.yaml"
@@ -730,6 +736,13 @@ def _submit(folder: Path, plugin: str | None) -> list[str]:
     """The command, which finds the user's package from any folder."""
     own = ["--plugin", str(package_path(plugin))] if plugin else []
     return ["parallelbench", "submit", "--conf", str(folder), *own, "sweep=next_runs"]
+
+
+def _measurable(question: Question, rows: Sequence[Row]) -> list[Row]:
+    """Those that may be measured as far as nodes go: this machine is one."""
+    run = question.bases[0]
+    here = run.site.name == "default" and launcher_of(run).trains_here
+    return [row for row in rows if row.nodes == 1 or not here]
 
 
 def _most_devices(run: RunConfig) -> int | None:

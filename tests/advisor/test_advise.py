@@ -106,6 +106,18 @@ def test_devices_are_spread_over_as_many_nodes_as_are_asked_for_or_needed() -> N
     rows, impossible = rows_of("strategy=ddp", devices=[4, 7])
     assert [each.devices for each in rows] == [4]
     assert impossible == {("ddp", 7): "devices=7 can't be spread evenly over nodes=2: choose a multiple of 2"}
+    (full,) = suite_candidates(question.bases, [8], given=question.given, device_type="cpu", per_node=4, nodes=1)
+    assert full.why_not == "devices=8 need more than nodes=1 of 4 devices: choose nodes=2 or more"
+
+
+def test_so_many_nodes_have_one_two_and_so_on_devices_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """None of them is proposed: this machine is one node."""
+    words = [*MLP, "strategy=ddp", "device=cpu", "batch_size=24", "nodes=3"]
+    found = answer(capsys, *words, "--budget", "100h")
+    node = found["figures"]["devices_per_node"]
+    counts = [3 * each for each in (1, 2, 4, 8) if each <= node]
+    assert sorted((each["devices"], each["nodes"]) for each in found["rows"]) == [(count, 3) for count in counts]
+    assert found["next_runs"]["runs"] == []
 
 
 def test_options_are_tried_and_those_that_were_asked_for_stay() -> None:
@@ -343,6 +355,7 @@ def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[s
         (["model=mlp", "devices=two"], "devices=two is no number of devices"),
         (["model=mlp", f"devices={10**30}"], "choose whole numbers from 1 to 1,000,000"),
         (["model=mlp", "nodes=0"], "nodes=0 is no number of nodes"),
+        (["model=mlp", "nodes=3", "site.max_nodes=2"], "nodes=3, but site=default allows a job site.max_nodes=2"),
         (["model=mlp,cnn", "devices=2"], "advise takes lists of devices and strategy only"),
         (["sweep=demo"], "advise takes lists of devices and strategy only"),
         (["model=mlp", "strategy=fsdpp"], "strategy=fsdpp is no choice: did you mean fsdp?"),
