@@ -210,9 +210,10 @@ def _shares(messages: _Messages, shares: Values, source: str) -> Iterator[tuple[
     """What the formulas say ÷ what was measured, by operation and size: gloo and NCCL change their ways with both."""
     for operation in np.unique(messages.operations).tolist():
         own = messages.operations == operation
-        order = np.argsort(messages.sizes_bytes[own])
-        sizes, rates = (tuple(values[own][order].tolist()) for values in (messages.sizes_bytes, shares))
-        yield operation, RateCurve(sizes, rates, "measured", source)
+        # Of many ranks the smallest messages are equally large: each rank has a number at least.
+        sizes, places = np.unique(messages.sizes_bytes[own], return_inverse=True)
+        logs = [np.log(shares[own])[places == place].mean() for place in range(len(sizes))]
+        yield operation, RateCurve(tuple(sizes.tolist()), tuple(np.exp(logs).tolist()), "measured", source)
 
 
 def _growth(rows: Sequence[Row], operation: str) -> float:

@@ -136,6 +136,19 @@ def test_messages_take_what_was_measured_of_their_size_and_other_groups_what_fol
     assert ratios[0] == pytest.approx(ratios[1])
 
 
+def test_messages_of_one_size_that_were_measured_twice_take_their_geometric_mean() -> None:
+    """As the smallest of more than 512 ranks are: each rank has a number at least."""
+    once = messages("link", 4)
+    twice = [*once, *(each | {"time_s": 4 * each["time_s"]} for each in once if each["size_bytes"] == 1024)]
+    run, said_s = one_run(["strategy=ddp", "devices=4", "device=cpu"]).run, []
+    for made in (once, twice):
+        figures = figures_of_calibration([*devices(4), *made], FACTS, source="here")
+        links = links_of(machine_of_job(figures, run), {"link_scale": 1.0})
+        group = Group(size=np.array([4.0]), within=np.array([4.0]), rings=np.ones(1))
+        said_s.append(gather_s(np.array([1024.0]), group, links))
+    assert said_s[1] == pytest.approx(2 * said_s[0])
+
+
 def test_what_a_gpus_host_takes_and_odd_sides_cost_is_what_was_measured() -> None:
     of_host = [row(operation=name, time_s=time_s) for name, time_s in (("train_launch", 3e-5), ("step", 1e-3))]
     odd = row(operation="unaligned", precision="fp32", flop=1e9, time_s=6.0)
