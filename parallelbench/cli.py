@@ -41,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has closed the pipe; the rest of the buffer must not fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # pathlib's, which has no class of its own
+            raise
+        print(refusal("a path begins with ~ and a name that no user here has: write the path out"), file=sys.stderr)
+        return 2
     except OSError as error:
         # Not 1, which means that a run failed, or that a configuration is slower.
         reason = no_permission(error) if isinstance(error, PermissionError) else error

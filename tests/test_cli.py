@@ -123,6 +123,12 @@ def test_folders_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFix
     assert list(listing(here)) == ["file"]
 
 
+@pytest.mark.parametrize("words", [["status"], ["advise", "--from"], ["calibrate", "--out"], ["run", "--plugin"]])
+def test_a_home_of_nobody_is_refused(here: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert "no user here has: write the path out" in refused(capsys, *words, "~no-such-user/made.parquet")
+    assert listing(here) == {}
+
+
 READERS = [["status"], ["report"], ["claims"], ["compare", "--by", "strategy=ddp,fsdp"]]
 """Verbs that read the runs of one folder."""
 
