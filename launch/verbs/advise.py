@@ -709,7 +709,7 @@ def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, b
         import yaml
 
         words = (text.partition("=") for text in question.overrides)
-        common = [(key, yaml.safe_load(value)) for key, _, value in words]
+        common = [(key.lstrip("+"), yaml.safe_load(value)) for key, _, value in words]
         _copy_conf(question.extension.conf, folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(yaml.safe_dump(sweep_of(found, common, name="next_runs"), sort_keys=False))

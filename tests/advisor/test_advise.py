@@ -110,8 +110,12 @@ def test_devices_are_spread_over_as_many_nodes_as_are_asked_for_or_needed() -> N
     assert full.why_not == "devices=8 need more than nodes=1 of 4 devices: choose nodes=2 or more"
 
 
-def test_so_many_nodes_have_one_two_and_so_on_devices_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_so_many_nodes_have_one_two_and_so_on_devices_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """None of them is proposed: this machine is one node."""
+    monkeypatch.setattr(model_layers, "model_layers", lambda run, **_: layers(run.model.layer_names, product_flop=1e9))
+    monkeypatch.setattr(model_layers, "model_memory", lambda *_, **__: None)
     words = [*MLP, "strategy=ddp", "device=cpu", "batch_size=24", "nodes=3"]
     found = answer(capsys, *words, "--budget", "100h")
     node = found["figures"]["devices_per_node"]
@@ -435,7 +439,7 @@ def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     """End to end with a model of the suite: counted by torch in a child process, ranked, and a sweep written."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     results = f"results={tmp_path / 'results'}"
-    found = answer(capsys, *MLP, results, "batch_size=64", "devices=1,2", "--budget", "20h")
+    found = answer(capsys, *MLP, results, "++batch_size=64", "devices=1,2", "--budget", "20h")
     assert {each["extrapolates"][0] for each in found["rows"]} == {"everything"}
     assert all(each["memory_bytes"] > 0 for each in found["rows"])
     assert "nothing was measured on site=default" in found["notes"][0]
