@@ -1,4 +1,6 @@
-"""Which entries of a run's environment must match for its times to be compared. Never imports torch."""
+"""Which entries of a run's environment must match for its times to be compared; `analysis.comparison.pairing` blocks a
+comparison by them. Never imports torch.
+"""
 
 from __future__ import annotations
 

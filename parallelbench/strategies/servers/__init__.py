@@ -126,7 +126,7 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """A worker, or on the last ranks a server."""
-        from parallelbench.strategies.servers.schedule import Schedule
+        from parallelbench.strategies.servers.downpour_schedule import Schedule
         from parallelbench.strategies.servers.servers import Layout, server_of
         from parallelbench.strategies.servers.workers import worker_of
 
