@@ -24,6 +24,7 @@ import polars.selectors as cs
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.configurations import facts, summary
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.runs.reader import once
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
@@ -256,6 +257,17 @@ def series(data: pl.DataFrame, runs: Runs, *, points: bool = False) -> dict[str,
     }
 
 
+def legible(colour: str) -> str:
+    """The colour, or as much of it as words on white need: a contrast of 4.5 (WCAG 2.2, 1.4.3)."""
+    whole = np.array(list(bytes.fromhex(colour[1:])))
+    for share in np.arange(1, 0, -0.02):
+        part = whole * share / 255
+        linear = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+        if 1.05 / (linear @ [0.2126, 0.7152, 0.0722] + 0.05) >= 4.5:
+            return "#" + bytes(np.round(part * 255).astype(np.uint8)).hex()
+    return "#000000"
+
+
 INK = "#333333"
 PANEL_WIDTH = 330
 COLUMNS = 2
@@ -264,6 +276,7 @@ MOST_PANELS = 24
 BETWEEN = " — "
 """Stands between the kind of work and what a panel shows of it."""
 _WORDS: ContextVar[str | None] = ContextVar("words of the panels that are drawn", default=None)
+_FOREMOST: ContextVar[tuple[str, ...]] = ContextVar("works of which the page tells first", default=())
 _MOST_NAMED = 6
 """Panels that an error names, the nearest first."""
 _HEADING_LETTERS = 42
@@ -338,7 +351,11 @@ def _title(title: str, data: pl.DataFrame, told: str) -> alt.Title:
     words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
     known, drawn = data["panel"].n_unique(), len(drawn_panels(data))
     if drawn < known and _WORDS.get() is None:
-        told += f" {drawn} of {known} panels are drawn; the tables have all, and report --figure --panel draws any."
+        works = {name.partition(BETWEEN)[0] for name in drawn_panels(data)}
+        ends = ", those of the largest and the smallest speed-up among them" if works & set(_FOREMOST.get()) else ""
+        told += (
+            f" {drawn} of {known} panels are drawn{ends}; the tables have all, and report --figure --panel draws any."
+        )
     if disturbed(data).any():
         told = f"{told} {DISTURBED}"
     if told:
@@ -348,7 +365,7 @@ def _title(title: str, data: pl.DataFrame, told: str) -> alt.Title:
 
 def drawn_panels(data: pl.DataFrame) -> list[str]:
     """The panels that are drawn, in the data's order: all; of more than `MOST_PANELS`, those of works that lie evenly
-    among all works; inside `only`, those that its words name.
+    among all works, or next to such and inside `foremost`; inside `only`, those that its words name.
     """
     names: list[str] = data["panel"].unique(maintain_order=True).to_list()
     if (words := _WORDS.get()) is not None:
@@ -358,7 +375,13 @@ def drawn_panels(data: pl.DataFrame) -> list[str]:
     works = list(dict.fromkeys(name.partition(BETWEEN)[0] for name in names))
     each = -(-len(names) // len(works))
     kept = max(1, MOST_PANELS // each)
-    chosen = {works[round(place * (len(works) - 1) / max(1, kept - 1))] for place in range(kept)}
+    places = {round(place * (len(works) - 1) / max(1, kept - 1)) for place in range(kept)}
+    first = [works.index(work) for work in _FOREMOST.get() if work in works][:kept]
+    for place in first:
+        if place not in places:
+            places.remove(min(places.difference(first), key=lambda other: abs(other - place)))
+            places.add(place)
+    chosen = {works[place] for place in places}
     return [name for name in names if name.partition(BETWEEN)[0] in chosen][:MOST_PANELS]
 
 
@@ -388,6 +411,18 @@ def only(words: str | None) -> Iterator[None]:
         yield
     finally:
         _WORDS.reset(token)
+
+
+@contextlib.contextmanager
+def foremost(runs: Runs) -> Iterator[None]:
+    """Of too many panels, figures that are made inside draw those of the largest and the smallest speed-up."""
+    rows = summary(runs).filter(pl.col("verdict") != SpeedVerdict.BASELINE.value).drop_nulls("speed_up")
+    groups = rows.sort("speed_up")["group"].to_list()
+    token = _FOREMOST.set(tuple(dict.fromkeys([*groups[-1:], *groups[:1]])))
+    try:
+        yield
+    finally:
+        _FOREMOST.reset(token)
 
 
 def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:

@@ -21,6 +21,7 @@ from analysis.figures.chart import (
     RATIO_MEDIAN,
     THEORY,
     Sentence,
+    legible,
     lines_of,
     panel,
     panels,
@@ -43,6 +44,8 @@ _MOST_LINES = 7
 """Most variants that are drawn as lines; with more, bars are drawn, each with its name beside it."""
 _LINEAR_UP_TO = 8
 """Most devices with linear axes; with more, axes are logarithmic."""
+_UP = ["Speed-up over one device (×),", "labelled with the efficiency"]
+"""The axis, in two lines: panels are low."""
 _KINDS = {"steady": "Steady state", "with_startup": "Including start-up"}
 
 
@@ -66,6 +69,8 @@ def _lines(data: pl.DataFrame, runs: Runs, title: str) -> alt.FacetChart:
     colours, dashes = variants(data, runs), variant_dashes(data, runs)
     devices = sorted(set(data["devices"]) | {1})
     data = pl.concat([_origins(data), _labelled(data), _ideal(data, devices)], how="diagonal")
+    inks = {name: legible(colour) for name, colour in colours.items()}
+    data = data.with_columns(ink=pl.col("variant").replace_strict(inks, default=INK))
     key = alt.Color("variant:N", scale=scale(colours | {IDEAL: THEORY}), legend=LEGEND)
     dash = alt.StrokeDash("variant:N", scale=scale(dashes | {IDEAL: [1, 0]}), legend=LEGEND)
     x, y = _axes(data, devices)
@@ -78,9 +83,11 @@ def _lines(data: pl.DataFrame, runs: Runs, title: str) -> alt.FacetChart:
     tooltip = [*tips("variant:N", "devices:Q", "repeat:Q"), alt.Tooltip("value:Q", title="speed-up", format=".3f")]
     repeats = base.transform_filter(real).mark_point(size=46, opacity=0.7)
     repeats = repeats.encode(x=x, y=y("value"), color=key, tooltip=tooltip)
-    text_marks = medians.transform_filter(real).mark_text(align="left", dx=9, dy=10, fontSize=12, fontWeight="bold")
-    texts = text_marks.encode(x=x, y=y("label_y"), text=alt.Text("label:N"), color=key)
-    return panels(alt.layer(line, repeats, dots, texts), data, title=title)
+    labels = medians.transform_filter(real).encode(x=x, y=y("label_y"), text=alt.Text("label:N"))
+    look: dict[str, Any] = {"align": "left", "dx": 9, "dy": 10, "fontSize": 12, "fontWeight": "bold"}
+    around = labels.mark_text(**look, color="white", stroke="white", strokeWidth=4, strokeJoin="round")
+    texts = labels.mark_text(**look).encode(color=alt.Color("ink:N", scale=None))
+    return panels(alt.layer(line, around, repeats, dots, texts), data, title=title)
 
 
 def _labelled(data: pl.DataFrame) -> pl.DataFrame:
@@ -129,7 +136,7 @@ def _axes(data: pl.DataFrame, devices: list[int]) -> tuple[alt.X, Callable[[str]
     x = alt.X("devices:Q", title="Devices", scale=across, axis=alt.Axis(values=devices, format="d", grid=False))
 
     axis = alt.Axis(titleColor=INK, tickCount=6)
-    return x, lambda name: alt.Y(f"{name}:Q", title="Speed-up over one device (×)", scale=up, axis=axis)
+    return x, lambda name: alt.Y(f"{name}:Q", title=_UP, scale=up, axis=axis)
 
 
 def _with_startup(row: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ import gzip
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import uuid
 from collections import Counter, defaultdict
@@ -29,8 +31,10 @@ from analysis import text
 from analysis.cache import kept
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
-from analysis.comparison.work import IS_BASELINE, natural
+from analysis.comparison.verdict import SpeedVerdict
+from analysis.comparison.work import BASELINES, IS_BASELINE, natural
 from analysis.figures import draw, specification, svg
+from analysis.figures.chart import BETWEEN
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import require_accuracy
@@ -62,6 +66,8 @@ MOST_EPOCHS = 100_000
 """Most rows of the table of epochs as CSV. A longer table is Parquet, a hundredth as large."""
 MOST_RUNS = 500
 """Most rows of the page's table of runs. A browser would take seconds to lay out more."""
+MOST_ON_PAPER = 100
+"""Most rows of that table that are printed while it is folded."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,7 @@ def render(runs: Runs, drawn: list[Drawn], files: Sequence[str] = ()) -> str:
         measured=_measured(runs),
         files=files,
         **_figures(drawn),
+        left_out=_left_out(runs, drawn),
         configurations=_table(summary(runs), "configurations"),
         energy=_table(with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
@@ -223,12 +230,26 @@ def render(runs: Runs, drawn: list[Drawn], files: Sequence[str] = ()) -> str:
         claims=claims.shown(judgements),
         claims_summed_up=claims.summed_up(judgements, runs.root),
         hyperparameters=publication.hyperparameters(runs),
-        environment=environment(runs),
+        environment={name: _few_values(values) for name, values in environment(runs).items()},
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
         specs=packed(json.dumps({each.figure.name: each.spec for each in drawn if each.spec})),
         vega=packed_vega(),
     )
+
+
+MOST_VALUES = 4
+"""Of an entry of the environment."""
+
+
+def _few_values(values: Sequence[str]) -> list[str]:
+    """Without decimals that nobody reads; of very many, the first, or the least and the most of numbers."""
+    numbers = [float(value) for value in values if re.fullmatch(r"-?\d+(\.\d+)?", value)]
+    if len(numbers) == len(values) > MOST_VALUES:
+        return [f"{min(numbers):.6g} to {max(numbers):.6g} ({len(values)} values)"]
+    rounded = [re.sub(r"^(-?\d+\.\d{2})\d{3,}$", r"\1", value) for value in values]
+    more = len(values) - MOST_VALUES
+    return rounded[:MOST_VALUES] + ([f"… {more} more value{'s' if more > 1 else ''}"] if more > 0 else [])
 
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
@@ -243,7 +264,7 @@ def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
             "The others are in the file."
         )
         rows = first.sort("place")
-    return {"runs": _table(rows, "runs", every=every), "runs_caption": caption}
+    return {"runs": _table(rows, "runs", every=every), "runs_caption": caption, "long": rows.height > MOST_ON_PAPER}
 
 
 def _filters(rows: pl.DataFrame) -> dict[str, Any]:
@@ -273,6 +294,20 @@ def _figures(drawn: list[Drawn]) -> dict[str, list[Drawn]]:
         "folded": [each for each in charts if each not in answers],
         "not_drawn": [each for each in drawn if not each.spec],
     }
+
+
+def _left_out(runs: Runs, drawn: list[Drawn]) -> str:
+    """A command that draws a panel that the page lacks; empty where it has all."""
+    groups = facts(runs)["group"].unique(maintain_order=True)
+    for each in drawn:
+        spec = json.loads(each.spec) if each.spec else {}
+        works = {str(panel).partition(BETWEEN)[0] for panel in spec.get("facet", {}).get("sort", ())}
+        missing = next((group for group in groups if group not in works), None)
+        if "omitted" in spec.get("usermeta", {}) and missing:
+            folders = [str(folder) for folder in runs.folders or [runs.root]]
+            command = ["parallelbench", "report", *folders, "--figure", each.figure.name, "--panel", missing]
+            return shlex.join(command)
+    return ""
 
 
 class PageTable(NamedTuple):
@@ -365,6 +400,18 @@ class Glance(NamedTuple):
     speed_up: str = ""
     interval: str = ""
 
+    @property
+    def mark(self) -> str:
+        """Stands for a verdict that says nothing of the speed, and that many cells may share."""
+        return _MARKS.get(self.verdict, "")
+
+
+_MARKS = {SpeedVerdict.TOO_FEW.value: "†", SpeedVerdict.NOT_INTERLEAVED.value: "‡"}
+_MEANT = {
+    "†": "too few repeats for an interval",
+    "‡": "not interleaved: measured apart from one device, no interval",
+}
+
 
 class Matrix(NamedTuple):
     """Groups of like work against configurations: whichever are fewer are the columns."""
@@ -376,20 +423,33 @@ class Matrix(NamedTuple):
     omitted: int
     """Groups or configurations that have no column."""
 
+    @property
+    def meant(self) -> list[str]:
+        """What the marks of its cells mean."""
+        marks = {cell.mark for _, cells in self.rows for cell in cells}
+        return [f"{mark} {words}" for mark, words in _MEANT.items() if mark in marks]
+
 
 def matrix(runs: Runs) -> Matrix | None:
-    """The verdicts of all groups; None where one group alone has any, as sentences say it better."""
+    """The verdicts of all groups; None where one group alone has any, as sentences say it better.
+
+    Columns of configurations begin with most devices: a phone shows a few. Of another framework, they say what one
+    device's is.
+    """
     rows = _glances(runs)
     axes = {"group": [natural("group")], "configuration": [pl.col("devices"), natural("configuration")]}
     names = {axis: rows.sort(order)[axis].unique(maintain_order=True).to_list() for axis, order in axes.items()}
     if len(names["group"]) < 2:
         return None
     down, across = sorted(names, key=lambda axis: -len(names[axis]))
+    if across == "configuration":
+        names[across].sort(key=dict(rows.select(across, -pl.col("devices")).rows()).__getitem__)
     speed = pl.col("speed_up")
     named = ((speed.rank("ordinal", descending=True) <= NAMED) | (speed == speed.min())).fill_null(False)
     columns = rows.with_columns(named=named).group_by(across, maintain_order=True).agg(pl.col("named").any(), pl.len())
     kept = set(columns.sort("named", "len", descending=True, maintain_order=True).head(MOST_COLUMNS)[across])
     alike, labels = _told_apart(names["group"])
+    labels |= _of_others(runs, names["configuration"])
     shown = [name for name in names[across] if name in kept]
     cells = {(row[down], row[across]): _cell(row) for row in rows.iter_rows(named=True)}
     return Matrix(
@@ -398,6 +458,13 @@ def matrix(runs: Runs) -> Matrix | None:
         [(labels.get(name, name), [cells.get((name, column), Glance()) for column in shown]) for name in names[down]],
         len(names[across]) - len(shown),
     )
+
+
+def _of_others(runs: Runs, configurations: list[str]) -> dict[str, str]:
+    """Labels of configurations that are compared with another framework's one device."""
+    of = facts(runs).filter(pl.col("configuration").is_in(configurations)).select("configuration", "framework").unique()
+    ones = {name: BASELINES[framework] for name, framework in of.rows() if framework not in (None, "torch")}
+    return {name: f"{name} (beside {one} × 1)" for name, one in ones.items()}
 
 
 def _glances(runs: Runs) -> pl.DataFrame:

@@ -71,7 +71,7 @@ def page(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator
 def drawn(page: Any) -> None:
     """Wait until all figures are there."""
     page.wait_for_selector("body[data-drawn]:not([data-drawn=''])", state="attached")
-    page.evaluate("document.querySelectorAll('details.print').forEach((folded) => { folded.open = true; })")
+    page.evaluate("document.querySelectorAll('details').forEach((folded) => { folded.open = true; })")
 
 
 def bars(page: Any, figure: str) -> int:

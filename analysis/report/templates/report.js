@@ -102,7 +102,8 @@ function partsOf(panels) {
   return parts;
 }
 
-function part(spec, panels) {
+// `whole`: its legend names what other parts draw, too.
+function part(spec, panels, whole = false) {
   const wanted = new Set(panels);
   const names = (rows) => new Set(rows.flatMap((row) => [row.variant, row.configuration]));
   const { datasets, ...rest } = spec;
@@ -110,7 +111,7 @@ function part(spec, panels) {
   copy.datasets = {};
   for (const [name, rows] of Object.entries(datasets)) {
     copy.datasets[name] = rows.filter((row) => wanted.has(row.panel));
-    pruneScales(copy.spec, names(rows), names(copy.datasets[name]));
+    if (!whole) pruneScales(copy.spec, names(rows), names(copy.datasets[name]));
   }
   copy.facet.sort = panels;
   return copy;
@@ -122,7 +123,7 @@ function placeOf(chart, panels, index) {
   place.className = "part";
   if (index === 0) return chart.appendChild(place);
   const folded = document.createElement("details"), summary = document.createElement("summary");
-  folded.className = "print";
+  folded.className = "part-of";
   summary.textContent = `Further panels: ${[...new Set(panels.map(chart.works > 1 ? workOf : String))].join("; ")}`;
   folded.append(summary, place);
   chart.append(folded);
@@ -160,13 +161,14 @@ async function draw(figure, choice) {
   for (const [index, some] of parts.entries()) await drawPart(placeOf(chart, some, index), part(spec, some));
 }
 
+const OPTIONS = { mode: "vega-lite", renderer: "svg", actions: false, tooltip: true };
+
 async function drawPart(place, spec) {
   // Folded ones have no width of their own yet.
   const available = place.closest("section").clientWidth;
   const columns = available < TWO_PANELS ? 1 : Math.min(2, spec.facet.sort.length);
-  const options = { mode: "vega-lite", renderer: "svg", actions: false, tooltip: true };
   const drawn = async (panelWidth, legendColumns) => {
-    await vegaEmbed(place, fitted(spec, columns, panelWidth, legendColumns), options);
+    await vegaEmbed(place, fitted(spec, columns, panelWidth, legendColumns), OPTIONS);
     return place.querySelector("svg").viewBox.baseVal.width;
   };
   // What axes, their labels and gaps take is known only once drawn: draw, measure, and draw again with what is left.
@@ -208,7 +210,51 @@ window.addEventListener("resize", () => {
   clearTimeout(timer);
   timer = setTimeout(() => { if (window.innerWidth !== width) { width = window.innerWidth; drawAll(); } }, 200);
 });
-window.addEventListener("beforeprint", () => document.querySelectorAll("details.print").forEach((d) => { d.open = true; }));
+
+// On paper everything is open, and as many panels lie in a row as can be read, below one legend. Printing waits for no
+// timer, but for promises that are kept at once, as Vega's are: nothing here is loaded.
+const PAPER_PX = 1040, SMALLEST = 0.72, PAPER_PANEL_PX = 220, PAPER_HEIGHT_PX = 120, PAPER_STEP_PX = 16;
+
+function dropLegends(node) {
+  if (node === null || typeof node !== "object") return;
+  if ("legend" in node) node.legend = null;
+  for (const child of Object.values(node)) dropLegends(child);
+}
+
+async function drawForPaper(figure, choice) {
+  const spec = JSON.parse(specs[figure.dataset.figure]), left = filtered(spec, choice), paper = document.createElement("div");
+  paper.className = "paper";
+  figure.append(paper);
+  const panels = spec.facet.sort.filter((panel) => left.has(panel)), { height } = spec.spec;
+  withSharedAxes(spec);
+  spec.spec.height = height?.step ? { step: Math.min(height.step, PAPER_STEP_PX) } : Math.min(height, PAPER_HEIGHT_PX);
+  for (let first = 0, columns = Math.min(4, panels.length); first < panels.length;) {
+    const some = panels.slice(first, first + columns), row = paper.appendChild(document.createElement("div"));
+    await vegaEmbed(row, fitted(part(spec, some, first === 0), columns, PAPER_PANEL_PX, 2), OPTIONS);
+    if (columns > 1 && row.querySelector("svg").viewBox.baseVal.width * SMALLEST > PAPER_PX) {
+      columns -= 1;
+      row.remove();
+    } else if (first === 0) first += some.length, dropLegends(spec.spec.layer ?? spec.spec);
+    else first += some.length;
+  }
+}
+
+window.addEventListener("beforeprint", async () => {
+  for (const folded of document.querySelectorAll("details:not([open]):not(.long)")) {
+    folded.open = true;
+    folded.dataset.folded = "";
+  }
+  if (!specs || document.body.dataset.drawn === undefined) return;
+  const choice = chosen();
+  for (const figure of figures) await drawForPaper(figure, choice);
+});
+window.addEventListener("afterprint", () => {
+  for (const paper of document.querySelectorAll(".paper")) paper.remove();
+  for (const folded of document.querySelectorAll("details[data-folded]")) {
+    folded.open = false;
+    delete folded.dataset.folded;
+  }
+});
 
 async function begin() {
   [specs] = await Promise.all([unpacked("#specs").then(JSON.parse), unpacked("#vega").then((code) => {
@@ -229,8 +275,17 @@ async function begin() {
   drawAll();
 }
 
-if ("DecompressionStream" in window) begin();
-else for (const { dataset, lastElementChild: place } of figures) { // a browser from before 2023
-  const image = place.appendChild(document.createElement("img"));
-  image.src = `figures/${dataset.figure}.svg`;
+function showImages() {
+  for (const { dataset, lastElementChild: place } of figures) {
+    const image = document.createElement("img");
+    image.src = `figures/${dataset.figure}.svg`;
+    place.replaceChildren(image);
+    dataset.empty = "";
+  }
 }
+
+if ("DecompressionStream" in window) begin().catch((error) => {
+  showImages();
+  throw error;
+});
+else showImages(); // a browser from before 2023
