@@ -246,8 +246,8 @@ def _few_values(values: Sequence[str]) -> list[str]:
     """Without decimals that nobody reads; of very many, the first, or the least and the most of numbers."""
     numbers = [float(value) for value in values if re.fullmatch(r"-?\d+(\.\d+)?", value)]
     if len(numbers) == len(values) > MOST_VALUES:
-        return [f"{min(numbers):.6g} to {max(numbers):.6g} ({len(values)} values)"]
-    rounded = [re.sub(r"^(-?\d+\.\d{2})\d{3,}$", r"\1", value) for value in values]
+        return [f"{text.number(min(numbers))} to {text.number(max(numbers))} ({len(values)} values)"]
+    rounded = [f"{float(value):.3g}" if re.fullmatch(r"-?\d+\.\d{5,}", value) else value for value in values]
     more = len(values) - MOST_VALUES
     return rounded[:MOST_VALUES] + ([f"… {more} more value{'s' if more > 1 else ''}"] if more > 0 else [])
 

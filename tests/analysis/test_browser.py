@@ -155,6 +155,21 @@ def test_in_print_every_figure_fits_its_page(browser: Any, report: Path, tmp_pat
     page.set_viewport_size({"width": 1017, "height": 688})
     heights = page.locator("figure").evaluate_all("figures => figures.map((f) => f.getBoundingClientRect().height)")
     assert max(heights) <= 688, heights
+    # What is folded is printed, too, and panels are drawn for paper before printing goes on, without a timer.
+    page.evaluate("document.querySelectorAll('details').forEach((folded) => { folded.open = false; })")
+    page.evaluate(
+        """addEventListener("beforeprint", () => setTimeout(() => {
+           window.papers = document.querySelectorAll(".paper svg").length;
+           window.shut = document.querySelectorAll("details:not([open])").length; }))
+           || dispatchEvent(new Event("beforeprint"))"""
+    )
+    page.wait_for_function("window.papers !== undefined")
+    assert page.evaluate("window.papers") >= page.locator(DRAWN).count()
+    assert page.evaluate("window.shut") == 0
+    heights = page.locator(".paper > div").evaluate_all("rows => rows.map((r) => r.getBoundingClientRect().height)")
+    assert 0 < min(heights) <= max(heights) <= 688, heights
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator(".paper, details[open]").count() == 0
     assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
     page.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from analysis import load
 from analysis.figures import draw, specification
-from analysis.figures.chart import STYLES
+from analysis.figures.chart import STYLES, legible
 from tests.analysis.factory import config, foreign, published, steady
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +21,19 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_shipped_strategy_has_a_colour_of_its_own() -> None:
     assert STYLES.keys() == {path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml")}
     assert len({colour for colour, _ in STYLES.values()}) == len(STYLES)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_words_in_a_strategys_colour_are_legible_on_white() -> None:
+    for colour, _ in STYLES.values():
+        contrast = 1.05 / (luminance(legible(colour)) + 0.05)
+        assert contrast > 4.45, colour  # colours are whole numbers
+        assert legible(colour) == colour or contrast < 5, "no darker than needed"
 
 
 def coloured(node: Any) -> Iterator[tuple[str, str]]:

@@ -34,6 +34,16 @@ def test_of_too_many_panels_every_model_and_data_set_is_among_the_drawn() -> Non
     assert chart.shown(data)["panel"].to_list() == drawn
 
 
+def test_of_too_many_panels_those_of_the_works_that_the_page_tells_of_first_are_drawn() -> None:
+    data, token = rows(WORKS), chart._FOREMOST.set((WORKS[3], WORKS[4], "of no panel"))
+    try:
+        drawn = chart.drawn_panels(data)
+    finally:
+        chart._FOREMOST.reset(token)
+    assert len(drawn) == chart.MOST_PANELS
+    assert {f"{work} — {side}" for work in WORKS[3:5] for side in SIDES} <= set(drawn)
+
+
 @pytest.mark.parametrize(
     ("asked", "found"),
     [

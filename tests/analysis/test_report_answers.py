@@ -39,12 +39,13 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 15.0}, batch_size=64)
     found = matrix(load(tmp_path))
     assert found is not None
-    assert (found.columns, found.omitted) == (["ddp × 2", "ddp × 4"], 0)
+    assert (found.columns, found.omitted) == (["ddp × 4", "ddp × 2"], 0), "most devices first: a phone shows few"
     verdicts = {group: [cell.verdict for cell in cells] for group, cells in found.rows}
     assert found.alike == "digits · cnn_small"
-    assert verdicts == {"batch size 64": ["slower", ""], "batch size 128": ["faster", "faster"]}
+    assert verdicts == {"batch size 64": ["", "slower"], "batch size 128": ["faster", "faster"]}
     assert [group for group, _ in found.rows] == list(verdicts), "numbers sort as numbers"
-    assert found.rows[0][1][0].speed_up == "0.67 ×"
+    assert found.rows[0][1][1].speed_up == "0.67 ×"
+    assert found.meant == []
     told = answers.headline(load(tmp_path))
     parts = "2 of one device, 3 compared with it (2 faster, 1 slower)"
     assert told[0] == f"5 configurations in 2 kinds of work: {parts}."
@@ -76,6 +77,27 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path, monkeypatc
     found = matrix(runs)
     assert found is not None
     assert (found.columns, found.omitted) == (["batch size 64", "batch size 128"], 1)
+
+
+@pytest.mark.slow
+def test_the_matrix_names_the_one_device_of_another_framework_and_marks_too_few_repeats(tmp_path: Path) -> None:
+    for batch in (64, 128):
+        for strategy, devices in (("single", 1), ("ddp", 2), ("tf_single", 1), ("tf_mirrored", 2)):
+            published(config(tmp_path, strategy=strategy, devices=devices, batch_size=batch), steady(10.0 / devices))
+    found = matrix(load(tmp_path))
+    assert found is not None
+    assert [name for name, _ in found.rows] + found.columns == [
+        *("batch size 64", "batch size 128"),
+        *("ddp × 2", "tf_mirrored × 2 (beside tf_single × 1)"),
+    ]
+    assert {cell.mark for _, cells in found.rows for cell in cells} == {"†"}
+    assert found.meant == ["† too few repeats for an interval"]
+
+
+def test_of_an_entry_of_the_environment_few_values_and_no_useless_decimals_are_shown() -> None:
+    assert page._few_values(["0.70849609375", "2.15.0", "0.25"]) == ["0.708", "2.15.0", "0.25"]
+    assert page._few_values(["0.70849609375", "3", "1.5", "2", "12.25"]) == ["0.708 to 12.2 (5 values)"]
+    assert page._few_values(list("abcdef")) == [*"abcd", "… 2 more values"]
 
 
 @pytest.mark.exhaustive

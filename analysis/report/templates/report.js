@@ -228,14 +228,19 @@ async function drawForPaper(figure, choice) {
   const panels = spec.facet.sort.filter((panel) => left.has(panel)), { height } = spec.spec;
   withSharedAxes(spec);
   spec.spec.height = height?.step ? { step: Math.min(height.step, PAPER_STEP_PX) } : Math.min(height, PAPER_HEIGHT_PX);
-  for (let first = 0, columns = Math.min(4, panels.length); first < panels.length;) {
-    const some = panels.slice(first, first + columns), row = paper.appendChild(document.createElement("div"));
-    await vegaEmbed(row, fitted(part(spec, some, first === 0), columns, PAPER_PANEL_PX, 2), OPTIONS);
-    if (columns > 1 && row.querySelector("svg").viewBox.baseVal.width * SMALLEST > PAPER_PX) {
-      columns -= 1;
-      row.remove();
-    } else if (first === 0) first += some.length, dropLegends(spec.spec.layer ?? spec.spec);
-    else first += some.length;
+  let columns = Math.min(4, panels.length), scale;
+  for (let first = 0; first < panels.length; first += columns) {
+    const spot = paper.appendChild(document.createElement("div")), some = () => panels.slice(first, first + columns);
+    const drawn = async () => {
+      await vegaEmbed(spot, fitted(part(spec, some(), first === 0), columns, PAPER_PANEL_PX, 2), OPTIONS);
+      return spot.querySelector("svg");
+    };
+    let image = await drawn();
+    const widthOf = (image) => image.viewBox.baseVal.width;
+    while (first === 0 && columns > 1 && widthOf(image) * SMALLEST > PAPER_PX) columns -= 1, image = await drawn();
+    scale ??= Math.min(1, PAPER_PX / widthOf(image));
+    image.style.width = `${scale * widthOf(image)}px`;
+    if (first === 0) dropLegends(spec.spec.layer ?? spec.spec);
   }
 }
 
