@@ -63,8 +63,11 @@ def test_lines_that_hide_each_other_are_named() -> None:
     points = [(name, x, value) for name, values in lines.items() for x, value in enumerate(values, 3 - len(values))]
     data = pl.DataFrame(points, ["configuration", "x", "median"], orient="row").with_columns(first=True)
     one, two = data.with_columns(panel=pl.lit("one")), data.with_columns(panel=pl.lit("two"))
-    assert coinciding(one, own_axes=False) == "The lines of single × 1 and ddp × 2 coincide."
-    assert coinciding(pl.concat([one, two]), own_axes=True) == "The lines of single × 1 and ddp × 2 coincide."
+    assert coinciding(one, own_axes=False) == "As drawn, the lines of single × 1 and ddp × 2 cover each other."
+    assert (
+        coinciding(pl.concat([one, two]), own_axes=True)
+        == "As drawn, the lines of single × 1 and ddp × 2 cover each other."
+    )
     apart = two.with_columns(median=pl.col("median") * pl.when(configuration="ddp × 2").then(1.1).otherwise(1.0))
-    assert coinciding(pl.concat([one, apart]), own_axes=False).endswith(" coincide in one.")
+    assert coinciding(pl.concat([one, apart]), own_axes=False).endswith(" cover each other in one.")
     assert coinciding(data.filter(pl.col("x") == 2).with_columns(panel=pl.lit("")), own_axes=True) == ""
