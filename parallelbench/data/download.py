@@ -1,4 +1,4 @@
-"""The published files of a data set: found, or downloaded by torchvision, and verified before anything reads them."""
+"""The published files of a data set: found, or downloaded by torchvision, verified, and then read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MNIST and CIFAR: what torchvision reads is converted once into memory-mapped arrays and a manifest.
+"""MNIST and CIFAR: what `download.py` reads is converted once into memory-mapped arrays and a manifest.
 
 MNIST: 70,000 handwritten digits of 28×28 pixels (LeCun, Cortes, Burges). CIFAR-10 and CIFAR-100: 60,000 colour images
 of 32×32 pixels each (Krizhevsky, 2009). Only `parallelbench prepare` loads torchvision, for `PreparedData.source`.
