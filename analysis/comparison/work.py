@@ -106,10 +106,13 @@ BEFORE = LATER_OPTIONS | flatten(LATER_COMPONENTS)
 
 @once
 def configurations(runs: Runs) -> dict[str, dict[str, bytes]]:
-    """Per run id its configuration: each key and its value as JSON."""
-    decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    """Per run id its configuration: each key and its value as JSON; equal ones share one object."""
+    decode, shared = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, dict[bytes, bytes]()
     rows = runs.run.select("run_id", "config_json").rows()
-    return {run_id: {key: bytes(raw) for key, raw in decode(text).items()} for run_id, text in rows}
+    return {
+        run_id: {key: shared.setdefault(part := bytes(raw), part) for key, raw in decode(text).items()}
+        for run_id, text in rows
+    }
 
 
 @once
