@@ -352,7 +352,9 @@ def _title(title: str, data: pl.DataFrame, told: str) -> alt.Title:
     known, drawn = data["panel"].n_unique(), len(drawn_panels(data))
     if drawn < known and _WORDS.get() is None:
         works = {name.partition(BETWEEN)[0] for name in drawn_panels(data)}
-        ends = ", those of the largest and the smallest speed-up among them" if works & set(_FOREMOST.get()) else ""
+        foremost_works = set(_FOREMOST.get())
+        has_both = foremost_works and foremost_works <= works
+        ends = ", those of the largest and the smallest speed-up among them" if has_both else ""
         told += (
             f" {drawn} of {known} panels are drawn{ends}; the tables have all, and report --figure --panel draws any."
         )

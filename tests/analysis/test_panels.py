@@ -35,13 +35,16 @@ def test_of_too_many_panels_every_model_and_data_set_is_among_the_drawn() -> Non
 
 
 def test_of_too_many_panels_those_of_the_works_that_the_page_tells_of_first_are_drawn() -> None:
-    data, token = rows(WORKS), chart._FOREMOST.set((WORKS[3], WORKS[4], "of no panel"))
-    try:
-        drawn = chart.drawn_panels(data)
-    finally:
-        chart._FOREMOST.reset(token)
-    assert len(drawn) == chart.MOST_PANELS
-    assert {f"{work} — {side}" for work in WORKS[3:5] for side in SIDES} <= set(drawn)
+    data = rows(WORKS).with_columns(disturbed=pl.lit(value=False))
+    for foremost in (WORKS[3:5], [*WORKS[3:5], "of no panel"]):
+        token = chart._FOREMOST.set(tuple(foremost))
+        try:
+            drawn, title = chart.drawn_panels(data), chart._title("", data, "").to_dict()
+        finally:
+            chart._FOREMOST.reset(token)
+        assert len(drawn) == chart.MOST_PANELS
+        assert {f"{work} — {side}" for work in WORKS[3:5] for side in SIDES} <= set(drawn)
+        assert ("the largest and the smallest speed-up" in str(title)) == (len(foremost) == 2), "only where both are"
 
 
 @pytest.mark.parametrize(
