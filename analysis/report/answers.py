@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import polars as pl
 
 from analysis import text
@@ -20,10 +21,12 @@ from analysis.comparison.exclusions import Exclusion, disturbed_lines
 from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat
 from analysis.comparison.ratio import FEWEST_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, IS_BASELINE
+from analysis.comparison.work import BASELINES, IS_BASELINE, configurations
 from analysis.report.claims import judged
 from analysis.report.warnings import few_repeats, parity_never, parity_off
 from analysis.runs.reader import once
+from parallelbench.config.build import COMPONENTS
+from parallelbench.config.sites import shipped
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
@@ -124,7 +127,7 @@ def _energy(runs: Runs) -> list[str]:
         return [f"{told[0]}{more}"] if left else told
     flags = sorted({flag for found in of_gpus["energy_flags"].drop_nulls() for flag in found.split()} & FLAGS.keys())
     why = text.listed([f"{FLAGS[flag]} ({flag})" for flag in flags]) if flags else "none was measured"
-    return [f"{what}: none to quote: {why}."] if of_gpus.height else []
+    return [f"{what}: none to quote: {why}."] if of_gpus.height and rows.is_empty() else []
 
 
 def _ratio_of_energies(pairing: Pairing) -> Ratio | None:
@@ -202,7 +205,8 @@ def next_steps(runs: Runs) -> list[str]:
         options.insert(0, "sweep.order=interleaved")
     if not (asked := _asked(runs, sweeps[0])):
         return [f"Next: {when}submit the sweep again with `{' '.join(options)}`.{turns}{why}"]
-    return [f"Next: {when}`parallelbench submit {' '.join([*asked, *options])}`.{turns}{why}"]
+    own = ", with its --conf and --plugin" if _has_own_files(runs, asked) else ""
+    return [f"Next: {when}`parallelbench submit {' '.join([*asked, *options])}`{own}.{turns}{why}"]
 
 
 def _apart(runs: Runs) -> list[Pairing]:
@@ -223,13 +227,24 @@ def _asked(runs: Runs, sweep: str) -> list[str]:
     """
     every = [overrides for folder in runs.run["folder"] if (overrides := _overrides(Path(folder)))]
     fixed = [each for each in (every[0] if every else ()) if all(each in others for others in every)]
-    # The user's come first, then those of the sweep, whose texts are quoted.
-    of_user = [*takewhile(lambda each: '="' not in each, fixed)]
-    if not any(each.startswith(("sweep=", "sweep.name=")) for each in of_user):
-        if sweep != "adhoc":
-            return [shlex.quote(f"sweep={sweep}")]
+    named = next((place for place, each in enumerate(fixed) if each.startswith("sweep=")), None)
+    if named is not None:
+        # The user's come first, then those of the sweep, whose texts are quoted.
+        of_user = [*fixed[:named], *takewhile(lambda each: '="' not in each, fixed[named:])]
+    elif sweep == "adhoc" or any(each.startswith("sweep.name=") for each in fixed):
         of_user = _lists(every)  # without a sweep's file, each value is the user's
+    else:
+        return [shlex.quote(f"sweep={sweep}")]
     return [shlex.quote(each) for each in of_user if not each.startswith(("#", "sweep.repeats=", "repeat="))]
+
+
+def _has_own_files(runs: Runs, asked: list[str]) -> bool:
+    """Whether the sweep or a choice of its runs is none of the suite's. No run records where such files are."""
+    groups = (*COMPONENTS, "launcher", "site")
+    parts = {(group, its[group]) for its in configurations(runs).values() for group in groups if group in its}
+    chosen = {(group, str(msgspec.json.decode(part).get("name"))) for group, part in parts}
+    chosen |= {("sweep", each.removeprefix("sweep=")) for each in asked if each.startswith("sweep=")}
+    return any(shipped(group, name) is None for group, name in chosen)
 
 
 def _lists(every: list[list[str]]) -> list[str]:
@@ -307,11 +322,12 @@ def _under(kind: str, kinds: list[str]) -> str:
 
 def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     """Whose epoch is the shortest where several frameworks did the same work: a speed-up is over the framework's own
-    one device, which may be the slower one. With the largest speed-up's work for an example.
+    one device, which may be the slower one. With the largest speed-up's work for an example. Under weak scaling an
+    epoch may hold more samples on more devices.
     """
     framework = pl.col("framework").fill_null("torch").first()
     of_framework = facts(runs).group_by("group", "configuration").agg(framework)
-    rows = summary(runs).filter(pl.col("repeats") > 0)
+    rows = summary(runs).filter(pl.col("repeats") > 0, pl.col("scaling") == "strong")
     rows = rows.drop_nulls("steady_epoch_time_s").join(of_framework, on=("group", "configuration"))
     rows = rows.sort("steady_epoch_time_s").unique(("group", "framework"), keep="first", maintain_order=True)
     rows = rows.filter(pl.len().over("group") > 1)

@@ -319,8 +319,15 @@ def test_what_was_measured_apart_is_not_said_to_be_untold_and_one_pasted_command
         ),
         ("adhoc", "epochs=3 strategy={}", "epochs=3 strategy=ddp,single sweep.repeats=6"),
         ("adhoc", "epochs=3 strategy={} {}=1", ""),
+        (
+            "mine",
+            "sweep.name=mine epochs=3 strategy={}",
+            "sweep.name=mine epochs=3 strategy=ddp,single sweep.repeats=6",
+        ),
+        ("demo", 'seed="1" sweep=demo strategy={}', "'seed=\"1\"' sweep=demo sweep.repeats=6"),
+        ("own", "sweep=own strategy={}", "sweep=own sweep.repeats=6"),
     ],
-    ids=["named", "lists", "unknown"],
+    ids=["named", "lists", "unknown", "lists of a name", "quoted", "own"],
 )
 def test_the_command_has_the_options_that_were_recorded(sweep: str, asked: str, command: str, tmp_path: Path) -> None:
     for repeat, (strategy, devices) in itertools.product(range(2), (("single", 1), ("ddp", 2))):
@@ -329,7 +336,8 @@ def test_the_command_has_the_options_that_were_recorded(sweep: str, asked: str, 
         lines = [*asked.format(strategy, strategy).split(), f"repeat={repeat}"]
         (folder.path / "overrides.txt").write_text("\n".join(lines), encoding="utf-8")
     line = answers.headline(load(tmp_path))[-1]
-    asks = f"`parallelbench submit {command}`." if command else "submit the sweep again with `sweep.repeats=6`."
+    own = ", with its --conf and --plugin" if sweep == "own" else ""
+    asks = f"`parallelbench submit {command}`{own}." if command else "submit the sweep again with `sweep.repeats=6`."
     assert line.startswith(f"Next: {asks}")
 
 
@@ -348,6 +356,17 @@ def test_the_shortest_epoch_is_told_where_the_largest_speed_up_is_over_a_slower_
     (other,) = [line for line in told if line.startswith("Largest speed-up of tensorflow: ")]
     assert "as fast as single × 1" in of_torch
     assert "as fast as tf_single × 1" in other
+
+
+def test_no_epoch_is_the_shortest_where_epochs_hold_unequally_many_samples(tmp_path: Path) -> None:
+    """Under weak scaling so many steps train on twice the samples with two devices."""
+    whole = Fake.environment.replace("torch", "tensorflow").replace("{", '{"framework":"tensorflow",', 1)
+    for strategy, recorded in (("ddp", Fake.environment), ("tf_single", whole)):
+        way: dict[str, Any] = {"strategy": strategy, "devices": 1 if strategy == "tf_single" else 2}
+        run = config(tmp_path, scaling="weak", measure={"steps_per_epoch": 4}, **way)
+        published(run, steady(10.0, environment=recorded))
+    published(config(tmp_path, scaling="weak", measure={"steps_per_epoch": 4}), steady(10.0))
+    assert not any(line.startswith("Shortest epoch") for line in answers.headline(load(tmp_path)))
 
 
 def test_strong_and_weak_scaling_are_told_each(tmp_path: Path) -> None:
@@ -372,6 +391,15 @@ def test_flagged_energies_are_not_in_the_headline(usual: Runs) -> None:
     every = altered(usual, "epochs", telemetry_flags=pl.lit("sparse"))
     gpus = altered(every, "run", device_type=pl.lit("cuda"))
     assert not any(" J with " in line for line in answers.headline(gpus))
+
+
+def test_energies_without_one_device_to_compare_with_are_not_said_to_be_unmeasured(tmp_path: Path) -> None:
+    for batch_size, strategy in itertools.product((64, 128), ("ddp", "fsdp")):
+        published(config(tmp_path, strategy=strategy, devices=2, batch_size=batch_size))
+    runs = altered(load(tmp_path), "epochs", gpu_energy_j=pl.lit(300.0))
+    runs = altered(runs, "run", device_type=pl.lit("cuda"))
+    assert summary(runs)["gpu_energy_per_sample_j"].null_count() == 0
+    assert not any(line.startswith("Energy") for line in answers.headline(runs))
 
 
 def test_claims_at_a_glance(usual: Runs) -> None:
