@@ -297,16 +297,12 @@ def _figures(drawn: list[Drawn]) -> dict[str, list[Drawn]]:
 
 
 def _left_out(runs: Runs, drawn: list[Drawn]) -> str:
-    """A command that draws a panel that the page lacks; empty where it has all."""
-    groups = facts(runs)["group"].unique(maintain_order=True)
+    """A command that draws panels that the page lacks; empty where it has all."""
     for each in drawn:
-        spec = json.loads(each.spec) if each.spec else {}
-        works = {str(panel).partition(BETWEEN)[0] for panel in spec.get("facet", {}).get("sort", ())}
-        missing = next((group for group in groups if group not in works), None)
-        if "omitted" in spec.get("usermeta", {}) and missing:
+        if each.spec and (one := json.loads(each.spec).get("usermeta", {}).get("one")):
             folders = [str(folder) for folder in runs.folders or [runs.root]]
-            command = ["parallelbench", "report", *folders, "--figure", each.figure.name, "--panel", missing]
-            return shlex.join(command)
+            work, *_ = one.split(BETWEEN)
+            return shlex.join(["parallelbench", "report", *folders, "--figure", each.figure.name, "--panel", work])
     return ""
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import shlex
 import statistics
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -176,7 +177,13 @@ def test_of_very_many_repeats_and_panels_medians_of_the_first_are_drawn(many: Ru
         "\n1 of 2 panels are drawn; the tables have all, and report --figure --panel draws any."
     )
     assert figure.chart.to_dict()["title"]["subtitle"] in figure.finding
-    assert figure.chart.to_dict()["usermeta"] == {"omitted": 1}, "a filter that leaves nothing tells of the others"
+    spec = figure.chart.to_dict()
+    assert spec["usermeta"]["omitted"] == 1, "a filter that leaves nothing tells of the others"
+    *_, words = shlex.split(page_module._left_out(many, [page_module.Drawn(figure, json.dumps(spec))]))
+    with chart.only(words):  # of one work, panels are not named by it
+        (other,) = draw(many, ["runtime"])
+    assert {row["panel"] for row in rows_of(other.chart)} == {spec["usermeta"]["one"]}
+    assert spec["usermeta"]["one"] != "Later epochs (median)"
 
 
 def test_of_very_long_curves_some_epochs_are_drawn_the_last_always(many: Runs) -> None:
