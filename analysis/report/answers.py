@@ -194,7 +194,7 @@ def next_steps(runs: Runs) -> list[str]:
     if not options:
         return []
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
-    undecided = rows.filter(_may_be_decided(repeats or 0)).height
+    undecided = rows.filter(_may_be_decided(repeats if repeats and apart else 0)).height
     left = [count_of(undecided, "comparison with one device", "comparisons with one device")] * bool(undecided)
     left += [count_of(len(open_claims), "claim")] * bool(open_claims)
     why = f" That may decide {text.listed(left)}." if left else ""
@@ -265,8 +265,8 @@ def _overrides(folder: Path) -> list[str]:
 
 
 def _may_be_decided(repeats: int) -> pl.Expr:
-    """Of rows of `summary`, whether they lack a verdict that so many repeats may give. What was measured apart has one
-    once enough repeats are measured in turn.
+    """Of rows of `summary`, whether they lack a verdict that more repeats may give. What was measured apart has one
+    once enough of so many `repeats` are measured in turn; 0: none are.
     """
     few = pl.col("verdict") == SpeedVerdict.TOO_FEW.value
     apart = pl.col("verdict") == SpeedVerdict.NOT_INTERLEAVED.value

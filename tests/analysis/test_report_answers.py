@@ -309,6 +309,19 @@ def test_what_was_measured_apart_is_not_said_to_be_untold_and_one_pasted_command
     assert not any(line.startswith("Next") for line in answers.headline(runs))
 
 
+def test_no_submit_of_several_sweeps_decides_what_was_measured_apart(tmp_path: Path) -> None:
+    ways = (("one", "single", 10.0, 0, 6), ("one", "fsdp", 9.0, 1, 2), ("two", "ddp", 6.0, 1e5, 6))
+    for sweep, strategy, time_s, later_s, repeats in ways:
+        for repeat in range(repeats):
+            way: dict[str, Any] = {"strategy": strategy, "devices": 1 if strategy == "single" else 2}
+            at = 1.7e9 + later_s * (-1) ** repeat + 10 * repeat if sweep == "one" else 1.7e9 + later_s + 10 * repeat
+            fake = steady(time_s * WOBBLE[repeat], started_at=at)
+            published(config(tmp_path, repeat=repeat, sweep_name=sweep, **way), fake)
+    runs = load(tmp_path)
+    assert set(summary(runs)["verdict"]) == {"baseline", "not interleaved", "too few repeats"}
+    assert answers.headline(runs)[-1].endswith(" That may decide 1 comparison with one device.")
+
+
 @pytest.mark.parametrize(
     ("sweep", "asked", "command"),
     [
