@@ -259,7 +259,7 @@ class Prepared:
         Returns where it is then; None: there was none.
         """
         former = self.put_aside()
-        self.folder.write_intent(self.planned.run, self.planned.overrides)
+        self.folder.write_intent(self.planned.run, self.planned.recorded)
         return former
 
     def put_aside(self) -> Path | None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections import Counter
-from itertools import takewhile
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +25,7 @@ from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
 from parallelbench.config.sites import shipped
 from parallelbench.errors import count_of
+from parallelbench.results.folder import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,10 +201,10 @@ def next_steps(runs: Runs) -> list[str]:
         return [f"Next: {when}submit the sweeps again with `{' '.join(options)}`.{why}"]
     if any(_is_in_one_submit(each) for each in apart):  # and yet one side came first: so the sweep asks
         options.insert(0, "sweep.order=interleaved")
-    if not (asked := _asked(runs, sweeps[0])):
+    if not (asked := _asked(runs)):
         return [f"Next: {when}submit the sweep again with `{' '.join(options)}`.{turns}{why}"]
     own = ", with its --conf and --plugin" if _has_own_files(runs, asked) else ""
-    return [f"Next: {when}`parallelbench submit {' '.join([*asked, *options])}`{own}.{turns}{why}"]
+    return [f"Next: {when}`parallelbench submit {' '.join([asked, *options])}`{own}.{turns}{why}"]
 
 
 def _apart(runs: Runs) -> list[Pairing]:
@@ -219,49 +217,27 @@ def _is_in_one_submit(pairing: Pairing) -> bool:
     return any(len({run.session for run in pair.runs}) == 1 for pair in pairing.pairs)
 
 
-def _asked(runs: Runs, sweep: str) -> list[str]:
-    """With what all runs of a sweep were asked for, as far as they recorded it, quoted for a shell; empty where that
-    can't be told.
-
-    Lists that replaced some of a named sweep can't be told from the sweep's own.
-    """
-    every = [overrides for folder in runs.run["folder"] if (overrides := _overrides(Path(folder)))]
-    fixed = [each for each in (every[0] if every else ()) if all(each in others for others in every)]
-    named = next((place for place, each in enumerate(fixed) if each.startswith("sweep=")), None)
-    if named is not None:
-        # The user's come first, then those of the sweep, whose texts are quoted.
-        of_user = [*fixed[:named], *takewhile(lambda each: '="' not in each, fixed[named:])]
-    elif sweep == "adhoc" or any(each.startswith("sweep.name=") for each in fixed):
-        of_user = _lists(every)  # without a sweep's file, each value is the user's
-    else:
-        return [shlex.quote(f"sweep={sweep}")]
-    return [shlex.quote(each) for each in of_user if not each.startswith(("#", "sweep.repeats=", "repeat="))]
+def _asked(runs: Runs) -> str:
+    """The words that all runs were asked for with, as a shell takes them; empty where they differ or are not known."""
+    asked = {_asked_for(Path(folder)) for folder in runs.run["folder"]}
+    return asked.pop() if len(asked) == 1 else ""
 
 
-def _has_own_files(runs: Runs, asked: list[str]) -> bool:
+def _has_own_files(runs: Runs, asked: str) -> bool:
     """Whether the sweep or a choice of its runs is none of the suite's. No run records where such files are."""
     groups = (*COMPONENTS, "launcher", "site")
     parts = {(group, its[group]) for its in configurations(runs).values() for group in groups if group in its}
     chosen = {(group, str(msgspec.json.decode(part).get("name"))) for group, part in parts}
-    chosen |= {("sweep", each.removeprefix("sweep=")) for each in asked if each.startswith("sweep=")}
+    chosen |= {("sweep", each.removeprefix("sweep=")) for each in asked.split() if each.startswith("sweep=")}
     return any(shipped(group, name) is None for group, name in chosen)
 
 
-def _lists(every: list[list[str]]) -> list[str]:
-    """All values of each key, as lists; empty unless the runs are all of their combinations."""
-    asked = [dict(each.split("=", 1) for each in overrides if "=" in each) for overrides in every]
-    values = {key: list(dict.fromkeys(each.get(key) for each in asked)) for key in (asked[0] if asked else ())}
-    is_whole = len({tuple(sorted(each.items())) for each in asked}) == prod(map(len, values.values()))
-    if not is_whole or any(each.keys() != values.keys() for each in asked):
-        return []
-    return [f"{key}={','.join(map(str, found))}" for key, found in values.items()]
-
-
-def _overrides(folder: Path) -> list[str]:
+def _asked_for(folder: Path) -> str:
     try:
-        return (folder / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (folder / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []
+        lines = []
+    return next((line.removeprefix(ASKED) for line in lines if line.startswith(ASKED)), "")
 
 
 def _may_be_decided(repeats: int) -> pl.Expr:

@@ -326,7 +326,7 @@ class Intents:
         was_there, former = os.path.lexists(folder.path), item.put_aside()
         if former is not None or not was_there:
             self.made[folder.path.name] = (folder, former)  # before the write, which may fail half-way
-        folder.write_intent(item.planned.run, item.planned.overrides)
+        folder.write_intent(item.planned.run, item.planned.recorded)
         return True
 
 

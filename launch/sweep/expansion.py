@@ -10,8 +10,9 @@ import json
 import os
 import random
 import re
+import shlex
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from parallelbench.config.run import Sweep, SweepBlock
 from parallelbench.config.run_rules import check_fit
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
-from parallelbench.results.folder import find_runs
+from parallelbench.results.folder import ASKED, find_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -60,6 +61,13 @@ class PlannedRun:
     overrides: list[str]
     tune: bool = False
     """Whether a trial chooses the keys that no override sets."""
+    asked: str = ""
+    """The words that the whole sweep was asked for with, as a shell takes them, but for its repeats."""
+
+    @property
+    def recorded(self) -> list[str]:
+        """The lines of a run folder's overrides.txt."""
+        return [*self.overrides, *([f"{ASKED}{self.asked}"] if self.asked else [])]
 
 
 def one_run(
@@ -103,7 +111,8 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
         refuse_places(block.grid | block.zip)
         check_exclusions(block, given, groups=group_choices(extension.conf), sweep=sweep.name)
     points = [point for block in sweep.blocks for point in points_of(without(block, set(given)), axes)]
-    return _ordered(sweep, composer, points, tell)
+    asked = shlex.join(text for text in overrides if not text.startswith(("sweep.repeats=", "repeat=")))
+    return [replace(planned, asked=asked) for planned in _ordered(sweep, composer, points, tell)]
 
 
 def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:

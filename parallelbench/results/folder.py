@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 WITHOUT_RUNS = ("report", "paper", "exports", "submissions")
 """Folders that a sweep's folder may hold beside its runs."""
+ASKED = "# asked: "
+"""Begins the line of overrides.txt with the words of the command that asked for the whole sweep."""
 FORGOTTEN = ".forgotten"
 """Folder of a sweep that runs are moved to which are to be measured anew. Nobody reads it; delete it when you like."""
 _NUMBER = re.compile("[0-9]{1,9}")
@@ -117,7 +119,7 @@ class RunFolder:
             is_new = not is_there(self.path / "config.yaml")
         if is_new:
             with storage_errors(self.path):
-                # For people only, so it is not worth waiting for the disk; its name is durable with the next file's.
+                # For people and for advice, so it is not worth waiting for the disk; its name is durable with the next.
                 (self.path / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
             write_config(self.path / "config.yaml", run)
 
