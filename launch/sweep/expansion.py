@@ -12,7 +12,7 @@ import random
 import re
 import shlex
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class PlannedRun:
     overrides: list[str]
     tune: bool = False
     """Whether a trial chooses the keys that no override sets."""
-    asked: str = ""
+    asked: str = field(default="", compare=False)
     """The words that the whole sweep was asked for with, as a shell takes them, but for its repeats."""
 
     @property
