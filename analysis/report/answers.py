@@ -279,7 +279,7 @@ def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     kinds, frameworks = (ordered[name].unique(maintain_order=True).to_list() for name in ("scaling", "framework"))
     lines = []
     for kind, framework in itertools.product(kinds, frameworks):
-        alike = ordered.filter(scaling=kind, framework=framework)
+        alike = ordered.filter(pl.col("scaling").eq_missing(kind), framework=framework)
         if alike.height:
             best = "Largest speed-up" if alike["speed_up"][0] > 1 else "Nearest to one device"
             over = f" of {framework}" if len(frameworks) > 1 else ""
@@ -287,7 +287,7 @@ def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
                 f"{best}{over}{_under(kind, kinds)}: {_gain(alike.row(0, named=True), named=True)}{_ties(runs, alike)}"
             )
     for kind in kinds:
-        slowest = ordered.filter(scaling=kind).row(-1, named=True)
+        slowest = ordered.filter(pl.col("scaling").eq_missing(kind)).row(-1, named=True)
         lines.append(f"Smallest speed-up{_under(kind, kinds)}: {_gain(slowest, named=True)}")
     return lines
 

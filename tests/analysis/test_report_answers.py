@@ -382,6 +382,20 @@ def test_no_epoch_is_the_shortest_where_epochs_hold_unequally_many_samples(tmp_p
     assert not any(line.startswith("Shortest epoch") for line in answers.headline(load(tmp_path)))
 
 
+def test_results_that_lack_their_scaling_have_answers(tmp_path: Path) -> None:
+    for model, repeat, strategy in itertools.product(("mlp", "cnn_small"), range(3), ("single", "ddp", "fsdp")):
+        devices = 1 if strategy == "single" else 2
+        published(
+            config(tmp_path, model=model, strategy=strategy, devices=devices, repeat=repeat), steady(10.0 / devices)
+        )
+    runs = load(tmp_path)
+    rows = answers._compared(runs).with_columns(scaling=pl.lit(None, pl.String))
+    assert [line.partition(":")[0] for line in answers._extremes(runs, rows)] == [
+        "Largest speed-up",
+        "Smallest speed-up",
+    ]
+
+
 def test_strong_and_weak_scaling_are_told_each(tmp_path: Path) -> None:
     for scaling, strategy in itertools.product(("strong", "weak"), ("single", "ddp", "fsdp", "zero1")):
         devices = 1 if strategy == "single" else 2

@@ -243,7 +243,7 @@ def convolve(run: Pass, x: Any, name: str, *, stride: int = 1, depthwise: bool =
     border = kernel.shape[0] // 2
     padding: Any = [[0, 0], [border, border], [border, border], [0, 0]]
     if stride == 1 or not border:
-        padding = "SAME"  # the same numbers, by kernels that TensorFlow does not have for a padding in figures
+        padding = "SAME"  # the same numbers, by faster kernels than TensorFlow has for an explicit padding
     if depthwise:
         x = tf.nn.depthwise_conv2d(x, kernel, [1, stride, stride, 1], padding)
     else:
