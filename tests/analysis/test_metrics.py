@@ -52,6 +52,12 @@ def test_times_of_a_run_and_its_epochs(tmp_path: Path) -> None:
     assert summary(load(tmp_path))["steady_step_time_s"].to_list() == pytest.approx([3.0 / 11])
 
 
+def test_each_of_many_epochs_has_its_own_times(tmp_path: Path) -> None:
+    """Groups of ranks come in no order once there are many."""
+    _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: float(epoch + rank)), epochs=2000)
+    assert per_epoch(load(tmp_path))["slowest_epoch_time_s"].to_list() == [epoch + 1.0 for epoch in range(1, 2001)]
+
+
 def test_every_attempt_of_a_resumed_run_warms_up(tmp_path: Path) -> None:
     row = _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: TIMES[epoch, rank], resumed_after=2))
     assert per_epoch(load(tmp_path))["warm_up"].to_list() == [True, False, True, False]
