@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from parallelbench.config.components import TRAITS, Batch, Traits
 from parallelbench.config.run import RunConfig
@@ -334,10 +335,13 @@ class Keeps(FirstOrder, frozen=True, kw_only=True):
 
 
 def with_optimizer(name: str, **more: Any) -> RunConfig:
-    run = configure(*SMALL, "strategy=single")
     kind = type(name, (Keeps,), {"torch_name": name, "more": more, "__module__": __name__}, frozen=True, kw_only=True)
+    return with_own(kind)
+
+
+def with_own(kind: type[Keeps]) -> RunConfig:
     own = {"name": "mine", "lr": 0.01, "lr_rule": "constant", "weight_decay": 0.0, "implementation": "auto"}
-    return msgspec.structs.replace(run, optimizer=kind(**own))
+    return msgspec.structs.replace(configure(*SMALL, "strategy=single"), optimizer=kind(**own))
 
 
 @pytest.mark.slow
@@ -351,9 +355,38 @@ def test_an_optimizer_of_ones_own_is_held_by_all_that_it_keeps(name: str, more: 
     assert failed(closed(World(), run, scales_rate(0.5), 3)) == {"update"}
 
 
-def test_of_an_optimizer_that_keeps_other_shapes_the_reason_is_said() -> None:
-    (row, *_) = [row for row in closed(World(), with_optimizer("Adafactor")) if row["check"] == "update"]
-    assert row["detail"].endswith("another shape than the parameter's (col_var, row_var)")
+class Adafactor(Keeps, frozen=True, kw_only=True):
+    """It keeps sums of rows and columns."""
+
+    torch_name: ClassVar[str] = "Adafactor"
+
+
+class Together(Keeps, frozen=True, kw_only=True):
+    """Its updates depend on the norm of all gradients."""
+
+    torch_name: ClassVar[str] = "SGD"
+
+    def build(self, parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
+        held = list(parameters)
+
+        def by_norm(*_: Any) -> None:
+            nn.utils.clip_grad_norm_(held, 0.1)
+
+        optimizer = super().build(held, run, device_type)
+        optimizer.register_step_pre_hook(by_norm)
+        return optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Adafactor, "shape than the parameter's (col_var, row_var)"),
+        (Together, "the optimizer updates parameters together, or at random"),
+    ],
+)
+def test_of_an_optimizer_that_cant_be_followed_the_reason_is_said(kind: type[Keeps], reason: str) -> None:
+    (row, *_) = [row for row in closed(World(), with_own(kind)) if row["check"] == "update"]
+    assert row["detail"].endswith(reason)
 
 
 def computes_in_fp32(replica: Any, k: int) -> None:

@@ -269,16 +269,24 @@ def test_an_effect_of_effects_is_blocked_by_any_two_of_its_runs(tmp_path: Path) 
     assert (case.verdict, "is not believed" in case.lacks) == ("inconclusive", True)
 
 
-@pytest.mark.cases("1.8")
+@pytest.mark.cases("1.8", "three workers")
 @pytest.mark.parametrize(
-    ("share", "kind"), [(0.55, None), (0.4, Caveat.ABOVE_IDEAL), (0.1, Blocker.SUPERLINEAR)], ids=["1.8", "2.5", "10"]
+    ("strategy", "share", "kind"),
+    [
+        ("ddp", 0.55, None),
+        ("ddp", 0.4, Caveat.ABOVE_IDEAL),
+        ("ddp", 0.1, Blocker.SUPERLINEAR),
+        ("parameter_server", 0.4, None),
+    ],
+    ids=["1.8", "2.5", "10", "three workers"],
 )
 def test_more_devices_of_one_strategy_are_not_faster_by_any_factor(
-    tmp_path: Path, share: float, kind: Caveat | Blocker | None
+    tmp_path: Path, strategy: str, share: float, kind: Caveat | Blocker | None
 ) -> None:
+    """One of a parameter server's devices computes nothing: three workers may be three times as fast as one."""
     for repeat in range(6):
         for devices, time_s in ((2, 10.0), (4, 10.0 * share)):
-            published(config(tmp_path, repeat=repeat, strategy="ddp", devices=devices), steady(time_s))
+            published(config(tmp_path, repeat=repeat, strategy=strategy, devices=devices), steady(time_s))
     sides = [[run for run in compared_runs(load(tmp_path)).values() if run.definition["devices"] == n] for n in (2, 4)]
     pairing = paired(*sides)
     kinds = [issue.kind for issue in (*pairing.blockers(), *pairing.caveats())]
