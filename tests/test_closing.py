@@ -340,7 +340,13 @@ def with_optimizer(name: str, **more: Any) -> RunConfig:
 
 
 def with_own(kind: type[Keeps]) -> RunConfig:
-    own = {"name": "mine", "lr": 0.01, "lr_rule": "constant", "weight_decay": 0.0, "implementation": "auto"}
+    own: dict[str, Any] = {
+        "name": "mine",
+        "lr": 0.01,
+        "lr_rule": "constant",
+        "weight_decay": 0.0,
+        "implementation": "auto",
+    }
     return msgspec.structs.replace(configure(*SMALL, "strategy=single"), optimizer=kind(**own))
 
 
