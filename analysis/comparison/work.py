@@ -181,7 +181,7 @@ def labels(runs: Runs) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
 
 
-def configuration_label(variant: str, devices: int, nodes: int = 1) -> str:
+def configuration_label(variant: str, devices: int, nodes: int) -> str:
     """ "pipeline × 4 on 2 nodes, schedule gpipe": options come last, where they read as no factor of the devices."""
     strategy, comma, options = variant.partition(", ")
     return f"{strategy} × {devices}" + (f" on {nodes} nodes" if nodes > 1 else "") + comma + options

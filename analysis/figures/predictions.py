@@ -49,7 +49,7 @@ def _steps(found: Forecast) -> Iterator[dict[str, Any]]:
     for step, predicted_s in zip(found.check.steps, found.check.predicted_s.tolist(), strict=True):
         y = 1e3 * predicted_s
         times = {"x": 1e3 * step.step_s, "y": y, "low": y / width, "high": y * width}
-        yield _named(step, step.run.devices) | {"place": 0, "kind": STEPS, "mark": "predicted"} | times
+        yield _named(step, step.run) | {"place": 0, "kind": STEPS, "mark": "predicted"} | times
 
 
 def _equal(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -76,12 +76,12 @@ def _curves(found: Forecast) -> Iterator[dict[str, Any]]:
 
 def _rated(step: MeasuredStep, run: RunConfig, step_s: float, mark: str) -> dict[str, Any]:
     at = {"x": float(run.devices), "y": run.global_batch_size / step_s}
-    return _named(step, run.devices) | {"place": 1, "kind": CURVES, "mark": mark} | at
+    return _named(step, run) | {"place": 1, "kind": CURVES, "mark": mark} | at
 
 
-def _named(step: MeasuredStep, devices: int) -> dict[str, Any]:
+def _named(step: MeasuredStep, run: RunConfig) -> dict[str, Any]:
     names = {"group": step.work, "variant": step.variant, "strategy": step.strategy}
-    return names | {"configuration": configuration_label(step.variant, devices)}
+    return names | {"configuration": configuration_label(step.variant, run.devices, run.nodes)}
 
 
 def _drawn(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
@@ -151,10 +151,8 @@ def _beyond(found: Forecast) -> Iterator[str]:
         batch = each.run.global_batch_size
         ends = text.span(batch / each.high_s, batch / each.low_s)
         name = f"{group}: " if len(best) > 1 else ""
-        yield (
-            f"{name}Prediction, not measured: {configuration_label(each.of.variant, each.run.devices)} trains "
-            f"{text.number(_rate(each))} ({ends}) samples/s."
-        )
+        label = configuration_label(each.of.variant, each.run.devices, each.run.nodes)
+        yield f"{name}Prediction, not measured: {label} trains {text.number(_rate(each))} ({ends}) samples/s."
     if any(each.beyond_node for each in found.further):
         yield "More devices than a measured node has are predicted as several such nodes; their network is assumed."
 

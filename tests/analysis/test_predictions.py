@@ -52,11 +52,12 @@ def test_measured_points_are_measured_and_what_lies_beyond_is_labelled_a_predict
         rate = step.run.global_batch_size / step.step_s
         assert shown[step.work, step.variant, step.run.devices] == pytest.approx(rate)
     beyond = [row for row in rows if row["place"] == 1 and row["mark"] == "predicted"]
-    assert {row["configuration"] for row in beyond} == {"ddp × 8", "ddp × 16", "ddp × 32"}
+    nodes = {8: 2, 16: 4, 32: 8}
+    assert {row["configuration"] for row in beyond} == {f"ddp × {each} on {nodes[each]} nodes" for each in nodes}
     assert all(row["low"] < row["y"] < row["high"] for row in beyond)
     text = predictions.finding(runs)
     assert f"{len(forecast(runs).check.steps)} of 6 measured configurations" in text
-    assert "Prediction, not measured: ddp × 32" in text
+    assert "Prediction, not measured: ddp × 32 on 8 nodes trains" in text
     assert "their network is assumed" in text
 
 
@@ -73,7 +74,7 @@ def test_predictions_stand_at_the_devices_that_they_have(tmp_path: Path) -> None
             measured(tmp_path, model, strategy, devices)
     beyond = [row for row in drawn(load(tmp_path)) if row["place"] == 1 and row["mark"] == "predicted"]
     assert {row["variant"] for row in beyond} == {"ddp", "fsdp"}
-    assert all(row["configuration"] == f"{row['variant']} × {row['x']:g}" for row in beyond)
+    assert all(row["configuration"].startswith(f"{row['variant']} × {row['x']:g} on ") for row in beyond)
 
 
 @pytest.mark.slow
