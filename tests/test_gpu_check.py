@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import closing
@@ -18,7 +21,7 @@ import pytest
 import torch
 
 from parallelbench.config.run import RunConfig
-from parallelbench.gpu_check import device, strategies, telemetry, training, variants, whole_runs
+from parallelbench.gpu_check import device, results, strategies, telemetry, training, variants, whole_runs
 from parallelbench.gpu_check.__main__ import REHEARSED_STRATEGIES, carry_out_all
 from parallelbench.gpu_check.__main__ import main as gpu_check_main
 from parallelbench.gpu_check.attempts import ATTEMPT_S, Answer, WarmProcesses, Workers, answer_of
@@ -70,16 +73,20 @@ MAIN = "from parallelbench.gpu_check.__main__ import main; sys.exit(main())"
 
 @pytest.mark.exhaustive
 def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
-    """All checks can be loaded with them."""
+    """All checks can be loaded with them, and none uses CUDA before it begins: their forks could not."""
     code = (
         "from pathlib import Path\n"
         "from parallelbench.gpu_check.__main__ import main, sections\n"
         "assert main() == 0\n"
         "from parallelbench.gpu_check.attempts import Workers\n"
+        "from parallelbench.gpu_check.results import apart\n"
         "import parallelbench.gpu_check.strategies, torch\n"
-        "torch.cuda.set_device = lambda _: None\n"
         "found = sections(Workers('cuda', 2, Path('nowhere'))).values()\n"
+        "spoilt = apart(torch._C._cuda_isInBadFork)\n"
+        "assert not spoilt()\n"
         "print(*[name for section in found for name in section], sep='|')\n"
+        "torch.cuda.is_available()\n"
+        "assert spoilt() or not torch.version.cuda\n"
     )
     done = program(OTHERS, code)
     assert done.returncode == 0, done.stderr
@@ -87,6 +94,43 @@ def test_without_a_gpu_it_says_so_and_needs_few_packages() -> None:
     assert "CUDA_VISIBLE_DEVICES='' may hide it" in done.stdout
     found = done.stdout.splitlines()[-1].split("|")
     assert len(found) == len(set(found)) > 1
+
+
+def test_a_check_that_crashes_or_hangs_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    class UnknownError(Exception):
+        """Of a class that can't be sent."""
+
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} is not {two}")
+
+    def unlike() -> str:
+        raise UnknownError(1, 2)
+
+    def skipped() -> str:
+        raise SkippedError("no TF32")
+
+    for check, state, text in (
+        (lambda: "fine", "ok", "fine"),
+        (skipped, "skipped", "no TF32"),
+        (unlike, "failed", "UnknownError: 1 is not 2"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "failed", "its process was killed by SIGKILL"),
+        (lambda: os._exit(3), "failed", "its process ended with exit code 3"),
+    ):
+        found = results.carry_out("check", results.apart(check))
+        assert (found.state, found.text) == (state, text)
+    monkeypatch.setattr(results, "CHECK_S", 0.2)
+    assert results.carry_out("check", results.apart(lambda: time.sleep(60))).text == "ended after 0.2 s"
+
+
+def test_results_are_kept_where_no_home_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    path = results.default_path()
+    KeptResults(path, "here").add(CheckResult("a", "ok", "fine", 1.0))
+    assert path.is_relative_to(tmp_path / str(os.getuid()))
+    assert set(KeptResults(path, "here").passed) == {"a"}
 
 
 def test_a_missing_package_is_named() -> None:
@@ -196,6 +240,23 @@ def test_clocks_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(device.StepClock, "durations", lambda clock: [(n, 2 * s) for n, s in durations(clock)])
     with pytest.raises(FailedError, match="sum of the steps"):
         device.clocks(CPU)
+
+
+@pytest.mark.exhaustive
+def test_pieces_of_work_are_held_against_a_stopwatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "work_for", lambda _: lambda: time.sleep(0.01))
+    rows = [{"operation": "launch", "time_s": 1e-6}]
+    rows.append({"operation": "matmul", "precision": "fp32", "flop": 2e12, "time_s": 1.0})
+    monkeypatch.setattr(device, "device_work", lambda _: rows)
+    monkeypatch.setattr(device, "sharded_layers", lambda *_: [])
+    found = device.calibration(CPU)
+    assert "TFLOP/s: fp32 2; µs: launch 1;" in found
+    rows[1]["time_s"] = float("nan")
+    with pytest.raises(FailedError, match=r"no time of \[\('matmul', 'fp32', None\)\]"):
+        device.calibration(CPU)
+    monkeypatch.setattr(device, "times_s", lambda *_: [0.02])
+    with pytest.raises(FailedError, match="clock ÷ stopwatch"):
+        device.calibration(CPU)
 
 
 @pytest.mark.exhaustive
@@ -490,6 +551,9 @@ def test_ranks_that_fail_or_hang_are_reported(monkeypatch: pytest.MonkeyPatch, t
         monkeypatch.setattr(workers, "device_type", "cpu")
         monkeypatch.setattr("parallelbench.gpu_check.attempts.ATTEMPT_S", 0.0)
         assert answer_of(run, workers.carry_out(run)).problem == "ended after 0 s"
+        monkeypatch.setattr("parallelbench.gpu_check.attempts.ALONE_S", 0.1)
+        alone = as_attempt(training.small_run("mlp"), "cpu")
+        assert answer_of(alone, workers.carry_out(alone)).problem == "ended after 0.1 s"
 
 
 @pytest.mark.exhaustive

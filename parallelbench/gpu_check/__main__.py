@@ -23,13 +23,13 @@ from fnmatch import fnmatchcase
 from functools import partial as on
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import count_of
 from parallelbench.processes import without_foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from parallelbench.gpu_check.attempts import Workers
     from parallelbench.gpu_check.results import Check
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check this machine's GPUs, or those of all nodes of a job, of which this one is the first."""
     options = _options(arguments)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as runs do; NVML counts so
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy starts threads when it is loaded, and forks would lack them
     if missing := missing_packages():
         print(f"gpu-check: {', '.join(missing)} missing; the rest of the suite's packages is needed for whole runs")
         return 2
@@ -64,18 +65,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from parallelbench.gpu_check.attempts import Workers
     from parallelbench.gpu_check.nodes import Nodes
-    from parallelbench.gpu_check.results import default_path
+    from parallelbench.gpu_check.results import FailedError, apart, default_path
 
     nodes = Nodes(options.nodes, options.host, options.folder) if options.nodes > 1 else None
     kind = "-rehearsal" if options.rehearse else "-shared" if options.share > 1 else ""
     kept = options.folder.parent / f"gpu-check{kind}.jsonl" if options.folder else default_path(kind)
     if options.rehearse:
         device_type, devices, names = "cpu", REHEARSED, ["processes on CPUs in the place of GPUs"]
-    elif not torch.cuda.is_available():
-        return without_a_gpu()
     else:
-        device_type, devices = "cuda", torch.cuda.device_count()
-        names = sorted({torch.cuda.get_device_name(index) for index in range(devices)})
+        try:
+            found = apart(_names)()
+        except FailedError as failed:
+            print(f"failed: torch was asked for its GPUs: {failed}")
+            return 1
+        if not found:
+            return without_a_gpu()
+        device_type, devices, names = "cuda", len(found), sorted({*found})
     where = f"{options.nodes} nodes × {devices}" if nodes else f"{devices}"
     setting = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {where} × {', '.join(names)}"
     if options.share > 1:
@@ -102,6 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = Path(folder, "not-kept.jsonl") if options.quick else kept
         together = {name: check for found in wanted.values() for name, check in found.items()}
         return carry_out_all(together, setting, path=path, fresh=options.fresh, some=options.only != "*")
+
+
+def _names() -> list[str]:
+    """Of the GPUs that torch can use."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_name(index) for index in range(count)]
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -189,16 +202,17 @@ def without_a_gpu() -> int:
 def sections(workers: Workers) -> dict[str, dict[str, Check]]:
     """All checks by name, from the basic ones to those that build on them; on CPUs, only those that mean something."""
     from parallelbench.gpu_check import strategies
+    from parallelbench.gpu_check.results import apart
 
-    world = _world(workers.device_type)
+    on_gpus = workers.device_type == "cuda"
     of_strategies: dict[str, Check] = {}
     for name in strategies.names():
         of_strategies[f"strategy {name}"] = on(strategies.strategy, name, workers)
-    if world.device_type == "cuda":
+    if on_gpus:
         of_strategies |= {how: on(strategies.exchanged, how, workers) for how in strategies.WAYS}
     return {
-        "devices": dict([*(_of_nvml(world) if world.device_type == "cuda" else ()), *_of_a_device(world)]),
-        "training": dict(_of_training(world)),
+        "devices": {name: apart(check) for name, check in (*(_of_nvml() if on_gpus else ()), *_of_a_device(on_gpus))},
+        "training": {name: apart(check) for name, check in _of_training(on_gpus)},
         "runs on one device": dict(_of_runs(workers)),
         "whole runs": dict(_of_whole_runs(workers)),
         "strategies": of_strategies,
@@ -217,48 +231,55 @@ def quick(workers: Workers) -> dict[str, dict[str, Check]]:
     return found
 
 
-def _world(device_type: str) -> World:
-    import torch
+def _on_a_device(check: Callable[..., str], on_gpus: bool, *arguments: Any) -> Check:
+    """The check with its first argument, the first device, which is taken only when it begins."""
 
-    from parallelbench.world.world import World
+    def checked() -> str:
+        import torch
 
-    if device_type != "cuda":
-        return World()
-    torch.cuda.set_device(0)
-    return World(device_type="cuda", devices=(torch.device("cuda", 0),))
+        from parallelbench.world.world import World
+
+        if not on_gpus:
+            return check(World(), *arguments)
+        torch.cuda.set_device(0)
+        return check(World(device_type="cuda", devices=(torch.device("cuda", 0),)), *arguments)
+
+    return checked
 
 
-def _of_nvml(world: World) -> Iterator[tuple[str, Check]]:
+def _of_nvml() -> Iterator[tuple[str, Check]]:
     from parallelbench.gpu_check import device, telemetry
+
+    def energy(world: World) -> str:
+        return telemetry.energy(world, telemetry.uuid_of(0), device.work_for(world))
 
     yield "CUDA's GPUs are NVML's", telemetry.same_gpus
     yield "NVML's readings", telemetry.readings
-    yield (
-        "energy, and the sampler's process",
-        lambda: telemetry.energy(world, telemetry.uuid_of(0), device.work_for(world)),
-    )
+    yield "energy, and the sampler's process", _on_a_device(energy, True)
 
 
-def _of_a_device(world: World) -> Iterator[tuple[str, Check]]:
+def _of_a_device(on_gpus: bool) -> Iterator[tuple[str, Check]]:
     from parallelbench.gpu_check import attention, device
 
-    yield "step times against a stopwatch", on(device.clocks, world)
-    yield "device memory", on(device.device_memory, world)
-    yield "arithmetic of fp32 and tf32", on(device.arithmetic, world)
-    for precision in attention.DTYPES if world.device_type == "cuda" else ("bf16",):
-        yield f"attention of blocks, {precision}", on(attention.exact, world, precision)
+    yield "step times against a stopwatch", _on_a_device(device.clocks, on_gpus)
+    yield "device memory", _on_a_device(device.device_memory, on_gpus)
+    yield "arithmetic of fp32 and tf32", _on_a_device(device.arithmetic, on_gpus)
+    if on_gpus:
+        yield "pieces of work, and calibrate", _on_a_device(device.calibration, on_gpus)
+    for precision in attention.DTYPES if on_gpus else ("bf16",):
+        yield f"attention of blocks, {precision}", _on_a_device(attention.exact, on_gpus, precision)
 
 
-def _of_training(world: World) -> Iterator[tuple[str, Check]]:
+def _of_training(on_gpus: bool) -> Iterator[tuple[str, Check]]:
     from parallelbench.gpu_check import training
 
     for model in training.MODELS:
-        yield f"fp64 like a CPU: {model}", on(training.like_a_cpu, world, model)
-    yield "one rank, sharded", on(training.sharded, world)
-    if world.device_type != "cuda":
+        yield f"fp64 like a CPU: {model}", _on_a_device(training.like_a_cpu, on_gpus, model)
+    yield "one rank, sharded", _on_a_device(training.sharded, on_gpus)
+    if not on_gpus:
         return
-    yield "norm=sync on one rank", on(training.synchronized_norms, world)
-    yield "waits are noticed", on(training.waits_are_seen, world)
+    yield "norm=sync on one rank", _on_a_device(training.synchronized_norms, on_gpus)
+    yield "waits are noticed", _on_a_device(training.waits_are_seen, on_gpus)
 
 
 def _of_runs(workers: Workers) -> Iterator[tuple[str, Check]]:

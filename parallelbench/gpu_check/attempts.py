@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parallelbench.gpu_check.results import FailedError
+from parallelbench.gpu_check.results import FailedError, ended
 from parallelbench.gpu_check.variants import COLLECTIVE_TIMEOUT_S
 from parallelbench.processes import inherited
 from parallelbench.results.attempt import decoded
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ATTEMPT_S = COLLECTIVE_TIMEOUT_S + 120.0
 """How long an attempt may take; compiling takes most. A rank that waits in vain has the time to say so."""
+ALONE_S = 180.0
+"""The same of one process, which waits for nobody: one that hangs must not cost a borrowed GPU's time."""
 _POLL_S = 0.1
 _LATE = (
     *("torch._inductor", "torch.distributed.fsdp", "torch.distributed.pipelining"),
@@ -87,17 +89,18 @@ class Workers:
         processes = run.strategy.processes(run, self.device_type)
         attempt.describe(processes=processes, device_type=self.device_type, oversubscribed=False)
         request = ForkRequest(arguments=[str(folder.path), attempt.path.name], processes=processes)
-        variables, deadline = self._variables | run.nccl.variables(), time.monotonic() + ATTEMPT_S
+        limit_s = ATTEMPT_S if processes > 1 else ALONE_S
+        variables, deadline = self._variables | run.nccl.variables(), time.monotonic() + limit_s
         with ExitStack() as others:
             if self.nodes is not None and run.nodes > 1:
                 request = others.enter_context(self.nodes.taking_part(request, variables))
             code = self._warm.run(request, variables, attempt.log, lambda: time.monotonic() > deadline)
         if code is None:
-            attempt.finish("timeout", f"ended after {ATTEMPT_S:g} s")
+            attempt.finish("timeout", f"ended after {limit_s:g} s")
         elif code and processes == 1:
             write_exits(exits_file(attempt.path, 0), Exits(codes={0: code}))
         elif code < 0:
-            attempt.finish("killed", f"what starts the ranks {_ended(code)}")
+            attempt.finish("killed", f"what starts the ranks {ended(code)}")
         if attempt.lock is not None:
             attempt.lock.release()
         return attempt
@@ -118,7 +121,7 @@ class WarmProcesses:
         nothing can be forked, or what is forked from has ended; the next run then gets another such process.
         """
         key = frozenset(variables.items())
-        if key in self._kept and self._kept[key].has_ended():
+        if key in self._kept and self._kept[key].hasended():
             self._kept.pop(key).close()
         if key not in self._kept:
             self._kept[key] = _Warm(inherited(os.environ) | dict(variables))
@@ -155,11 +158,11 @@ class _Warm:
             code = self._answer()
         except ConnectionError:
             self.close()
-            raise FailedError(f"the process that ranks are forked from {_ended(self._process.returncode)}") from None
+            raise FailedError(f"the process that ranks are forked from {ended(self._process.returncode)}") from None
         assert isinstance(code, int), "the second answer is an exit code"
         return code if in_time else None
 
-    def has_ended(self) -> bool:
+    def hasended(self) -> bool:
         return self._process.poll() is not None
 
     def _answer(self) -> int | str:
@@ -229,7 +232,7 @@ def _how_it_failed(attempt: Attempt, tables: Mapping[str, list[Any]], events: li
     codes = {rank: code for exits in read_exits(attempt.path, info.processes) for rank, code in exits.codes.items()}
     if codes:
         rank = min(codes, key=lambda rank: (codes[rank] > 0, rank))  # a signal comes first: others fail because of it
-        return f"rank {rank} {_ended(codes[rank])}{_last_words(attempt) if codes[rank] > 0 else ''}"
+        return f"rank {rank} {ended(codes[rank])}{_last_words(attempt) if codes[rank] > 0 else ''}"
     if (outcome := attempt.outcome()) is not None:
         return outcome.reason
     if not any(event.get("closing_check_s") is not None for event in events):
@@ -240,10 +243,3 @@ def _how_it_failed(attempt: Attempt, tables: Mapping[str, list[Any]], events: li
 def _last_words(attempt: Attempt) -> str:
     lines = attempt.log.read_text(errors="replace").strip().splitlines()
     return f": {lines[-1] if lines else 'no output'}"
-
-
-def _ended(code: int) -> str:
-    """How a process has ended, e.g. “was killed by SIGSEGV”."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"

@@ -1,15 +1,23 @@
-"""Clocks, memory and arithmetic of one device. On a CPU the same checks hold, where they mean something there."""
+"""Clocks, memory, arithmetic and speeds of one device. On a CPU the same holds, where it means something there."""
 
 from __future__ import annotations
 
+import math
+import time
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional as F
 
 from parallelbench.config.components import Batch
 from parallelbench.gpu_check.results import FailedError, SkippedError, at_most, between
+from parallelbench.gpu_check.training import group_of_one
+from parallelbench.measure.bandwidth import collectives
+from parallelbench.measure.calibration import device_work, sharded_layers
 from parallelbench.measure.clock import StepClock, TimedWindow
+from parallelbench.measure.machine_probe import probe, times_s
 from parallelbench.measure.memory import MemoryProbe, release
 from parallelbench.world.numerics import set_precision
 
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from parallelbench.measure.bandwidth import Operation
     from parallelbench.world.world import World
 
 BLOCK_BYTES = 256 * 2**20
@@ -48,6 +57,49 @@ def clocks(world: World) -> str:
     if len(durations) != _STEPS or min(durations) <= 0:
         raise FailedError(f"{len(durations)} durations of {_STEPS} steps, the shortest {min(durations, default=0)} s")
     return between("sum of the steps ÷ stopwatch", sum(durations) / window.length_s, 0.95, 1.02)
+
+
+_PIECES = 20
+_COLLECTIVES: tuple[Operation, ...] = ("all_reduce", "all_gather", "all_to_all")
+_MESSAGE_BYTES = (2**10, 2**24)
+
+
+def calibration(world: World) -> str:
+    """The device's own time of a piece of work is that of a stopwatch; what `calibrate` and the probe find is a number.
+
+    Messages and shards are those of one rank, which shows that they are timed, and not how fast they are.
+    """
+    work = work_for(world)
+    of_device_s = median(times_s([work], world))
+    start = time.perf_counter()
+    for _ in range(_PIECES):
+        work()
+    world.synchronize()
+    stopwatch_s = (time.perf_counter() - start) / _PIECES
+    # Clocks may have changed between the two; a wrong stream or a launch that counts would show by more.
+    ratio = between("a product by the device's clock ÷ stopwatch", of_device_s / stopwatch_s, 0.8, 1.25)
+    rows = list(device_work(world))
+    with group_of_one(world):
+        messages = [
+            found
+            for operation in _COLLECTIVES
+            for found in collectives(operation, world.device, sizes_bytes=_MESSAGE_BYTES, rounds=3)
+        ]
+        assert dist.group.WORLD is not None
+        shards = list(sharded_layers(world.device, dist.group.WORLD))
+    times = {(row["operation"], row.get("precision"), row.get("size_bytes")): row["time_s"] for row in rows}
+    times |= {(each.operation, None, each.size_bytes): each.time_s for each in messages}
+    # The rest of a step, and of a shard, is a difference of two times.
+    if wrong := [key for key, time_s in times.items() if not (0 < time_s < math.inf) and key[0] != "step"]:
+        raise FailedError(f"no time of {wrong}")
+    probed = probe(world, "start")
+    if None in probed.values():
+        raise FailedError(f"the probe found {probed}")
+    fastest = {row["precision"]: row["flop"] / row["time_s"] for row in rows if row["operation"] == "matmul"}
+    products = ", ".join(f"{precision} {speed / 1e12:.3g}" for precision, speed in fastest.items())
+    host = ", ".join(f"{row['operation']} {row['time_s'] * 1e6:.3g}" for row in rows if "launch" in row["operation"])
+    found = f"probe: {', '.join(f'{value:.3g}' for value in probed.values())}"
+    return f"{ratio}; TFLOP/s: {products}; µs: {host}; {found}; {len(rows) + len(messages) + len(shards)} rows"
 
 
 def device_memory(world: World) -> str:

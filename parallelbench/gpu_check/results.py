@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from parallelbench.errors import one_line
+from parallelbench.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from multiprocessing.connection import Connection
 
 
 Check = Callable[[], str]
@@ -59,6 +66,59 @@ def carry_out(name: str, check: Check) -> CheckResult:
     return CheckResult(name, state, one_line(text), time.perf_counter() - start, socket.gethostname())
 
 
+CHECK_S = 180.0
+"""How long a check of `apart` may take."""
+_FORK = multiprocessing.get_context("fork")
+
+
+def apart(function: Callable[[], Any]) -> Callable[[], Any]:
+    """The same function in a fork of this process, which must not have used CUDA.
+
+    After an illegal access CUDA serves a process no more, a crash would end all checks, and so would one that waits
+    for ever. Raises `FailedError` for all of that, and what the function raises.
+    """
+    return partial(_in_a_fork, function)
+
+
+def _in_a_fork(function: Callable[[], Any]) -> Any:
+    receiving, sending = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=_answer, args=(function, sending))
+    process.start()
+    sending.close()
+    try:
+        if not receiving.poll(CHECK_S):
+            raise FailedError(f"ended after {CHECK_S:g} s")
+        answer = receiving.recv()
+    except EOFError:
+        process.join()
+        assert process.exitcode is not None
+        raise FailedError(f"its process {ended(process.exitcode)}") from None
+    finally:
+        process.kill()
+        process.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _answer(function: Callable[[], Any], sending: Connection) -> None:
+    die_with_parent()
+    try:
+        answer = function()
+    except (FailedError, SkippedError) as said:
+        answer = said
+    except Exception as error:  # of any class, which the other process may not know
+        answer = FailedError(f"{type(error).__name__}: {error}")
+    sending.send(answer)
+
+
+def ended(code: int) -> str:
+    """How a process has ended, e.g. “was killed by SIGSEGV”."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+
+
 def at_most(what: str, value: float, limit: float) -> str:
     """Text for a figure within its limit; raises `FailedError` above it, and for NaN."""
     text = f"{what} {value:.3g} (limit {limit:g})"
@@ -89,8 +149,8 @@ class KeptResults:
         self._write(list(self.passed.values()))
 
     def add(self, result: CheckResult) -> None:
-        """Keep a result before the next check begins."""
-        with self._path.open("ab") as file:
+        """Keep a result before the next check begins; a full disk ends no check."""
+        with suppress(OSError), self._path.open("ab") as file:
             file.write(msgspec.json.encode(result) + b"\n")
 
     def forget(self) -> None:
@@ -113,9 +173,18 @@ class KeptResults:
 
 
 def default_path(kind: str = "") -> Path:
-    """One file per kind of check and machine: home folders are often shared."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "parallelbench" / f"gpu-check{kind}-{socket.gethostname()}.jsonl"
+    """One file per kind of check and machine: home folders are often shared.
+
+    Below the folder of temporary files where there is no home that can be written, as in some containers.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    for place in (cache, f"{tempfile.gettempdir()}/{os.getuid()}"):
+        folder = Path(place, "parallelbench")
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                break
+    return folder / f"gpu-check{kind}-{socket.gethostname()}.jsonl"
 
 
 def markdown(setting: str, results: Iterable[CheckResult]) -> str:

@@ -100,7 +100,7 @@ _STEPS_IN_SHARDS = 3
 
 def sharded(world: World) -> str:
     """In fp64 a model in shards, of which one rank has all, trains like one that is not; captured steps do, too."""
-    with _group_of_one(world):
+    with group_of_one(world):
         kinds = ", ".join(dict.fromkeys((group_kinds() or {}).values()))
         graphs = (False, True) if world.device_type == "cuda" else (False,)
         worst = max(_difference_in_shards(world, optimizer, graph) for optimizer in OPTIMIZERS for graph in graphs)
@@ -108,7 +108,8 @@ def sharded(world: World) -> str:
 
 
 @contextmanager
-def _group_of_one(world: World) -> Iterator[None]:
+def group_of_one(world: World) -> Iterator[None]:
+    """Within the context this process is the only rank of a process group."""
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{Path(folder) / 'group'}"
         dist.init_process_group(backends(world.device_type), init_method=meeting, rank=0, world_size=1)
@@ -140,7 +141,7 @@ _NORM_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 def synchronized_norms(world: World) -> str:
     """Norms over all ranks, of which one has all, by torch's kernels: like plain ones in fp64, in both layouts."""
     texts = []
-    with _group_of_one(world):
+    with group_of_one(world):
         for dtype, tolerance in _NORM_TOLERANCES.items():
             worst = max(
                 _difference_of_norms(world, dtype, layout) for layout in (torch.contiguous_format, torch.channels_last)

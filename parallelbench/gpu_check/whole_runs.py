@@ -61,7 +61,8 @@ def ends_well(workers: Workers, on_all: bool = False, **changes: Any) -> str:
         site = msgspec.structs.replace(run.site, data_dir=folder)
         measure = msgspec.structs.replace(run.measure, attribution_steps=0 if run.graph else 3, trace=True)
         run = as_attempt(msgspec.structs.replace(run, site=site, measure=measure), device_type)
-        measured = msgspec.structs.replace(run.measure, telemetry_hz=_HZ, waits="allowed")  # loaders' workers may
+        # Loaders' workers may wait.
+        measured = msgspec.structs.replace(run.measure, telemetry_hz=_HZ, probe=True, waits="allowed")
         run = msgspec.structs.replace(run, measure=measured)
         attempt = workers.carry_out(run)
         if problem := answer_of(run, attempt).problem:
@@ -83,6 +84,9 @@ def judge(attempt: Attempt, device_type: str, devices: int, *, phases: bool, bef
         "checks that passed": not any(row["passed"] for row in tables["checks"]),
         "phases": phases and not any(row["forward_s"] for row in tables["phases"]),
         "a trace": not (trace.exists() and trace.stat().st_size),
+        "probes": not all(
+            any(event.get(f"probed_{at}_matmul_flop_per_s") for event in events) for at in ("start", "end")
+        ),
         "the host's telemetry": all(row["device_uuid"] for row in sampled),
     }
     if device_type == "cuda":
