@@ -22,10 +22,10 @@ Mlp = Literal["gelu", "swiglu"]
 class Gpt(Model, frozen=True, kw_only=True):
     """Pre-norm blocks of causal attention and a perceptron, over tokens; no dropout.
 
-    Query, key and value are separate linear layers, so that they can be sharded by heads. With `positions=learned`
-    norms are LayerNorm and linear layers have biases (the gate of swiglu and the head have none), as in GPT-2; with
-    `positions=rope` norms are RMSNorm and there are no biases, as in Llama. The number of parameters is the advisor's
-    formula for the same options.
+    One linear layer gives queries, keys and values, head by head, so that it can be sharded by heads. With
+    `positions=learned` norms are LayerNorm and linear layers have biases (the gate of swiglu and the head have none),
+    as in GPT-2; with `positions=rope` norms are RMSNorm and there are no biases, as in Llama. The number of parameters
+    is the advisor's formula for the same options.
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
@@ -79,7 +79,7 @@ class Gpt(Model, frozen=True, kw_only=True):
 
     def anatomy(self) -> Anatomy:
         """Attention by heads, the perceptrons by hidden units; embedding and head may share their weights."""
-        columns = ["attention.query", "attention.key", "attention.value", "fc1"]
+        columns = ["attention.qkv", "fc1"]
         if self.mlp == "swiglu":
             columns.append("gate")
         plan: dict[str, Split] = {f"block*.{name}": "column" for name in columns}

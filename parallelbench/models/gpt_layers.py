@@ -44,7 +44,9 @@ class TokenEmbed(nn.Module):
 class CausalAttention(nn.Module):
     """Multi-head attention to earlier tokens: (batch, tokens, width) → (batch, tokens, width).
 
-    Only the width of a head is fixed, not their numbers: shards of `query`, `key` and `value` hold whole heads.
+    One linear layer gives queries, keys and values, as in nanoGPT: of each head of keys its queries, its keys and its
+    values, one behind the other. So a shard of its rows holds whole heads (Shoeybi et al. 2019, arXiv 1909.08053), for
+    only their width is fixed, and not their number.
     """
 
     def __init__(self, options: Gpt, rotary: Rotary | None) -> None:
@@ -52,10 +54,9 @@ class CausalAttention(nn.Module):
         super().__init__()
         width, biases = options.width, options.positions == "learned"
         self.head_width, self.rotary = width // options.heads, rotary
-        key_width = self.head_width * options.key_heads
-        self.query = nn.Linear(width, width, bias=biases)
-        self.key = nn.Linear(width, key_width, bias=biases)
-        self.value = nn.Linear(width, key_width, bias=biases)
+        self.sharing = options.heads // options.key_heads
+        """Heads of queries for each head of keys and values."""
+        self.qkv = nn.Linear(width, width + 2 * self.head_width * options.key_heads, bias=biases)
         self.out = nn.Linear(width, width, bias=biases)
         self.join: Callable[[Tensor, Tensor, Tensor], Tensor] = attended
         """What joins the tokens, of queries, keys and values; others take its place where ranks hold parts of them."""
@@ -64,21 +65,20 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from every token to itself and those before it."""
-        y: Tensor = self.out(self.attend(self.query(x), self.key(x), self.value(x)))
+        y: Tensor = self.out(self.attend(self.qkv(x)))
         return y
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What lies between the linear layers: (batch, tokens, heads × head_width) each, the same of queries back."""
-        q, k, v = self._split(query), self._split(key), self._split(value)
+    def attend(self, qkv: Tensor) -> Tensor:
+        """What lies between the linear layers: (batch, tokens, all heads × head_width) → the same of queries alone."""
+        batch, tokens, width = qkv.shape  # a rank's part of the last test samples may be empty
+        of_each = self.sharing + 2
+        heads = qkv.view(batch, tokens, width // (of_each * self.head_width), of_each, self.head_width)
+        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in heads.split([self.sharing, 1, 1], dim=3))
         if self.rotary is not None:
             tables = self.rotary.tables(q, self.places)
             q, k = turned(q, *tables), turned(k, *tables)
+            v = v.contiguous()  # or backward would keep the queries and keys as they were, too
         return self.join(q, k, v).transpose(1, 2).flatten(2)
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(batch, tokens, heads × head_width) → (batch, heads, tokens, head_width)."""
-        batch, tokens, width = x.shape  # a rank's part of the last test samples may be empty
-        return x.reshape(batch, tokens, width // self.head_width, self.head_width).transpose(1, 2)
 
 
 class DecoderBlock(nn.Module):

@@ -88,10 +88,9 @@ def test_the_logits_are_gpt_2s_by_hand() -> None:
     h = state["embed.tokens.weight"][x] + state["embed.positions"]
     hidden_places = torch.ones(12, 12, dtype=torch.bool).triu(1)
     for block in ("block1", "block2"):
-        y, values = norm(f"{block}.norm1", h), []
+        qkv, values = linear(f"{block}.attention.qkv", norm(f"{block}.norm1", h)), []
         for head in range(4):
-            place = slice(4 * head, 4 * head + 4)
-            q, k, v = (linear(f"{block}.attention.{part}", y)[..., place] for part in ("query", "key", "value"))
+            q, k, v = qkv[..., 12 * head : 12 * head + 12].split(4, dim=-1)
             scores = (q @ k.transpose(1, 2) / math.sqrt(4)).masked_fill(hidden_places, -math.inf)
             values.append(scores.softmax(-1) @ v)
         h = h + linear(f"{block}.attention.out", torch.cat(values, -1))
@@ -160,10 +159,28 @@ def test_rotary_tables_are_not_rounded_to_half_precision() -> None:
 def test_grouped_heads_are_whole_ones_whose_keys_are_equal() -> None:
     grouped, whole = built(kv_heads=2, positions="rope", mlp="swiglu"), built(positions="rope", mlp="swiglu")
     state = grouped.state_dict()
-    for name in [name for name in state if name.endswith(("key.weight", "value.weight"))]:
-        state[name] = state[name].view(2, 4, 16).repeat_interleave(2, dim=0).reshape(16, 16)
+    for name in [name for name in state if name.endswith("qkv.weight")]:
+        queries, *shared = state[name].view(2, 4, 4, 16).split([2, 1, 1], dim=1)
+        each = [queries.flatten(0, 1), *(heads.flatten(0, 1).repeat_interleave(2, dim=0) for heads in shared)]
+        state[name] = torch.stack(each, dim=1).flatten(0, 2)
     whole.load_state_dict(state)
     torch.testing.assert_close(grouped(tokens()), whole(tokens()), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_backward_keeps_queries_keys_and_values_once(positions: str) -> None:
+    """Together three times the width, beside the result, a number for each query and head, and rotary tables."""
+    attention, kept = built(positions=positions).block1.attention, {}
+    qkv = torch.randn(3, 12, 48, dtype=torch.float64, requires_grad=True).clone()
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attention.attend(qkv)
+    tables = 2 * 12 * 4 if positions == "rope" else 0
+    assert sum(size for size, _ in kept.values()) == 8 * (3 * 12 * (4 * 16 + 4) + tables)
 
 
 def test_training_begins_at_the_loss_of_a_guess() -> None:

@@ -75,8 +75,8 @@ def over_tensors(values: int) -> Callable[[RunConfig], Sent]:
 
 TOKEN = 12 * 16
 """Values of a sample of language between layers."""
-BLOCKS = 2 * 6 * TOKEN
-"""Query, key, value and fc1 of each of two blocks take them, out and fc2 give them."""
+BLOCKS = 2 * 4 * TOKEN
+"""qkv and fc1 of each of two blocks take them, out and fc2 give them."""
 LABELS = 12
 
 

@@ -100,7 +100,7 @@ def test_stages_count_the_loss_where_it_is(tmp_path: Path) -> None:
     run = on_least("dp_pp_tp", DIVIDED, "strategy.stage_map={embed: 0, block1: 0, block2: 1, head: 1}")
     labels, values = 24 * 12, 24 * 12 * 16
     # Forward the first stage sends its values once, backward the second their gradient.
-    first, second = values * (6 + 1), values * (6 + 1) + 4 * labels
+    first, second = values * (4 + 1), values * (4 + 1) + 4 * labels
     ranks = run_ranks(seen, 4, tmp_path, run)
     assert [rank["sent"] for rank in ranks] == [8 * (values + each) for each in (first, first, second, second)]
     assert [rank["rows"] for rank in ranks] == [{12}] * 4

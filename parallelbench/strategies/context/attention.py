@@ -42,7 +42,7 @@ class Ring:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, own tokens, head_width) three times → the first one's shape."""
-        result: Tensor = RingAttention.apply(q, torch.stack([k, v]), self)
+        result: Tensor = RingAttention.apply(_by_token(q), torch.stack([k, v]), self)
         return result
 
     def pass_on(self, values: Tensor) -> Callable[[], Tensor]:
@@ -122,7 +122,7 @@ class Gathering:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, heads, own tokens, head_width) three times → the first one's shape."""
-        result: Tensor = GatheredAttention.apply(q, torch.stack([k, v]), self)
+        result: Tensor = GatheredAttention.apply(_by_token(q), torch.stack([k, v]), self)
         return result
 
     def gather(self, own: Tensor) -> Callable[[], Tensor]:
@@ -197,9 +197,11 @@ class GatheredAttention(torch.autograd.Function):
         return of_queries.to(q.dtype), torch.stack(of_own) + ctx.ranks.summed(of_whole), None
 
 
-def _by_token(gradient: Tensor) -> Tensor:
-    """(batch, heads, tokens, head_width) with a token's heads side by side: so kernels take it without a copy."""
-    return gradient.transpose(1, 2).contiguous().transpose(1, 2)
+def _by_token(values: Tensor) -> Tensor:
+    """(batch, heads, tokens, head_width) with a token's heads side by side: so kernels take it without a copy, and who
+    keeps queries doesn't keep the keys and values beside them.
+    """
+    return values.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class HeadExchange:

@@ -1,10 +1,11 @@
 """Bytes that tensor ranks exchange in a step, by the shapes of what they compute.
 
-Of a transformer, with values of tokens × width, six all-reduces per block: two sums forward, and backward the gradients
-by query, key, value and the perceptron's input one by one (seven with `swiglu`, for the gate's). With parts of the
-sequence each of n ranks sends (n−1)/n of 8 × tokens × width per block instead; per step the same share of the
-embedding's gradient and of what enters the head (tokens × width each; with a divided vocabulary the latter twice), and
-2(n−1)/n of the norms' gradients. A divided vocabulary all-reduces tokens × width twice, and `loss_bytes`.
+Of `gpt`, with values of tokens × width, four all-reduces per block (Shoeybi et al. 2019, §3): two sums forward, and
+backward the gradients of what attention and the perceptron take (five with `swiglu`, whose gate takes it, too); of
+`vit`, whose queries, keys and values are layers of their own, six. With parts of the sequence each of n ranks sends
+(n−1)/n of 8 × tokens × width per block of `gpt` instead; per step the same share of the embedding's gradient and of
+what enters the head (tokens × width each; with a divided vocabulary the latter twice), and 2(n−1)/n of the norms'
+gradients. A divided vocabulary all-reduces tokens × width twice, and `loss_bytes`.
 """
 
 from __future__ import annotations
