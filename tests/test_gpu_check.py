@@ -22,7 +22,7 @@ import torch
 
 from parallelbench.config.run import RunConfig
 from parallelbench.gpu_check import device, results, strategies, telemetry, training, variants, whole_runs
-from parallelbench.gpu_check.__main__ import REHEARSED_STRATEGIES, carry_out_all
+from parallelbench.gpu_check.__main__ import REHEARSED_STRATEGIES, carry_out_all, sections
 from parallelbench.gpu_check.__main__ import main as gpu_check_main
 from parallelbench.gpu_check.attempts import ATTEMPT_S, Answer, WarmProcesses, Workers, answer_of
 from parallelbench.gpu_check.nodes import Nodes
@@ -131,6 +131,12 @@ def test_results_are_kept_where_no_home_can_be_written(monkeypatch: pytest.Monke
     KeptResults(path, "here").add(CheckResult("a", "ok", "fine", 1.0))
     assert path.is_relative_to(tmp_path / str(os.getuid()))
     assert set(KeptResults(path, "here").passed) == {"a"}
+
+
+def test_whole_runs_are_rehearsed_on_as_many_cores_as_most_machines_have(tmp_path: Path) -> None:
+    with Workers("cpu", REHEARSED_STRATEGIES, tmp_path) as workers:
+        check: Any = sections(workers)["whole runs"]["TensorFlow: tf_mirrored"]
+    assert check.args == ("cpu", "tf_mirrored", 2)
 
 
 def test_a_missing_package_is_named() -> None:

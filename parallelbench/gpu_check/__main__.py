@@ -314,7 +314,9 @@ def _of_whole_runs(workers: Workers) -> Iterator[tuple[str, Check]]:
     for loader in ("streamed", "dataloader", "tensor_dataset"):
         yield f"whole run on all devices, loader={loader}", on(whole_runs.ends_well, workers, True, loader=loader)
     yield "whole run, compile=true", on(whole_runs.ends_well, workers, compile=True)
-    for strategy, devices in (("tf_single", 1), ("tf_mirrored", workers.devices), ("tf_multi_worker", workers.devices)):
+    # Rehearsed strategies may take more processes than there are cores; whole runs are refused then.
+    most = workers.devices if device_type == "cuda" else min(workers.devices, REHEARSED)
+    for strategy, devices in (("tf_single", 1), ("tf_mirrored", most), ("tf_multi_worker", most)):
         yield f"TensorFlow: {strategy}", on(whole_runs.tensorflow, device_type, strategy, devices)
     yield "checkpoint and resume", on(whole_runs.resumes, device_type)
     yield "debugging", on(whole_runs.debugged, device_type)
