@@ -18,7 +18,7 @@ from parallelbench.errors import StorageError, SupersededError
 from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal, read_entries, read_tables
-from parallelbench.results.publish import publish
+from parallelbench.results.publish import configured_columns, publish
 from parallelbench.results.tables import TABLES, schema
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
@@ -254,3 +254,9 @@ def test_a_run_that_only_preprocesses_may_have_been_oversubscribed(tmp_path: Pat
     publish(folder, run, attempt, OK, read_tables(attempt.path))
     (row,) = pq.read_table(folder.result / "run.parquet").to_pylist()
     assert row["oversubscribed"] is True
+
+
+@pytest.mark.parametrize(("engine", "threads"), [("none", None), ("numpy", 2)])
+def test_only_an_engine_has_threads(engine: str, threads: int | None, tmp_path: Path) -> None:
+    run = config(tmp_path, preprocess={"engine": engine, "threads": 2})
+    assert configured_columns(run)["preprocess_threads"] == threads
