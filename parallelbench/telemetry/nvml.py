@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from parallelbench.world.machine import Gpu, counted_gpus, select_visible
+from parallelbench.world.machine import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,52 +62,24 @@ class Gpus:
     """The first `count` visible GPUs of this machine. `warn` is called with a reason and the GPU."""
 
     def __init__(self, count: int, *, warn: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> None:
-        self._warn, self._clock = warn, clock
         self._devices: list[_Device] = []
+        gpus = visible_gpus()[:count]
         try:
             pynvml.nvmlInit()
-            uuids = _visible_uuids(count)
         except pynvml.NVMLError as error:
             warn(f"NVML can't be used ({error})", "all GPUs")
             return
-        for uuid in uuids:
-            self._add(uuid)
+        for gpu in gpus:
+            if gpu.is_sliced:
+                warn("NVML measures whole GPUs, and MIG slices this one", gpu.uuid)
+            elif gpu.failure is not None:
+                warn(gpu.failure, gpu.uuid or "a GPU")
+            else:
+                self._devices.append(_Device(gpu.uuid, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), warn, clock))
 
     def read(self) -> list[Reading]:
         """One reading per GPU: columns of `telemetry`."""
         return [device.read() for device in self._devices]
-
-    def _add(self, uuid: str) -> None:
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            sliced = uuid.startswith("MIG-") or _in_slices(handle)
-        except pynvml.NVMLError as error:
-            self._warn(str(error), uuid or "a GPU")
-            return
-        if sliced:
-            self._warn("NVML measures whole GPUs, and MIG slices this one", uuid)
-            return
-        self._devices.append(_Device(uuid, handle, self._warn, self._clock))
-
-
-def _visible_uuids(count: int) -> list[str]:
-    """In the order of CUDA_DEVICE_ORDER=PCI_BUS_ID, which is NVML's; empty for a GPU without a readable one."""
-    gpus = tuple(Gpu(name="", uuid=_uuid(index), memory_bytes=None) for index in counted_gpus(pynvml))
-    return [gpu.uuid for gpu in select_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))[:count]]
-
-
-def _uuid(index: int) -> str:
-    try:
-        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
-    except pynvml.NVMLError:
-        return ""
-
-
-def _in_slices(handle: Any) -> bool:
-    try:
-        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
-    except pynvml.NVMLError:
-        return False  # GPUs and drivers without MIG
 
 
 class _Device:

@@ -50,32 +50,24 @@ def visible_gpus() -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        gpus = [_gpu(pynvml, index) for index in counted_gpus(pynvml)]
+        gpus = [gpu for index in range(pynvml.nvmlDeviceGetCount()) if (gpu := _gpu(pynvml, index)) is not None]
     finally:
         pynvml.nvmlShutdown()
     return select_visible(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def counted_gpus(pynvml: Any) -> Iterator[int]:
-    """NVML's indices of the GPUs that CUDA counts, in its order.
+def _gpu(pynvml: Any, index: int) -> Gpu | None:
+    """One GPU. One that can't be read keeps its place: CUDA counts it, and it may be another job's.
 
-    NVML also has those that this process may not use, such as other jobs' where Slurm confines a job to its own.
+    None: this process may not use it, such as another job's where Slurm confines a job to its own; CUDA does not count
+    it.
     """
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        try:
-            pynvml.nvmlDeviceGetHandleByIndex(index)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
-                continue
-        yield index
-
-
-def _gpu(pynvml: Any, index: int) -> Gpu:
-    """One GPU. One that can't be read keeps its place: CUDA counts it, and it may be another job's."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+            return None
         return Gpu(name="unreadable GPU", uuid="", memory_bytes=None, failure=str(error))
     known: dict[str, Any] = {"memory_bytes": None}
     with suppress(pynvml.NVMLError):
