@@ -152,7 +152,7 @@ def _drive_on_gpus(run: RunConfig, rank: int, size: int) -> None:
     world = World(rank=rank, size=size, local_rank=rank % here, device_type="cuda", devices=gpus)
     model = build_model(run)
     with without_values(first), pytest.MonkeyPatch.context() as patched, _meshes_with_values():
-        ScriptedCuda().install(patched)
+        ScriptedCuda().install_beside_torch(patched)
         replica = run.strategy.prepare(model, run, world)
         result = replica.step(_batch(run, replica, world.device))
         if result is not None:

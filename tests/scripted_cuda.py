@@ -1,4 +1,4 @@
-"""A GPU that does what a test says, in the place of `parallelbench.world.cuda`: a clock, streams, memory, a graph.
+"""A GPU that does what a test says, in the place of `torch.cuda` and `world.cuda`: a clock, streams, memory, a graph.
 
 Tensors stay on the CPU. A test that uses it sees the suite's CUDA branches at work: `World(device_type="cuda")`.
 """
@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ class Event:
         self._device, self._at_s = device, 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        self._at_s = (stream or self._device.stream).ends_s
+        self._at_s = (stream or self._device.here).ends_s
 
     def query(self) -> bool:
         return self._at_s <= self._device.now_s
@@ -82,7 +83,10 @@ class Held:
 
 @dataclass
 class ScriptedCuda:
-    """One clock, and the memory of several devices; `install` puts it in the place of all of `world.cuda`."""
+    """One clock, and the memory of several devices.
+
+    `install` puts it in the place of all of `world.cuda`, and of what the suite takes of `torch.cuda` itself.
+    """
 
     now_s: float = 0.0
     """The host's time."""
@@ -102,11 +106,19 @@ class ScriptedCuda:
         self._of_thread = threading.local()
 
     @property
-    def stream(self) -> Stream:
+    def here(self) -> Stream:
         """The current stream, which each thread has for itself."""
         return getattr(self._of_thread, "stream", self._main)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.install_beside_torch(monkeypatch)
+        for name in OF_TORCH:
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "Event", self.event)
+        monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
+
+    def install_beside_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only in the place of `world.cuda`."""
         for name in functions():
             monkeypatch.setattr(cuda, name, getattr(self, name))
 
@@ -115,33 +127,33 @@ class ScriptedCuda:
         held.allocated_bytes += size_bytes
         held.peak_bytes = max(held.peak_bytes, held.allocated_bytes)
 
-    def choose(self, device: torch.device) -> None:
+    def set_device(self, device: torch.device) -> None:
         self.calls.append(f"choose {device}")
 
     def launch(self, took_s: float) -> None:
         """Give the current stream work of so many seconds."""
-        self.stream.launch(took_s)
+        self.here.launch(took_s)
 
-    def synchronize(self, device: torch.device) -> None:
+    def synchronize(self, device: torch.device | None = None) -> None:
         self.calls.append("synchronize")
         self.now_s = max(stream.ends_s for stream in self.streams)
 
     def occupy(self, device: torch.device) -> None:
-        self.stream.launch(1e-3)
+        self.here.launch(1e-3)
 
-    def timing_event(self) -> Event:
+    def event(self, *, enable_timing: bool = False) -> Event:
         return Event(self)
 
-    def new_stream(self, device: torch.device) -> Stream:
+    def new_stream(self, device: torch.device | None = None, priority: int = 0) -> Stream:
         self.streams.append(Stream(self, "side"))
         return self.streams[-1]
 
-    def current_stream(self, device: torch.device) -> Stream:
-        return self.stream
+    def current_stream(self, device: torch.device | None = None) -> Stream:
+        return self.here
 
     @contextlib.contextmanager
-    def on_stream(self, stream: Stream | None) -> Iterator[None]:
-        before = self.stream
+    def stream(self, stream: Stream | None) -> Iterator[None]:
+        before = self.here
         self._of_thread.stream = stream or before
         yield
         self._of_thread.stream = before
@@ -157,23 +169,21 @@ class ScriptedCuda:
         yield
         self.calls.append("waits: allowed")
 
-    def device_name(self, device: torch.device) -> str:
-        return "Scripted GPU"
+    def get_device_properties(self, device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(name="Scripted GPU", uuid="scripted")
 
-    def device_uuid(self, device: torch.device) -> str:
-        return "GPU-scripted"
-
-    def reset_peaks(self, device: torch.device) -> None:
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
         self.held[device].peak_bytes = self.held[device].allocated_bytes
 
-    def peak_allocated_bytes(self, device: torch.device) -> int:
+    def max_memory_allocated(self, device: torch.device) -> int:
         return self.held[device].peak_bytes
 
-    def peak_reserved_bytes(self, device: torch.device) -> int:
-        return 2 * self.peak_allocated_bytes(device)
+    def max_memory_reserved(self, device: torch.device) -> int:
+        return 2 * self.max_memory_allocated(device)
 
-    def used_bytes(self, device: torch.device) -> int:
-        return self.peak_reserved_bytes(device) + self.others_bytes
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        """Free bytes, and all."""
+        return -self.max_memory_reserved(device) - self.others_bytes, 0
 
     def release(self) -> None:
         self.calls.append("release")
@@ -181,7 +191,7 @@ class ScriptedCuda:
     def seed(self, seed: int, device: torch.device) -> None:
         self.seeds[device] = seed
 
-    def rng_state(self, device: torch.device) -> torch.Tensor:
+    def get_rng_state(self, device: torch.device) -> torch.Tensor:
         return self.random.clone()
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
@@ -212,3 +222,11 @@ def functions() -> list[str]:
         for name, value in vars(cuda).items()
         if inspect.isfunction(value) and value.__module__ == cuda.__name__ and not name.startswith("_")
     ]
+
+
+OF_TORCH = (
+    *("set_device", "synchronize", "current_stream", "stream", "get_device_properties"),
+    *("reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved", "mem_get_info"),
+    *("get_rng_state", "set_rng_state"),
+)
+"""Functions of `torch.cuda` that the suite calls."""

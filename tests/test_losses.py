@@ -61,7 +61,8 @@ def test_correct_predictions_are_counted_at_every_position() -> None:
     loss_sum, correct = sums(loss, logits, labels).tolist()
     assert loss_sum == pytest.approx(12 * loss.item())
     assert correct == sum(int(logits[n, p].argmax() == labels[n, p]) for n in range(12) for p in range(3))
-    both = sums(loss, logits, labels) + sums(loss, logits, labels)
+    both = sums(loss, logits, labels)
+    both += sums(loss, logits, labels)
     assert both.tolist() == pytest.approx([24 * loss.item(), 2 * correct]), "added up at once"
 
 

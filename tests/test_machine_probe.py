@@ -9,7 +9,6 @@ import torch
 
 from parallelbench.measure import machine_probe
 from parallelbench.measure.machine_probe import Moment, probe
-from parallelbench.world import cuda
 from parallelbench.world.world import World
 from tests.helpers import Clock
 from tests.scripted_cuda import WORLD, ScriptedCuda
@@ -78,7 +77,7 @@ def test_of_a_gpu_neither_launches_nor_waits_count(monkeypatch: pytest.MonkeyPat
         gpu.now_s += 10e-6
         clock.now_s = gpu.now_s
 
-    monkeypatch.setattr(cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     found = machine_probe.times_s([piece], WORLD)
     assert found == pytest.approx([40e-6] * len(found))
     assert 500 < len(found) < machine_probe.PIECE_S / 40e-6, "most of the time the device does what is measured"
@@ -93,6 +92,6 @@ def test_a_long_piece_is_not_repeated_for_long(monkeypatch: pytest.MonkeyPatch) 
         gpu.synchronize(device)
         clock.now_s = gpu.now_s
 
-    monkeypatch.setattr(cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     found = machine_probe.times_s([lambda: gpu.launch(0.25)], WORLD)
     assert found == pytest.approx([0.25])

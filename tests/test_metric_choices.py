@@ -14,6 +14,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.optim.metrics import CalibrationError, MacroF1, NoMetric, TopK
+from parallelbench.strategies.replica import added
 from parallelbench.strategies.single import Single
 from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.checks.components import check_scores
@@ -101,7 +102,7 @@ def test_sums_of_pieces_are_those_of_the_whole(metric: Metric) -> None:
         for size in (1, 16, 16, 0, 7):
             piece = logits[first : first + size], labels[first : first + size]
             part = numerics.sums(numerics.loss(*piece), *piece)
-            total, first = part if total is None else total + part, first + size
+            total, first = added(total, part), first + size
     assert total is not None
     found = total.tensor()
     assert found[1] == (logits.argmax(-1) == labels).sum()

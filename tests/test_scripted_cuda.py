@@ -377,13 +377,13 @@ def test_a_ring_goes_round_beside_backward(device: ScriptedCuda, monkeypatch: py
     future = torch.futures.Future
     monkeypatch.setattr(torch.futures, "Future", lambda devices: future())
     streams: list[str] = []
-    monkeypatch.setattr(ring, "ring_average", lambda *_: streams.append(device.stream.name))
+    monkeypatch.setattr(ring, "ring_average", lambda *_: streams.append(device.here.name))
     values = torch.ones(3)
     reduce = ring.ring_hook(None, WORLD)  # type: ignore[arg-type]
     assert reduce(SimpleNamespace(buffer=lambda: values)).value() is values  # type: ignore[arg-type]
     assert streams == ["side"]
     assert device.calls == ["side: wait for main"], "the bucket is full"
-    assert device.stream.name == "main"
+    assert device.here.name == "main"
 
 
 def test_streams_hide_waiting() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from parallelbench.config.run import RunConfig
+from parallelbench.strategies.replica import added
 from parallelbench.training.observers import BLOCK, by_step, rows_of
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.numerics import Sums, sums
@@ -57,7 +58,7 @@ def test_steps_are_told_apart_after_any_number_of_them(pieces: int) -> None:
     total: Sums | None = None
     for step in range(150):
         for _ in range(pieces):
-            total = part(step) if total is None else total + part(step)
+            total = added(total, part(step))
     assert by_step(total, 150) == pytest.approx([4.0 * step * pieces for step in range(150)])
     assert all(map(math.isnan, by_step(total, 149)))
     assert by_step(None, 2) == [0.0, 0.0]
@@ -68,7 +69,7 @@ def test_replayed_steps_are_told_apart_too() -> None:
     total: Sums | None = None
     for step in range(70):
         one = Sums([], torch.tensor([float(step), 1.0], dtype=torch.float64), samples=5)
-        total = one if total is None else total + one
+        total = added(total, one)
     assert total is not None
     assert by_step(total, 70) == [float(step) for step in range(70)]
     assert (total.tolist(), total.samples) == ([69 * 70 / 2, 70.0], 350)
@@ -82,4 +83,4 @@ def test_samples_count_once_backward_has_reached_them() -> None:
     loss.backward(retain_graph=True)
     loss.backward()
     assert total.samples == 4
-    assert (total + part(1.0)).samples == 4, "nothing was differentiated in the second"
+    assert added(total, part(1.0)).samples == 4, "nothing was differentiated in the second"

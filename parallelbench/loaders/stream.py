@@ -15,7 +15,6 @@ from torch import Tensor
 from parallelbench.config.components import Batch
 from parallelbench.loaders.images import laid_out
 from parallelbench.loaders.order import BatchLoader, Plan
-from parallelbench.world import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +49,7 @@ class StreamedLoader(BatchLoader):
         super().__init__(arrays, data, **arguments)
         self._arrays, self._prefetch = arrays, prefetch
         self._normalise = self._normaliser(self._device)
-        self._copies = cuda.new_stream(self._device) if self._device.type == "cuda" else None
+        self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def _train(self, plan: Plan) -> Iterator[Batch]:
         size = self.local_batch_size
@@ -94,7 +93,7 @@ class StreamedLoader(BatchLoader):
     def _enter_device(self) -> None:
         """In the thread: choose this rank's device, since a new thread's first CUDA call opens a context on GPU 0."""
         if self._copies is not None:
-            cuda.choose(self._device)
+            torch.cuda.set_device(self._device)
 
     def _fetch(self, rows: Rows, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> _Fetched:
         """In the thread: gather the rows, and begin to copy them to the device."""
@@ -102,7 +101,7 @@ class StreamedLoader(BatchLoader):
         targets = self._taken(labels, rows) if self._shard.labels else None
         if self._copies is None:
             return _Fetched(pixels, targets, None)
-        with cuda.on_stream(self._copies):
+        with torch.cuda.stream(self._copies):
             moved = [None if part is None else part.to(self._device, non_blocking=True) for part in (pixels, targets)]
             return _Fetched(moved[0], moved[1], self._copies.record_event())
 
@@ -118,7 +117,7 @@ class StreamedLoader(BatchLoader):
         """Let the device, not the host, wait for the copy: what prefetching has not hidden."""
         with self._moving():
             if fetched.arrived is not None:
-                here = cuda.current_stream(self._device)
+                here = torch.cuda.current_stream(self._device)
                 here.wait_event(fetched.arrived)
                 for part in (fetched.images, fetched.labels):
                     if part is not None:

@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from parallelbench.measure.bandwidth import all_reduces
 from parallelbench.results.files import storage_errors
-from parallelbench.world import cuda
 from parallelbench.world.spans import PHASES, Spans, Step, divided_by
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class AttributionPass:
     def _now(self) -> float:
         if self._world.device_type == "cuda":
             for device in self._world.devices:
-                cuda.current_stream(device).synchronize()
+                torch.cuda.current_stream(device).synchronize()
         return time.perf_counter()
 
 
@@ -151,16 +150,12 @@ def installed(spans: Spans, *, outside: Phase) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = vars(owner)
-    before = own.get(name)
+    before = vars(owner)[name]
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+        setattr(owner, name, before)
 
 
 def _waiting(wait: Callable[..., Any], spans: Spans, outside: Phase) -> Callable[..., Any]:

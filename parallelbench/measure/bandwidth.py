@@ -122,13 +122,13 @@ def _timed(piece: Callable[[], object], device: torch.device, group: dist.Proces
     """
     dist.all_reduce(torch.zeros(1), group=group)  # a barrier on the host
     if device.type == "cuda":
-        before, after = cuda.timing_event(), cuda.timing_event()
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         cuda.occupy(device)
         piece()
         before.record()
         piece()
         after.record()
-        cuda.synchronize(device)
+        torch.cuda.synchronize(device)
         return float(before.elapsed_time(after)) / 1000.0
     start = time.perf_counter()
     piece()

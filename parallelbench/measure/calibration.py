@@ -24,7 +24,6 @@ from parallelbench.measure.machine_probe import fastest_s
 from parallelbench.measure.memory import release
 from parallelbench.processes import die_with_parent
 from parallelbench.results.calibration import BACKWARD, write_calibration
-from parallelbench.world import cuda
 from parallelbench.world.affinity import pin
 from parallelbench.world.machine import device_name, host_memory_bytes, others_running
 from parallelbench.world.numerics import set_precision
@@ -78,29 +77,28 @@ LAUNCHES = 2000
 def device_work(world: World) -> Iterator[Row]:
     """Rows of the calibration without ranks, nodes and busy; sizes that don't fit into memory are left out."""
     torch.ones(FREED_BYTES, dtype=torch.uint8)
+    kind = world.device_type
     with torch.no_grad():
-        for precision, dtype in DTYPES[world.device_type].items():
-            yield from _growing(SIDES, functools.partial(_product, precision=precision, dtype=dtype), world)
-            if world.device_type == "cuda":
-                odd = functools.partial(_product, precision=precision, dtype=dtype, operation="unaligned")
-                yield from _growing({"cuda": (UNALIGNED,)}, odd, world)
-        yield from _growing(COPIED_BYTES, _copy, world)
+        for precision, dtype in DTYPES[kind].items():
+            product = functools.partial(_product, precision=precision, dtype=dtype)
+            yield from _growing(SIDES[kind], product, world)
+            if kind == "cuda":
+                yield from _growing((UNALIGNED,), functools.partial(product, operation="unaligned"), world)
+        yield from _growing(COPIED_BYTES[kind], _copy, world)
     yield from _of_host(world)
-    for precision in KERNELS[world.device_type]:
+    for precision in KERNELS[kind]:
         set_precision(precision)
-        for kind, each in CONVOLUTIONS.items():
+        for convolution, each in CONVOLUTIONS.items():
             for channels in each:
-                yield from _convolution(kind, *channels, world, precision=precision)
-        yield from _growing(SEQUENCES, functools.partial(_attention, precision=precision), world)
-    yield from _growing(GIVEN_BYTES, functools.partial(_writing, kind=ELEMENTWISE), world)
-    for kind in [each for each in WRITING if each != ELEMENTWISE]:
-        yield from _writing(GIVEN_BYTES[world.device_type][0], world, kind=kind)
+                yield from _convolution(convolution, *channels, world, precision=precision)
+        yield from _growing(SEQUENCES[kind], functools.partial(_attention, precision=precision), world)
+    yield from _growing(GIVEN_BYTES[kind], functools.partial(_writing, kind=ELEMENTWISE), world)
+    for written in [each for each in WRITING if each != ELEMENTWISE]:
+        yield from _writing(GIVEN_BYTES[kind][0], world, kind=written)
 
 
-def _growing(
-    sizes: Mapping[str, tuple[int, ...]], measure: Callable[[int, World], list[Row]], world: World
-) -> Iterator[Row]:
-    for size in sizes[world.device_type]:
+def _growing(sizes: Sequence[int], measure: Callable[[int, World], list[Row]], world: World) -> Iterator[Row]:
+    for size in sizes:
         try:
             rows = measure(size, world)
         except torch.OutOfMemoryError:
@@ -196,8 +194,19 @@ def _of_host(world: World) -> Iterator[Row]:
     set_precision("fp32")
     samples = torch.randn(STACKED, WIDTH, device=world.device)
     images = samples.view(STACKED, -1, 8, 8)
-    both = ((_perceptron(world.device), samples), (_convolutions(images.shape[1], world.device), images))
-    times_s = [_step_s(stack, given, world) / (3 * operations) for (stack, operations), given in both]
+    channels = images.shape[1]
+
+    def perceptron() -> list[nn.Module]:
+        return [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()]
+
+    def convolution() -> list[nn.Module]:
+        return [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+
+    times_s = []
+    for block, given in ((perceptron, samples), (convolution, images)):
+        layers = [layer for _ in range(DEEP) for layer in block()]
+        stack = nn.Sequential(*layers).to(world.device)
+        times_s.append(_step_s(stack, given, world) / (3 * len(layers)))
     yield {"operation": "launch", "time_s": launch_s(world)}
     operation_s = statistics.geometric_mean(times_s)
     yield {"operation": "train_launch", "time_s": operation_s}
@@ -210,21 +219,6 @@ def _of_host(world: World) -> Iterator[Row]:
 
 STACKED, DEEP = 16, 8
 """Samples, and blocks of the stacks by which the host is measured: too small to keep a GPU busy."""
-
-
-def _perceptron(device: torch.device) -> tuple[nn.Module, int]:
-    """Blocks of a norm, a layer and GELU; and how many operations its forward pass has."""
-    blocks = [(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(DEEP)]
-    return nn.Sequential(*(layer for block in blocks for layer in block)).to(device), 3 * DEEP
-
-
-def _convolutions(channels: int, device: torch.device) -> tuple[nn.Module, int]:
-    """Likewise of a convolution, a norm and ReLU."""
-    blocks = [
-        (nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU())
-        for _ in range(DEEP)
-    ]
-    return nn.Sequential(*(layer for block in blocks for layer in block)).to(device), 3 * DEEP
 
 
 def _step_s(
@@ -307,7 +301,7 @@ def _pass_s(stack: nn.Module, sample: torch.Tensor, group: dist.ProcessGroup) ->
     began_s = time.perf_counter()
     stack(sample).sum().backward()
     if sample.is_cuda:
-        cuda.synchronize(sample.device)
+        torch.cuda.synchronize(sample.device)
     taken_s = time.perf_counter() - began_s
     stack.zero_grad(set_to_none=True)
     return taken_s
@@ -333,8 +327,7 @@ def main(arguments: Sequence[str]) -> int:
             "devices_per_node": here,
             "nodes": run.nodes,
             "cores_per_device": run.cores_per_device if device_type == "cpu" else None,
-            "memory_bytes": _memory_bytes(world, here),
-            "multiprocessors": _multiprocessors(world),
+            **_of_device(world, here),
             "others_running": others,
             "measured_at": time.time(),
             "environment": capture(),
@@ -345,18 +338,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _memory_bytes(world: World, ranks_here: int) -> int:
-    """Of one device: a GPU's, or an equal part of the host's."""
-    if world.device_type == "cuda":
-        return int(torch.cuda.get_device_properties(world.device).total_memory)
-    return host_memory_bytes() // ranks_here
-
-
-def _multiprocessors(world: World) -> int | None:
-    """Of a GPU."""
-    if world.device_type != "cuda":
-        return None
-    return int(torch.cuda.get_device_properties(world.device).multi_processor_count)
+def _of_device(world: World, ranks_here: int) -> dict[str, int | None]:
+    """Memory of one device, a GPU's or an equal part of the host's; and a GPU's multiprocessors."""
+    if world.device_type == "cpu":
+        return {"memory_bytes": host_memory_bytes() // ranks_here, "multiprocessors": None}
+    gpu = torch.cuda.get_device_properties(world.device)
+    return {"memory_bytes": gpu.total_memory, "multiprocessors": gpu.multi_processor_count}
 
 
 def _device_rows(world: World, ranks_here: int) -> list[Row]:

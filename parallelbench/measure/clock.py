@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.processes import FORKED
-from parallelbench.world import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,7 +80,9 @@ class StepClock:
     def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
-        event = cuda.timing_event()
+        import torch  # ranks of other frameworks, on processors, get by without it
+
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

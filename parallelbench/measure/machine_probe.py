@@ -128,13 +128,13 @@ def _queued_s(pieces: Iterable[Callable[[], object]], device: torch.device) -> l
 
     They follow each other as in training: after each pause a GPU would have higher clocks.
     """
-    stream = cuda.current_stream(device)
+    stream = torch.cuda.current_stream(device)
     cuda.occupy(device)
-    edges = [cuda.timing_event()]
+    edges = [torch.cuda.Event(enable_timing=True)]
     edges[0].record(stream)
     for piece in pieces:
         piece()
-        edges.append(cuda.timing_event())
+        edges.append(torch.cuda.Event(enable_timing=True))
         edges[-1].record(stream)
-    cuda.synchronize(device)
+    torch.cuda.synchronize(device)
     return [before.elapsed_time(after) / 1000.0 for before, after in pairwise(edges)]

@@ -40,7 +40,7 @@ class Progress:
 
     def launched(self) -> None:
         """A step was launched."""
-        event = self._used.pop() if self._used else cuda.timing_event()
+        event = self._used.pop() if self._used else torch.cuda.Event(enable_timing=True)
         event.record()
         self._launched.append(event)
         if not self._watches:
@@ -61,7 +61,7 @@ class Progress:
         return now_s - self._since_s > self._timeout_s
 
     def _watch(self) -> None:
-        cuda.choose(self._device)
+        torch.cuda.set_device(self._device)
         while not self.is_stuck(time.monotonic()):
             time.sleep(LOOK_S)
         self._late()
@@ -123,6 +123,6 @@ class CapturedReplica(ModuleReplica):
             with Generators([device]).unchanged(), undone_updates(self._module, self._optimizer):
                 for _ in range(WARM_STEPS):
                     work()
-            cuda.reset_peaks(device)  # what the steps are undone by is no part of training's peak
+            torch.cuda.reset_peak_memory_stats(device)  # what the steps are undone by is no part of training's peak
 
         return cuda.capture(work, device, warm_up=warm_up)

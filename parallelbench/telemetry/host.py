@@ -79,19 +79,13 @@ class Package:
         self._range_uj = _number(path / "max_energy_range_uj")
         self._last_uj: int | None = None
         self._wrapped_uj = 0
-        self._lost = False
 
     def energy_j(self) -> float | None:
-        """Joules since a fixed moment; null where the counter can't be read, which most systems forbid. Null from then
-        on where the counter has wrapped around and its range can't be read.
-        """
+        """Joules since a fixed moment; null where the counter or its range can't be read: most systems forbid it."""
         now_uj = _number(self._path / "energy_uj")
-        if now_uj is None or self._lost:
+        if now_uj is None or self._range_uj is None:
             return None
         if self._last_uj is not None and now_uj < self._last_uj:
-            if self._range_uj is None:  # its value before it began anew is unknown
-                self._lost = True
-                return None
             self._wrapped_uj += self._range_uj
         self._last_uj = now_uj
         return (now_uj + self._wrapped_uj) / 1e6

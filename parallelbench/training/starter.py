@@ -129,30 +129,28 @@ def _started(command: Sequence[str], variables: Mapping[str, str], passed: Seque
 
 
 def _watched(ranks: Mapping[int, subprocess.Popen[bytes]], exits: Path) -> int:
-    """Wait for all, and end the others once one fails; returns 0, or the exit code of the first that failed."""
+    """Wait for all, and end the others once one fails; returns 0, or the exit code of the first that failed.
+
+    Who fails is recorded at once: whom a killed rank takes along may be gone before it is.
+    """
     failed: dict[int, int] = {}
-    failed_at = math.inf
-    while None in [rank.poll() for rank in ranks.values()]:  # each is asked: any of them may have failed
-        if _note_failures(ranks, failed, exits) and failed_at == math.inf:
-            failed_at = time.monotonic()
-        if time.monotonic() > failed_at + _LINGER_S:
-            for rank in ranks.values():
-                rank.kill()
-            for rank in ranks.values():
-                rank.wait()
-            return next(iter(failed.values()))
+    ends_at = math.inf
+    while True:
+        codes = {rank: process.poll() for rank, process in ranks.items()}
+        if now := {rank: code for rank, code in codes.items() if code and rank not in failed}:
+            failed |= now
+            write_exits(exits, Exits(codes=failed))
+            ends_at = min(ends_at, time.monotonic() + _LINGER_S)
+        if None not in codes.values():
+            break
+        if time.monotonic() > ends_at:
+            for process in ranks.values():
+                process.kill()
+            for process in ranks.values():
+                process.wait()
+            break
         time.sleep(_POLL_S)
-    _note_failures(ranks, failed, exits)
     return next(iter(failed.values()), 0)
-
-
-def _note_failures(ranks: Mapping[int, subprocess.Popen[bytes]], known: dict[int, int], exits: Path) -> dict[int, int]:
-    """Record who has failed since the last look: whom a killed rank takes along may be gone before it is."""
-    now = {rank: process.returncode for rank, process in ranks.items() if process.returncode and rank not in known}
-    if now:
-        known |= now
-        write_exits(exits, Exits(codes=known))
-    return known
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from parallelbench.world import cuda
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -36,7 +34,7 @@ class Generators:
         of_numpy: Any = np.random.get_state()
         name, keys, *place = of_numpy
         return {
-            "torch": [torch.get_rng_state(), *map(cuda.rng_state, self.gpus)],
+            "torch": [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.gpus)],
             "numpy": [name, keys.tolist(), *place],
             "python": random.getstate(),
         }
@@ -46,7 +44,7 @@ class Generators:
         host, *of_gpus = state["torch"]
         torch.set_rng_state(host)
         for gpu, of_gpu in zip(self.gpus, of_gpus, strict=False):  # a CPU run has saved none of a GPU
-            cuda.set_rng_state(of_gpu, gpu)
+            torch.cuda.set_rng_state(of_gpu, gpu)
         if "numpy" in state:  # checkpoints of earlier releases hold torch's only
             np.random.set_state(tuple(state["numpy"]))
             random.setstate(state["python"])

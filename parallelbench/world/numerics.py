@@ -50,7 +50,7 @@ class Numerics:
         self.dtype = dtype_of(precision)
         self._device_type, self._mean_loss, self._metric = device_type, loss, metric
         self._autocast = _AUTOCAST.get(precision)
-        self._scaler = torch.amp.GradScaler(device_type) if precision == "fp16" else None
+        self._scaler = torch.amp.GradScaler(device_type, enabled=precision == "fp16")
         self.training_loss: Callable[[Tensor, Tensor], Tensor] = (
             torch.compile(self.loss, dynamic=False) if compiles_loss else self.loss
         )
@@ -78,29 +78,24 @@ class Numerics:
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call `backward` on."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
+        return self._scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale of the loss, before anybody looks at them."""
-        if self._scaler is not None:
-            self._scaler.unscale_(optimizer)
+        self._scaler.unscale_(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer, undoing the scale of the gradients."""
-        if self._scaler is None:
-            optimizer.step()
-        else:
-            self._scaler.step(optimizer)
-            self._scaler.update()
+        self._scaler.step(optimizer)
+        self._scaler.update()
 
     def local_state(self) -> dict[str, Any]:
         """The scale, and when it last changed; empty where there is none."""
-        return {} if self._scaler is None else self._scaler.state_dict()
+        return self._scaler.state_dict()
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on with that."""
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state)
+        self._scaler.load_state_dict(state)
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -170,14 +165,6 @@ class Sums:
         if len(self._parts) + len(self._known) >= _MOST_HELD or self._held_bytes > _MOST_HELD_BYTES:
             self.tensor()
         return self
-
-    def __add__(self, other: Sums) -> Sums:
-        """Those of the samples of both."""
-        both = Sums(self._parts, samples=self._samples)
-        both._known, both._held_bytes = list(self._known), self._held_bytes
-        both._total, both._losses = self._total, list(self._losses)
-        both += other
-        return both
 
     def tensor(self) -> Tensor:
         """Both sums, and those of a metric: float64 of shape (2 + its size,), on the device."""

@@ -59,22 +59,25 @@ class World:
         return self.devices if self.device_type == "cuda" else ()
 
     def gpus(self) -> list[tuple[str, str]]:
-        return [(cuda.device_name(device), cuda.device_uuid(device)) for device in self._gpus]
+        gpus = map(torch.cuda.get_device_properties, self._gpus)
+        return [(gpu.name, f"GPU-{gpu.uuid}") for gpu in gpus]
 
     def reset_peaks(self) -> None:
         for device in self._gpus:
-            cuda.reset_peaks(device)
+            torch.cuda.reset_peak_memory_stats(device)
 
     def peaks(self) -> list[tuple[int, int | None, int | None]]:
         """Of each GPU: most bytes that tensors, and that torch's allocator, have held, and bytes that all use now."""
-        return [
-            (cuda.peak_allocated_bytes(device), cuda.peak_reserved_bytes(device), cuda.used_bytes(device))
-            for device in self._gpus
-        ]
+        found: list[tuple[int, int | None, int | None]] = []
+        for device in self._gpus:
+            free, total = torch.cuda.mem_get_info(device)
+            held, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            found.append((held, reserved, total - free))
+        return found
 
     def synchronize(self) -> None:
         for device in self._gpus:
-            cuda.synchronize(device)
+            torch.cuda.synchronize(device)
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -158,7 +161,7 @@ def join(device_type: str, *, devices: int, timeout_s: float, nccl: Nccl | None 
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     own = _devices(device_type, local_rank, per_process=devices // size)
     if device_type == "cuda":
-        cuda.choose(own[0])
+        torch.cuda.set_device(own[0])
     if size > 1:
         dist.init_process_group(backends(device_type, nccl), timeout=timedelta(seconds=timeout_s))
     return World(rank=rank, size=size, local_rank=local_rank, device_type=device_type, devices=own)

@@ -48,10 +48,12 @@ def test_gpus_can_be_asked_about_where_there_are_none(monkeypatch: pytest.Monkey
 
 def test_a_gpus_memory_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=device * 2**30)
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(total_memory=device * 2**30, multi_processor_count=132),
     )
     world: Any = SimpleNamespace(device_type="cuda", device=3)
-    assert calibration._memory_bytes(world, 4) == 3 * 2**30
+    assert calibration._of_device(world, 4) == {"memory_bytes": 3 * 2**30, "multiprocessors": 132}
 
 
 def test_a_gpu_is_measured_in_each_precision_and_so_is_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.components import Batch
+from parallelbench.strategies.replica import added
 from parallelbench.world.numerics import Sums, sums
 from tests.helpers import configured
 from tests.strategies.training import loader_of, prepared
@@ -148,7 +149,7 @@ def test_sums_added_up_together_are_those_of_each_batch(sizes: list[int]) -> Non
     parts = [part(size, seed) for seed, size in enumerate(sizes)]
     together: Sums | None = None
     for each in parts:
-        together = sums(*each) if together is None else together + sums(*each)
+        together = added(together, sums(*each))
     loss = sum(loss.double().item() * len(labels) for loss, _, labels in parts if len(labels))
     correct = sum((logits.argmax(1) == labels).sum().item() for _, logits, labels in parts)
     assert together is not None
@@ -160,15 +161,14 @@ def test_sums_added_up_together_are_those_of_each_batch(sizes: list[int]) -> Non
 def test_adding_up_leaves_the_other_one_as_it_is() -> None:
     one, other, expected = sums(*part(8, 1)), sums(*part(8, 2)), sums(*part(8, 2)).tolist()
     alone = sums(*part(8, 1)).tolist()
-    both = one + other
     one += other
-    assert (both.tolist(), one.tolist()) == ([alone[0] + expected[0], alone[1] + expected[1]],) * 2
-    assert (other.tolist(), len(other.losses()), len(both.losses())) == (expected, 1, 2)
+    assert one.tolist() == [alone[0] + expected[0], alone[1] + expected[1]]
+    assert (other.tolist(), len(other.losses()), len(one.losses())) == (expected, 1, 2)
 
 
 def test_an_empty_batch_has_no_loss_whatever_its_mean_is() -> None:
     nothing = (torch.tensor(float("nan")), torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))
-    assert (sums(*nothing) + sums(*part(4, 1))).tolist() == sums(*part(4, 1)).tolist()
+    assert added(sums(*nothing), sums(*part(4, 1))).tolist() == sums(*part(4, 1)).tolist()
 
 
 def test_logits_of_a_vocabulary_are_not_held_but_count_alike() -> None:
@@ -183,10 +183,11 @@ def test_logits_of_a_vocabulary_are_not_held_but_count_alike() -> None:
 def test_few_logits_are_held() -> None:
     total = sums(*part(8, 0))
     for seed in range(1, 1000):
-        total = total + sums(*part(8, seed))
+        total += sums(*part(8, seed))
         assert len(total._parts) < 64
-    wide = total = sums(torch.tensor(1.0), torch.zeros(192, 80), torch.zeros(192, dtype=torch.int64))
+    wide = torch.tensor(1.0), torch.zeros(192, 80), torch.zeros(192, dtype=torch.int64)
+    total = sums(*wide)
     for _ in range(16):
-        total = total + wide
+        total += sums(*wide)
     assert len(total._parts) == 17, "1,020 KiB may wait"
-    assert not (total + wide)._parts, "1,080 KiB are added up at once"
+    assert not added(total, sums(*wide))._parts, "1,080 KiB are added up at once"

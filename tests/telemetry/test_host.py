@@ -90,14 +90,14 @@ def test_packages_are_added_and_wrapping_around_is_made_good(tmp_path: Path) -> 
     assert host.read()["energy_j"] == pytest.approx(2.55)
 
 
-def test_a_counter_that_wraps_around_nobody_knows_where_is_null_for_good(tmp_path: Path) -> None:
+def test_a_counter_that_wraps_around_nobody_knows_where_is_null(tmp_path: Path) -> None:
     counter = package(tmp_path, 0, 100_000)
     (counter.parent / "max_energy_range_uj").unlink()
     host, found = Host(tmp_path), []
     for energy_uj in (100_000, 10_000, 50_000, 110_000):
         counter.write_text(str(energy_uj))
         found.append(host.read()["energy_j"])
-    assert found == [0.1, None, None, None]
+    assert found == [None] * 4
 
 
 def test_one_unreadable_package_makes_the_sum_null(tmp_path: Path) -> None:

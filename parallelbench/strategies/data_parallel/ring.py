@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from parallelbench.world import cuda
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -90,12 +88,12 @@ def _thread_hook(traffic: Traffic) -> Callable[[GradBucket], torch.futures.Futur
 
 
 def _stream_hook(traffic: Traffic, device: torch.device) -> Callable[[GradBucket], torch.futures.Future[Tensor]]:
-    stream = cuda.new_stream(device)
+    stream = torch.cuda.Stream(device)
 
     def reduce(bucket: GradBucket) -> torch.futures.Future[Tensor]:
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device])
-        stream.wait_stream(cuda.current_stream(device))  # the bucket is full
-        with cuda.on_stream(stream):
+        stream.wait_stream(torch.cuda.current_stream(device))  # the bucket is full
+        with torch.cuda.stream(stream):
             ring_average(bucket.buffer(), traffic)
             future.set_result(bucket.buffer())  # waiting for the future waits for this stream
         return future
