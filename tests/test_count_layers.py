@@ -25,8 +25,7 @@ from parallelbench.measure.count_layers import (
     WINOGRAD,
     count_facts,
     counts_without_values,
-    layer_counts,
-    least_flop_per_sample,
+    model_counts,
 )
 from parallelbench.measure.layer_records import Kernels, LayerCount
 from parallelbench.strategies.pipeline.partition import layer_costs
@@ -41,7 +40,7 @@ decoded = msgspec.json.Decoder(list[LayerCount]).decode
 
 
 def test_a_perceptron_against_counts_by_hand() -> None:
-    first, second = layer_counts(configure(*IMAGES, "model=mlp", "model.hidden=[64]"))
+    first, second = model_counts(configure(*IMAGES, "model=mlp", "model.hidden=[64]")).layers
     # The product of fc1 with its bias, and ReLU; fc2 has no ReLU.
     assert (first.product_flop, first.output_bytes, first.operations) == (2 * 784 * 64, 4 * 2 * 64, 2)
     assert (second.product_flop, second.output_bytes, second.operations) == (2 * 64 * 10, 4 * 10, 1)
@@ -58,7 +57,7 @@ def test_a_perceptron_against_counts_by_hand() -> None:
 @pytest.mark.parametrize("model", ["cnn", "cnn_large", "vit_tiny", "resnet_tiny"])
 def test_operations_and_parameters_are_those_that_torch_counts(model: str) -> None:
     run = configure(*IMAGES, f"model={model}")
-    counts, built = layer_counts(run), build_model(run)
+    counts, built = model_counts(run).layers, build_model(run)
     by_torch = layer_costs(built, run)
     for count, cost in zip(counts, by_torch, strict=True):
         flop = count.product_flop + count.convolution_flop + count.grouped_flop
@@ -73,7 +72,7 @@ def test_operations_and_parameters_are_those_that_torch_counts(model: str) -> No
 
 
 def test_grouped_convolutions_are_counted_apart() -> None:
-    counts = {each.name: each for each in layer_counts(configure(*IMAGES, "model=cnn_large"))}
+    counts = {each.name: each for each in model_counts(configure(*IMAGES, "model=cnn_large")).layers}
     assert (counts["conv1"].grouped_flop, counts["conv2"].convolution_flop) == (0.0, 0.0)
     # conv2: 256 channels of 14×14, each from one of 128 groups of one channel, 3×3.
     flop = 2.0 * 256 * 14 * 14 * 9
@@ -142,7 +141,7 @@ def test_layers_that_torch_calls_whole_are_counted(
     run = configure(*IMAGES, "model=mlp")
     monkeypatch.setattr(count_layers, "built", lambda *_: nn.Sequential(OrderedDict(only=Called(layer()))))
     before = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
-    (count,) = counts_without_values(run) if without_values else layer_counts(run)
+    (count,) = counts_without_values(run).layers if without_values else model_counts(run).layers
     assert count.product_flop == 2 * 28 * per_token
     assert (torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled) == before
 
@@ -186,7 +185,7 @@ def test_what_a_users_model_may_do_is_counted(
 ) -> None:
     run = configure(*IMAGES, "model=mlp")
     monkeypatch.setattr(count_layers, "built", lambda *_: nn.Sequential(OrderedDict(only=kind())))
-    (count,) = layer_counts(run)
+    (count,) = model_counts(run).layers
     assert count.product_flop + count.convolution_flop == flop
 
 
@@ -196,7 +195,7 @@ def test_torchvisions_transformer_takes_what_its_authors_say() -> None:
     run = configure(
         "data=synthetic", "data.channels=3", "data.image_size=224", "data.train_samples=24", "model=vit_b_16"
     )
-    counts = counts_without_values(run)
+    counts = counts_without_values(run).layers
     said = torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]
     head = 768 * (1000 - 10)
     assert sum(each.product_flop + each.convolution_flop for each in counts) == pytest.approx(
@@ -209,20 +208,20 @@ def test_a_program_counts_for_those_who_load_no_torch() -> None:
     run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
     words = [sys.executable, "-m", "parallelbench.measure.count_layers"]
     done = subprocess.run(words, input=canonical_json(to_mapping(run)).encode(), capture_output=True, check=True)
-    assert decoded(done.stdout) == layer_counts(run)
+    assert decoded(done.stdout) == model_counts(run).layers
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["cnn", "cnn_large", "vit_tiny", "resnet_tiny", "gpt_tiny", "gpt_moe_tiny"])
 def test_without_values_the_same_is_counted(model: str) -> None:
     run = configure(*(("data=tokens",) if model.startswith("gpt") else IMAGES), f"model={model}")
-    assert counts_without_values(run) == layer_counts(run)
+    assert counts_without_values(run).layers == model_counts(run).layers
     assert count_facts(run, parameters=LARGE) == count_facts(run, parameters=0), "also what training takes at least"
 
 
 def test_a_model_that_looks_at_values_is_counted_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     run = configure(*IMAGES, "model=mlp", "model.hidden=[64]")
-    plain, build = layer_counts(run), type(run.model).build
+    plain, build = model_counts(run).layers, type(run.model).build
 
     class Looking(nn.Linear):
         def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -235,7 +234,7 @@ def test_a_model_that_looks_at_values_is_counted_with_them(monkeypatch: pytest.M
         return model
 
     monkeypatch.setattr(type(run.model), "build", looking)
-    assert [each.product_flop for each in counts_without_values(run)] == [each.product_flop for each in plain]
+    assert [each.product_flop for each in counts_without_values(run).layers] == [each.product_flop for each in plain]
 
 
 @pytest.mark.exhaustive
@@ -267,7 +266,7 @@ def test_a_model_that_fits_nowhere_is_counted() -> None:
 )
 def test_products_count_twice_in_the_first_layer_and_three_times_in_others(model: list[str], by_hand: int) -> None:
     run = configure(*IMAGES, *model)
-    assert least_flop_per_sample(run) == by_hand
+    assert model_counts(run).least_flop == by_hand
 
 
 @pytest.mark.parametrize(
@@ -293,14 +292,14 @@ def test_frozen_weights_need_no_gradient(
         return model
 
     monkeypatch.setattr(count_layers, "built", partly_frozen)
-    assert least_flop_per_sample(run) == by_hand
+    assert model_counts(run).least_flop == by_hand
 
 
 @pytest.mark.parametrize("model", ["cnn_small", "resnet_tiny"])
 def test_convolutions_count_as_much_as_the_fastest_algorithm_leaves(model: str) -> None:
     run = configure(*IMAGES, f"model={model}")
     assert WINOGRAD == 4.0
-    assert least_flop_per_sample(run) == _least_by_hand(run)
+    assert model_counts(run).least_flop == _least_by_hand(run)
 
 
 def _least_by_hand(run: RunConfig) -> float:

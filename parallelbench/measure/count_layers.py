@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -49,26 +49,25 @@ memory that a model's devices have and the host may not.
 
 def count_facts(run: RunConfig, *, parameters: int) -> dict[str, Any]:
     """Columns of the table `run`, counted in one pass; `parameters`: the model's."""
-    layers, least_flop = _counts_without_values(run) if parameters >= LARGE else _counts(run)
-    return {"least_flop_per_sample": least_flop, "layers_json": msgspec.json.encode(layers).decode()}
+    counted = counts_without_values(run) if parameters >= LARGE else model_counts(run)
+    layers = msgspec.json.encode(counted.layers).decode()
+    return {"least_flop_per_sample": counted.least_flop, "layers_json": layers}
 
 
-def layer_counts(run: RunConfig) -> list[LayerCount]:
-    """One row per layer, counted while one sample passes on the CPU."""
-    return _counts(run)[0]
+class Counts(NamedTuple):
+    """What was counted while one sample passed."""
 
-
-def least_flop_per_sample(run: RunConfig) -> float | None:
-    """Forward, and backward for weights and inputs, counted while one sample passes on the CPU. None where none counts.
+    layers: list[LayerCount]
+    least_flop: float | None
+    """What training takes at least: forward, and backward for weights and inputs; None where nothing counts.
 
     Only matrix products and convolutions count. The input of the first that is trained needs no gradient, and frozen
     weights need none: of a layer that is partly frozen, no weights count.
     """
-    return _counts(run)[1]
 
 
-def _counts(run: RunConfig) -> tuple[list[LayerCount], float | None]:
-    """The layers, and the operations that training on a sample takes at least."""
+def model_counts(run: RunConfig) -> Counts:
+    """Counted on the CPU."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _one_by_one():
         model = built(run, torch.float32).eval()
         values = blank(run.data, 1)
@@ -84,7 +83,7 @@ def _counts(run: RunConfig) -> tuple[list[LayerCount], float | None]:
             least_flop += [ways * each for each in forward]
             if begins and forward:
                 least_flop.append(-forward[0])
-    return rows, sum(least_flop) if least_flop else None
+    return Counts(rows, sum(least_flop) if least_flop else None)
 
 
 @contextmanager
@@ -234,23 +233,19 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 def main(arguments: Sequence[str]) -> int:
     """Count the layers of the configuration on standard input."""
     run = from_mapping(msgspec.json.decode(sys.stdin.buffer.read()), arguments[0] if arguments else None)
-    print(msgspec.json.encode(counts_without_values(run)).decode())
+    print(msgspec.json.encode(counts_without_values(run).layers).decode())
     return 0
 
 
-def counts_without_values(run: RunConfig) -> list[LayerCount]:
+def counts_without_values(run: RunConfig) -> Counts:
     """The same, of a model that may be too large for this machine; takes seconds more of imports."""
-    return _counts_without_values(run)[0]
-
-
-def _counts_without_values(run: RunConfig) -> tuple[list[LayerCount], float | None]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return _counts(run)
+            return model_counts(run)
     except Exception:  # a user's model may look at values; where it is broken, this raises the same
-        return _counts(run)
+        return model_counts(run)
 
 
 if __name__ == "__main__":

@@ -131,22 +131,21 @@ def allocation() -> str | None:
 
 def git_state(repository: Path) -> dict[str, Any] | None:
     """Commit and dirty flag of the suite's own checkout; None where it is installed without one."""
-    if not (repository / ".git").exists():
-        return None
-    commit = output_of(["git", "-C", str(repository), "rev-parse", "HEAD"])
-    changes = output_of(["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=no"])
+    return _git(repository, "--untracked-files=no") if (repository / ".git").exists() else None
+
+
+def _git(folder: Path, *status: str) -> dict[str, Any] | None:
+    """The commit that a folder is in, and whether `git status` with these arguments shows changes."""
+    commit = output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    changes = output_of(["git", "-C", str(folder), "status", "--porcelain", *status])
     return None if commit is None or changes is None else {"commit": commit, "dirty": bool(changes)}
 
 
 def _plugin(package: str) -> dict[str, Any]:
     """The sources of a user's package, and the commit that they are in; `dirty`: the commit has others."""
     folder, files = folders(package)[0], [name for name, _ in source_files(package)]
-    git = ["git", "-C", str(folder)]
-    known = output_of([*git, "ls-files", "--", *files])  # an ignored folder belongs to no commit
-    commit = output_of([*git, "rev-parse", "HEAD"]) if known else None
-    changes = output_of([*git, "status", "--porcelain", "--", *files]) if known else None
-    state = None if commit is None or changes is None else {"commit": commit, "dirty": bool(changes)}
-    return {"sources": sources_now(package), "git": state}
+    known = output_of(["git", "-C", str(folder), "ls-files", "--", *files])  # an ignored folder belongs to no commit
+    return {"sources": sources_now(package), "git": _git(folder, "--", *files) if known else None}
 
 
 def version(package: str) -> str | None:

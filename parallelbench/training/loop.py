@@ -13,7 +13,6 @@ from parallelbench.measure.clock import TimedWindow
 from parallelbench.measure.traffic import KINDS, Sent
 from parallelbench.results.sensor_columns import NOTHING
 from parallelbench.training import observers
-from parallelbench.training.checks.comparability import checks_arithmetic
 from parallelbench.training.checks.copies import Copies
 from parallelbench.world import cuda
 from parallelbench.world.machine import node_name
@@ -211,18 +210,12 @@ class Trainer:
         self.sent.append(Sent(sent_bytes / self._run.steps_per_epoch, min(each, default=0)))
 
     def _require_finite(self, epoch: int) -> None:
-        """Raise where a loss is not finite, with what to try, and what was looked at before the rate is blamed."""
+        """Raise where a loss is not finite, with what to try."""
         if math.isfinite(self._scores.train_loss) and math.isfinite(self._scores.test_loss):
             return
-        run, which = self._run, "test" if math.isfinite(self._scores.train_loss) else "training"
-        coarse = ", or choose precision=fp32" if run.precision not in ("fp32", "fp64") else ""
-        looked_at = "before training, this rank had the threads that it asks for"
-        if checks_arithmetic(run, self._world.device_type):
-            looked_at += f", and a step in {run.precision} on them was like one thread's"
-        elif not run.measure.parity:
-            looked_at += "; measure.parity=true would have checked more"
-        known = f" ({looked_at})" if run.strategy.framework == "torch" else ""
-        raise NotFiniteError(f"the {which} loss was not finite in epoch {epoch}: lower optimizer.lr{coarse}{known}")
+        which = "test" if math.isfinite(self._scores.train_loss) else "training"
+        coarse = ", or choose precision=fp32" if self._run.precision not in ("fp32", "fp64") else ""
+        raise NotFiniteError(f"the {which} loss was not finite in epoch {epoch}: lower optimizer.lr{coarse}")
 
 
 def without_waits(batches: Iterable[Batch]) -> Iterator[Batch]:

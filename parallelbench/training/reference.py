@@ -17,7 +17,7 @@ import torch
 from parallelbench.config.components import Shard
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import run_id
-from parallelbench.measure.count_layers import least_flop_per_sample
+from parallelbench.measure.count_layers import model_counts
 from parallelbench.processes import die_with_parent
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal
@@ -64,7 +64,7 @@ def make(run: RunConfig, attempt: Attempt) -> None:
     """Hand over the initial state and the order of samples, and what one device makes of them."""
     arrays, exchange = checked(run.data, run.data.load(run.site.data_folder)), Exchange.of(attempt)
     exchange.write_initial(as_arrays(build_model(run).state_dict()))
-    exchange.write_facts({"least_flop_per_sample": least_flop_per_sample(run)})
+    exchange.write_facts({"least_flop_per_sample": model_counts(run).least_flop})
     further = -(-CLOSING_STEPS // run.steps_per_epoch) if run.measure.parity else 0
     _write_orders(exchange, arrays, run, epochs=run.epochs + further)
     if checks_parity(run):

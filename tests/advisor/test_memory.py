@@ -110,11 +110,11 @@ def test_a_device_keeps_what_it_forwards_before_backward(schedule: Any, devices:
 )
 def test_peaks_are_within_five_percent_of_torchs_tracker(model: str, optimizer: str) -> None:
     """Two steps on one device under `MemTracker`; the first one's peak lacks Adam's states."""
-    from parallelbench.measure.count_layers import layer_counts
+    from parallelbench.measure.count_layers import model_counts
     from parallelbench.measure.layer_memory import model_memory
 
     run = one_run([f"model={model}", "data=synthetic", "batch_size=64", f"optimizer={optimizer}"]).run
-    job = SuiteJob(run=run, layers=layer_counts(run), figures=machine())
+    job = SuiteJob(run=run, layers=model_counts(run).layers, figures=machine())
     predicted = suite_peak_bytes(job, model_memory(run))
     assert predicted == pytest.approx(_tracked_bytes(run), rel=0.05)
 
@@ -131,13 +131,13 @@ RANKS = [
 @pytest.mark.parametrize("model", ["mlp", "cnn_small", "vit_tiny"])
 def test_peaks_of_ranks_are_within_six_percent_of_what_their_tensors_hold(model: str) -> None:
     """The fullest of a job's first rank and its last one, which is a server or a last stage."""
-    from parallelbench.measure.count_layers import layer_counts
+    from parallelbench.measure.count_layers import model_counts
     from parallelbench.measure.layer_memory import model_memory
 
     wanted, predicted = [], []
     common = [f"model={model}", "data=synthetic", "batch_size=64", "optimizer=adam"]
     alone = one_run(common).run
-    layers, memory = layer_counts(alone), model_memory(alone)
+    layers, memory = model_counts(alone).layers, model_memory(alone)
     for strategy, size in RANKS:
         overrides = [*common, *f"strategy={strategy}".split(), f"devices={size}"]
         job = SuiteJob(run=one_run(overrides).run, layers=layers, figures=machine())
@@ -156,11 +156,11 @@ def test_the_first_gpu_of_data_parallel_holds_its_gradients_and_the_sums_of_all(
     """By torch's code, as it needs two GPUs: `Broadcast.backward` gets all tensors' gradients at once. Beside the
     parameters and SGD's momentum of an MLP, its few samples are nothing.
     """
-    from parallelbench.measure.count_layers import layer_counts
+    from parallelbench.measure.count_layers import model_counts
     from parallelbench.measure.layer_memory import model_memory
 
     common = ["model=mlp", "data=synthetic", "batch_size=2", "optimizer=sgd"]
-    layers, memory = layer_counts(alone := one_run(common).run), model_memory(alone)
+    layers, memory = model_counts(alone := one_run(common).run).layers, model_memory(alone)
     run = one_run([*common, "strategy=data_parallel", "devices=2", "device=cuda"]).run
     job = SuiteJob(run=run, layers=layers, figures=machine(device_type="cuda"))
     whole = sum(each.parameter_bytes for each in memory.layers)

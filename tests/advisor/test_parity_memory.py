@@ -112,7 +112,7 @@ def least_of_training(run: RunConfig, layers: int) -> float:
 
 def peak_bytes(run: RunConfig) -> float:
     """The fullest device's, on GPUs."""
-    layers, memory = counted(Counted(run))
+    layers, memory = model_counts(Counted(run))
     return suite_peak_bytes(SuiteJob(run=run, layers=layers, figures=GPUS), memory)
 
 
@@ -137,12 +137,12 @@ class Counted:
 
 
 @cache
-def counted(of: Counted) -> tuple[Any, Any]:
+def model_counts(of: Counted) -> tuple[Any, Any]:
     """On tensors without values."""
-    from parallelbench.measure.count_layers import _counts_without_values
+    from parallelbench.measure.count_layers import counts_without_values
     from parallelbench.measure.layer_memory import model_memory
 
-    return _counts_without_values(of.run)[0], model_memory(of.run)
+    return counts_without_values(of.run).layers, model_memory(of.run)
 
 
 @pytest.mark.exhaustive

@@ -19,7 +19,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.data.sklearn import BreastCancer
 from parallelbench.errors import ConfigError
-from parallelbench.measure.count_layers import layer_counts, least_flop_per_sample
+from parallelbench.measure.count_layers import model_counts
 from parallelbench.measure.layer_memory import model_memory
 from parallelbench.training.checks.plain import PlainModel
 from parallelbench.training.loop import Trainer
@@ -174,8 +174,8 @@ def test_accuracy_is_the_share_of_all_labels() -> None:
 @pytest.mark.slow
 def test_models_of_tokens_are_counted() -> None:
     run = on_tokens()
-    assert [row.name for row in layer_counts(run)] == ["embed", "hidden", "head"]
-    flop = least_flop_per_sample(run)
+    assert [row.name for row in model_counts(run).layers] == ["embed", "hidden", "head"]
+    flop = model_counts(run).least_flop
     assert flop is not None
     assert flop == 3 * POSITIONS * 2 * (16 * 16 + 16 * CLASSES), "the embedding's output needs its gradient"
     assert model_memory(run).input_bytes == 8 * POSITIONS

@@ -26,7 +26,7 @@ from parallelbench.config.build import build
 from parallelbench.config.run import RunConfig
 from parallelbench.config.sites import shipped
 from parallelbench.data.tokens import Tokens
-from parallelbench.measure.count_layers import layer_counts
+from parallelbench.measure.count_layers import model_counts
 from parallelbench.models.gpt import Gpt
 from parallelbench.models.gpt_layers import CausalAttention, Rotary, rotary_tables, turned
 from parallelbench.training.torch_session import build_model
@@ -298,7 +298,7 @@ def flop_per_sample(model: Gpt, length: int) -> float:
 def test_what_a_step_does_is_the_formulas(options: list[str], length: int) -> None:
     run = configure("data=tokens", f"data.sequence={length}", "model=gpt_tiny", *options)
     assert isinstance(run.model, Gpt)
-    counts, built = layer_counts(run), build_model(run)
+    counts, built = model_counts(run).layers, build_model(run)
     counted = 3 * sum(each.product_flop for each in counts)
     assert counted == flop_per_sample(run.model, length)
     assert sum(each.parameters for each in counts) == sum(each.numel() for each in built.parameters())

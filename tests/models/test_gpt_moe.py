@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import conf
 from parallelbench.config.build import build
-from parallelbench.measure.count_layers import layer_counts
+from parallelbench.measure.count_layers import model_counts
 from parallelbench.measure.layer_memory import model_memory
 from parallelbench.models.moe import GptMoe
 from parallelbench.models.moe_layers import (
@@ -85,7 +85,7 @@ def test_the_shipped_model_has_the_parameters_that_its_file_names() -> None:
 def test_what_a_step_does_is_the_formulas_wherever_tokens_go(options: list[str]) -> None:
     run = configure("data=tokens", "data.sequence=40", "model=gpt_moe_tiny", *options)
     assert isinstance(run.model, GptMoe)
-    assert 3 * sum(each.product_flop for each in layer_counts(run)) == flop_per_sample(run.model, 40)
+    assert 3 * sum(each.product_flop for each in model_counts(run).layers) == flop_per_sample(run.model, 40)
     matrices = [each for name, each in build_model(run).named_parameters() if each.dim() > 1 and "embed" not in name]
     every = sum(each.numel() for each in matrices)
     idle = run.model.layers * (run.model.experts - run.model.top_k)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
-from parallelbench.measure.count_layers import layer_counts
+from parallelbench.measure.count_layers import model_counts
 from parallelbench.models.moe_layers import ExpertTokens, MixtureOfExperts, take_expert_tokens
 from parallelbench.training.observers import ExpertBalance
 from parallelbench.training.torch_session import build_model
@@ -117,7 +117,7 @@ def test_shapes_without_values_are_not_counted() -> None:
     model = build_model(run)
     tokens = torch.zeros(2, 12, dtype=torch.int64)
     model.to("meta")(tokens.to("meta"))
-    layer_counts(run)
+    model_counts(run)
     assert take_expert_tokens(model) == {}
     model.to_empty(device="cpu")(tokens)
     assert [sum(counts) for counts in take_expert_tokens(model).values()] == [2 * 12 * 2] * 2
