@@ -66,28 +66,23 @@ def require(framework: str, device_type: str) -> None:
         raise ConfigError(problem)
 
 
-OWN_ENVIRONMENT = ("velox",)
-"""Engines that can't live in the suite's environment: their libraries need other versions of its packages."""
 VELOX_PYTHON = "PARALLELBENCH_VELOX_PYTHON"
-"""Environment variable: the interpreter of Velox's environment, where that is not beside the suite's own."""
+"""Environment variable: the interpreter of Velox's environment, where that is not beside the suite's own: its library
+needs other versions of the suite's packages."""
 VELOX_FOLDER = ".venv-velox"
 """What `make venv-velox` makes, beside the folder of the suite's own environment."""
 VELOX = {"pyvelox": "0.2.0", "pyarrow": "19.0.1"}
 """Versions that were tested together; pyvelox is linked against this Arrow."""
-_IN_OWN = {"numpy": "numpy", "torch": "torch", "arrow": "pyarrow", "polars": "polars", "duckdb": "duckdb"}
 
 
 def interpreter(engine: str) -> Path:
     """The Python that an engine runs in; `ConfigError` with the fix where its library is not there in its version."""
     if engine == "velox":
         return _velox()
-    package = _IN_OWN[engine]
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
+    if engine == "duckdb" and not any(metadata.distributions(name="duckdb")):  # the suite needs all others itself
         raise ConfigError(
-            f"preprocess.engine={engine} needs {package}, which is not installed: pip install 'parallelbench[{engine}]'"
-        ) from None
+            "preprocess.engine=duckdb needs duckdb, which is not installed: pip install 'parallelbench[duckdb]'"
+        )
     return Path(sys.executable)
 
 
@@ -122,11 +117,11 @@ def installed(python: Path) -> dict[str, str] | None:
 
 def engine_states() -> Iterator[tuple[str, str]]:
     """The engines that the suite's own dependencies don't bring, and where each is or how to get it; for `doctor`."""
-    for engine, packages in (("duckdb", ("duckdb",)), ("velox", tuple(VELOX))):
+    for engine in ("duckdb", "velox"):
         try:
             python = interpreter(engine)
+            versions = VELOX if engine == "velox" else {engine: metadata.version(engine)}
+            state = f"{python}: " + ", ".join(f"{name} {version}" for name, version in versions.items())
         except ConfigError as error:
-            yield f"preprocess.engine={engine}", str(error)
-            continue
-        known = VELOX if engine == "velox" else {name: metadata.version(name) for name in packages}
-        yield f"preprocess.engine={engine}", f"{python}: " + ", ".join(f"{name} {known[name]}" for name in packages)
+            state = str(error)
+        yield f"preprocess.engine={engine}", state

@@ -22,7 +22,7 @@ import numpy as np
 from parallelbench.config.components import Arrays, Data
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.task import Request, Task
-from parallelbench.environments import OWN_ENVIRONMENT, interpreter
+from parallelbench.environments import interpreter
 from parallelbench.errors import ConfigError, EngineError, one_line
 from parallelbench.preprocess import tables
 from parallelbench.preprocess.recipes import Columns, prepare
@@ -290,7 +290,7 @@ def run_process(request: Request) -> tuple[dict[str, Any], float]:
         Request(**{**vars(request), "launched_at": time.time()}).write(path)
         done = subprocess.run(
             # Isolated from PYTHONPATH, which may lead to other versions, where the environment is the engine's own.
-            [str(python), *(["-I"] if request.engine in OWN_ENVIRONMENT else []), "-c", _START, str(path), str(_ROOT)],
+            [str(python), *(["-I"] if request.engine == "velox" else []), "-c", _START, str(path), str(_ROOT)],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,

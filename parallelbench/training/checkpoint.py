@@ -41,13 +41,6 @@ _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, e
 State = dict[str, Any]
 
 
-class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `manifest.json` holds."""
-
-    sha256: list[str]
-    """sha256 of each rank's file."""
-
-
 @dataclass(frozen=True, order=True)
 class Key:
     """A checkpoint's attempt and epoch; the largest is the newest."""
@@ -116,7 +109,7 @@ class Checkpoints:
 
     def _conclude(self, key: Key, digests: list[str]) -> str | None:
         try:
-            write_file(self._manifest(key), msgspec.json.encode(CheckpointManifest(sha256=digests)))
+            write_file(self._manifest(key), msgspec.json.encode({"sha256": digests}))
             with storage_errors(self.folder):
                 sync(self.folder)  # before the older ones go
         except StorageError as error:
@@ -164,8 +157,9 @@ class Checkpoints:
         """
         path = self._file(key)
         try:
-            manifest = msgspec.json.decode(self._manifest(key).read_bytes(), type=CheckpointManifest)
-            if len(manifest.sha256) != self.world.size or file_sha256(path) != manifest.sha256[self.world.rank]:
+            manifest = msgspec.json.decode(self._manifest(key).read_bytes(), type=dict[str, list[str]])
+            digests = manifest["sha256"]  # of each rank's file
+            if len(digests) != self.world.size or file_sha256(path) != digests[self.world.rank]:
                 return None
             state: State = self.world.read_state(path)
         except OSError as error:
