@@ -8,16 +8,24 @@ import unicodedata
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from parallelbench.errors import (
+    ConfigError,
+    StorageError,
+    choices,
+    ends_the_program,
+    no_permission,
+    refusal,
+    refuse_token,
+)
+from parallelbench.world.allowance import limit_pools, require_home
+
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
-    from parallelbench.errors import ConfigError, StorageError, ends_the_program, no_permission, refusal
-    from parallelbench.world.allowance import limit_pools, require_home
-
     options = None
     try:
         options = _options(sys.argv[1:] if arguments is None else list(arguments))
@@ -56,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(words: list[str]) -> argparse.Namespace:
     """The parsed command line. Options and overrides may be in any order, which argparse can't do below subcommands."""
     from launch.verbs.arguments import command_line_parser
-    from parallelbench.errors import ConfigError, refuse_token
 
     for word in words:
         refuse_token(word, where="the command line")
@@ -64,7 +71,7 @@ def _options(words: list[str]) -> argparse.Namespace:
             raise ConfigError(f"{word!r} holds the character {odd!r}, which no name or value may have")
     parser, verbs = command_line_parser()
     if words and not words[0].startswith("-") and words[0] not in verbs:
-        parser.error(f"{words[0] if words[0].strip() else repr(words[0])} is no verb: {_choices(words[0], verbs)}")
+        parser.error(f"{words[0] if words[0].strip() else repr(words[0])} is no verb: {choices(words[0], verbs)}")
     options, rest = parser.parse_known_args(words)
     verb = verbs[options.verb]
     for unknown in (text.partition("=")[0] for text in rest if text.startswith("-")):
@@ -86,13 +93,7 @@ def _refuse_option(verb: argparse.ArgumentParser, name: str, unknown: str) -> No
 
     if unknown in FLAGS:
         verb.error(f"{unknown} is an option of Hydra's, {INSTEAD}")
-    verb.error(f"{unknown} is no option of {name}: {_choices(unknown, verb._option_string_actions)}")
-
-
-def _choices(wrong: str, valid: Iterable[str]) -> str:
-    from parallelbench.errors import choices
-
-    return choices(wrong, valid)
+    verb.error(f"{unknown} is no option of {name}: {choices(unknown, verb._option_string_actions)}")
 
 
 def _do(options: argparse.Namespace) -> int:

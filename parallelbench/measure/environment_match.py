@@ -23,18 +23,6 @@ UNLIKE_NODES = "unlike_nodes"
 """The entry that says in which of these a run's nodes differ, and which node has which; none where they don't."""
 LINKS = "cuda.links"
 """The entry of the kinds of links between the GPUs that a run has on a node; none with fewer than two."""
-MUST_MATCH = (
-    *(PACKED, "platform", "python", "packages.torch", "packages.torchvision", "packages.tensorflow", "packages.numpy"),
-    *("cpu", "logical_cores", "threads", "cpu_governor", "cpu_capability", "cpu_boost", "cpu_quota_cores"),
-    *("nice", "scheduling_policy", "transparent_hugepages"),
-    *("cuda.version", "cuda.cudnn", "cuda.nccl", "cuda.driver", "cuda.power_limit_w", LINKS),
-    *("loaded_modules", "site.modules", "site.setup_sha256", UNLIKE_NODES),
-    *("float32_matmul_precision", "cudnn_allow_tf32", "cudnn_benchmark"),
-)
-WHERE_BOTH = ("loaded_modules", "site.modules", "site.setup_sha256", "library_path_sha256", LINKS)
-"""Entries that are compared where both environments have them. Older releases recorded none; only a job of Slurm's has
-its site's, and only several GPUs have links.
-"""
 FRAMEWORK = "framework"
 """The entry that says what a run trained with; torch where older releases recorded none."""
 OF_FRAMEWORK = (
@@ -44,6 +32,17 @@ OF_FRAMEWORK = (
 )
 """Entries that must match between runs of one framework. Runs of two are compared in spite of them: each framework has
 an environment of its own, which is what is compared."""
+_SET_UP = ("loaded_modules", "site.modules", "site.setup_sha256")
+MUST_MATCH = (
+    *(PACKED, "platform", "python", *OF_FRAMEWORK, *_SET_UP, UNLIKE_NODES),
+    *("cpu", "logical_cores", "threads", "cpu_governor", "cpu_boost", "cpu_quota_cores"),
+    *("nice", "scheduling_policy", "transparent_hugepages"),
+    *("cuda.driver", "cuda.power_limit_w", LINKS),
+)
+WHERE_BOTH = (*_SET_UP, "library_path_sha256", LINKS)
+"""Entries that are compared where both environments have them. Older releases recorded none; only a job of Slurm's has
+its site's, and only several GPUs have links.
+"""
 _VARIABLES = (
     *("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_"),
     *("OPENBLAS_", "BLIS_", "TCMALLOC_"),
