@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +64,9 @@ def main(arguments: list[str]) -> int:
 def make(run: RunConfig, attempt: Attempt) -> None:
     """Hand over the initial state and the order of samples, and what one device makes of them."""
     arrays, exchange = checked(run.data, run.data.load(run.site.data_folder)), Exchange.of(attempt)
-    exchange.write_initial(as_arrays(build_model(run).state_dict()))
-    exchange.write_facts({"least_flop_per_sample": model_counts(run).least_flop})
+    exchange.write("initial", as_arrays(build_model(run).state_dict()))
+    least_flop = model_counts(run).least_flop
+    exchange.write("facts", {} if least_flop is None else {"least_flop_per_sample": least_flop})
     further = -(-CLOSING_STEPS // run.steps_per_epoch) if run.measure.parity else 0
     _write_orders(exchange, arrays, run, epochs=run.epochs + further)
     if checks_parity(run):
@@ -74,7 +76,7 @@ def make(run: RunConfig, attempt: Attempt) -> None:
 def _make_expected(exchange: Exchange, arrays: Arrays, checked: RunConfig) -> None:
     """One device's steps of the checked run."""
     model, steps = build_model(checked), checked.measure.parity_steps
-    exchange.checked.write_initial(as_arrays(model.state_dict()))
+    exchange.checked.write("initial", as_arrays(model.state_dict()))
     _write_orders(exchange.checked, arrays, checked, epochs=-(-steps // checked.steps_per_epoch))
     reference = Reference(model, checked, World(), lambda run, shard: build_loader(arrays, run, World(), shard))
     for step in range(1, steps + 1):
@@ -125,7 +127,10 @@ def _findings(run: RunConfig, exchange: Exchange) -> list[Finding]:
     findings = judging.evaluation(state, loss=loss, accuracy=accuracy)
     reason = why_no_steps(run)
     if reason is None:
-        kept = {key: _as_tensors(tensors) for key, tensors in exchange.optimizer().items()}
+        kept: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for path, value in _as_tensors(exchange.read("optimizer")).items():
+            key, _, name = path.partition("/")
+            kept[key][name] = value
         judging.begin_updates(kept)
     else:
         findings.append(Finding("steps", reason))

@@ -57,17 +57,6 @@ def require_threads() -> None:
             "(OMP_DYNAMIC, OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS, …) was read when this process loaded torch; unset "
             "it and start the process again, or choose launcher=local"
         )
-    if (openmp := _openmp()) is None:
-        return
-    cores = os.sched_getaffinity(0)
-    _in_each_thread(openmp, lambda: os.sched_setaffinity(0, cores))
-    elsewhere = [own for own in _in_each_thread(openmp, lambda: os.sched_getaffinity(0)) if own != cores]
-    if elsewhere:
-        raise ConfigError(
-            f"a thread of torch's runs on cores {_listed(elsewhere[0])}, not on this rank's {_listed(cores)}: unset "
-            "OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY, and start the process again"
-        )
-
-
-def _listed(cores: set[int]) -> str:
-    return ", ".join(map(str, sorted(cores)))
+    if (openmp := _openmp()) is not None:
+        cores = os.sched_getaffinity(0)
+        _in_each_thread(openmp, lambda: os.sched_setaffinity(0, cores))

@@ -45,7 +45,7 @@ class Suite:
     def __init__(self, run: RunConfig, attempt: Attempt, arrays: Arrays, world: TensorFlowWorld) -> None:
         strategy: Any = run.strategy
         exchange = Exchange.of(attempt)
-        replica: Any = strategy.prepare(exchange.initial(), run, world)
+        replica: Any = strategy.prepare(exchange.read("initial"), run, world)
         self.feed = strategy.feed(arrays, run, exchange, world)
         self._journal = Journal(attempt.path / "journal-rank0.jsonl", keys={"run_id": "bench", "attempt": 1})
         self._trainer = Trainer(replica, self.feed, run=run, world=world, journal=self._journal)
@@ -93,7 +93,7 @@ class Keras:
                 layers.Dense(10),
             ]
         )
-        initial = TwinState(exchange.initial(), run).initial
+        initial = TwinState(exchange.read("initial"), run).initial
         self._model.set_weights([initial[name] for name in initial])
         self._model.compile(
             optimizer=_keras_optimizer(optimizer),
@@ -167,7 +167,7 @@ def assert_the_work_is_the_same(run: RunConfig, attempt: Attempt, arrays: Arrays
         name="sgd", lr=0.01, lr_rule="constant", weight_decay=0.0, implementation="auto", momentum=0.0, nesterov=False
     )
     run, exchange, strategy = msgspec.structs.replace(run, optimizer=plain), Exchange.of(attempt), run.strategy
-    replica: Any = strategy.prepare(exchange.initial(), run, world)  # type: ignore[arg-type]
+    replica: Any = strategy.prepare(exchange.read("initial"), run, world)  # type: ignore[arg-type]
     losses = [replica.step(batch).tensor()[0] for batch in strategy.feed(arrays, run, exchange, world).train(1)]  # type: ignore[attr-defined]
     keras = Keras(run, exchange, arrays)
     keras.epoch()

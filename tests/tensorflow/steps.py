@@ -63,7 +63,7 @@ class Quick(TensorFlowSession):
         """
         run, names = self._run, self._world.device_names
         arrays = run.data.load(Path("unused"))
-        replica: Any = run.strategy.prepare(self._exchange.initial(), run, self._world)  # type: ignore[arg-type]
+        replica: Any = run.strategy.prepare(self._exchange.read("initial"), run, self._world)  # type: ignore[arg-type]
         with mock.patch.object(self._world, "device_names", [name.replace("cpu", device) for name in names]):
             feed = run.strategy.feed(arrays, run, self._exchange, self._world)  # type: ignore[attr-defined]
         assert {images.dtype.name for images, _ in feed.held} == {"uint8" if device == "cpu" else "float16"}
@@ -128,7 +128,7 @@ def main(folders: list[str], further: list[str]) -> None:
             found["no gpu"], found["gpus"] = _without_gpu(run), _on_gpus(run)
             world = TensorFlowWorld(msgspec.structs.replace(run, devices=DEVICES), "cpu")
         if run.strategy.name == "tf_parameter_server":
-            initial = Exchange.of(attempt).initial()
+            initial = Exchange.of(attempt).read("initial")
             found[folder] = {others: forced(initial, run, world, others=others) for others in (0, 1, 3)}
             continue
         session = Quick(run, attempt, world)

@@ -152,7 +152,7 @@ def test_the_driver_is_recorded_as_torch_records_it(found: dict[str, Any]) -> No
 def test_the_initial_state_survives_both_layouts(found: dict[str, Any]) -> None:
     """What is exported is the model that torch trains: the same bits."""
     attempt = found["cnn_large"]["attempt"]
-    exported, built = Exchange.of(attempt).initial(), build_model(attempt.config()).state_dict()
+    exported, built = Exchange.of(attempt).read("initial"), build_model(attempt.config()).state_dict()
     assert exported.keys() == built.keys()
     assert all(np.array_equal(exported[name], built[name].numpy()) for name in built)
     assert all(torch.from_numpy(value).dtype == built[name].dtype for name, value in exported.items())

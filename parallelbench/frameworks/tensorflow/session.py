@@ -63,10 +63,10 @@ class TensorFlowSession(RankSession):
         self._record_data(arrays, resumed)
         parity_passed = self._check_parity(arrays) if resumed is None and checks_parity(run) else None
         self._phase("model")
-        initial = self._exchange.initial()
+        initial = self._exchange.read("initial")
         if resumed is None:
             self._describe(_parameters(initial), parity_passed)
-            self._facts(**self._exchange.facts())
+            self._facts(**{name: value.item() for name, value in self._exchange.read("facts").items()})
         else:  # the columns of earlier attempts stay
             parity_passed = resumed.facts.get("parity_passed")
             self._record_warnings(resumed_after=resumed.again())
@@ -92,7 +92,7 @@ class TensorFlowSession(RankSession):
         """Compare with the steps of torch on one device; the verdict is the same on every rank."""
         self._phase("parity")
         checked, exchange = as_checked(self._run), self._exchange.checked
-        replica: Any = checked.strategy.prepare(exchange.initial(), checked, self._world)  # type: ignore[arg-type]
+        replica: Any = checked.strategy.prepare(exchange.read("initial"), checked, self._world)  # type: ignore[arg-type]
         feed = checked.strategy.feed(arrays, checked, exchange, self._world)  # type: ignore[attr-defined]
         replica.keeps_gradients = True
         steps = count(1)
@@ -127,7 +127,8 @@ class TensorFlowSession(RankSession):
         """What the optimizer keeps after the last epoch: later steps' updates follow from it."""
         kept = {key: replica.full_optimizer_state(key) for key in self._run.optimizer.kept() or ()}  # type: ignore[attr-defined]
         if self._world.rank == 0:
-            self._exchange.write_optimizer(kept)
+            arrays = {f"{key}/{name}": value for key, tensors in kept.items() for name, value in tensors.items()}
+            self._exchange.write("optimizer", arrays)
 
 
 def _parameters(initial: State) -> int:
