@@ -63,16 +63,18 @@ class Checkpoints:
     damaged: list[Key] = field(default_factory=list)
     """Checkpoints that `newest` could not use."""
 
-    def newest(self, usable: Callable[[Key], bool]) -> tuple[Key, State] | None:
-        """The newest checkpoint whose files all ranks can read and call `usable`, with this rank's state.
+    def newest(self, measured: Callable[[Key], list[Row] | None]) -> tuple[Key, State, list[Row]] | None:
+        """The newest checkpoint whose files all ranks can read, with this rank's state and what it has `measured`.
 
         Raises `StorageError` where the disk does not answer: what is there may be whole, and a later attempt read it.
         """
         for key in self._proposals():
-            state = self._read(key) if usable(key) else None
+            entries = measured(key)
+            state = None if entries is None else self._read(key)
             if not any(self.world.gather(state is None)):
                 assert state is not None
-                return key, state
+                assert entries is not None
+                return key, state, entries
             self.damaged.append(key)
         return None
 
@@ -266,28 +268,22 @@ class EpochBoundary:
         """
         if self._run.launcher.checkpoint == "never":
             return None
-        entries: list[Row] = []
-        of_another_version: set[Key] = set()
 
-        def usable(key: Key) -> bool:
+        def measured(key: Key) -> list[Row] | None:
             path = self._attempt.path.with_name(str(key.attempt)) / f"journal-rank{self._world.rank}.jsonl"
-            kept = None
-            with storage_errors(path, verb="read"):
-                try:
-                    kept = kept_entries(path, through=key.epoch)
-                except OtherVersionError:
-                    of_another_version.add(key)
-            entries[:] = kept or ()
-            return kept is not None
+            with storage_errors(path, verb="read"), suppress(OtherVersionError):
+                return kept_entries(path, through=key.epoch)
+            return None
 
-        newest = self._checkpoints.newest(usable)
+        newest = self._checkpoints.newest(measured)
         for key in self._checkpoints.damaged:
-            is_of_another = any(self._world.gather(key in of_another_version))
-            why = "measured by another version of the suite" if is_of_another else "damaged"
-            self._warn(f"the checkpoint after epoch {key.epoch} of attempt {key.attempt} was {why} and not used")
+            self._warn(
+                f"the checkpoint after epoch {key.epoch} of attempt {key.attempt} was not used: it is damaged, or of "
+                "another version of the suite"
+            )
         if newest is None:
             return None
-        key, state = newest
+        key, state, entries = newest
         self._journal.take_over(entries)
         self.saved = key.epoch
         return Resumed(key.epoch, state, entries, self._world)

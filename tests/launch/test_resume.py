@@ -198,7 +198,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == f"{first}, {before[-1]}"
     assert run["resumed_elsewhere"] is None
-    assert f"the checkpoint after epoch {epoch} of attempt 2 was damaged and not used" in run["warnings"]
+    assert f"the checkpoint after epoch {epoch} of attempt 2 was not used: it is damaged" in run["warnings"]
 
 
 DROPS = '''
@@ -365,7 +365,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert measured(folder) == undisturbed(HERE)
     (run,) = rows(folder)["run"]
     assert run["resumed_after"] == str(before)
-    assert f"the checkpoint after epoch {newest} of attempt 1 was damaged and not used" in run["warnings"]
+    assert f"the checkpoint after epoch {newest} of attempt 1 was not used: it is damaged" in run["warnings"]
 
 
 @fault(
