@@ -64,7 +64,7 @@ class Trainer:
             observers.EvaluatedMetric(run),
             observers.ExpertBalance(replica, run),
             observers.Clipping(replica, run),
-            observers.Sending(replica, rank=world.rank),
+            observers.Sending(replica),
             self._step_times,
             observers.Memory(world),
             *([observers.Capture(replica, loader, startup)] if run.graph else []),
@@ -111,6 +111,7 @@ class Trainer:
 
     def train_epoch(self, epoch: int) -> Row:
         """The training window of one epoch, with all its observers: columns of `ranks`."""
+        self._epoch = epoch
         for observer in self._observers:
             observer.epoch_starts(epoch)
         with self._window:
@@ -165,7 +166,8 @@ class Trainer:
 
     def write_rows(self) -> None:
         """Write this rank's rows of the last epoch that are not of `ranks`."""
-        self._write(chain.from_iterable(observer.rows() for observer in self._observers))
+        rows = chain.from_iterable(observer.rows() for observer in self._observers)
+        self._write((table, {"rank": self._world.rank, **row}) for table, row in rows)
 
     def _sum(self, epoch: int, *, took_s: float) -> tuple[bool, bool]:
         """Add up over all ranks what the epoch has given, all at once, and let rank 0 write it.
@@ -183,10 +185,10 @@ class Trainer:
         return bool(stop), bool(save)
 
     def _write(self, rows: Iterable[tuple[str, Row]]) -> None:
-        """Write rows by table. Those of `epochs` are columns of one row."""
+        """Write rows of the last epoch by table. Those of `epochs` are columns of one row."""
         tables: dict[str, list[Row]] = defaultdict(list)
         for table, row in rows:
-            tables[table].append(row)
+            tables[table].append({"epoch": self._epoch, **row})
         if "epochs" in tables:
             # The reader of the journals adds the telemetry of all nodes.
             whole = {**NOTHING, "finished_at": time.time()}

@@ -47,7 +47,7 @@ class Observer:
         return {}
 
     def rows(self) -> Iterable[tuple[str, Row]]:
-        """This rank's rows of other tables about the epoch, each with the table's name."""
+        """This rank's rows of other tables about the epoch, each with the table's name, but without epoch and rank."""
         return ()
 
     def sums(self) -> list[float]:
@@ -55,7 +55,10 @@ class Observer:
         return []
 
     def epoch_summed(self, total: Sequence[float]) -> Iterable[tuple[str, Row]]:
-        """What was added up. Returns rows of tables for rank 0 to write; columns of `epochs` go into its one row."""
+        """What was added up. Returns rows of tables, but for the epoch, for rank 0 to write.
+
+        Columns of `epochs` go into its one row.
+        """
         return ()
 
 
@@ -117,11 +120,10 @@ class Processor(Observer):
 class Sending(Observer):
     """Bytes sent in the training window, and updates that were pushed to servers."""
 
-    def __init__(self, replica: Replica, *, rank: int) -> None:
-        self._replica, self._rank = replica, rank
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
 
     def epoch_starts(self, epoch: int) -> None:
-        self._epoch = epoch
         self._replica.traffic.take()  # what evaluation has sent
 
     def epoch_trained(self, trained: Any) -> Row:
@@ -129,8 +131,7 @@ class Sending(Observer):
 
     def rows(self) -> Iterator[tuple[str, Row]]:
         for push in self._replica.take_pushes():
-            row = {"epoch": self._epoch, "rank": self._rank, "step": push.step, "staleness": push.staleness}
-            yield "pushes", row
+            yield "pushes", {"step": push.step, "staleness": push.staleness}
 
 
 class Clipping(Observer):
@@ -154,14 +155,10 @@ class StepTimes(Observer):
     """Durations of sampled steps: the loop's batches pass through `timed`."""
 
     def __init__(self, world: RankWorld, run: RunConfig) -> None:
-        self._rank = world.rank
         # On a GPU by torch's events: other frameworks launch steps there without saying when they end.
         is_timed = world.device_type == "cpu" or run.strategy.framework == "torch"
         sampled = run.measure.steps_sampled if is_timed else 0
         self._clock = StepClock(world, steps=run.steps_per_epoch, sampled=sampled)
-
-    def epoch_starts(self, epoch: int) -> None:
-        self._epoch = epoch
 
     def timed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches; a step lasts from asking for its batch to asking for the next one."""
@@ -169,7 +166,7 @@ class StepTimes(Observer):
 
     def rows(self) -> Iterator[tuple[str, Row]]:
         for step, duration_s in self._clock.durations():
-            yield "steps", {"epoch": self._epoch, "step": step, "rank": self._rank, "step_time_s": duration_s}
+            yield "steps", {"step": step, "step_time_s": duration_s}
 
 
 class Scores(Observer):
@@ -212,7 +209,6 @@ class Scores(Observer):
         self.train_loss, self.test_loss = train_loss / asked, test_loss / test_samples
         self.test_accuracy = test_correct / (test_samples * labels)
         row = {
-            "epoch": self._epoch,
             "train_loss": self.train_loss,
             "train_accuracy": train_correct / (asked * labels),
             "test_loss": self.test_loss,
@@ -259,7 +255,7 @@ class StepLosses(Observer):
     def epoch_summed(self, total: Sequence[float]) -> Iterator[tuple[str, Row]]:
         before = (self._epoch - 1) * self._run.steps_per_epoch
         for row in rows_of(total, before=before, samples=self._run.global_batch_size):
-            yield "losses", {"epoch": self._epoch, **row}
+            yield "losses", row
 
 
 def by_step(total: Any, steps: int) -> list[float]:
