@@ -16,7 +16,7 @@ from parallelbench.config.plugin import folders, source_files, sources_now
 from parallelbench.frameworks import entries_of
 from parallelbench.measure.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION
 from parallelbench.redaction import recorded_variables
-from parallelbench.world.machine import cpu_name, cpu_quota_cores
+from parallelbench.world.machine import cpu_name, cpu_quota_cores, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -59,12 +59,12 @@ def capture(
         "cpu": cpu_name(),
         "logical_cores": os.cpu_count(),
         "cores_of_rank_0": sorted(os.sched_getaffinity(0)),
-        "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "cpu_governor": text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "cpu_boost": _boost(),
         "cpu_quota_cores": cpu_quota_cores(),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "scheduling_policy": _POLICIES.get(os.sched_getscheduler(0)),
-        "transparent_hugepages": _chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "transparent_hugepages": _chosen(text_of("/sys/kernel/mm/transparent_hugepage/enabled")),
         "load_average_1min": os.getloadavg()[0],
         "loaded_modules": module_names(os.environ.get("LOADEDMODULES", "")),
         "library_path_sha256": _hash(os.environ.get("LD_LIBRARY_PATH")),
@@ -76,7 +76,7 @@ def capture(
 
 def machine(path: str = "/etc/machine-id") -> str | None:
     """What tells this machine from others of its name: a hash of its id, which itself is to stay on it."""
-    return _hash(_read(path))
+    return _hash(text_of(path))
 
 
 def _hash(text: str | None) -> str | None:
@@ -109,7 +109,7 @@ def _file_names(paths: str) -> str:
 def _boost() -> str | None:
     """Whether cores may exceed their base clock: on, off; None where the kernel doesn't say."""
     cpus = "/sys/devices/system/cpu"
-    boost, no_turbo = _read(f"{cpus}/cpufreq/boost"), _read(f"{cpus}/intel_pstate/no_turbo")
+    boost, no_turbo = text_of(f"{cpus}/cpufreq/boost"), text_of(f"{cpus}/intel_pstate/no_turbo")
     if boost is None and no_turbo is None:
         return None
     return "on" if boost == "1" or no_turbo == "0" else "off"
@@ -153,13 +153,6 @@ def version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
         return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.world import cuda
+from parallelbench.world.machine import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,8 +99,5 @@ def host_peak_bytes() -> int | None:
 
 def _status_bytes(field: str) -> int | None:
     """A size in the kernel's account of this process."""
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError:
-        return None
+    lines = (text_of(_STATUS) or "").splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)

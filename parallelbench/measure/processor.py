@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from parallelbench.world.machine import text_of
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -116,12 +118,8 @@ def interrupts_are_apart(folders: tuple[str, str] = ("/proc", "/boot")) -> bool:
 
 def read_cores(stat: Path, cores: Collection[int]) -> dict[int, Core]:
     """The kernel's account of these cores; without those it does not list."""
-    try:
-        lines = stat.read_text().splitlines()
-    except OSError:
-        return {}
     found = {}
-    for line in lines:
+    for line in (text_of(stat) or "").splitlines():
         name, *ticks = line.split()
         number = name.removeprefix("cpu")
         if name.startswith("cpu") and number.isdigit() and int(number) in cores and len(ticks) >= 8:

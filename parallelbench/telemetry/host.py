@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from parallelbench.world.machine import text_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -93,10 +95,7 @@ class Package:
 
 def _is_package(path: Path) -> bool:
     """The cores and the memory controller of a package are domains of their own, which must not count twice."""
-    try:
-        return (path / "name").read_text().startswith("package")
-    except OSError:
-        return False
+    return (text_of(path / "name") or "").startswith("package")
 
 
 def _memory_used_bytes() -> int:

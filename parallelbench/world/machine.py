@@ -270,15 +270,19 @@ def threads_here() -> int:
 
 def _siblings(core: int) -> frozenset[int]:
     """Logical cores that share a physical core with `core`, itself included."""
-    try:
-        text = (_TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text()
-    except OSError:
-        return frozenset({core})
-    cores: set[int] = set()
-    for part in text.strip().split(","):
+    listed, cores = text_of(_TOPOLOGY / f"cpu{core}/topology/thread_siblings_list"), {core}
+    for part in listed.split(",") if listed else ():
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
-    return frozenset(cores | {core})
+    return frozenset(cores)
+
+
+def text_of(path: str | Path) -> str | None:
+    """What a file of the system's says; None where it can't be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
 
 
 def others_running(samples: int = 5, interval_s: float = 0.01) -> int:
@@ -324,10 +328,7 @@ def host_memory_bytes() -> int:
 
 def _cgroups(controller: str, root: Path) -> Iterator[Path]:
     """Folders of this process's cgroups that a controller may limit, from the root on."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
+    lines = (text_of(root / "proc/self/cgroup") or "").splitlines()
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers == "":
             places = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
