@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import (
@@ -101,13 +101,13 @@ def _do(options: argparse.Namespace) -> int:
     from launch.verbs.arguments import VERBS
 
     given = dict(vars(options))
-    module, _, function = VERBS[given.pop("verb")].function.partition(":")
+    function = f"launch.{VERBS[given.pop('verb')].function}"
     if given.keys() & {"conf", "plugin"}:
         from launch.sweep.extension import extension
 
         conf, plugin, same = given.pop("conf", None), given.pop("plugin", None), given.pop("same_plugin", False)
         given["extension"] = extension(conf, plugin, same_plugin=same)
-    return int(getattr(import_module(f"launch.{module}"), function)(**given))
+    return int(resolve_name(function)(**given))
 
 
 if __name__ == "__main__":

@@ -151,21 +151,17 @@ class Clipping(Observer):
         return {column.name: taken.get(column.name) for column in CLIPPING}
 
 
-class StepTimes(Observer):
-    """Durations of sampled steps: the loop's batches pass through `timed`."""
+class StepTimes(StepClock, Observer):
+    """Durations of sampled steps, whose batches the loop lets pass through the clock."""
 
     def __init__(self, world: RankWorld, run: RunConfig) -> None:
         # On a GPU by torch's events: other frameworks launch steps there without saying when they end.
         is_timed = world.device_type == "cpu" or run.strategy.framework == "torch"
         sampled = run.measure.steps_sampled if is_timed else 0
-        self._clock = StepClock(world, steps=run.steps_per_epoch, sampled=sampled)
-
-    def timed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches; a step lasts from asking for its batch to asking for the next one."""
-        return self._clock.timed(batches)
+        super().__init__(world, steps=run.steps_per_epoch, sampled=sampled)
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        for step, duration_s in self._clock.durations():
+        for step, duration_s in self.durations():
             yield "steps", {"step": step, "step_time_s": duration_s}
 
 
