@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.measure import bandwidth
-from parallelbench.measure.bandwidth import OPERATIONS, Collective, all_reduces, collectives
+from parallelbench.measure.bandwidth import OPERATIONS, Collective, collectives
 from tests.ranks import run_ranks
 
 
@@ -27,7 +27,7 @@ def test_other_messages_send_what_their_definition_says(operation: str, sent: fl
 def probe(rank: int, size: int) -> list[Collective]:
     cpu = torch.device("cpu")
     rows = [row for each in OPERATIONS for row in collectives(each, cpu, sizes_bytes=(4096,), rounds=2)]
-    return [*all_reduces(cpu, sizes_bytes=(1,), rounds=3), *rows]
+    return [*collectives("all_reduce", cpu, sizes_bytes=(1,), rounds=3), *rows]
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_rank_that_is_alone_on_its_node_takes_the_first_gpu(monkeypatch: pytes
 
     for name, stand_in in {"init_process_group": init, "all_reduce": id, "destroy_process_group": lambda: None}.items():
         monkeypatch.setattr(dist, name, stand_in)
-    monkeypatch.setattr(bandwidth, "all_reduces", lambda device: asked.update(measured=device))
+    monkeypatch.setattr(bandwidth, "collectives", lambda _, device: asked.update(measured=device))
     assert bandwidth.main(["tcp://127.0.0.1:1", "1", "2", "cuda"]) == 0
     assert asked["device_id"] == asked["measured"] == torch.device("cuda", 0)
     assert asked["backend"] == "cpu:gloo,cuda:nccl"

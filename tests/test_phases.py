@@ -96,11 +96,11 @@ def test_known_times_come_through_to_the_table(clock: Clock, tmp_path: Path) -> 
 
 
 def test_known_all_reduces_make_latency_and_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_reduces(_device: object, sizes_bytes: tuple[int, ...]) -> list[Collective]:
+    def all_reduces(_operation: str, _device: object, sizes_bytes: tuple[int, ...]) -> list[Collective]:
         return [Collective(size_bytes=size, time_s=times_s[size], ranks=4) for size in sizes_bytes]
 
     times_s = {2**10: 6.0, 2**24: 6.0 + 1.5 * (2**24 - 2**10)}  # latencies of 1 s, then a byte per second
-    monkeypatch.setattr(attribution, "all_reduces", all_reduces)
+    monkeypatch.setattr(attribution, "collectives", all_reduces)
     assert ring(World(size=4)) == {"probed_latency_s": 1.0, "probed_bandwidth_bytes_per_s": 1.0}
     times_s[2**24] = 5.0  # noise: no bandwidth, rather than a negative one
     assert ring(World(size=4))["probed_bandwidth_bytes_per_s"] is None

@@ -259,7 +259,7 @@ def test_an_all_reduce_takes_what_the_device_takes(
     joined: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: joined.update(backend=backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(bandwidth, "all_reduces", lambda on: joined.update(device=on) or [])
+    monkeypatch.setattr(bandwidth, "collectives", lambda _, on: joined.update(device=on) or [])
     bandwidth.main(["tcp://here:1", "0", "2", "cuda"])
     assert joined == {"backend": "cpu:gloo,cuda:nccl", "device": torch.device("cuda", 0)}
     assert capsys.readouterr().out == "[]\n"

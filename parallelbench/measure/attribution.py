@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from parallelbench.measure.bandwidth import all_reduces
+from parallelbench.measure.bandwidth import collectives
 from parallelbench.results.files import storage_errors
 from parallelbench.world.spans import PHASES, Spans, Step, divided_by
 
@@ -127,7 +127,7 @@ def ring(world: World) -> Row:
     """
     if world.size == 1:
         return {}
-    small, large = all_reduces(world.device, sizes_bytes=RING_SIZES_BYTES)
+    small, large = collectives("all_reduce", world.device, sizes_bytes=RING_SIZES_BYTES)
     further_bytes, longer_s = large.sent_bytes - small.sent_bytes, large.time_s - small.time_s
     return {
         "probed_latency_s": small.time_s / (2 * (world.size - 1)),

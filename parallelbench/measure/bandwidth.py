@@ -56,18 +56,11 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         return (2 if self.operation == "all_reduce" else 1) * (self.ranks - 1) / self.ranks * self.size_bytes
 
 
-def all_reduces(
-    device: torch.device, sizes_bytes: Sequence[int] = SIZES_BYTES, rounds: int = ROUNDS
-) -> list[Collective]:
-    """Time all-reduces of fp32 tensors on `device` over the default group; a collective, equal on every rank."""
-    return collectives("all_reduce", device, sizes_bytes=sizes_bytes, rounds=rounds)
-
-
 def collectives(
     operation: Operation,
     device: torch.device,
     *,
-    sizes_bytes: Sequence[int],
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
     rounds: int = ROUNDS,
     group: dist.ProcessGroup | None = None,
     apart: int = 1,
@@ -148,7 +141,7 @@ def main(arguments: Sequence[str]) -> int:
         timeout=timedelta(seconds=TIMEOUT_S),
         device_id=gpu,
     )
-    measured = all_reduces(gpu or torch.device("cpu"))
+    measured = collectives("all_reduce", gpu or torch.device("cpu"))
     dist.all_reduce(torch.zeros(1))  # no rank leaves before the last has finished
     dist.destroy_process_group()
     if rank == 0:

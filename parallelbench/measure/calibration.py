@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from parallelbench.config.build import from_mapping
-from parallelbench.measure.bandwidth import OPERATIONS, SIZES_BYTES, collectives
+from parallelbench.measure.bandwidth import OPERATIONS, collectives
 from parallelbench.measure.environment import capture
 from parallelbench.measure.layer_records import ELEMENTWISE, IMAGES
 from parallelbench.measure.machine_probe import fastest_s
@@ -390,7 +390,7 @@ def _of_group(world: World, tier: str, nodes: int, group: dist.ProcessGroup) -> 
     here = group.size() // nodes
     apart = 1 if nodes == 1 else here
     for operation in OPERATIONS:
-        for each in collectives(operation, world.device, sizes_bytes=SIZES_BYTES, group=group, apart=apart):
+        for each in collectives(operation, world.device, group=group, apart=apart):
             row = {"operation": operation, "tier": tier, "ranks": each.ranks, "nodes": nodes}
             yield _whole(row | {"size_bytes": each.size_bytes, "time_s": each.time_s}, busy=here)
 
