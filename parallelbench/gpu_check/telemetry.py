@@ -15,7 +15,7 @@ import torch
 from parallelbench.gpu_check.results import FailedError, SkippedError, between
 from parallelbench.results.journal import Journal
 from parallelbench.results.sensor_columns import Recordings, Samples, columns
-from parallelbench.telemetry.nvml import WAYS, Gpus
+from parallelbench.telemetry.nvml import WAYS, opened
 from parallelbench.telemetry.sampler import SamplerSettings, sampling
 from parallelbench.world.machine import visible_gpus
 
@@ -69,7 +69,8 @@ def readings() -> str:
     """All columns of one sample of each GPU."""
     warnings: list[str] = []
     count = torch.cuda.device_count()
-    rows = Gpus(count, warn=lambda reason, device: warnings.append(f"{reason} ({device})")).read()
+    gpus = opened(count, warn=lambda reason, device: warnings.append(f"{reason} ({device})"))
+    rows = [gpu.read() for gpu in gpus]
     return judge_readings(rows, warnings, count)
 
 

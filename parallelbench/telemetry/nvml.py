@@ -58,31 +58,28 @@ WAYS: dict[str, tuple[Callable[[Any], float], ...]] = {
 """Column of `telemetry` → the ways to read it, the best first; a driver may lack some."""
 
 
-class Gpus:
-    """The first `count` visible GPUs of this machine. `warn` is called with a reason and the GPU."""
+def opened(count: int, *, warn: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> list[SampledGpu]:
+    """The first `count` visible GPUs of this machine, but for those that NVML can't measure.
 
-    def __init__(self, count: int, *, warn: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> None:
-        self._devices: list[_Device] = []
-        gpus = visible_gpus()[:count]
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            warn(f"NVML can't be used ({error})", "all GPUs")
-            return
-        for gpu in gpus:
-            if gpu.is_sliced:
-                warn("NVML measures whole GPUs, and MIG slices this one", gpu.uuid)
-            elif gpu.failure is not None:
-                warn(gpu.failure, gpu.uuid or "a GPU")
-            else:
-                self._devices.append(_Device(gpu.uuid, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), warn, clock))
-
-    def read(self) -> list[Reading]:
-        """One reading per GPU: columns of `telemetry`."""
-        return [device.read() for device in self._devices]
+    `warn` is called with a reason and the GPU.
+    """
+    gpus, found = visible_gpus()[:count], list[SampledGpu]()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        warn(f"NVML can't be used ({error})", "all GPUs")
+        return []
+    for gpu in gpus:
+        if gpu.is_sliced:
+            warn("NVML measures whole GPUs, and MIG slices this one", gpu.uuid)
+        elif gpu.failure is not None:
+            warn(gpu.failure, gpu.uuid or "a GPU")
+        else:
+            found.append(SampledGpu(gpu.uuid, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), warn, clock))
+    return found
 
 
-class _Device:
+class SampledGpu:
     """One GPU, and the ways to read it that still work."""
 
     def __init__(self, uuid: str, handle: Any, warn: Callable[[str, str], None], clock: Callable[[], float]) -> None:

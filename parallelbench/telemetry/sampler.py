@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from parallelbench.results.journal import Journal
     from parallelbench.results.recording import Recorder
-    from parallelbench.telemetry.nvml import Gpus
+    from parallelbench.telemetry.nvml import SampledGpu
 
 
 class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,18 +46,18 @@ class Sampler:
         self._recorder, self._clock, self._host = recorder, clock, Host()
         self._keys = {"run_id": settings.run_id, "attempt": settings.attempt, "node": settings.node}
         self._warned: set[tuple[str, str]] = set()
-        self._gpus = self._open(settings.gpus) if settings.gpus else None
+        self._gpus = self._open(settings.gpus) if settings.gpus else []
 
     def sample(self, *, last: bool = False) -> None:
         """One row per GPU, and one for the host, whose `device_uuid` is null; `last`: include what is read rarely."""
-        rows = self._gpus.read() if self._gpus else []
+        rows = [gpu.read() for gpu in self._gpus]
         rows.append({"time": self._clock(), **self._host.read(clock=last)})
         self._recorder.record([self._keys | row for row in rows])
 
-    def _open(self, count: int) -> Gpus:
-        from parallelbench.telemetry.nvml import Gpus  # runs without GPUs need no NVML
+    def _open(self, count: int) -> list[SampledGpu]:
+        from parallelbench.telemetry.nvml import opened  # runs without GPUs need no NVML
 
-        return Gpus(count, warn=self._warn, clock=self._clock)
+        return opened(count, warn=self._warn, clock=self._clock)
 
     def _warn(self, reason: str, device: str) -> None:
         if (reason, device) not in self._warned:
