@@ -691,7 +691,7 @@ def test_ranks_that_share_gpus_take_turns_in_taking_one(monkeypatch: pytest.Monk
     monkeypatch.setenv(SHARING, "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     taken = []
-    monkeypatch.setattr("parallelbench.world.cuda.choose", taken.append)
+    monkeypatch.setattr("torch.cuda.set_device", taken.append)
     for rank in range(4):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         join("cuda", devices=1, timeout_s=1.0)
