@@ -74,11 +74,10 @@ class ProcessorShare:
         before, after = self._before, self._read()
         length_s = after.time_s - before.time_s
         spent = {core: _since(before.cores[core], after.cores[core]) for core in before.cores.keys() & after.cores}
-        columns: dict[str, float | None] = dict.fromkeys(("others_time_s", "others_signed_time_s", "stolen_time_s"))
+        names = ("others_time_s", "others_signed_time_s", "stolen_time_s", "run_delay_s")
+        columns: dict[str, float | None] = dict.fromkeys(names)
         if before.delay_s is not None and after.delay_s is not None:
             columns["run_delay_s"] = after.delay_s - before.delay_s
-        else:
-            columns["run_delay_s"] = None
         if self._own and spent.keys() == self._own and all(_credible(core, length_s) for core in spent.values()):
             busy_s = sum(length_s - core.idle_s - core.interrupts_s * self._apart for core in spent.values())
             others_s = busy_s - (after.own_s - before.own_s) - children_s

@@ -33,7 +33,6 @@ _NO_MEMORY = (
     "cuda failure 2 'out of memory'",
 )
 """What torch's allocator for processors says, and CUDA, NCCL and cuBLAS of memory that they take beside torch's."""
-_HEARTBEAT_LOST = ("stopped sending heartbeats",)
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 _LOADER_DIED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([^.]+)|exited unexpectedly)")
 _BY_WHOM = ": by hand, or by the kernel for lack of memory"
@@ -90,7 +89,7 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "oom", f"out of memory: {text.splitlines()[0] if text else name}"
     if name in ("DeadlineExceededError", "PatienceError"):
         return "waited", f"waited for another rank longer than launcher.collective_timeout_s: {_first_line(text)}"
-    if any(sign in text.lower() for sign in _HEARTBEAT_LOST):
+    if "stopped sending heartbeats" in text.lower():
         return "heartbeat", f"another rank sends TensorFlow's coordination service no heartbeat: {_first_line(text)}"
     if name in ("UnavailableError", "AbortedError", "CancelledError"):
         return "peer", f"lost another rank: {_first_line(text)}"
