@@ -8,8 +8,6 @@ import io
 import json
 import os
 import pwd
-import re
-import shlex
 import shutil
 import tarfile
 import uuid
@@ -28,11 +26,10 @@ from msgspec import structs
 
 from analysis.runs.published import without_tokens
 from launch.launcher import SubmitOptions, launcher_of, prepare_all
+from launch.local import EXIT_INTERRUPTED
 from launch.sweep import PlannedRun, one_run
-from launch.sweep.expansion import as_hydra
-from parallelbench.config.build import COMPONENTS, completed
-from parallelbench.config.identity import CONFIGURATION_VERSION, run_id
-from parallelbench.config.sites import LocalLauncher, SlurmLauncher, prepare_line, shipped
+from parallelbench.config.identity import CONFIGURATION_VERSION
+from parallelbench.config.sites import LocalLauncher, SlurmLauncher
 from parallelbench.errors import ConfigError, count_of, no_permission, one_line
 from parallelbench.redaction import kind_of_token, redacted
 from parallelbench.results.files import storage_errors
@@ -78,7 +75,6 @@ def contents(runs: Runs, report: Path, *, name: str, title: str, authors: Sequen
     texts = {
         INDEX: _json(_versions() | {"title": title, "runs": index}),
         "environment.json": _json(_environments(runs)),
-        "commands.sh": commands(runs, bundle=f"{name}.tar.gz"),
         "CITATION.cff": citation(title=title, authors=authors, day=_day(runs), version=version("parallelbench")),
         "README.md": _readme(name, title, len(index)),
     }
@@ -179,9 +175,8 @@ def _readme(name: str, title: str, runs: int) -> str:
 |---|---|
 | `report/index.html` | figures, tables and claims on one page; opens offline |
 | `report/tables/` | the tables as CSV and LaTeX, `hyperparameters.csv` among them |
-| `results/` | of each run its configuration, its attempts, and what it measured, as Parquet |
+| `results/` | of each run its overrides and configuration, its attempts, and what it measured, as Parquet |
 | `environment.json` | machine, versions and variables of the runs |
-| `commands.sh` | the command that measures each run again |
 | `CITATION.cff` | how to cite these results |
 | `bundle.json` | versions of the suite, its tables and its configurations; all runs with id and outcome |
 | `SHA256SUMS` | the sha256 of each file: `sha256sum -c SHA256SUMS` |
@@ -202,83 +197,6 @@ def require_known(root: Path, bundle: Path) -> None:
             f"{bundle} is a bundle of version {found}, and this release reads {BUNDLE_VERSION}: install the release "
             f"that made it (parallelbench {index.get('parallelbench')})"
         )
-
-
-_NOWHERE = Path("/nonexistent")
-
-
-def commands(runs: Runs, *, bundle: str) -> str:
-    """A shell script: what prepares the data sets, then a command per run, each of which was held against its run id.
-
-    A run whose settings are not all of the suite's shipped files has none, and says so.
-    """
-    rows = runs.run.sort("launched_at", nulls_last=True).select("run_id", "slug", "sweep", "config_json").rows()
-    found = {slug: _command(msgspec.json.decode(config), known, sweep) for known, slug, sweep, config in rows}
-    prepares = dict.fromkeys(line for made in found.values() if made for line in _prepares(made[0]))
-    lines = [shlex.join(made[1]) if made else f"# {slug}: {_ONLY_RERUN}" for slug, made in found.items()]
-    return "\n".join(
-        ["#!/bin/sh", f"# All of this, and what agrees: parallelbench rerun {bundle}", *prepares, *lines, ""]
-    )
-
-
-_ONLY_RERUN = "not all of its settings are of shipped files, so only `parallelbench rerun` runs it again"
-
-
-def _command(config: dict[str, Any], known: str, sweep: str) -> tuple[RunConfig, tuple[str, ...]] | None:
-    """The run as the command would train it, and the words of the command; None where it would train another one."""
-    chosen = _as_overrides(config)
-    if chosen is None:
-        return None
-    words = [f"{key}={value}" for key, value in chosen.items()]
-    words += [f"repeat={config['repeat']}", f"sweep.name={sweep}", *_of_identity(config["launcher"])]
-    try:
-        planned = one_run(words).run
-    except ConfigError:
-        return None
-    return (planned, ("parallelbench", "run", *words)) if run_id(planned) == known else None
-
-
-_BARE = re.compile(r"(?!(?:null|true|false|inf|nan)\Z)[A-Za-z_]\w*", re.IGNORECASE | re.ASCII)
-"""Text that Hydra takes as it is."""
-_NOT_SET = ("repeat", "results", "sweep_name", "launcher", "site")
-"""Keys that a command which trains a run again leaves out, or sets otherwise."""
-
-
-def _as_overrides(config: dict[str, Any]) -> dict[str, str] | None:
-    """Key → value in Hydra's grammar, of all that differs from the defaults; None where a component isn't shipped."""
-    config = completed(config)
-    usual, measured = shipped("", "config") or {}, shipped("measure", "default") or {}
-    chosen = {key: _written(value) for key, value in config.items() if key in usual and value != usual[key]}
-    for group in COMPONENTS:
-        node = config[group]
-        default = shipped(group, node["name"])
-        if default is None or default["_target_"] != node["_target_"]:
-            return None
-        chosen[group] = node["name"]
-        chosen |= {f"{group}.{key}": _written(value) for key, value in node.items() if default.get(key) != value}
-    chosen |= {f"measure.{key}": _written(value) for key, value in config["measure"].items() if measured[key] != value}
-    return {key: value for key, value in chosen.items() if key not in _NOT_SET}
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) and _BARE.fullmatch(value) else as_hydra(value)
-
-
-def _of_identity(launcher: dict[str, Any]) -> Iterator[str]:
-    """The launcher's options that are a part of the run id."""
-    for key in ("oversubscribe", "pack"):
-        if launcher.get(key):
-            yield f"launcher.{key}=true"
-    if launcher.get("name") == "inline":
-        yield "launcher=inline"
-
-
-def _prepares(run: RunConfig) -> list[str]:
-    """The command that prepares its data set, where that makes files."""
-    if not (run.data.made_by_prepare and run.data.missing_files(_NOWHERE)):
-        return []
-    usual = (shipped("site", "default") or {})["data_dir"]
-    return [prepare_line(run.data.name, Path(usual), *run.data.prepare_options)]
 
 
 CFF_VERSION = "1.2.0"
@@ -444,20 +362,14 @@ def _refused(path: Path, name: str, why: str) -> ConfigError:
     return ConfigError(f"{path} was tampered with, or damaged: {name} {why}; get it again from where it was published")
 
 
-INTERRUPTED = 130
-"""Exit code of a launcher that was interrupted."""
 _OURS = ("launcher", "site")
 """What may be chosen when runs are trained again: none of it changes what is trained."""
 
 
 def require_readable(bundled: Runs, bundle: Path) -> None:
-    """Raise `ConfigError` for a bundle with results that can't be read, or without any.
-
-    Bundles of a development version may hold a run twice.
-    """
+    """Raise `ConfigError` for a bundle with results that can't be read, or without any."""
     for skipped in bundled.skipped:
-        if not skipped.is_twin:
-            raise ConfigError(f"{bundle} holds results that can't be read: {skipped.path.name}: {skipped.reason}")
+        raise ConfigError(f"{bundle} holds results that can't be read: {skipped.path.name}: {skipped.reason}")
     if bundled.run.filter(state="done").is_empty():
         raise ConfigError(f"{bundle} holds no finished run: there is nothing to train again")
 
@@ -494,13 +406,13 @@ def _launcher(run: RunConfig, here: RunConfig) -> object:
 
 
 def train(plan: Sequence[PlannedRun], console: Console) -> int:
-    """Check all runs, then train those that are missing, sweep by sweep; `INTERRUPTED`, or the last exit code."""
+    """Check all runs, then train those that are missing, sweep by sweep; `EXIT_INTERRUPTED`, or the last exit code."""
     launcher = launcher_of(plan[0].run)
     prepared = prepare_all(plan, launcher.prepare)
     code = 0
     by_sweep = sorted(prepared, key=lambda item: str(item.folder.path.parent))
     for _, members in groupby(by_sweep, key=lambda item: item.folder.path.parent):
         code = launcher.submit(list(members), SubmitOptions(), console)
-        if code == INTERRUPTED:
+        if code == EXIT_INTERRUPTED:
             break
     return code

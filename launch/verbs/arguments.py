@@ -222,7 +222,7 @@ VERBS = {
     ),
     "bundle": Verb(
         "verbs.bundle:bundle",
-        "pack the runs below a folder for a publication: results, report, environment, commands, citation, checksums",
+        "pack the runs below a folder for a publication: results, report, environment, citation, checksums",
         _FOLDER,
         _value("--out", "FILE", "the archive, instead of NAME-bundle.tar.gz here"),
         _value("--title", "TEXT", "the title in CITATION.cff"),

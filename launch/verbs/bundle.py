@@ -65,16 +65,8 @@ def rerun(archive: str, extension: Extension, *, overrides: Sequence[str], out: 
     """Train the runs of a bundle again, and print what agrees; 1 where something does not."""
     from analysis import load
     from analysis.comparison.counterparts import agreements
-    from launch.bundle import (
-        INTERRUPTED,
-        RESULTS,
-        SUFFIX,
-        planned_again,
-        require_known,
-        require_readable,
-        train,
-        unpack,
-    )
+    from launch.bundle import RESULTS, SUFFIX, planned_again, require_known, require_readable, train, unpack
+    from launch.local import EXIT_INTERRUPTED
 
     path = Path(archive).expanduser()
     results = Path(out).expanduser() if out else Path(f"{path.name.removesuffix(SUFFIX)}-rerun")
@@ -86,7 +78,7 @@ def rerun(archive: str, extension: Extension, *, overrides: Sequence[str], out: 
         plan = planned_again(bundled, results, overrides, extension)
         if others := bundled.run.height - len(plan):
             say(f"not trained again, since they did not train to their end: {count_of(others, 'run')} of the bundle")
-        if (code := train(list(plan.values()), console())) == INTERRUPTED:
+        if (code := train(list(plan.values()), console())) == EXIT_INTERRUPTED:
             return code
         again = load(results, plugin=extension.plugin)
         found = agreements(bundled, again, {known: run_id(planned.run) for known, planned in plan.items()})
