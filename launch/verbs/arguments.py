@@ -142,7 +142,7 @@ VERBS = {
         _FOLDER,
         _LAUNCHED_BY,
         _JSON,
-        _flag("--watch", "until all runs have ended: a table, in a pipe a line per change; exit with 1 if runs failed"),
+        _flag("--watch", "until all runs have ended; exit with 1 if runs failed"),
         _flag("--all", "list every run, also those that are ok, queued or missing", dest="every"),
     ),
     "report": Verb(

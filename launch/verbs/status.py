@@ -6,7 +6,7 @@ import codecs
 import shlex
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -306,7 +306,6 @@ PAUSE_S, MOST_PAUSE_S = 5.0, 60.0
 """Between two updates of states, at first and at most: each one queries the scheduler."""
 POLL_S = 0.5
 """Between two looks at the files that runs and jobs print to."""
-_CHUNK = 1 << 16
 _NOT_FAILED = {*CALM, "running"}
 
 
@@ -319,16 +318,12 @@ def pauses() -> Iterator[float]:
 
 
 def watch_states(look: Callable[[], Overview], *, every: bool) -> int:
-    """Show states until all runs have ended: a table on a terminal, else a line for each change, and the table last.
+    """Show states until all runs have ended: on a terminal a table that changes, else only its last state.
 
     Returns 1 if runs have failed, or can't be known from here: those are not waited for.
     """
-    view, shown = look(), console()
-    if not shown.is_terminal:
-        view = _stream(view, look)
-        shown.print(rendered(view, every=every), crop=False)
-        return _ended(view)
-    with Live(rendered(view, every=every), console=shown, auto_refresh=False) as live:
+    view = look()
+    with Live(rendered(view, every=every), console=console(), auto_refresh=False) as live:
         for pause_s in pauses():
             if not view.live:
                 break
@@ -336,30 +331,6 @@ def watch_states(look: Callable[[], Overview], *, every: bool) -> int:
             view = look()
             live.update(rendered(view, every=every), refresh=True)
     return _ended(view)
-
-
-def _stream(view: Overview, look: Callable[[], Overview]) -> Overview:
-    before: dict[RunFolder, str] = {}
-    for pause_s in pauses():
-        for line in _changes(before, view):
-            print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
-        before = {folder: status.label for folder, status in view.runs.items()}
-        if not view.live:
-            break
-        time.sleep(pause_s)
-        view = look()
-    return view
-
-
-def _changes(before: dict[RunFolder, str], view: Overview) -> Iterator[str]:
-    """A line for each run whose state is another than before, then the counts; at first the counts alone."""
-    changed = [(folder, status) for folder, status in view.runs.items() if before.get(folder) != status.label]
-    for folder, status in changed if before else ():
-        reason = f": {status.reason}" if status.reason and status.label not in CALM else ""
-        yield f"{folder.path.name} {before.get(folder, 'new')} → {status.label}{reason}"
-    if changed:
-        counts = Counter(status.label for status in view.runs.values())
-        yield ", ".join(f"{count} {label}" for label, count in sorted(counts.items()))
 
 
 def _ended(view: Overview) -> int:
@@ -374,33 +345,24 @@ def _failed(status: RunStatus) -> bool:
     return status.label not in _NOT_FAILED or (status.label == "missing" and bool(status.job))
 
 
-@dataclass
 class _Printed:
-    """Files that grow, and how much of each was printed."""
+    """Files that grow: what was added since the last look is printed."""
 
-    offsets: dict[Path, int] = field(default_factory=dict)
-    decoders: dict[Path, codecs.IncrementalDecoder] = field(default_factory=dict)
-    last: Path | None = None
+    def __init__(self) -> None:
+        self._readers: dict[Path, codecs.StreamReader] = {}
+        self._last: Path | None = None
 
     def print_new(self, files: Sequence[Path]) -> None:
         """Print what was added; a line names the file wherever it is another one than before."""
         for file in files:
-            for text in self._added(file):
-                if file != self.last:
+            if file not in self._readers and file.exists():
+                # Unlike an opened text file, it keeps a letter of which only the first byte is there.
+                self._readers[file] = codecs.getreader("utf-8")(file.open("rb"), "replace")
+            if file in self._readers and (text := self._readers[file].read()):
+                if file != self._last:
                     print(f"==> {file} <==")
-                    self.last = file
+                    self._last = file
                 print(text, end="", flush=True)
-
-    def _added(self, file: Path) -> Iterator[str]:
-        decoder = self.decoders.setdefault(file, codecs.getincrementaldecoder("utf-8")("replace"))
-        try:
-            with file.open("rb") as opened:
-                opened.seek(self.offsets.get(file, 0))
-                while chunk := opened.read(_CHUNK):
-                    self.offsets[file] = opened.tell()
-                    yield decoder.decode(chunk)
-        except FileNotFoundError:
-            return
 
 
 def follow_output(run: RunFolder, files: Callable[[], Sequence[Path]], launchers: Sequence[Launcher]) -> int:
