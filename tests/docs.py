@@ -9,11 +9,9 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 
-from analysis.advisor.advice import Objective
 from analysis.claims import publications
 from analysis.metrics.columns import (
     PER_CONFIGURATION,
@@ -390,7 +388,6 @@ def known_words() -> str:
             lines[key] = {"of": sorted(of), "values": about.options}
     words = {
         "OUTCOME,…": [*(name for name in OUTCOMES if name != "ok"), DISTURBED],
-        "WHAT": get_args(Objective),
         "NAME": sorted(claim.name for publication in publications() for claim in publication.claims),
     }
     parts = [f'"chosen": {json.dumps(chosen_by_default())}']

@@ -8,8 +8,9 @@ import shlex
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec import Meta
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -19,7 +20,8 @@ from launch.sweep.compose import parse, usable_choices, values_of
 from launch.sweep.extension import extension as extension_of
 from launch.verbs.console import console, listing, say
 from parallelbench.config.plugin import package_path
-from parallelbench.errors import ConfigError, choices, count_of
+from parallelbench.config.structure import Count, structure
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -283,7 +285,7 @@ def advise(
     overrides: Sequence[str],
     extension: Extension,
     *,
-    objective: str,
+    objective: Objective,
     budget_h: float | None,
     rounds: int | None,
     check: str | None,
@@ -302,44 +304,43 @@ def advise(
             if value is not None:
                 raise ConfigError(f"{option} proposes runs, and --check judges predictions: leave one of them out")
         return advice_errors.advise(overrides, extension, check=check, known=known, as_json=as_json)
-    question, wanted = asked(overrides, extension), objective_of(objective)
+    question = asked(overrides, extension)
     if rounds is not None:
         if as_json:
             raise ConfigError("--json answers once, and --loop several times: ask with --json after the loop")
-        known, budget_h = loop(question, wanted, rounds=rounds, known=known, budget_h=budget_h), None
+        known, budget_h = loop(question, objective, rounds=rounds, known=known, budget_h=budget_h), None
     answer = answered(question, known)
-    if wanted == "energy" and not any(row.power_w is not None for row in answer.rows):
+    if objective == "energy" and not any(row.power_w is not None for row in answer.rows):
         raise ConfigError(
             "--objective energy needs a measured power, and none was: choose --objective gpu_hours, or add runs that "
             "sampled energy with --from RESULTS"
         )
-    rows = ranked(answer.rows, wanted)
-    proposal = None if budget_h is None else proposal_of(question, rows, wanted, budget_h)
+    rows = ranked(answer.rows, objective)
+    proposal = None if budget_h is None else proposal_of(question, rows, objective, budget_h)
     if as_json:
-        plain = {"rows": [row.as_dict() for row in rows], "impossible": [asdict(each) for each in answer.impossible]}
-        said = {"advice": sentence(rows, wanted), "notes": answer.notes, "objective": wanted, "next_runs": proposal}
-        when = {"starts": [asdict(each) for each in starts(question, rows)[0]]}
-        print(json.dumps(plain | said | when | {"figures": asdict(answer.figures)}))
+        told = {
+            "rows": [row.as_dict() for row in rows],
+            "impossible": [asdict(each) for each in answer.impossible],
+            "advice": sentence(rows, objective),
+            "notes": answer.notes,
+            "objective": objective,
+            "next_runs": proposal,
+            "starts": [asdict(each) for each in starts(question, rows)[0]],
+            "figures": asdict(answer.figures),
+        }
+        print(json.dumps(told))
         return 0
     if whole:
         print_all(rows, answer)
-    print_brief(question, answer, rows, wanted, proposal)
+    print_brief(question, answer, rows, objective, proposal)
     return 0
-
-
-def objective_of(text: str) -> Objective:
-    """What is to be least; raises `ConfigError` for anything else."""
-    valid: tuple[Objective, ...] = ("time", "energy", "gpu_hours", "memory")
-    for each in valid:
-        if text == each:
-            return each
-    raise ConfigError(f"--objective {text} is none: {choices(text, valid)}")
 
 
 GPT = "gpt"
 """The model that is predicted by formula."""
 TOKENS = "data.tokens"
 """Its data set's size, which no data set of the suite has."""
+_Tokens = Annotated[float, Meta(ge=1, le=1e18)]
 GPT_KEYS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("batch_size", "site", "results"), ()),
     "scaling": ("strong",),
@@ -401,17 +402,18 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
             options[key.removeprefix("model.")] = each.value()
         else:
             others.append(each)
-    tokens = _tokens(options.pop(TOKENS)) if TOKENS in options else None
+    tokens = structure(options.pop(TOKENS), _Tokens, TOKENS) if TOKENS in options else None
     if by_formula:
         _require_formula(others)
     named = axes.get("strategy") or usable_choices(extension)["strategy"]
     kept = [str(each.input_line) for each in others]
+    devices = {structure(count, Count, "devices") for count in axes.get("devices", ())}
     nodes = [each.value() for each in others if each.key_or_group == "nodes"]
     of_bases = [str(each.input_line) for each in others if each.key_or_group != "nodes"]  # bases have one device
     return Question(
         bases=_bases(of_bases, ["single"] if by_formula else [str(name) for name in named], extension),
-        devices=_counts(axes["devices"]) if "devices" in axes else None,
-        nodes=_counts(nodes[-1:], "nodes")[0] if nodes else None,
+        devices=sorted(devices) or None,
+        nodes=structure(nodes[-1], Count, "nodes") if nodes else None,
         given=frozenset(each.key_or_group for each in parsed),
         overrides=kept,
         gpt=options if by_formula else None,
@@ -446,23 +448,6 @@ def _gpt_strategies(values: Sequence[Any]) -> frozenset[str]:
         if value not in GPT_STRATEGIES:
             raise ConfigError(f"strategy={value} is none of model={GPT}: choose {', '.join(GPT_STRATEGIES)}")
     return frozenset(GPT_STRATEGIES[value] for value in values)
-
-
-def _tokens(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e18:
-        raise ConfigError(f"{TOKENS}={value} is no number of tokens: give one from 1 to 1e18, e.g. {TOKENS}=300e9")
-    return float(value)
-
-
-MOST = 1_000_000
-"""Devices or nodes that a run may have (`parallelbench.config.structure.Count`)."""
-
-
-def _counts(values: Sequence[Any], key: str = "devices") -> list[int]:
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-            raise ConfigError(f"{key}={value} is no number of {key}: choose whole numbers from 1 to {MOST:,}")
-    return sorted(set(values))
 
 
 WIDTH = 80

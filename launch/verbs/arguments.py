@@ -106,7 +106,6 @@ VERBS = {
     "show": _asks(
         "verbs.plan:show",
         "print the resolved configuration, its run id, and all choices",
-        _flag("--help-keys", "print a line about each key instead"),
     ),
     "plan": _asks("verbs.plan:plan", "print every run of a sweep with its resources and state; writes nothing", _JSON),
     "tune": _asks(
@@ -265,11 +264,11 @@ VERBS = {
         "verbs.advise:advise",
         "say which strategy to train with on how many devices, and what to measure next",
         _overrides("model=… data=… site=… devices=1,2,4"),
-        _value(
+        Argument(
             "--objective",
-            "WHAT",
-            "what the best layout has least of: time, energy, gpu_hours or memory",
+            choices=("time", "energy", "gpu_hours", "memory"),
             default="time",
+            help="what the best layout has least of",
         ),
         _value(
             "--budget",

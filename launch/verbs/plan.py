@@ -18,7 +18,6 @@ from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from launch.sweep.expansion import varying
 from launch.verbs.console import WIDTH, console, listing, plan_row, print_plan, say
-from launch.verbs.help import explain
 from launch.verbs.run import notes_on_sources, planned_runs
 from parallelbench.config.build import whole_mapping
 from parallelbench.config.identity import run_id, slug
@@ -39,13 +38,8 @@ if TYPE_CHECKING:
     from parallelbench.results.folder import State
 
 
-def show(overrides: Sequence[str], extension: Extension, *, help_keys: bool = False) -> int:
-    """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse.
-
-    `help_keys`: a line about each key instead.
-    """
-    if help_keys:
-        return explain([], extension)
+def show(overrides: Sequence[str], extension: Extension) -> int:
+    """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse."""
     import yaml
 
     (planned,) = _as_tuned([one_run(overrides, extension, instead="use `parallelbench plan`")], console())

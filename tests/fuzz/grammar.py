@@ -49,7 +49,7 @@ VALUES = (
 )
 OPTIONS = (
     *("--conf", "--plugin", "--retry", "--max-gpu-hours", "--json", "--watch", "--all", "--out", "--by", "--across"),
-    *("--fail-if-slower", "--file", "--bandwidth", "--help-keys", "--follow", "--then", "--yes", "-m", "--multirun"),
+    *("--fail-if-slower", "--file", "--bandwidth", "--follow", "--then", "--yes", "-m", "--multirun"),
     *("--cfg", "-x", "--", "-", "---"),
     *("--conf=", "--json=1", "--fast", "--fail-if-slower=3%", "--fail-if-slower=x", "--by=strategy=ddp,fsdp", "--by=a"),
 )
