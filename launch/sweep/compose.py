@@ -21,6 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
+from launch.known import group_choices as group_choices
 from launch.sweep.keys import refuse_habit, unknown_key
 from parallelbench.config.build import COMPONENTS, load_yaml
 from parallelbench.config.sites import shipped
@@ -54,18 +55,6 @@ class Extension:
 
 
 NOTHING = Extension()
-
-
-@cache
-def group_choices(conf: Path | None = None) -> dict[str, tuple[str, ...]]:
-    """The configuration groups and the names one can choose in each; `conf` is a user's folder beside the suite's."""
-    groups: dict[str, set[str]] = {}
-    for root in (resources.files("conf"), *([conf] if conf else [])):
-        for folder in root.iterdir():
-            if folder.is_dir() and not folder.name.startswith(("_", ".")):
-                names = {f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")}
-                groups.setdefault(folder.name, set()).update(names)
-    return {group: tuple(sorted(names)) for group, names in sorted(groups.items()) if names}
 
 
 def usable_choices(extension: Extension) -> dict[str, list[str]]:

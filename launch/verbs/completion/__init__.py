@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import conf
-from launch.known import known
+from launch.known import group_choices, known
 from launch.verbs.arguments import command_line_parser
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 def complete(shell: str, words: Sequence[str] | None) -> int:
@@ -90,8 +89,13 @@ class _Typed:
     @property
     def own(self) -> Path | None:
         """The user's own folder of YAML files."""
-        given = self.given.get("--conf")
-        return Path(given).expanduser() if given else None
+        folder = Path(self.given.get("--conf", "")).expanduser()
+        return folder if self.given.get("--conf") and folder.is_dir() else None
+
+    @property
+    def choices(self) -> Mapping[str, Sequence[str]]:
+        """Groups, and what one can choose in each."""
+        return group_choices(self.own)
 
     def chosen(self, group: str) -> list[str]:
         """The choices of a group on this line, or else the default; none where any may be meant."""
@@ -140,7 +144,7 @@ def _for_placeholder(action: argparse.Action, typed: _Typed, current: str) -> It
     if placeholder == "OVERRIDE" or placeholder == "KEY=A,B":
         return _overrides(typed, current)
     if placeholder in ("KEY", "KEY,…"):
-        return _listed((f"{key.rstrip('=')} " for key in [*groups(typed.own), *known()["keys"]]), current)
+        return _listed((f"{key.rstrip('=')} " for key in [*typed.choices, *known()["keys"]]), current)
     return _listed((f"{word} " for word in known()["words"].get(placeholder, ())), current)
 
 
@@ -150,22 +154,21 @@ def _overrides(typed: _Typed, current: str) -> Iterable[str]:
         return _one_level(_keys(typed, current), current)
     if key in _FOLDER_KEYS or key in _FILE_KEYS:
         return (f"{key}={path}" for path in paths(value, folders_only=key in _FOLDER_KEYS))
-    values = choices_of(key, typed.own) if key in groups(typed.own) else known()["keys"].get(key, {}).get("values", ())
+    values = typed.choices.get(key) or known()["keys"].get(key, {}).get("values", ())
     return (f"{key}={word}" for word in _listed((f"{each} " for each in values), value))
 
 
 def _keys(typed: _Typed, current: str) -> Iterator[str]:
     """The keys of a run, those of a group as its chosen files have them."""
-    names = groups(typed.own)
-    yield from names
+    yield from typed.choices
     group = current.partition(".")[0]
     chosen = typed.chosen(group)
     for key, about in known()["keys"].items():
         of_others = key.partition(".")[0] == group and about["of"] and not {*chosen} & {*about["of"]}
-        own_file = group in _OF_ONE_CLASS and not {*chosen} <= {*choices_of(group, None)}
+        own_file = group in _OF_ONE_CLASS and not {*chosen} <= {*group_choices()[group]}
         if not (chosen and of_others) or own_file:
             yield key
-    if group in names:
+    if group in typed.choices:
         for name in chosen:
             yield from own_keys(group, name, typed.own)
 
@@ -183,19 +186,6 @@ def _listed(words: Iterable[str], current: str) -> Iterator[str]:
     before, comma, _ = current.rpartition(",")
     typed = before.split(",")
     return (f"{before}{comma}{word}" for word in words if word.rstrip() not in typed)
-
-
-_CONF = Path(next(iter(conf.__path__)))
-
-
-def choices_of(group: str, own: Path | None) -> list[str]:
-    """The names one can choose in a group; `own` is a user's folder beside the suite's."""
-    return sorted({file.stem for root in _roots(own) for file in _files(root / group, ".yaml")})
-
-
-def groups(own: Path | None) -> list[str]:
-    """The folders of choices."""
-    return sorted({folder.name for root in _roots(own) for folder in root.iterdir() if any(_files(folder, ".yaml"))})
 
 
 def own_keys(group: str, name: str, own: Path | None) -> list[str]:
@@ -226,15 +216,6 @@ def paths(current: str, *, folders_only: bool) -> Iterator[str]:
                 yield f"{above}{slash}{entry.name}/"
             elif not folders_only:
                 yield f"{above}{slash}{entry.name} "
-
-
-def _roots(own: Path | None) -> list[Path]:
-    return [_CONF, *([own] if own and own.is_dir() else [])]
-
-
-def _files(folder: Path, suffix: str) -> Iterator[Path]:
-    if folder.is_dir() and not folder.name.startswith(("_", ".")):
-        yield from (file for file in folder.iterdir() if file.suffix == suffix)
 
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
