@@ -287,40 +287,36 @@ def _refuse_secrets(run: RunConfig) -> None:
             refuse_token(str(value), where=key)
 
 
-class _RefusedRunError(ConfigError):
-    """A refusal in a plan of several runs: each of its lines names the run, and says what becomes of the others."""
-
-    def __init__(self, name: str, why: ConfigError, advice: str) -> None:
-        super().__init__(self._named(name, why.reason, advice))
-        self.name, self.why, self.advice = name, why, advice
-
-    def told_with(self, others: Sequence[ConfigError]) -> str:
-        whys = [other.why for other in others if isinstance(other, _RefusedRunError)]
-        return self._named(self.name, self.why.told_with(whys), self.advice)
-
-    @staticmethod
-    def _named(name: str, text: str, advice: str) -> str:
-        return "\n".join(f"{name}{line}{advice}" for line in text.splitlines())
-
-
 def prepare_all(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prepared]) -> list[Prepared]:
     """Check every run before any starts; raises `ConfigError` that names all that are refused. Writes nothing."""
-    prepared: list[Prepared] = []
-    refused: list[tuple[str, ConfigError]] = []
-    for planned in plan:
-        try:
-            prepared.append(prepare(planned))
-        except ConfigError as error:
+    checked = prepare_each(plan, prepare)
+    prepared = [item for item in checked if isinstance(item, Prepared)]
+    refusals, advice = Refusals(), "; the other runs could start without it" if prepared else ""
+    for planned, item in zip(plan, checked, strict=True):
+        if isinstance(item, ConfigError):
             run = planned.run
             name = f"{run.data.name}, {run.model.name}, {run.strategy.name} × {run.devices}: "
-            refused.append((name if len(plan) > 1 else "", error))
-    refusals, advice = Refusals(), "; the other runs could start without it" if prepared else ""
-    for name, why in refused:
-        refusals.add(_RefusedRunError(name, why, advice))
+            refusals.add(item, before=name if len(plan) > 1 else "", after=advice)
     refusals.raise_any()
+    check_results(prepared)
+    return prepared
+
+
+def prepare_each(plan: Sequence[PlannedRun], prepare: Callable[[PlannedRun], Prepared]) -> list[Prepared | ConfigError]:
+    """Each run, checked for where it will train, or why it is refused."""
+    checked: list[Prepared | ConfigError] = []
+    for planned in plan:
+        try:
+            checked.append(prepare(planned))
+        except ConfigError as error:
+            checked.append(error)
+    return checked
+
+
+def check_results(prepared: Iterable[Prepared]) -> None:
+    """Refuse runs whose results can't be written."""
     for results in dict.fromkeys(item.planned.run.results for item in prepared):
         check_writable(expanded(results, "results"))
-    return prepared
 
 
 def check_data(run: RunConfig) -> None:

@@ -43,7 +43,7 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self._found: dict[str, list[ConfigError]] = {}
+        self._found: dict[tuple[str, str, str], list[ConfigError]] = {}
 
     def __enter__(self) -> None:
         """Begin a part; may be repeated."""
@@ -53,17 +53,17 @@ class Refusals:
             self.add(error)
         return isinstance(error, ConfigError)
 
-    def add(self, refused: str | ConfigError) -> None:
-        """Note a reason, or several in a line each."""
+    def add(self, refused: str | ConfigError, *, before: str = "", after: str = "") -> None:
+        """Note a reason, or several in a line each, between these words."""
         error = ConfigError(refused) if isinstance(refused, str) else refused
-        self._found.setdefault(error.reason, []).append(error)
+        self._found.setdefault((before, error.reason, after), []).append(error)
 
     def raise_any(self) -> None:
         """Raise a `ConfigError` with a line for each reason, the first of very many; nothing where there is none."""
         found: dict[str, None] = {}
-        for reason, (first, *others) in self._found.items():  # what stays untold is only counted
+        for (before, reason, after), (first, *others) in self._found.items():  # what stays untold is only counted
             told = first.told_with(others) if len(found) < MOST_REFUSALS else reason
-            found |= dict.fromkeys(told.splitlines())
+            found |= dict.fromkeys(f"{before}{line}{after}" for line in told.splitlines())
         lines = list(found)
         if more := len(lines[MOST_REFUSALS:]):
             lines = [*lines[:MOST_REFUSALS], f"and {count_of(more, 'more refusal')}"]

@@ -19,7 +19,7 @@ from rich.text import Text
 from parallelbench.results.folder import require_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import ConsoleOptions, RenderableType
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from analysis.comparison.gate import Gate
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.sides import Compared, Comparison
-    from launch.verbs.plan import Estimate
     from launch.verbs.status import Overview
     from parallelbench.config.run import RunConfig
 
@@ -154,20 +153,6 @@ def plan_row(run: RunConfig, name: str, *, state: str, reason: str, processes: i
         "state": state,
         "reason": reason or None,
     }
-
-
-def print_plan(
-    rows: Sequence[Mapping[str, Any]], known: Estimate | None, *, accepted: bool, notes: Sequence[str]
-) -> None:
-    """`parallelbench plan … --json`; `known`: None where every run is refused."""
-    print_json(
-        "plan",
-        accepted=accepted,
-        runs=rows,
-        to_start=known.to_start if known else 0,
-        estimated_time_s=known.seconds if known else None,
-        notes=list(notes),
-    )
 
 
 def print_status(view: Overview) -> None:

@@ -13,15 +13,14 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from launch.launcher import check_writable, launcher_of, states_of
+from launch.launcher import check_results, launcher_of, prepare_each, states_of
 from launch.sweep import one_run
 from launch.sweep.compose import group_choices
 from launch.sweep.expansion import varying
-from launch.verbs.console import WIDTH, console, listing, plan_row, print_plan, say
+from launch.verbs.console import WIDTH, console, listing, plan_row, print_json, say
 from launch.verbs.run import notes_on_sources, planned_runs
 from parallelbench.config.build import whole_mapping
 from parallelbench.config.identity import run_id, slug
-from parallelbench.config.sites import expanded
 from parallelbench.errors import ConfigError, count_of, duration
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder
@@ -50,7 +49,7 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
     print("choices:")
     for group, names in group_choices(extension.conf).items():
         print(f"  {group:11} {' '.join(names)}")
-    (checked,) = _checked([planned])
+    (checked,) = prepare_each([planned], launcher_of(planned.run).prepare)
     problem = checked if isinstance(checked, ConfigError) else _unwritable([checked])
     if problem is not None:  # shown all the same, so that the user sees what to change
         print(f"parallelbench: this run would be refused: {problem}", file=sys.stderr)
@@ -67,24 +66,27 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
     tell = partial(shown.print, highlight=False, markup=False, soft_wrap=True)
     runs = _as_tuned(planned_runs(overrides, extension, tell=tell), shown)
     for line in notes_on_sources(runs, extension):
-        shown.print(line, highlight=False, markup=False, soft_wrap=True)
-    checked = _checked(runs)
+        tell(line)
+    launcher = launcher_of(runs[0].run)
+    checked = prepare_each(runs, launcher.prepare)
     prepared = [item for item in checked if not isinstance(item, ConfigError)]
     states = states_of(item.folder for item in prepared)
     if not as_json:
         shown.print(_table(runs, checked, states), crop=False)
     for line in _remarks(checked):
         shown.print(line, highlight=False, soft_wrap=True)
-    accepted, starts = launcher_of(runs[0].run).show_plan(prepared, states, shown) if prepared else (True, [])
+    accepted, starts = launcher.show_plan(prepared, states, shown) if prepared else (True, [])
     unwritable = _unwritable(item for item, state in zip(prepared, states, strict=True) if state.to_run)
     if unwritable is not None:  # what is there can be looked at all the same
         shown.print(f"[red]refused[/]: {escape(str(unwritable))}", highlight=False, soft_wrap=True)
-    known = estimate(prepared, states, starts) if prepared else None
+    to_start, (seconds, measured) = sum(starts), estimate(prepared, states, starts)
     accepted = accepted and unwritable is None and len(prepared) == len(runs)
     if as_json:
-        print_plan(list(_rows(runs, checked, states)), known, accepted=accepted, notes=told.getvalue().splitlines())
-    elif known:
-        say(known.in_words())
+        notes = told.getvalue().splitlines()
+        rows, time_s = list(_rows(runs, checked, states)), seconds if prepared else None
+        print_json("plan", accepted=accepted, runs=rows, to_start=to_start, estimated_time_s=time_s, notes=notes)
+    elif prepared:
+        say(_summed_up(len(prepared), to_start, seconds, measured))
     return 0 if accepted else 2
 
 
@@ -107,8 +109,7 @@ def _rows(
 def _unwritable(to_start: Iterable[Prepared]) -> ConfigError | None:
     """Why the runs to start could not be written; None where they can."""
     try:
-        for results in {item.planned.run.results for item in to_start}:
-            check_writable(expanded(results, "results"))
+        check_results(to_start)
     except ConfigError as error:
         return error
     return None
@@ -175,18 +176,6 @@ def _as_tuned(plan: list[PlannedRun], shown: Console) -> list[PlannedRun]:
     return tuned(plan, None, tell)
 
 
-def _checked(runs: Sequence[PlannedRun]) -> list[Prepared | ConfigError]:
-    """Each run, checked for where it will train, or why it is refused."""
-    launcher = launcher_of(runs[0].run)
-    checked: list[Prepared | ConfigError] = []
-    for planned in runs:
-        try:
-            checked.append(launcher.prepare(planned))
-        except ConfigError as error:
-            checked.append(error)
-    return checked
-
-
 def _describe(state: State) -> str:
     from launch.verbs.status import styled
 
@@ -195,38 +184,30 @@ def _describe(state: State) -> str:
     return f"{styled(state.label)}{reason}{again}"
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the runs of a plan."""
+def estimate(prepared: Sequence[Prepared], states: Sequence[State], starts: Sequence[bool]) -> tuple[float | None, int]:
+    """How long the runs to start take one after the other, s, and of how many done ones that follows.
 
-    runs: int
-    to_start: int
-    """Runs that submitting starts."""
-    measured: int
-    """Runs that are done and whose time tells how long those to start take."""
-    seconds: float | None
-    """Sum over the runs to start, as if one ran after the other; null: none is done."""
-
-    def in_words(self) -> str:
-        """The line that ends a plan."""
-        what = f"{count_of(self.runs, 'run')}, {self.to_start} to start"
-        if not self.to_start:
-            return what
-        if self.seconds is None:
-            return f"{what}; none is done, so their time is not known yet: plan again after the first"
-        return f"{what}: about {duration(self.seconds)} one after another, as long as the {self.measured} done took"
-
-
-def estimate(prepared: Sequence[Prepared], states: Sequence[State], starts: Sequence[bool]) -> Estimate:
-    """Each run that starts takes the median of the done ones of its configuration; where none of it is done, of all."""
-    waiting = list(compress(prepared, starts))
-    if not waiting:  # the times of thousands of runs are not read for nothing
-        return Estimate(runs=len(prepared), to_start=0, measured=0, seconds=0.0)
+    Each takes the median of the done ones of its configuration; where none of it is done, of all. None: none is done.
+    """
+    if not any(starts):  # the times of thousands of runs are not read for nothing
+        return 0.0, 0
     took: dict[str, list[float]] = {}
     for item, seconds in _taken(prepared, states):
         took.setdefault(_configuration(item), []).append(seconds)
     every = [seconds for times in took.values() for seconds in times]
-    total = sum(median(took.get(_configuration(item), every)) for item in waiting) if every else None
-    return Estimate(runs=len(prepared), to_start=len(waiting), measured=len(every), seconds=total)
+    if not every:
+        return None, 0
+    return sum(median(took.get(_configuration(item), every)) for item in compress(prepared, starts)), len(every)
+
+
+def _summed_up(runs: int, to_start: int, seconds: float | None, measured: int) -> str:
+    """The line that ends a plan."""
+    what = f"{count_of(runs, 'run')}, {to_start} to start"
+    if not to_start:
+        return what
+    if seconds is None:
+        return f"{what}; none is done, so their time is not known yet: plan again after the first"
+    return f"{what}: about {duration(seconds)} one after another, as long as the {measured} done took"
 
 
 def _configuration(item: Prepared) -> str:

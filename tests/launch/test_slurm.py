@@ -25,7 +25,6 @@ from launch.sweep import PlannedRun, one_run
 from launch.sweep.compose import Extension
 from launch.verbs import doctor
 from launch.verbs.doctor import file_system
-from launch.verbs.plan import estimate
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import MISSING, SINFO, FakeSlurm, group, prepared, programs, run_of, submission
@@ -208,7 +207,6 @@ def test_what_waits_in_the_queue_is_not_to_start(tmp_path: Path, fake: FakeSlurm
     fake.answers["sinfo"] = SINFO
     assert OnSlurm().show_plan(items, [MISSING, MISSING], Console(file=io.StringIO()))[1] == [False, True]
     assert fake.asked.count("squeue") == 1
-    assert estimate(items, [MISSING, MISSING], [False, True]).to_start == 1
 
 
 def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
