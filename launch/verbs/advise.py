@@ -102,14 +102,11 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
     notes += left_out
     of_node = [2**power for power in range(figures.devices_per_node.bit_length())]
     devices = question.devices or [(question.nodes or 1) * count for count in of_node]
-    most = run.site.max_nodes
-    if question.nodes and most and question.nodes > most:
-        raise ConfigError(f"nodes={question.nodes}, but site={run.site.name} allows a job site.max_nodes={most}")
-    allowed, beyond = _within_site(devices, run, figures)
+    _require_room(question, devices, figures)
     if question.gpt is not None:
-        rows, impossible = _gpt(question, allowed, figures, knowledge)
+        rows, impossible = _gpt(question, devices, figures, knowledge)
     else:
-        rows, impossible = _suite(question, allowed, figures, knowledge)
+        rows, impossible = _suite(question, devices, figures, knowledge)
     if knowledge.figures is not None:
         unknown = "network" in _guessed(knowledge, run) and any(row.nodes > 1 for row in rows)
         network = ["the network between nodes is assumed"] if unknown else []
@@ -119,7 +116,7 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
         speeds = "speeds are shares of data sheets" if run.site.hardware is not None else ASSUMED
     return Answer(
         rows=rows,
-        impossible=beyond + impossible,
+        impossible=impossible,
         figures=figures,
         notes=notes,
         speeds=speeds,
@@ -162,24 +159,18 @@ def _completed(measured: MachineFigures, otherwise: MachineFigures) -> MachineFi
     )
 
 
-def _within_site(devices: Sequence[int], run: RunConfig, figures: MachineFigures) -> tuple[list[int], list[Impossible]]:
-    """Numbers of devices that the site's nodes have, and those beyond."""
-    from analysis.advisor.layouts import Impossible
-
-    nodes = run.site.max_nodes
-    most = None if nodes is None else nodes * figures.devices_per_node
-    beyond = [
-        Impossible(
-            strategy="all",
-            options=(),
-            devices=count,
-            why=f"devices={count} is beyond site={run.site.name}, where a job has {nodes} nodes of "
-            f"{figures.devices_per_node} devices: choose {most} or fewer",
+def _require_room(question: Question, devices: Sequence[int], figures: MachineFigures) -> None:
+    """Refuse more nodes or devices than a job may have on the site."""
+    site = question.bases[0].site
+    if site.max_nodes is None:
+        return
+    if question.nodes and question.nodes > site.max_nodes:
+        raise ConfigError(f"nodes={question.nodes}, but site={site.name} allows a job site.max_nodes={site.max_nodes}")
+    if max(devices) > (most := site.max_nodes * figures.devices_per_node):
+        raise ConfigError(
+            f"devices={max(devices)} is beyond site={site.name}, where a job has {site.max_nodes} nodes of "
+            f"{figures.devices_per_node} devices: choose {most} or fewer"
         )
-        for count in devices
-        if most is not None and count > most
-    ]
-    return [count for count in devices if most is None or count <= most], beyond
 
 
 def _suite(
@@ -452,10 +443,6 @@ def _gpt_strategies(values: Sequence[Any]) -> frozenset[str]:
 
 WIDTH = 80
 """Columns of the short answer."""
-SHOWN = 30
-"""Rows that a terminal gets; --json has all."""
-REASONS = 12
-"""Reasons that are written out."""
 PHASES = {"compute": "compute_s", "comm.": "communication_s", "bubble": "bubble_s", "update": "optimizer_s"}
 """Shares of a step that get a column."""
 
@@ -469,8 +456,8 @@ def print_all(rows: Sequence[Row], answer: Answer) -> None:
     best = one_each(rows)
     if best:
         columns = ("strategy", "devices", "step", "90 %", "epoch", "samples/s", "MFU", "memory", *PHASES, "rests on")
-        console().print(listing(columns, [_cells(row) for row in best[:SHOWN]]), crop=False)
-    if len(rows) > min(SHOWN, len(best)):
+        console().print(listing(columns, [_cells(row) for row in best]), crop=False)
+    if len(rows) > len(best):
         say(
             f"{len(rows)} layouts in all; the table has the best of each strategy and number of devices: --json has all"
         )
@@ -653,11 +640,9 @@ def _impossible(impossible: Sequence[Impossible]) -> Iterator[str]:
     found: dict[str, list[str]] = defaultdict(list)
     for each in impossible:
         found[each.why].append(f"{each.strategy} × {each.devices}")
-    for why, cases in list(found.items())[:REASONS]:
+    for why, cases in found.items():
         more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
         yield f"impossible: {', '.join(cases[:3])}{more}: {why}"
-    if len(found) > REASONS:
-        yield f"impossible: {len(found) - REASONS} further reasons: --json has all"
 
 
 def nothing_left(question: Question) -> str:
@@ -740,7 +725,6 @@ def _most_devices(run: RunConfig) -> int | None:
     return len(machine.gpus) or max(1, machine.usable_cores // run.cores_per_device)
 
 
-Key = tuple[str, tuple[str, ...], int]
 DEFAULT_BUDGET_H = 1.0
 """Device-hours of all rounds together, where no budget is given."""
 
@@ -802,18 +786,17 @@ def _measured_round(
     return float(proposal["device_hours"])
 
 
-def key_of(row: Row) -> Key:
-    """What a layout is called."""
-    return row.strategy, row.options, row.devices
-
-
 def errors(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     """Of the rows that are measured now and were predicted before: what was said, what it took, and the error."""
-    said: dict[Key, Row] = {key_of(row): row for row in before if not row.measured}
+    said = {_layout(row): row for row in before if not row.measured}
     for row in after:
-        if row.measured and (old := said.get(key_of(row))) is not None:
-            name = " ".join([f"{row.strategy} × {row.devices}", *row.options])
-            yield name, f"{old.step_s:.3g} s", f"{row.step_s:.3g} s", f"{100 * (old.step_s / row.step_s - 1):+.1f} %"
+        if row.measured and (old := said.get(_layout(row))) is not None:
+            error = f"{100 * (old.step_s / row.step_s - 1):+.1f} %"
+            yield _layout(row), f"{old.step_s:.3g} s", f"{row.step_s:.3g} s", error
+
+
+def _layout(row: Row) -> str:
+    return " ".join([f"{row.strategy} × {row.devices}", *row.options])
 
 
 def is_known(rows: Sequence[Row], objective: Objective) -> bool:

@@ -347,13 +347,6 @@ def test_what_was_asked_for_in_vain_is_said(capsys: pytest.CaptureFixture[str]) 
     assert "devices=8" in reason
 
 
-def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, *GPT, "devices=8,64", "site.max_nodes=2")
-    assert {each["devices"] for each in found["rows"]} == {8}
-    (beyond,) = (each for each in found["impossible"] if each["strategy"] == "all")
-    assert "has 2 nodes of 8 devices: choose 16 or fewer" in beyond["why"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -362,6 +355,7 @@ def test_devices_beyond_a_sites_nodes_are_listed(capsys: pytest.CaptureFixture[s
         (["model=mlp", f"devices={10**30}"], "is not valid: expected `int` >= 1 and <= 1000000"),
         (["model=mlp", "nodes=0"], "nodes=0 is not valid: expected `int` >= 1"),
         (["model=mlp", "nodes=3", "site.max_nodes=2"], "nodes=3, but site=default allows a job site.max_nodes=2"),
+        ([*GPT, "devices=8,64", "site.max_nodes=2"], "2 nodes of 8 devices: choose 16 or fewer"),
         (["model=mlp,cnn", "devices=2"], "advise takes lists of devices and strategy only"),
         (["sweep=demo"], "advise takes lists of devices and strategy only"),
         (["model=mlp", "strategy=fsdpp"], "strategy=fsdpp is no choice: did you mean fsdp?"),
