@@ -240,9 +240,8 @@ class Prepared:
     """A run that was checked for where it will train."""
 
     planned: PlannedRun
-    """Its device type is the one that it will have."""
+    """Its run's `device` is the type that it will have, `cpu` or `cuda`."""
     folder: RunFolder
-    device_type: str
     oversubscribed: bool = False
     found: State | None = None
     """What it was when it was chosen to be started, which may be a while ago; None: not chosen yet."""
@@ -276,7 +275,7 @@ def checked(planned: PlannedRun, *, oversubscribed: bool = False) -> Prepared:
     check_data(run)
     require(run.strategy.framework, run.device)
     check_engine(run)
-    return Prepared(planned, RunFolder.of(run), run.device, oversubscribed)
+    return Prepared(planned, RunFolder.of(run), oversubscribed)
 
 
 def _refuse_secrets(run: RunConfig) -> None:

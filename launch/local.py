@@ -89,8 +89,8 @@ class OnThisMachine(Launcher):
     def calibrate(self, prepared: Prepared, path: Path) -> None:
         """In processes of their own, as runs are measured."""
         run, words = prepared.planned.run, calibration_arguments(prepared, path)
-        processes = run.strategy.processes(run, prepared.device_type)
-        variables = environment(run, prepared.device_type, os.environ, cores=threads_here())
+        processes = run.strategy.processes(run, run.device)
+        variables = environment(run, run.device, os.environ, cores=threads_here())
         done = subprocess.run(
             command_line(words, processes, program=CALIBRATION),
             env=variables,
@@ -125,11 +125,11 @@ class OnThisMachine(Launcher):
         """Run one attempt, unless another process does."""
         item.folder.write_intent(item.planned.run, item.planned.recorded)  # it may have been pruned while it waited
         run = item.planned.run
-        with own_cores(item.device_type, needed=run.devices * run.cores_per_device):
+        with own_cores(run.device, needed=run.devices * run.cores_per_device):
             return carry_out(
                 item.folder,
                 run,
-                device_type=item.device_type,
+                device_type=run.device,
                 skip=lambda state, _: "" if state.starts(retry) and state.state != "done" else f"is {state.label}",
                 train=train,
                 submit=submit,

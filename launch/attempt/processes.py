@@ -243,7 +243,8 @@ def command_line(
 
 def calibration_arguments(prepared: Prepared, path: Path) -> list[str]:
     """The arguments of a calibration on the devices of a run."""
-    return [str(path.absolute()), prepared.device_type, canonical_json(to_mapping(prepared.planned.run))]
+    run = prepared.planned.run
+    return [str(path.absolute()), run.device, canonical_json(to_mapping(run))]
 
 
 def environment(

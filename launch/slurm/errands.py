@@ -178,7 +178,7 @@ def calibration_job(prepared: Prepared, folder: Path, table: Path) -> Job:
     """One task on each node, which starts a rank for each of its devices; the first rank writes the table."""
     run = prepared.planned.run
     words = ("calibration", *calibration_arguments(prepared, table))
-    return errand(run, shape_of(run, prepared.device_type), folder, *words, minutes=CALIBRATION_MINUTES)
+    return errand(run, shape_of(run, run.device), folder, *words, minutes=CALIBRATION_MINUTES)
 
 
 def bandwidth(run: RunConfig) -> Iterator[tuple[str, str]]:

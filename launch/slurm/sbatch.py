@@ -497,8 +497,8 @@ def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
     groups: dict[tuple[Any, ...], JobGroup] = {}
     submit = record.new_token()
     for item in prepared:
-        run, device_type = item.planned.run, item.device_type
-        shape = shape_of(run, device_type)
-        key = (shape, device_type, msgspec.json.encode([run.launcher, run.site, plugin_of(run), run.same_plugin]))
-        groups.setdefault(key, JobGroup(shape, device_type, [], submit)).runs.append(item)
+        run = item.planned.run
+        shape = shape_of(run, run.device)
+        key = (shape, run.device, msgspec.json.encode([run.launcher, run.site, plugin_of(run), run.same_plugin]))
+        groups.setdefault(key, JobGroup(shape, run.device, [], submit)).runs.append(item)
     return list(groups.values())

@@ -102,7 +102,7 @@ def _rows(
         else:
             run, state = item.planned.run, next(states)
             reason = state.outcome.reason if state.outcome else ""
-            processes = run.strategy.processes(run, item.device_type)
+            processes = run.strategy.processes(run, run.device)
             yield plan_row(run, slug(run), state=state.label, reason=reason, processes=processes)
 
 
@@ -127,7 +127,7 @@ def _table(
             state = f"[red]refused[/] ({numbers[item.reason]})"
         else:
             run = item.planned.run
-            processes, state = str(run.strategy.processes(run, item.device_type)), _describe(next(states))
+            processes, state = str(run.strategy.processes(run, run.device)), _describe(next(states))
             state += " (oversubscribed)" if item.oversubscribed else ""
         cells = (f"{run.devices} {run.device}", processes, str(run.nodes), str(run.epochs), state)
         rows.append((RunFolder.of(run).path.name, *((escape(differs),) if any(apart) else ()), *cells))

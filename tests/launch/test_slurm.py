@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,7 +180,8 @@ def test_a_cpu_run_leaves_a_sites_gpus_to_others() -> None:
     assert shape_of(run, "cpu").gpus_per_node == 0
     assert shape_of(run, "cuda").gpus_per_node == 1
     for device_type in ("cpu", "cuda"):
-        (batch,) = job_groups([Prepared(PlannedRun(run, []), RunFolder(Path("a")), device_type, False)])
+        on = msgspec.structs.replace(run, device=device_type)
+        (batch,) = job_groups([Prepared(PlannedRun(on, []), RunFolder(Path("a")))])
         hours = run.devices * 3 * 1.0
         assert batch.most_hours == (Hours(gpu=hours) if device_type == "cuda" else Hours(cpu=hours))
         assert submission(site=run.site, device_type=device_type).asks_for_gpus == (device_type == "cuda")

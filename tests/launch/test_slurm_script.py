@@ -108,7 +108,7 @@ def test_a_set_up_may_ask_and_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a[/b]", "a[bold]b", "$(touch X)", "two words"])
 def test_what_submit_prints_can_be_copied(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = msgspec.structs.replace(run_of(), results=str(tmp_path / name))
-    item = Prepared(PlannedRun(run, []), RunFolder.of(run), "cpu", False)
+    item = Prepared(PlannedRun(run, []), RunFolder.of(run))
     monkeypatch.setattr(launcher, "submit", lambda *_: [submission(job="7")])
     console = Console(width=60, file=io.StringIO())
     assert OnSlurm().submit([item], SubmitOptions(), console) == 0
