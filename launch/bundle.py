@@ -62,21 +62,18 @@ def contents(runs: Runs, report: Path, *, name: str, title: str, authors: Sequen
     """The files of a bundle with this name, but for their sums. `report`: a report on these runs, as it was written."""
     rows = runs.run.filter(_HAS_ENDED).sort("launched_at", nulls_last=True)
     files: Files = {}
-    index: list[dict[str, Any]] = []
     for row in rows.iter_rows(named=True):
         run = RunFolder(Path(row["folder"]))
         place = f"{RESULTS}/{run.path.parent.name}/{run.path.name}"
-        if any(known["folder"] == place for known in index):
+        if f"{place}/config.yaml" in files:
             raise ConfigError(f"two sweeps in {runs.root} are called {run.path.parent.name}: bundle each by itself")
         files |= {f"{place}/{inner}": path for inner, path in _of_run(run)}
-        told = ("run_id", "outcome", "data", "model", "strategy", "devices", "repeat", "device_type", "device_name")
-        index.append({"folder": place} | {key: row[key] for key in told})
     files |= {f"{REPORT}/{path.relative_to(report)}": path for path in report.rglob("*") if path.is_file()}
     texts = {
-        INDEX: _json(_versions() | {"title": title, "runs": index}),
+        INDEX: _json(_versions() | {"title": title}),
         "environment.json": _json(_environments(runs)),
         "CITATION.cff": citation(title=title, authors=authors, day=_day(runs), version=version("parallelbench")),
-        "README.md": _readme(name, title, len(index)),
+        "README.md": _readme(name, title, rows.height),
     }
     return files | {file: text.encode() for file, text in texts.items()}
 
@@ -132,13 +129,9 @@ def _of_run(run: RunFolder) -> Iterator[tuple[str, Path]]:
     patterns += ["result/*.parquet", "result/manifest.json"] if published else [f"attempts/*/{_JOURNALS}"]
     for pattern in patterns:
         for path in sorted(run.path.glob(pattern)):
-            if path.is_file() and not path.is_symlink() and not _is_blank(path):
+            # Files that were reserved for the case of an error may be blank.
+            if path.is_file() and not path.is_symlink() and (path.suffix != ".json" or path.read_bytes().strip()):
                 yield path.relative_to(run.path).as_posix(), path
-
-
-def _is_blank(path: Path) -> bool:
-    """Whether it is a file that was reserved for the case of an error, and never written."""
-    return path.suffix == ".json" and not path.read_bytes().strip()
 
 
 def _json(value: Any) -> str:
@@ -178,7 +171,7 @@ def _readme(name: str, title: str, runs: int) -> str:
 | `results/` | of each run its overrides and configuration, its attempts, and what it measured, as Parquet |
 | `environment.json` | machine, versions and variables of the runs |
 | `CITATION.cff` | how to cite these results |
-| `bundle.json` | versions of the suite, its tables and its configurations; all runs with id and outcome |
+| `bundle.json` | versions of the suite, its tables and its configurations |
 | `SHA256SUMS` | the sha256 of each file: `sha256sum -c SHA256SUMS` |
 
 `parallelbench rerun {name}.tar.gz` trains these runs again and says what agrees.

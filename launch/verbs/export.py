@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import shlex
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,15 +69,11 @@ def export(folder: str, extension: Extension, *, to: str, out: str | None) -> in
 
 def _require_installed(to: str, tracker: _Tracker) -> None:
     """Raise `ConfigError` that says what to install."""
-    if find_spec(tracker.module) is None:
-        raise ConfigError(f"--to {to} needs {tracker.package}, which is not installed: pip install {tracker.package}")
     try:
         importlib.import_module(tracker.module)
     except ImportError as error:
-        raise ConfigError(
-            f"--to {to} needs {tracker.package}, which can't be imported ({one_line(str(error))}): "
-            f"pip install --upgrade {tracker.package}"
-        ) from None
+        fix = f"pip install --upgrade {tracker.package}"
+        raise ConfigError(f"--to {to} needs {tracker.package}: {one_line(str(error))}; {fix}") from None
 
 
 def _require_free(final: Path) -> None:

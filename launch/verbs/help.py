@@ -132,13 +132,8 @@ def field_docs(cls: type[Struct]) -> dict[str, str]:
     """Field → the text beneath it, also of the classes it inherits from, on one line."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        module = sys.modules.get(base.__module__)
-        if (
-            module is not None
-            and base.__module__ not in ("builtins", "abc")
-            and not base.__module__.startswith("msgspec")
-        ):
-            docs |= dict(_documented(base.__name__, inspect.getsource(module)))
+        if issubclass(base, Struct) and base is not Struct:
+            docs |= dict(_documented(base.__name__, inspect.getsource(sys.modules[base.__module__])))
     return docs
 
 

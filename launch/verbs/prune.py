@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 def prune(folder: str, extension: Extension, *, yes: bool) -> int:
     """List stale folders; `yes`: remove them. Returns 1 if some could not be removed."""
     root, launchers = existing(folder), all_launchers(extension.plugin)
-    if not yes:
-        return _prune(root, folder, launchers, yes=False)
-    sweeps = sorted({run.path.absolute().parent for run in find_runs(root)})
-    with ExitStack() as held:  # from the look to the removal, nobody queues what is found
-        for launcher in launchers:
+    with ExitStack() as held:
+        sweeps = sorted({run.path.absolute().parent for run in find_runs(root)}) if yes else []
+        for launcher in launchers:  # from the look to the removal, nobody queues what is found
             held.enter_context(launcher.holding([sweep for sweep in sweeps if launcher.submitted(sweep)]))
-        return _prune(root, folder, launchers, yes=True)
+        return _prune(root, folder, launchers, yes=yes)
 
 
 def _prune(root: Path, folder: str, launchers: Sequence[Launcher], *, yes: bool) -> int:

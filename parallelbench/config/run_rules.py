@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from parallelbench.config.build import package_of
 from parallelbench.config.fixes import accepted, fixes, in_words
 from parallelbench.config.rule import Refusal, RefusedError, enforce
@@ -142,7 +140,7 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         yield (
             run.epochs and chosen != Preprocess(),
             "preprocess has options, but preprocess.engine=none does nothing",
-            (" ".join(_undone(chosen)), "preprocess.engine"),
+            ("preprocess.recipe", "preprocess.threads", "preprocess.executions", "preprocess.engine"),
         )
         return
     who = f"preprocess.engine={chosen.engine}"
@@ -168,13 +166,6 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         f"{', '.join(SELECTING)}; epochs=0 prepares alone",
         ("preprocess.recipe",),
     )
-
-
-def _undone(chosen: Preprocess) -> Iterator[str]:
-    """The overrides that give its options back their defaults."""
-    for option, usual in msgspec.structs.asdict(Preprocess()).items():
-        if getattr(chosen, option) != usual:
-            yield f"preprocess.{option}={'null' if usual is None else usual}"
 
 
 def _recomputation(run: RunConfig) -> Rules:

@@ -105,7 +105,7 @@ def test_without_the_library_one_line_says_what_to_install(
     if tracker in INSTALLED:
         pytest.skip(f"{tracker} is installed")
     message = refused(capsys, "export", str(sweep), "--to", tracker)
-    assert message.endswith(f"is not installed: pip install {TRACKERS[tracker].package}")
+    assert message.endswith(f"; pip install --upgrade {TRACKERS[tracker].package}")
     assert not (sweep / "exports").exists()
 
 
