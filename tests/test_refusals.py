@@ -167,10 +167,8 @@ def chosen(overrides: list[str], fix: str) -> list[str]:
 
 def rejected(error: UnfitError, overrides: list[str], device_type: str) -> list[str]:
     """What it proposes, and is refused in turn."""
-    each = [fix for fixes in error.fixes() for fix in fixes]
-    proposals = each if len(error.refusals) == 1 else [" ".join(each)]
     wrong = []
-    for proposal in filter(None, proposals):
+    for proposal in error.fixes():
         devices = [text.partition("=")[2] for text in proposal.split() if text.startswith("device=")]
         again = refused(chosen(overrides, proposal), *devices or [device_type])
         wrong += [f"{error.reason!r}, but {proposal} gives {again.reason!r}"] if again else []
@@ -220,7 +218,7 @@ def test_the_nearest_values_that_work_are_named(overrides: str, fixes: list[str]
     whole = [*(text for text in base if text.partition("=")[0] not in keys), *given]
     error = refused(whole)
     assert error is not None
-    assert error.fixes()[0][: len(fixes)] == fixes
+    assert error.fixes()[: len(fixes)] == fixes
     assert not rejected(error, whole, "cpu")
     assert ": choose " in str(error)
 
@@ -253,7 +251,7 @@ def test_what_a_refusal_proposes_is_accepted(strategy: str) -> None:
         except ConfigError:  # devices that nodes don't divide are no run
             continue
         if error is not None:
-            proposed += any(error.fixes())
+            proposed += bool(error.fixes())
             wrong += rejected(error, overrides, device_type)
     assert wrong == []
     assert proposed, "else nothing can fail here"
@@ -263,13 +261,10 @@ def test_all_refusals_come_together_and_what_they_propose_works_together() -> No
     overrides = [*IMAGES, "strategy=ddp", "devices=2", "batch_size=95", "precision=tf32", "nccl.per_edge=true"]
     error = refused(overrides)
     assert error is not None
-    assert error.fixes() == [["batch_size=94"], ["nccl.per_edge=false"], ["precision=fp32"]]
+    assert error.fixes() == ["batch_size=94 nccl.per_edge=false precision=fp32"]
     assert not rejected(error, overrides, "cpu")
-    assert [line.rpartition(": ")[2] for line in str(error).splitlines()] == [
-        "choose batch_size=94",
-        "choose nccl.per_edge=false",
-        "choose precision=fp32",
-    ]
+    assert len(error.refusals) == len(str(error).splitlines()) == 3
+    assert str(error).endswith(": choose batch_size=94 nccl.per_edge=false precision=fp32")
 
 
 @pytest.mark.parametrize("key", ["batch_size", "strategy", "model.no_such_option", "precision=fp32"])
@@ -278,16 +273,16 @@ def test_where_no_neighbour_works_nothing_is_proposed(key: str, monkeypatch: pyt
     monkeypatch.setattr(run_rules, "refusals", lambda _run, _device_type: [refusal])
     with pytest.raises(UnfitError) as error:
         check_run(one_run([*IMAGES, "strategy=ddp", "devices=2"]).run, "cpu")
-    assert error.value.fixes() == [[]]
+    assert error.value.fixes() == []
     assert str(error.value) == error.value.reason == "batch_size=95 suits nobody"
 
 
 def test_fixes_are_searched_only_for_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[RunConfig] = []
 
-    def search(run: RunConfig, _device_type: str, found: Sequence[Refusal], _judge: object) -> list[list[str]]:
+    def search(run: RunConfig, _device_type: str, _refused: Sequence[Refusal], _judge: object) -> list[str]:
         searched.append(run)
-        return [[] for _ in found]
+        return []
 
     monkeypatch.setattr(run_rules, "fixes", search)
     collected, run = Refusals(), one_run([*IMAGES, "strategy=ddp", "devices=2"]).run

@@ -38,25 +38,19 @@ class UnfitError(RefusedError):
         super().__init__(refused)
         self._run, self._device_type = run, device_type
 
-    def fixes(self) -> list[list[str]]:
-        """What to choose for each refusal, as overrides; see `parallelbench.config.fixes`."""
+    def fixes(self) -> list[str]:
+        """What to choose, as overrides; see `parallelbench.config.fixes`."""
         return fixes(self._run, self._device_type, self.refusals, refusals)
 
     def __str__(self) -> str:
-        """A line for each refusal: the value, what must hold, and what to choose."""
+        """A line for each refusal: the value, and what must hold; the last one says what to choose."""
         return self.told_with(())
 
     def told_with(self, others: Sequence[ConfigError]) -> str:
         """The same of several runs: only what all of them accept is said to choose."""
         runs = [(other._run, other._device_type) for other in others if isinstance(other, UnfitError)]
-        chosen = self.fixes()
-        together = [[fix] for fix in chosen[0]] if len(chosen) == 1 else [[fix for each in chosen for fix in each]]
-        good = [fix for each in together if all(accepted(*at, " ".join(each), refusals) for at in runs) for fix in each]
-        lines = []
-        for refusal, found in zip(self.refusals, chosen, strict=True):
-            said = [fix for fix in found if fix in good]
-            lines.append(f"{refusal.reason}: choose {in_words(said)}" if said else refusal.reason)
-        return "\n".join(lines)
+        good = [fix for fix in self.fixes() if all(accepted(*at, fix, refusals) for at in runs)]
+        return f"{self.reason}: choose {in_words(good)}" if good else self.reason
 
 
 def refusals(run: RunConfig, device_type: str) -> Iterator[Refusal]:
