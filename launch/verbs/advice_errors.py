@@ -12,7 +12,7 @@ from launch.verbs.console import console, listing, say
 from parallelbench.errors import ConfigError, choices, count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from analysis.advisor.step_tables import Evidence, Measured
     from launch.sweep.compose import Extension
@@ -107,15 +107,8 @@ def _hardware(overrides: Sequence[str], extension: Extension) -> Hardware:
 
 
 def _print(summary: Mapping[str, Any]) -> None:
-    console().print(listing(("what", "rows", "mean", "median", "p90", "max"), list(_error_rows(summary))), crop=False)
-    rest = {
-        "90 % intervals that hold the measurement": summary["coverage"],
-        "rank correlation among layouts of the same work (median)": summary["rank_correlation"],
-        f"regret of the choice, of {summary['choices']} (median)": summary["median_regret"],
-        f"regret of the choice, of {summary['choices']} (max)": summary["max_regret"],
-    }
-    for text, value in rest.items():
-        say(f"{text}: {'not known, too few rows' if value is None else f'{value:.3g}'}")
+    _print_table(_rows("all rows", summary, grouped=True))
+    say(", ".join(_figures(summary)))
     repeated = sum(row["also_in_evidence"] for row in summary["predictions"])
     say(
         f"Judged: the formulas that `advise model=gpt` ranks by, fitted to {summary['fitted_rows']} published steps; "
@@ -129,14 +122,19 @@ def _print(summary: Mapping[str, Any]) -> None:
         say(f"not used: {count_of(len(summary['unused_columns']), 'column')}: {', '.join(summary['unused_columns'])}")
 
 
-def _error_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    yield _cells("all rows", summary)
-    for name in ("model", "strategy", "devices"):
-        for value, errors in summary[f"by_{name}"].items():
-            yield _cells(f"{name} {value}", errors)
-    for name, errors in summary["baselines"].items():
-        if errors is not None:
-            yield _cells(f"baseline {name}", errors)
+def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
+    console().print(listing(("what", "rows", "mean", "median", "p90", "max"), list(rows)), crop=False)
+
+
+def _rows(what: str, errors: Mapping[str, Any], *, grouped: bool) -> Iterator[tuple[str, ...]]:
+    """All errors, those of each group, and those of the baselines."""
+    yield _cells(what, errors)
+    for key in ("strategy", "model", "devices") if grouped else ():
+        for value, of_group in errors[f"by_{key}"].items():
+            yield _cells(f"  {key} {value}", of_group)
+    for baseline, its_errors in errors["baselines"].items():
+        if its_errors is not None:
+            yield _cells(f"  baseline {baseline}", its_errors)
 
 
 def _cells(what: str, errors: Mapping[str, Any]) -> tuple[str, ...]:
@@ -167,9 +165,7 @@ def check_sweeps(words: Sequence[str], known: Sequence[str], plugin: str | None,
     if as_json:
         print(json.dumps(summary))
         return 0
-    console().print(
-        listing(("what", "rows", "mean", "median", "p90", "max"), list(rows_of_sweeps(summary))), crop=False
-    )
+    _print_table(rows_of_sweeps(summary))
     for name, split in summary["splits"].items():
         say(f"{TITLES[name]}: {', '.join(_figures(split))}")
     for line in summary["refused"]:
@@ -199,11 +195,4 @@ def _figures(split: Mapping[str, Any]) -> Iterator[str]:
 def rows_of_sweeps(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """The table: each split, its groups and its baselines."""
     for name, split in summary["splits"].items():
-        yield _cells(TITLES[name], split)
-        if name == summary["split"]:
-            for key in ("strategy", "model", "devices"):
-                for value, errors in split[f"by_{key}"].items():
-                    yield _cells(f"  {key} {value}", errors)
-        for baseline, errors in split["baselines"].items():
-            if errors is not None:
-                yield _cells(f"  baseline {baseline}", errors)
+        yield from _rows(TITLES[name], split, grouped=name == summary["split"])

@@ -43,13 +43,6 @@ def _plugin(text: str = "your own package, by name or path; YAML may name its cl
     return _value("--plugin", "PACKAGE", text)
 
 
-def _accuracy(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a test accuracy, e.g. 0.95") from None
-
-
 def _positive(what: str, number: Callable[[str], float] = float) -> Callable[[str], float]:
     """Reads a number above 0, which may end in h; `what` says which, with an example."""
 
@@ -159,7 +152,7 @@ VERBS = {
             "--target",
             "SHARE",
             "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for",
-            type=_accuracy,
+            type=float,
         ),
         _value("--figure", "NAME", "only this figure, as PDF, SVG and PNG for a paper"),
         _value("--panel", "WORDS", "only its panels whose headings hold these words"),

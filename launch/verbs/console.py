@@ -234,8 +234,3 @@ def _case(case: Case) -> dict[str, Any]:
         "runs": list(case.runs),
         "warnings": list(case.warnings),
     }
-
-
-def print_findings(rows: Iterable[tuple[str, str]]) -> None:
-    """`parallelbench doctor --json`."""
-    print_json("doctor", findings=[{"what": what, "finding": finding} for what, finding in rows])

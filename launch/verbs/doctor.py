@@ -13,7 +13,7 @@ from rich.table import Table
 from launch.launcher import all_launchers
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
-from launch.verbs.console import console, print_findings
+from launch.verbs.console import console, print_json
 from parallelbench.config.sites import prepare_line
 from parallelbench.environments import engine_states, python_of, why_not
 from parallelbench.errors import ConfigError, count_of
@@ -35,7 +35,8 @@ def doctor(overrides: Sequence[str], extension: Extension, *, bandwidth: bool, a
     if bandwidth:
         measured = (launcher.bandwidth(overrides, extension) for launcher in launchers)
     if as_json:
-        print_findings(row for rows in measured for row in rows)
+        findings_of = [{"what": what, "finding": finding} for rows in measured for what, finding in rows]
+        print_json("doctor", findings=findings_of)
         return 0
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)

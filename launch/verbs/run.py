@@ -100,21 +100,17 @@ def submit(
 def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> None:
     """Raise `ConfigError` where models and data of the user's own don't fit together, before any of their runs starts.
 
-    That loads torch, in a process of its own. Parts with which a run is done already are not asked, nor are runs that
-    train in this process: they report a misfit themselves, at once.
+    That loads torch, in a process of its own. Runs that train in this process are not asked: they report a misfit
+    themselves, at once.
     """
-    done: set[str] = set()
     asked: dict[str, RunConfig] = {}
     for item in prepared:
         run = item.planned.run
         if (is_own(run.model) or is_own(run.data)) and not run.launcher.in_this_process:
-            plain, state = to_mapping(run), glance(item.folder)
-            parts = canonical_json([plain["model"], plain["data"], run.global_batch_size])
-            if state.label == "ok":
-                done.add(parts)
-            elif state.starts(retry):
-                asked.setdefault(parts, run)
-    runs = [run for parts, run in asked.items() if parts not in done]
+            plain = to_mapping(run)
+            if glance(item.folder).starts(retry):
+                asked.setdefault(canonical_json([plain["model"], plain["data"], run.global_batch_size]), run)
+    runs = list(asked.values())
     if not runs or importlib.util.find_spec("torch") is None:  # which may be in the jobs' container alone
         return
     here = launcher_of(runs[0]).trains_here  # the nodes of queued runs may see files that this one does not

@@ -74,7 +74,7 @@ def _single(run: RunConfig, device_type: str, keys: Sequence[str], judge: Judge)
 
 def _tried(run: RunConfig, device_type: str, keys: Sequence[str], judge: Judge) -> Iterator[Trial]:
     """Overrides of these keys, nearest first, with the run that each makes and all that refuses it."""
-    for fix in _in_turn(run, keys):
+    for fix in dict.fromkeys(fix for key in keys for fix in ([key] if "=" in key else _neighbours(run, key))):
         other = _applied(run, device_type, fix)
         if other and (left := _judged(*other, judge)) is not None:
             yield fix, other, left
@@ -105,15 +105,6 @@ def in_words(chosen: Sequence[str]) -> str:
     if len(keys) == 1 and not any(" " in fix for fix in chosen):
         return f"{keys.pop()}={' or '.join(fix.partition('=')[2] for fix in chosen)}"
     return ", or ".join(chosen)
-
-
-def _in_turn(run: RunConfig, keys: Sequence[str]) -> Iterator[str]:
-    """What to try: one key after the other, each once."""
-    seen = set[str]()
-    for fix in itertools.chain.from_iterable([key] if "=" in key else _neighbours(run, key) for key in keys):
-        if fix not in seen:
-            seen.add(fix)
-            yield fix
 
 
 def _neighbours(run: RunConfig, key: str) -> Iterator[str]:
