@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from launch.attempt.processes import (
     CALIBRATION,
@@ -35,7 +35,7 @@ from launch.attempt.supervisor import (
     supervise,
 )
 from launch.launcher import STARTS_AGAIN, Launcher, checked
-from parallelbench.errors import ConfigError, count_of, duration, one_line
+from parallelbench.errors import ConfigError, count_of, one_line
 from parallelbench.world.affinity import own_cores
 from parallelbench.world.machine import this_machine, threads_here
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
-    from rich.progress import TaskID
 
     from launch.attempt.processes import Training
     from launch.launcher import Prepared, SubmitOptions
@@ -136,13 +135,14 @@ class OnThisMachine(Launcher):
             )
 
     def _train_shown(self, display: Display, workers: WarmWorkers, training: Training) -> Outcome:
-        with display.run(training.folder.path.name, epochs=training.run.epochs) as watcher:
-            outcome = self._train(training, watcher, workers)
-            watcher.finished(outcome)
+        name, begun_at = training.folder.path.name, time.monotonic()
+        with display.run(name, epochs=training.run.epochs):
+            outcome = self._train(training, display, workers)
+            display.report(name, outcome, time.monotonic() - begun_at)
         return outcome
 
-    def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
-        return supervise(training, watcher=watcher.event, begin=workers.start)
+    def _train(self, training: Training, display: Display, workers: WarmWorkers) -> Outcome:
+        return supervise(training, watcher=display.event, begin=workers.start)
 
 
 class InThisProcess(OnThisMachine):
@@ -150,7 +150,7 @@ class InThisProcess(OnThisMachine):
 
     name = "inline"
 
-    def _train(self, training: Training, watcher: RunWatcher, workers: WarmWorkers) -> Outcome:
+    def _train(self, training: Training, display: Display, workers: WarmWorkers) -> Outcome:
         return in_this_process(training)
 
 
@@ -179,7 +179,7 @@ _STYLES = {"ok": "green", "parity_failed": "yellow"}
 
 
 class Display:
-    """Shows a sweep's progress."""
+    """Shows a sweep's progress, which is that of one run after the other."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -188,16 +188,18 @@ class Display:
             BarColumn(),
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._sweep: TaskID | None = None
+        self._run = TaskID(0)
+        self._accuracy: float | None = None
         self._total = self._started = 0
-        self._begun_at = 0.0
 
     @contextmanager
     def sweep(self, *, total: int, done: int, failed: Mapping[str, int]) -> Iterator[None]:
         """A context around all runs. Those `done` are not started, nor those that `failed`: outcome → how many."""
-        self._total, self._begun_at = total, time.monotonic()
+        self._total = total
         if done:
             verb = "is" if done == 1 else "are"
             self.console.print(f"{count_of(done, 'run')} {verb} done or running already; {total} to start")
@@ -210,63 +212,40 @@ class Display:
             yield
 
     @contextmanager
-    def run(self, name: str, *, epochs: int) -> Iterator[RunWatcher]:
+    def run(self, name: str, *, epochs: int) -> Iterator[None]:
         """A context around one run."""
-        self._started += 1
-        task = self._progress.add_task(name, total=epochs, note="starting")
+        self._started, self._accuracy = self._started + 1, None
+        self._run = self._progress.add_task(name, total=epochs, note="starting")
         try:
-            yield RunWatcher(self, name, task)
+            yield
         finally:
-            self._progress.remove_task(task)
+            self._progress.remove_task(self._run)
 
-    def update(self, task: TaskID, **changes: Any) -> None:
-        """Change what a run's line shows."""
-        self._progress.update(task, **changes)
+    def event(self, event: dict[str, Any]) -> None:
+        """A line of the run's journal: a phase that begins, or an epoch that is done."""
+        if event.get("table") == "epochs":
+            row = event["row"]
+            self._accuracy = row["test_accuracy"]
+            note = f"epoch {row['epoch']}: the loss is not finite"
+            if row["test_loss"] is not None and row["train_loss"] is not None:
+                note = f"epoch {row['epoch']}: test accuracy {row['test_accuracy']:.1%}, loss {row['test_loss']:.3f}"
+            self._progress.update(self._run, completed=row["epoch"], note=note)
+        elif event["event"] == "phase" and self._accuracy is None:
+            epoch = f" {event['epoch']}/{event['epochs']}" if "epoch" in event else ""
+            self._progress.update(self._run, note=f"{event['phase']}{epoch}")
 
     def not_started(self, name: str, reason: str) -> None:
         """One line for a run that another process has taken up, or ended, since this one chose it."""
         self.console.print(f"not started: {escape(name)} {escape(reason)}", highlight=False)
 
-    def report(self, name: str, outcome: Outcome, seconds: float, accuracy: float | None) -> None:
+    def report(self, name: str, outcome: Outcome, seconds: float) -> None:
         """One lasting line per finished run."""
         style = _STYLES.get(outcome.outcome, "red")
         count = f"[{self._started}/{self._total}] " if self._total > 1 else ""
-        result = f"test accuracy {accuracy:.1%}, " if accuracy is not None else ""
+        result = "" if self._accuracy is None else f"test accuracy {self._accuracy:.1%}, "
         reason = "" if outcome.outcome == "ok" else f"  {escape(outcome.reason)}"
         self.console.print(
             f"{count}[{style}]{outcome.outcome}[/] {name}  {result}{seconds:.1f} s{reason}", highlight=False
         )
         if self._sweep is not None:
-            elapsed = time.monotonic() - self._begun_at
-            left = elapsed / self._started * (self._total - self._started)
-            self._progress.update(self._sweep, completed=self._started, note=f"about {duration(left)} left")
-
-
-class RunWatcher:
-    """Turns the journal of one run into its line of progress."""
-
-    def __init__(self, display: Display, name: str, task: TaskID) -> None:
-        self._display, self._name, self._task = display, name, task
-        self._begun_at = time.monotonic()
-        self._accuracy: float | None = None
-
-    def event(self, event: dict[str, Any]) -> None:
-        """A phase that begins, or an epoch that is done."""
-        if event.get("table") == "epochs":
-            row = event["row"]
-            self._accuracy = row["test_accuracy"]
-            self._display.update(self._task, completed=row["epoch"], note=self._note(row))
-        elif event["event"] == "phase":
-            epoch = f" {event['epoch']}/{event['epochs']}" if "epoch" in event else ""
-            if self._accuracy is None:
-                self._display.update(self._task, note=f"{event['phase']}{epoch}")
-
-    def finished(self, outcome: Outcome) -> None:
-        """The run is over."""
-        self._display.report(self._name, outcome, time.monotonic() - self._begun_at, self._accuracy)
-
-    @staticmethod
-    def _note(row: dict[str, Any]) -> str:
-        if row["test_loss"] is None or row["train_loss"] is None:
-            return f"epoch {row['epoch']}: the loss is not finite"
-        return f"epoch {row['epoch']}: test accuracy {row['test_accuracy']:.1%}, loss {row['test_loss']:.3f}"
+            self._progress.update(self._sweep, completed=self._started)

@@ -280,7 +280,7 @@ def test_where_no_neighbour_works_nothing_is_proposed(key: str, monkeypatch: pyt
 def test_fixes_are_searched_only_for_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[RunConfig] = []
 
-    def search(run: RunConfig, _device_type: str, _refused: Sequence[Refusal], _judge: object) -> list[str]:
+    def search(run: RunConfig, _device_type: str, _refused: Sequence[Refusal]) -> list[str]:
         searched.append(run)
         return []
 

@@ -16,13 +16,12 @@ from parallelbench.config.structure import fits, listed
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from parallelbench.config.rule import Refusal
     from parallelbench.config.run import RunConfig
     from parallelbench.config.structure import Component
 
-    Judge = Callable[[RunConfig, str], Iterable[Refusal]]
     Trial = tuple[str, tuple[RunConfig, str], list[Refusal]]
 
 
@@ -34,15 +33,15 @@ _REACH = 64
 """Whole numbers up to so far from one are tried in its place, besides multiples and divisors of the run's sizes."""
 
 
-def fixes(run: RunConfig, device_type: str, refused: Sequence[Refusal], judge: Judge) -> list[str]:
+def fixes(run: RunConfig, device_type: str, refused: Sequence[Refusal]) -> list[str]:
     """What to choose so that a run is accepted: at most two alternatives of one override, or else several overrides
     together, which may leave only refusals that have no fix. Empty where none is found.
     """
-    if found := _single(run, device_type, [key for refusal in refused for key in refusal.keys], judge):
+    if found := _single(run, device_type, [key for refusal in refused for key in refusal.keys]):
         return found
     here, left, chosen = (run, device_type), list(refused), dict[str, str]()
     for _ in range(len(refused) + _FURTHER):
-        nearer = (_nearer(left, target, _tried(*here, target.keys, judge)) for target in left)
+        nearer = (_nearer(left, target, _tried(*here, target.keys)) for target in left)
         if (trial := next(filter(None, nearer), None)) is None:
             break
         fix, here, left = trial
@@ -53,17 +52,17 @@ def fixes(run: RunConfig, device_type: str, refused: Sequence[Refusal], judge: J
     return [" ".join(chosen.values())] if chosen and {*left} <= {*refused} else []
 
 
-def accepted(run: RunConfig, device_type: str, fix: str, judge: Judge) -> bool:
+def accepted(run: RunConfig, device_type: str, fix: str) -> bool:
     """Whether a run is accepted with these overrides."""
     other = _applied(run, device_type, fix)
-    return other is not None and _judged(*other, judge) == []
+    return other is not None and _judged(*other) == []
 
 
-def _single(run: RunConfig, device_type: str, keys: Sequence[str], judge: Judge) -> list[str]:
+def _single(run: RunConfig, device_type: str, keys: Sequence[str]) -> list[str]:
     """Overrides of which each mends all; a second one of the same component comes last."""
     found, more = list[str](), list[str]()
     for key in keys:
-        good = (fix for fix, _, left in _tried(run, device_type, [key], judge) if not left)
+        good = (fix for fix, _, left in _tried(run, device_type, [key]) if not left)
         of_key = list(itertools.islice(good, MOST))
         found += [fix for fix in (of_key[:1] if key in COMPONENTS else of_key) if fix not in found]
         more += of_key
@@ -72,18 +71,20 @@ def _single(run: RunConfig, device_type: str, keys: Sequence[str], judge: Judge)
     return list(dict.fromkeys([*found, *more]))[:MOST]
 
 
-def _tried(run: RunConfig, device_type: str, keys: Sequence[str], judge: Judge) -> Iterator[Trial]:
+def _tried(run: RunConfig, device_type: str, keys: Sequence[str]) -> Iterator[Trial]:
     """Overrides of these keys, nearest first, with the run that each makes and all that refuses it."""
     for fix in dict.fromkeys(fix for key in keys for fix in ([key] if "=" in key else _neighbours(run, key))):
         other = _applied(run, device_type, fix)
-        if other and (left := _judged(*other, judge)) is not None:
+        if other and (left := _judged(*other)) is not None:
             yield fix, other, left
 
 
-def _judged(run: RunConfig, device_type: str, judge: Judge) -> list[Refusal] | None:
+def _judged(run: RunConfig, device_type: str) -> list[Refusal] | None:
     """All that refuses a run; None where a check of somebody's own fails at a value that nobody asked for."""
+    from parallelbench.config.run_rules import refusals  # which tells what is found here
+
     try:
-        return list(judge(run, device_type))
+        return list(refusals(run, device_type))
     except Exception:
         return None
 

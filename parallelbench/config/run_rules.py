@@ -40,7 +40,7 @@ class UnfitError(RefusedError):
 
     def fixes(self) -> list[str]:
         """What to choose, as overrides; see `parallelbench.config.fixes`."""
-        return fixes(self._run, self._device_type, self.refusals, refusals)
+        return fixes(self._run, self._device_type, self.refusals)
 
     def __str__(self) -> str:
         """A line for each refusal: the value, and what must hold; the last one says what to choose."""
@@ -49,7 +49,7 @@ class UnfitError(RefusedError):
     def told_with(self, others: Sequence[ConfigError]) -> str:
         """The same of several runs: only what all of them accept is said to choose."""
         runs = [(other._run, other._device_type) for other in others if isinstance(other, UnfitError)]
-        good = [fix for fix in self.fixes() if all(accepted(*at, fix, refusals) for at in runs)]
+        good = [fix for fix in self.fixes() if all(accepted(*at, fix) for at in runs)]
         return f"{self.reason}: choose {in_words(good)}" if good else self.reason
 
 
