@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from launch.attempt.processes import (
     CALIBRATION,
@@ -35,7 +35,7 @@ from launch.attempt.supervisor import (
     supervise,
 )
 from launch.launcher import STARTS_AGAIN, Launcher, checked
-from parallelbench.errors import ConfigError, count_of, one_line
+from parallelbench.errors import ConfigError, count_of, duration, one_line
 from parallelbench.world.affinity import own_cores
 from parallelbench.world.machine import this_machine, threads_here
 
@@ -188,18 +188,18 @@ class Display:
             BarColumn(),
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._sweep: TaskID | None = None
         self._run = TaskID(0)
         self._accuracy: float | None = None
         self._total = self._started = 0
+        self._begun_at = 0.0
 
     @contextmanager
     def sweep(self, *, total: int, done: int, failed: Mapping[str, int]) -> Iterator[None]:
         """A context around all runs. Those `done` are not started, nor those that `failed`: outcome → how many."""
-        self._total = total
+        self._total, self._begun_at = total, time.monotonic()
         if done:
             verb = "is" if done == 1 else "are"
             self.console.print(f"{count_of(done, 'run')} {verb} done or running already; {total} to start")
@@ -248,4 +248,5 @@ class Display:
             f"{count}[{style}]{outcome.outcome}[/] {name}  {result}{seconds:.1f} s{reason}", highlight=False
         )
         if self._sweep is not None:
-            self._progress.update(self._sweep, completed=self._started)
+            left_s = (time.monotonic() - self._begun_at) / self._started * (self._total - self._started)
+            self._progress.update(self._sweep, completed=self._started, note=f"about {duration(left_s)} left")
