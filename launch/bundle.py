@@ -70,7 +70,15 @@ def contents(runs: Runs, report: Path, *, name: str, title: str, authors: Sequen
         files |= {f"{place}/{inner}": path for inner, path in _of_run(run)}
     files |= {f"{REPORT}/{path.relative_to(report)}": path for path in report.rglob("*") if path.is_file()}
     texts = {
-        INDEX: _json(_versions() | {"title": title}),
+        INDEX: _json(
+            {
+                "bundle_version": BUNDLE_VERSION,
+                "parallelbench": version("parallelbench"),
+                "tables_version": TABLES_VERSION,
+                "configuration_version": CONFIGURATION_VERSION,
+                "title": title,
+            }
+        ),
         "environment.json": _json(_environments(runs)),
         "CITATION.cff": citation(title=title, authors=authors, day=_day(runs), version=version("parallelbench")),
         "README.md": _readme(name, title, rows.height),
@@ -136,15 +144,6 @@ def _of_run(run: RunFolder) -> Iterator[tuple[str, Path]]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def _versions() -> dict[str, Any]:
-    return {
-        "bundle_version": BUNDLE_VERSION,
-        "parallelbench": version("parallelbench"),
-        "tables_version": TABLES_VERSION,
-        "configuration_version": CONFIGURATION_VERSION,
-    }
 
 
 def _environments(runs: Runs) -> list[dict[str, Any]]:

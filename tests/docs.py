@@ -388,7 +388,7 @@ def known_words() -> str:
             lines[key] = {"of": sorted(of), "values": about.options}
     words = {
         "OUTCOME,…": [*(name for name in OUTCOMES if name != "ok"), DISTURBED],
-        "NAME": sorted(claim.name for publication in publications() for claim in publication.claims),
+        "CLAIM": sorted(claim.name for publication in publications() for claim in publication.claims),
     }
     parts = [f'"chosen": {json.dumps(chosen_by_default())}']
     parts += [f'"{name}": {{\n{_json_lines(of)}\n}}' for name, of in (("keys", lines), ("words", words))]

@@ -396,13 +396,15 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
     tokens = structure(options.pop(TOKENS), _Tokens, TOKENS) if TOKENS in options else None
     if by_formula:
         _require_formula(others)
-    named = axes.get("strategy") or usable_choices(extension)["strategy"]
+    named = ["single"] if by_formula else axes.get("strategy") or usable_choices(extension)["strategy"]
+    strategies = [str(name) for name in named]
     kept = [str(each.input_line) for each in others]
     devices = {structure(count, Count, "devices") for count in axes.get("devices", ())}
     nodes = [each.value() for each in others if each.key_or_group == "nodes"]
     of_bases = [str(each.input_line) for each in others if each.key_or_group != "nodes"]  # bases have one device
+    plan = expand([*of_bases, f"strategy={','.join(strategies)}"], extension)
     return Question(
-        bases=_bases(of_bases, ["single"] if by_formula else [str(name) for name in named], extension),
+        bases=sorted((planned.run for planned in plan), key=lambda run: strategies.index(run.strategy.name)),
         devices=sorted(devices) or None,
         nodes=structure(nodes[-1], Count, "nodes") if nodes else None,
         given=frozenset(each.key_or_group for each in parsed),
@@ -412,12 +414,6 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
         gpt_strategies=_gpt_strategies(axes["strategy"]) if by_formula and "strategy" in axes else None,
         extension=extension,
     )
-
-
-def _bases(overrides: Sequence[str], strategies: Sequence[str], extension: Extension) -> list[RunConfig]:
-    """A run of each strategy."""
-    runs = [planned.run for planned in expand([*overrides, f"strategy={','.join(strategies)}"], extension)]
-    return sorted(runs, key=lambda run: strategies.index(run.strategy.name))
 
 
 def _require_formula(overrides: Sequence[Override]) -> None:

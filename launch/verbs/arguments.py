@@ -172,7 +172,7 @@ VERBS = {
         _FOLDER,
         _UNFINISHED,
         _JSON,
-        _value("names", "NAME", "only these claims, with every run behind them", nargs="*", default=[]),
+        _value("names", "CLAIM", "only these claims, with every run behind them", nargs="*", default=[]),
         _value("--file", "YAML", "your own claims instead of the suite's"),
     ),
     "logs": Verb(

@@ -61,6 +61,7 @@ def test_keys_that_are_offered_are_keys(group: str) -> None:
         ("submit --retry oom,par", ["oom,parity_failed "]),
         ("advise --objective g", ["gpu_hours "]),
         ("claims results scaling_st", ["scaling_steady "]),
+        ("report results --figure scaling_st", []),  # a claim is no figure
         ("compare results --by strategy=ddp,hs", ["strategy=ddp,hsdp "]),
         ("help optimizer.lr_", ["optimizer.lr_rule "]),
         ("subm", ["submit "]),
