@@ -26,7 +26,7 @@ from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -69,12 +69,15 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
         tell(line)
     launcher = launcher_of(runs[0].run)
     checked = prepare_each(runs, launcher.prepare)
-    prepared = [item for item in checked if not isinstance(item, ConfigError)]
+    prepared, refused = [item for item in checked if not isinstance(item, ConfigError)], _told(checked)
     states = states_of(item.folder for item in prepared)
     if not as_json:
-        shown.print(_table(runs, checked, states), crop=False)
-    for line in _remarks(checked):
+        shown.print(_table(runs, checked, states, list(refused)), crop=False)
+    for number, (count, text) in enumerate(refused.values(), start=1):
+        line = f"({number}) [red]refused[/], {count_of(count, 'run')}: {escape(text)}"
         shown.print(line, highlight=False, soft_wrap=True)
+    if any(item.oversubscribed for item in prepared):
+        tell("oversubscribed: more devices than cores; such runs are marked and enter no timing figure")
     accepted, starts = launcher.show_plan(prepared, states, shown) if prepared else (True, [])
     unwritable = _unwritable(item for item, state in zip(prepared, states, strict=True) if state.to_run)
     if unwritable is not None:  # what is there can be looked at all the same
@@ -83,7 +86,7 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
     accepted = accepted and unwritable is None and len(prepared) == len(runs)
     if as_json:
         notes = told.getvalue().splitlines()
-        rows, time_s = list(_rows(runs, checked, states)), seconds if prepared else None
+        rows, time_s = list(_rows(runs, checked, states, refused)), seconds if prepared else None
         print_json("plan", accepted=accepted, runs=rows, to_start=to_start, estimated_time_s=time_s, notes=notes)
     elif prepared:
         say(_summed_up(len(prepared), to_start, seconds, measured))
@@ -91,14 +94,17 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
 
 
 def _rows(
-    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], known: Sequence[State]
+    runs: Sequence[PlannedRun],
+    checked: Sequence[Prepared | ConfigError],
+    known: Sequence[State],
+    refused: Mapping[str, tuple[int, str]],
 ) -> Iterator[dict[str, Any]]:
     """The plan's runs as `--json` prints them."""
-    states, told = iter(known), {reason: _told(refused) for reason, refused in _reasons(checked).items()}
+    states = iter(known)
     for planned, item in zip(runs, checked, strict=True):
         if isinstance(item, ConfigError):
             run = _on_its_device(planned)
-            yield plan_row(run, slug(run), state="refused", reason=told[item.reason], processes=None)
+            yield plan_row(run, slug(run), state="refused", reason=refused[item.reason][1], processes=None)
         else:
             run, state = item.planned.run, next(states)
             reason = state.outcome.reason if state.outcome else ""
@@ -116,15 +122,18 @@ def _unwritable(to_start: Iterable[Prepared]) -> ConfigError | None:
 
 
 def _table(
-    runs: Sequence[PlannedRun], checked: Sequence[Prepared | ConfigError], known: Sequence[State]
+    runs: Sequence[PlannedRun],
+    checked: Sequence[Prepared | ConfigError],
+    known: Sequence[State],
+    reasons: Sequence[str],
 ) -> RenderableType:
     apart = varying([planned.overrides for planned in runs], besides=("nodes", "epochs"))
-    states, numbers = iter(known), {reason: number for number, reason in enumerate(_reasons(checked), start=1)}
+    states = iter(known)
     rows = []
     for planned, item, differs in zip(runs, checked, apart, strict=True):
         if isinstance(item, ConfigError):
             run, processes = _on_its_device(planned), "–"
-            state = f"[red]refused[/] ({numbers[item.reason]})"
+            state = f"[red]refused[/] ({reasons.index(item.reason) + 1})"
         else:
             run = item.planned.run
             processes, state = str(run.strategy.processes(run, run.device)), _describe(next(states))
@@ -135,26 +144,14 @@ def _table(
     return listing(("run", *(("varying",) if any(apart) else ()), *columns), rows)
 
 
-def _reasons(checked: Sequence[Prepared | ConfigError]) -> dict[str, list[ConfigError]]:
-    """The refusals by their reasons, so that what to choose is searched for once for each."""
+def _told(checked: Sequence[Prepared | ConfigError]) -> dict[str, tuple[int, str]]:
+    """Reason → how many runs are refused for it, and what is told of them: what to choose is searched for only once."""
     found: dict[str, list[ConfigError]] = {}
     for item in checked:
         if isinstance(item, ConfigError):
             found.setdefault(item.reason, []).append(item)
-    return found
-
-
-def _told(refused: Sequence[ConfigError]) -> str:
-    """What is told of refusals for the same reasons."""
-    return "; ".join(refused[0].told_with(refused[1:]).splitlines())
-
-
-def _remarks(checked: Sequence[Prepared | ConfigError]) -> Iterator[str]:
-    """Notes about several rows of the table."""
-    for number, refused in enumerate(_reasons(checked).values(), start=1):
-        yield f"({number}) [red]refused[/], {count_of(len(refused), 'run')}: {escape(_told(refused))}"
-    if any(not isinstance(item, ConfigError) and item.oversubscribed for item in checked):
-        yield "oversubscribed: more devices than cores; such runs are marked and enter no timing figure"
+    texts = {reason: first.told_with(others) for reason, (first, *others) in found.items()}
+    return {reason: (len(found[reason]), "; ".join(text.splitlines())) for reason, text in texts.items()}
 
 
 def _on_its_device(planned: PlannedRun) -> RunConfig:

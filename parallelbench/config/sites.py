@@ -325,9 +325,8 @@ def with_new_options(node: dict[str, Any]) -> dict[str, Any]:
 
 def _launcher_defaults(name: str) -> dict[str, Any]:
     """The shipped options of a launcher; of a plugin's launcher those that all launchers have."""
-    names = {str(kind.__struct_config__.tag) for kind in (LocalLauncher, InlineLauncher, SlurmLauncher)}
-    if name in names:
-        return shipped("launcher", name) or {}
+    if (own := shipped("launcher", name)) is not None:
+        return own
     shared = LauncherOptions.__struct_fields__
     return {key: value for key, value in (shipped("launcher", "local") or {}).items() if key in shared}
 
