@@ -72,56 +72,43 @@ def _of_arrays(data: Data, arrays: Any) -> Iterator[str]:
     if not isinstance(arrays, Arrays):
         yield f"load returns {type(arrays).__name__}: return parallelbench.config.components.Arrays"
         return
-    key = "train_samples" if data.stored_train_samples == data.train_samples else "stored_train_samples"
-    for part, samples, labels, declared in (
-        ("train", arrays.train_images, arrays.train_labels, {key: data.stored_train_samples}),
-        ("test", arrays.test_images, arrays.test_labels, {"test_samples": data.test_samples}),
-    ):
-        yield from _of_samples(f"{part}_images", samples, data, declared)
-        yield from _of_labels(f"{part}_labels", labels, data, declared)
+    stored = "train_samples" if data.stored_train_samples == data.train_samples else "stored_train_samples"
+    yield from _of_part(data, "train", arrays.train_images, arrays.train_labels, key=stored)
+    yield from _of_part(data, "test", arrays.test_images, arrays.test_labels, key="test_samples")
 
 
-def _of_samples(name: str, samples: Any, data: Data, declared: dict[str, int]) -> Iterator[str]:
+def _of_part(data: Data, part: str, samples: Any, labels: Any, *, key: str) -> Iterator[str]:
+    """The same of one part; `key` declares how many samples it has."""
     import numpy as np
 
-    yield from _of_kind(name, samples, _TYPES[data.kind])
-    yield from _of_shape(name, samples, declared, {"shape": data.shape})
+    count = getattr(data, key)
+    name, declared = f"{part}_images", f"{key}={count}"
+    yield from _of_array(name, samples, _TYPES[data.kind], (count, *data.shape), f"{declared} and shape={data.shape}")
     if data.kind == "tokens":
-        yield from _of_range(name, samples, vocabulary=data.vocabulary)
+        yield from _of_range(name, samples, "vocabulary", data.vocabulary)
     elif data.kind == "vectors" and not np.isfinite(samples).all():
         yield f"{name} hold infinities, or numbers that are none (NaN): fill or drop these samples"
     elif data.kind == "images" and not any(
         samples[start : start + _CHUNK].max() > 1 for start in range(0, len(samples), _CHUNK)
     ):
         yield f"{name} have no pixel above 1, on a scale from 0 to 255: were they floats from 0 to 1?"
+    name, shape = f"{part}_labels", data.label_shape
+    yield from _of_array(name, labels, "integers", (count, *shape), f"{declared} and label_shape={shape}")
+    yield from _of_range(name, labels, "num_classes", data.num_classes)
 
 
-def _of_labels(name: str, labels: Any, data: Data, declared: dict[str, int]) -> Iterator[str]:
-    yield from _of_kind(name, labels, "integers")
-    yield from _of_shape(name, labels, declared, {"label_shape": data.label_shape})
-    yield from _of_range(name, labels, num_classes=data.num_classes)
-
-
-def _of_kind(name: str, array: Any, expected: str) -> Iterator[str]:
+def _of_array(name: str, array: Any, kind: str, shape: tuple[int, ...], declared: str) -> Iterator[str]:
     import numpy as np
 
     if not isinstance(array, np.ndarray):
         yield f"{name} is a {type(array).__name__}, not a NumPy array: return np.asarray(…) of it"
-    elif not (array.dtype.kind in "iu" if expected == "integers" else array.dtype == expected.split()[0]):
-        yield f"{name} are {array.dtype}, but {expected} is expected: convert them"
+    elif not (array.dtype.kind in "iu" if kind == "integers" else array.dtype == kind.split()[0]):
+        yield f"{name} are {array.dtype}, but {kind} is expected: convert them"
+    elif array.shape != shape:
+        yield f"{name} have shape {array.shape}, not {shape} by {declared}: correct these, or what load returns"
 
 
-def _of_shape(name: str, array: Any, declared: dict[str, int], of_one: dict[str, tuple[int, ...]]) -> Iterator[str]:
-    ((key, count),), ((shape_key, shape),) = declared.items(), of_one.items()
-    if array.shape != (count, *shape):
-        yield (
-            f"{name} have shape {array.shape}, not {(count, *shape)} by {key}={count} and {shape_key}={shape}: correct "
-            "these, or what load returns"
-        )
-
-
-def _of_range(name: str, values: Any, **limit: int) -> Iterator[str]:
-    ((key, end),) = limit.items()
+def _of_range(name: str, values: Any, key: str, end: int) -> Iterator[str]:
     low, high = values.min(), values.max()
     if low < 0 or high >= end:
         yield f"{name} go from {low} to {high}; {key}={end} allows 0 to {end - 1}: number from 0, or correct {key}"
