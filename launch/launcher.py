@@ -30,7 +30,7 @@ from parallelbench.redaction import kind_of_token
 from parallelbench.results.folder import Manifest, RunFolder, State, find_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from types import ModuleType
 
@@ -87,11 +87,18 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """A launcher's information on the runs of some sweeps."""
+    """Runs at one moment, as their folders and their launchers describe them."""
 
     runs: Mapping[RunFolder, RunStatus] = field(default_factory=dict)
     notes: Sequence[str] = ()
     """Lines about all of them: hours used, or why the scheduler gave no answer."""
+    disturbed: Collection[RunFolder] | None = None
+    """Those whose times count in no comparison; None: nobody has judged."""
+
+    @property
+    def live(self) -> bool:
+        """Whether any run will go on without another submission."""
+        return any(status.live for status in self.runs.values())
 
 
 class Launcher(ABC):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from analysis.comparison.gate import Gate
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.sides import Compared, Comparison
-    from launch.verbs.status import Overview
+    from launch.launcher import SweepStatus
     from parallelbench.config.run import RunConfig
 
 
@@ -155,7 +155,7 @@ def plan_row(run: RunConfig, name: str, *, state: str, reason: str, processes: i
     }
 
 
-def print_status(view: Overview) -> None:
+def print_status(view: SweepStatus) -> None:
     """`parallelbench status DIR --json`."""
     runs = [
         {

@@ -6,7 +6,7 @@ import codecs
 import shlex
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from launch.launcher import RunStatus, all_launchers, glance, states_below
+from launch.launcher import RunStatus, SweepStatus, all_launchers, glance, states_below
 from launch.sweep.expansion import overrides_of, varying
 from launch.verbs.console import console, existing, listing, print_status, say
 from parallelbench.errors import ConfigError, count_of, duration
@@ -24,7 +24,7 @@ from parallelbench.results.folder import RunFolder, is_configuration_of_run, no_
 from parallelbench.results.journal import read_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from launch.launcher import Launcher, Look
     from launch.sweep.compose import Extension
@@ -37,7 +37,7 @@ def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_js
         raise ConfigError("--json answers once, and --watch goes on: leave one of them out")
     root, launchers = existing(folder), all_launchers(extension.plugin)
 
-    def look() -> Overview:
+    def look() -> SweepStatus:
         return overview(_states(root), launchers)
 
     if watch:
@@ -172,23 +172,7 @@ ALIKE = 20
 _STYLES = {"ok": "green", "running": "cyan", "queued": "blue", "unknown": "yellow", "missing": "dim"}
 
 
-@dataclass(frozen=True)
-class Overview:
-    """All runs below a folder, at one moment."""
-
-    runs: Mapping[RunFolder, RunStatus]
-    notes: Sequence[str] = ()
-    """Lines of the launchers about all runs."""
-    disturbed: Collection[RunFolder] | None = None
-    """Those whose times count in no comparison; None: nobody has judged."""
-
-    @property
-    def live(self) -> bool:
-        """Whether any run will go on without another submission."""
-        return any(status.live for status in self.runs.values())
-
-
-def overview(runs: Look, launchers: Iterable[Launcher]) -> Overview:
+def overview(runs: Look, launchers: Iterable[Launcher]) -> SweepStatus:
     """The runs as their folders and the launchers that they were submitted with describe them."""
     statuses = {folder: RunStatus.of_folder(state) for folder, state in runs}
     notes: list[str] = []
@@ -199,7 +183,7 @@ def overview(runs: Look, launchers: Iterable[Launcher]) -> Overview:
             report = launcher.status(submitted)
             statuses |= report.runs
             notes += report.notes
-    return Overview(statuses, notes)
+    return SweepStatus(statuses, notes)
 
 
 def _by_sweep(runs: Look) -> dict[Path, list[tuple[RunFolder, State]]]:
@@ -209,7 +193,7 @@ def _by_sweep(runs: Look) -> dict[Path, list[tuple[RunFolder, State]]]:
     return sweeps
 
 
-def rendered(view: Overview, *, every: bool = False) -> Group:
+def rendered(view: SweepStatus, *, every: bool = False) -> Group:
     """Counts and notes, then the runs, those that failed first: a terminal cuts off the end.
 
     More than `ALIKE` runs that are done, wait or have not begun share a row; `every`: each run has a row of its own.
@@ -317,7 +301,7 @@ def pauses() -> Iterator[float]:
         pause_s = min(1.5 * pause_s, MOST_PAUSE_S)
 
 
-def watch_states(look: Callable[[], Overview], *, every: bool) -> int:
+def watch_states(look: Callable[[], SweepStatus], *, every: bool) -> int:
     """Show states until all runs have ended: on a terminal a table that changes, else only its last state.
 
     Returns 1 if runs have failed, or can't be known from here: those are not waited for.
@@ -333,7 +317,7 @@ def watch_states(look: Callable[[], Overview], *, every: bool) -> int:
     return _ended(view)
 
 
-def _ended(view: Overview) -> int:
+def _ended(view: SweepStatus) -> int:
     """Say what was not waited for; returns the exit code."""
     if hidden := sum(status.hidden for status in view.runs.values()):
         say(f"not waited for: {count_of(hidden, 'run')} that can't be known from here")

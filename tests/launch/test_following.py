@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.launcher import RunStatus
+from launch.launcher import RunStatus, SweepStatus
 from launch.slurm import record, scheduler
 from launch.slurm.launcher import OnSlurm
 from launch.verbs import status
-from launch.verbs.status import Overview
 from parallelbench import cli
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
@@ -35,10 +34,10 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return pauses
 
 
-def views(*states: tuple[RunStatus, ...]) -> Callable[[], Overview]:
-    """Overviews of the runs a, b, …, one after the other."""
+def views(*states: tuple[RunStatus, ...]) -> Callable[[], SweepStatus]:
+    """SweepStatuss of the runs a, b, …, one after the other."""
     folders = [RunFolder(Path("sweep", name)) for name in "abc"]
-    waiting = [Overview(dict(zip(folders, each, strict=False))) for each in states]
+    waiting = [SweepStatus(dict(zip(folders, each, strict=False))) for each in states]
     return lambda: waiting.pop(0)
 
 
@@ -121,10 +120,10 @@ def test_follow_waits_for_a_queued_run_and_asks_seldom(
 ) -> None:
     clock, asked = [0.0], []
 
-    def ask(look: list[tuple[RunFolder, State]], _: object) -> Overview:
+    def ask(look: list[tuple[RunFolder, State]], _: object) -> SweepStatus:
         asked.append(clock[0])
         over = RunStatus(MISSING, "missing", "its job was cancelled")
-        return Overview({look[0][0]: QUEUED if clock[0] < 30 else over})
+        return SweepStatus({look[0][0]: QUEUED if clock[0] < 30 else over})
 
     def sleep(pause_s: float) -> None:
         clock[0] += pause_s
