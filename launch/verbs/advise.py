@@ -478,11 +478,7 @@ def print_brief(
                 [how_long(choice), *_rests_on(choice, answer), *answer.left_out, *doubts(rows, choice, wanted)]
             ),
             "when": _when(*starts(question, rows)),
-            "next": (
-                _next_words(question, answer, rows, wanted)
-                if proposal is None
-                else "\n".join(_next(proposal, question))
-            ),
+            "next": _next(question, answer, rows, wanted, proposal),
             "not": "\n".join(_impossible(asked_in_vain(question, answer))),
         }
     grid = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
@@ -556,20 +552,24 @@ def _when(found: Sequence[Start], refusal: str) -> str:
     return f"first done on {count_of(first.devices, 'device')}: {'; '.join(each)} ({around})"
 
 
-def _next_words(question: Question, answer: Answer, rows: Sequence[Row], wanted: Objective) -> str:
-    """What to measure where no budget was given."""
-    from analysis.advisor.advice import proposed
-
-    if not answer.calibrated:
+def _next(
+    question: Question, answer: Answer, rows: Sequence[Row], wanted: Objective, proposal: Mapping[str, Any] | None
+) -> str:
+    """What to measure: what was proposed, or, where no budget was given, what one would buy."""
+    if proposal is None and not answer.calibrated:
         return "parallelbench calibrate on that machine (minutes), then this again with --from its table"
-    if question.gpt is not None:
+    if proposal is None and question.gpt is not None:
         return "a few steps of your own beside these: parallelbench advise --check FILE.csv"
-    rows = _measurable(question, rows)
-    found = proposed(rows, wanted, budget_s=math.inf, most_devices=_most_devices(question.bases[0]))
-    if not found.rows:
-        return nothing_left(question)
-    names = ", ".join(f"{row.strategy} × {row.devices}" for row in found.rows)
-    return f"{names}: --budget {math.ceil(found.device_s / 360) / 10:g}h writes the sweep"
+    within = proposal or proposal_of(question, rows, wanted, math.inf, write=False)
+    if not within["runs"]:
+        most = _most_devices(question.bases[0])
+        where = "" if most is None else f" on the {count_of(most, 'device')} that there are"
+        return f"nothing is left to measure{where} that could change the choice"
+    names, hours = ", ".join(f"{run['strategy']} × {run['devices']}" for run in within["runs"]), within["device_hours"]
+    if proposal is None:
+        return f"{names}: --budget {math.ceil(round(10 * hours, 6)) / 10:g}h writes the sweep"
+    rest = f"; the budget leaves out {proposal['left_out']} more" if proposal["left_out"] else ""
+    return f"{names} ({hours:.2g} device-hours{rest}):"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -641,24 +641,10 @@ def _impossible(impossible: Sequence[Impossible]) -> Iterator[str]:
         yield f"impossible: {', '.join(cases[:3])}{more}: {why}"
 
 
-def nothing_left(question: Question) -> str:
-    """Why no run is proposed."""
-    most = _most_devices(question.bases[0])
-    where = "" if most is None else f" on the {count_of(most, 'device')} that there are"
-    return f"nothing is left to measure{where} that could change the choice"
-
-
-def _next(proposal: Mapping[str, Any], question: Question) -> Iterator[str]:
-    if not proposal["runs"]:
-        yield nothing_left(question)
-        return
-    names = ", ".join(f"{run['strategy']} × {run['devices']}" for run in proposal["runs"])
-    rest = f"; the budget leaves out {proposal['left_out']} more" if proposal["left_out"] else ""
-    yield f"{names} ({proposal['device_hours']:.2g} device-hours{rest}):"
-
-
-def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, budget_h: float) -> dict[str, Any]:
-    """Write the sweep file of the next runs; its path, the command that submits it, and its cost."""
+def proposal_of(
+    question: Question, rows: Sequence[Row], objective: Objective, budget_h: float, *, write: bool = True
+) -> dict[str, Any]:
+    """The next runs, what they cost, and, where `write` is true, their sweep's file and the command that submits it."""
     from analysis.advisor.advice import proposed, sweep_of
 
     if question.gpt is not None:
@@ -671,7 +657,8 @@ def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, b
     found = proposed(rows, objective, budget_s=3600.0 * budget_h, most_devices=_most_devices(run))
     folder = Path(run.results).expanduser() / "advice"
     place = folder / "sweep" / "next_runs.yaml"
-    if found.rows:
+    write = write and bool(found.rows)
+    if write:
         import yaml
 
         words = (text.partition("=") for text in question.overrides)
@@ -680,8 +667,8 @@ def proposal_of(question: Question, rows: Sequence[Row], objective: Objective, b
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(yaml.safe_dump(sweep_of(found, common, name="next_runs"), sort_keys=False))
     return {
-        "file": str(place) if found.rows else None,
-        "command": shlex.join(_submit(folder, question.extension.plugin)) if found.rows else None,
+        "file": str(place) if write else None,
+        "command": shlex.join(_submit(folder, question.extension.plugin)) if write else None,
         "runs": [
             {"strategy": row.strategy, "options": list(row.options), "devices": row.devices} for row in found.rows
         ],
