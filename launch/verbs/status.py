@@ -306,14 +306,15 @@ def watch_states(look: Callable[[], SweepStatus], *, every: bool) -> int:
 
     Returns 1 if runs have failed, or can't be known from here: those are not waited for.
     """
-    view = look()
-    with Live(rendered(view, every=every), console=console(), auto_refresh=False) as live:
+    view, shown = look(), console()
+    with Live(console=shown, auto_refresh=False, transient=True) as live:
         for pause_s in pauses():
+            live.update(rendered(view, every=every), refresh=True)
             if not view.live:
                 break
             time.sleep(pause_s)
             view = look()
-            live.update(rendered(view, every=every), refresh=True)
+    shown.print(rendered(view, every=every), crop=False)
     return _ended(view)
 
 

@@ -50,8 +50,13 @@ def views(*states: tuple[RunStatus, ...]) -> Callable[[], SweepStatus]:
         ((OK, RunStatus(MISSING, "missing", "its job 5_0 ended before the run began: FAILED", "5_0")), 1),
     ],
 )
-def test_watch_ends_with_1_if_runs_failed(last: tuple[RunStatus, ...], code: int, slept: list[float]) -> None:
+def test_watch_ends_with_1_if_runs_failed(
+    last: tuple[RunStatus, ...], code: int, slept: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert status.watch_states(views((RUNNING, RUNNING), last), every=False) == code
+    shown = capsys.readouterr().out
+    assert "running" not in shown, "a pipe gets the last table only"
+    assert shown.endswith("\n")
     assert status.watch_states(views(last), every=False) == code
 
 
