@@ -24,7 +24,7 @@ SAME_TEXT = {"lower", "upper", "casefold", "strip", "one_line", "escape"}
 EXCEPTIONS = {
     # gloo raises a plain RuntimeError for a lost rank and for a timeout, torch's CPU allocator for a lack of memory;
     # TensorFlow says only in words that it has given a rank up, and DDP that it misses a gradient.
-    ("parallelbench/training/failure.py", "classify"): 4,
+    ("parallelbench/training/failure.py", "classify"): 5,
     # torch's DataLoader says only in words that a worker died, and sends a worker's traceback as text.
     ("parallelbench/training/failure.py", ""): 1,
     ("parallelbench/errors.py", "own_place"): 2,
