@@ -12,7 +12,8 @@ broadcast against the candidates: so a fit gets all its derivatives in one call.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from analysis.advisor.links import (
 from analysis.advisor.replay import pipeline_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from analysis.advisor.layouts import Plan
     from analysis.advisor.machine import Machines
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 Values = NDArray[np.float64]
 T = TypeVar("T", float, Values)
+G = TypeVar("G", Links, Group)
 
 BACKWARD = 2.0
 """Backward's work ÷ forward's."""
@@ -91,7 +93,7 @@ class Phases(Generic[T]):
 class Work:
     """What one device has to do for one micro-batch, layer by layer: its part where a tensor group shares a layer.
 
-    Columns are of the forward pass, [candidate, layer], where nothing else is said.
+    Columns are of the forward pass, [candidate, layer], where nothing else is said; what there is not is 0.
     """
 
     count: Values
@@ -102,15 +104,15 @@ class Work:
     """Device that has the stage; like it."""
     product_flop: Values
     """Of matrix products, two per multiply-add, and what idles meanwhile where that is known."""
-    kernels_s: Values
+    kernels_s: Values | float = 0.0
     """Time of what a calibration measures by its shape: all but products, of the suite's own models."""
-    kernels_backward_s: Values
+    kernels_backward_s: Values | float = 0.0
     """The same of backward."""
-    attention_flop: Values
+    attention_flop: Values | float = 0.0
     """Of attention's own products, where a kernel of their own does them."""
     odd_flop: Values
     """Of products whose sizes tensor cores can't take at full speed."""
-    traffic_bytes: Values
+    traffic_bytes: Values | float = 0.0
     """Moved by elementwise work."""
     logits: Values
     """At the loss."""
@@ -118,7 +120,7 @@ class Work:
     """Launched by the host."""
     tensor_operations: Values
     """Parts that a tensor group shares, whose shards and collectives cost the host besides."""
-    softmax_operations: Values
+    softmax_operations: Values | float = 0.0
     """1: softmax takes several kernels instead of one."""
     backward: Values
     """Backward's work ÷ forward's: 2, without the gradient of an input 1."""
@@ -126,19 +128,19 @@ class Work:
     """Share of the forward pass that backward repeats."""
     parameters: Values
     """Of one layer."""
-    expert_parameters: Values
+    expert_parameters: Values | float = 0.0
     """That part of them which is cut over the expert group; already divided by it."""
-    tensors: Values
+    tensors: Values | float = 0.0
     """Parameters, as tensors."""
     exchanges: Values
     """All-reduces of the tensor group in each pass."""
     exchanged_bytes: Values
     """Of one of them."""
-    routed_bytes: Values
+    routed_bytes: Values | float = 0.0
     """That go to experts, and back, in each pass."""
-    ring_bytes: Values
+    ring_bytes: Values | float = 0.0
     """Keys and values that all of a context group have in the end of each pass."""
-    eight_bit: Values
+    eight_bit: Values | float = 0.0
     """1: products with weights are in 8 bits."""
     eager: Values
     """[candidate] 1: kernels are torch's own, not Megatron-LM's fused ones."""
@@ -150,11 +152,11 @@ class Work:
     """[candidate] Of a gradient that is sent."""
     update_bytes: Values
     """[candidate] Moved by the optimizer per parameter."""
-    update_operations: Values
+    update_operations: Values | float = 0.0
     """[candidate] Launched by the optimizer per tensor."""
-    sharded_updates: Values
+    sharded_updates: Values | float = 0.0
     """[candidate] 1: of shards, which cost the host besides (torch's DTensor); 0: of plain tensors."""
-    input_bytes: Values
+    input_bytes: Values | float = 0.0
     """[candidate] Moved to fetch a device's part of the batch."""
     again: Work | None = None
     """What selective recomputation repeats besides; None: nothing."""
@@ -208,298 +210,274 @@ def _deep(value: Values | float) -> Values:
     return np.asarray(value, dtype=np.float64)[..., None]
 
 
-def _kernels_s(
-    work: Work, machines: Machines, fitted: Mapping[str, Values | float], times: Values | float, measured_s: Values
-) -> Values:
+def _of_layers(each: G) -> G:
+    """Links or groups beside layers' messages."""
+    numbers = {name: value for name, value in vars(each).items() if isinstance(value, np.ndarray)}
+    return replace(each, **{name: _deep(value) for name, value in numbers.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a step's time follows from."""
+
+    work: Work
+    plan: Plan
+    machines: Machines
+    fitted: Mapping[str, Values | float]
+    """All parameters (`completed`)."""
+
+    def deep(self, name: str) -> Values:
+        """A parameter beside numbers of layers."""
+        return _deep(self.fitted[name])
+
+    @cached_property
+    def links(self) -> Links:
+        """What the links deliver by the fitted factors."""
+        return links_of(self.machines, self.fitted)
+
+    @cached_property
+    def forward(self) -> tuple[Values, Values]:
+        """Kernels of each layer's forward pass, and their launches, seconds."""
+        return _kernels_s(self, 1.0, self.work.kernels_s), _launches_s(self, 1.0)
+
+    @cached_property
+    def backward(self) -> tuple[Values, Values]:
+        """The same of its backward pass, without what that computes again."""
+        times = self.work.backward
+        return _kernels_s(self, times, self.work.kernels_backward_s), _launches_s(self, times)
+
+    @property
+    def passes(self) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
+        """Of forward, as often as it is computed, and of backward."""
+        often = 1.0 + self.work.repeats
+        return (often * self.forward[0], often * self.forward[1]), self.backward
+
+    @cached_property
+    def ahead(self) -> Values:
+        """Time of a device's layers ÷ the sum of what each takes alone, [candidate, layer].
+
+        The host launches layers while others are computed, and catches up while a device has work for long: so all of a
+        device's kernels stand beside all of its launches.
+        """
+        work, gamma, (forward, backward) = self.work, self.fitted["launch_overlap"], self.passes
+        alone = overlapped(*forward, _deep(gamma)) + overlapped(*backward, _deep(gamma))
+        result = np.ones_like(alone)
+        for device in np.unique(work.device):
+            own = np.where(work.device == device, work.count, 0.0)
+            kernels, launches = (
+                ((one + other) * own).sum(axis=-1) for one, other in zip(forward, backward, strict=True)
+            )
+            ratio = overlapped(kernels, launches, gamma) / np.maximum((alone * own).sum(axis=-1), 1e-12)
+            result = np.where(work.device == device, ratio[..., None], result)
+        return result
+
+    def fullest(self, values: Values | float) -> Values:
+        """Sums over the layers of a pipeline's device that has most; layers' values are [..., candidate, layer]."""
+        work, pipeline = self.work, self.plan.pipeline
+        values = np.broadcast_to(values, np.broadcast_shapes(np.shape(values), work.count.shape))
+        result = (values * work.count).sum(axis=-1)
+        for size in np.unique(pipeline[pipeline > 1]).tolist():
+            rows = pipeline == size
+            result[..., rows] = self.parts(values, rows, work.device, int(size)).max(axis=0)
+        return np.asarray(result, dtype=np.float64)
+
+    def parts(self, values: Values, rows: NDArray[np.bool_], owners: Values, parts: int) -> Values:
+        """Sums of each part's layers, of some candidates, [part, ..., candidate]; `owners`: who has which layer."""
+        numbers = np.arange(parts, dtype=np.float64)[None, :, None]
+        count, owner = self.work.count[rows][:, None, :], owners[rows][:, None, :]
+        held = np.where(owner == EVENLY, count / parts, np.where(owner == numbers, count, 0.0))
+        sums = np.einsum("...cl,cpl->...pc", values[..., rows, :], held)
+        return np.asarray(np.moveaxis(sums, -2, 0), dtype=np.float64)
+
+    def group(self, size: Values, stride: Values) -> Group:
+        """Groups of so many ranks, `stride` apart."""
+        return group_of(size, stride, self.machines.devices_per_node, self.plan.devices)
+
+    def sent_s(
+        self,
+        cost_s: Callable[[Values, Group, Links], Values],
+        message_bytes: Values,
+        size: Values,
+        stride: Values,
+        messages: Values | float,
+    ) -> Values:
+        """So many bytes altogether, in so many messages of a collective, such as `all_reduce_s`."""
+        once = cost_s(message_bytes / np.maximum(messages, 1.0), self.group(size, stride), self.links)
+        return np.where(size > 1, messages * (once + self.fitted["message_s"]), 0.0)
+
+
+def _kernels_s(step: Step, times: Values | float, measured_s: Values | float) -> Values:
     """One pass of each layer on the device, without launches: `times` what forward computes, and measured kernels."""
-    deep = {name: _deep(value) for name, value in fitted.items()}
-    faster = np.where(work.eight_bit > 0, deep["fp8_speed"], 1.0)
-    time = deep["product_scale"] * work.product_flop / machines.rates(work.product_flop) / faster
-    others = {
-        "attention_scale": work.attention_flop,
-        "odd_scale": work.odd_flop,
-    }
-    for name, flop in others.items():
-        if flop.any():
-            time = time + deep[name] * flop / machines.rates(flop)
-    moved = work.traffic_bytes + deep["loss_bytes"] / (1.0 + BACKWARD) * work.logits
-    time = time + deep["traffic_scale"] * moved / _deep(machines.memory_bytes_per_s)
-    time = times * time + deep["kernel_scale"] * measured_s
-    result: Values = np.where(_deep(work.eager) > 0, deep["eager_slower"], 1.0) * time
+    work, machines = step.work, step.machines
+    faster = np.where(work.eight_bit > 0, step.deep("fp8_speed"), 1.0)
+    time = step.deep("product_scale") * work.product_flop / machines.rates(work.product_flop) / faster
+    for name, flop in (("attention_scale", work.attention_flop), ("odd_scale", work.odd_flop)):
+        if np.any(flop):
+            time = time + step.deep(name) * flop / machines.rates(flop)
+    moved = work.traffic_bytes + step.deep("loss_bytes") / (1.0 + BACKWARD) * work.logits
+    time = time + step.deep("traffic_scale") * moved / _deep(machines.memory_bytes_per_s)
+    time = times * time + step.deep("kernel_scale") * measured_s
+    result: Values = np.where(_deep(work.eager) > 0, step.deep("eager_slower"), 1.0) * time
     return result
 
 
-def forward_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """One forward pass of each layer, launches included, on a device among busy ones."""
-    return _pass_s(work, machines, fitted, 1.0, work.kernels_s)
-
-
-def _pass_s(
-    work: Work, machines: Machines, fitted: Mapping[str, Values | float], times: Values | float, measured_s: Values
-) -> Values:
-    """Of `times` forward's work, kernels that were measured apart."""
-    kernels = _kernels_s(work, machines, fitted, times, measured_s)
-    launches = _launches_s(work, machines, fitted, times)
-    if machines.host_computes:
-        both = kernels + launches
-    else:
-        both = overlapped(kernels, launches, _deep(fitted["launch_overlap"]))
-        if machines.runs_ahead:
-            both = _ahead(work, machines, fitted) * both
-    result: Values = _crowding(machines, fitted) * both
-    return result
-
-
-def _launches_s(work: Work, machines: Machines, fitted: Mapping[str, Values | float], times: Values | float) -> Values:
+def _launches_s(step: Step, times: Values | float) -> Values:
     """What the host takes to launch one pass of each layer."""
-    launches = _deep(fitted["launch_scale"]) * _deep(machines.launch_s) * work.operations
-    launches = launches + _deep(fitted["tensor_launch_s"]) * work.tensor_operations
-    result: Values = times * (launches + _deep(fitted["softmax_launch_s"]) * work.softmax_operations)
+    work = step.work
+    launches = step.deep("launch_scale") * _deep(step.machines.launch_s) * work.operations
+    launches = launches + step.deep("tensor_launch_s") * work.tensor_operations
+    result: Values = times * (launches + step.deep("softmax_launch_s") * work.softmax_operations)
     return result
 
 
-def _passes_s(
-    work: Work, machines: Machines, fitted: Mapping[str, Values | float]
-) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
-    """Kernels and launches of each layer, of forward, as often as it is computed, and of backward."""
-    forward, backward = (
-        (_kernels_s(work, machines, fitted, times, measured_s), _launches_s(work, machines, fitted, times))
-        for times, measured_s in ((1.0, work.kernels_s), (work.backward, work.kernels_backward_s))
-    )
-    often = 1.0 + work.repeats
-    return (often * forward[0], often * forward[1]), backward
-
-
-def _ahead(work: Work, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """Time of a device's layers ÷ the sum of what each takes alone, [candidate, layer].
-
-    The host launches layers while others are computed, and catches up while a device has work for long: so all of a
-    device's kernels stand beside all of its launches.
-    """
-    gamma, (forward, backward) = fitted["launch_overlap"], _passes_s(work, machines, fitted)
-    alone = overlapped(*forward, _deep(gamma)) + overlapped(*backward, _deep(gamma))
-    result = np.ones_like(alone)
-    for device in np.unique(work.device):
-        own = np.where(work.device == device, work.count, 0.0)
-        kernels, launches = (((one + other) * own).sum(axis=-1) for one, other in zip(forward, backward, strict=True))
-        ratio = overlapped(kernels, launches, gamma) / np.maximum((alone * own).sum(axis=-1), 1e-12)
-        result = np.where(work.device == device, ratio[..., None], result)
+def _pass_s(step: Step, kernels_s: Values, launches_s: Values) -> Values:
+    """One pass of each layer on a device among busy ones."""
+    machines, alone = step.machines, step.fitted["alone"]
+    if machines.host_computes:
+        both = kernels_s + launches_s
+    else:
+        both = overlapped(kernels_s, launches_s, step.deep("launch_overlap"))
+        if machines.runs_ahead:
+            both = step.ahead * both
+    # Beside neighbours as busy as in the calibration the time is 1.
+    result: Values = _deep(alone + (1.0 - alone) * machines.crowded) * both
     return result
 
 
-def besides_s(work: Work, plan: Plan, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """What the host takes for a step besides its layers, as far as no kernels hide it."""
-    if not machines.runs_ahead:
-        return machines.step_s
-    gamma, count = fitted["launch_overlap"], np.maximum(plan.micro_batches, 1.0)
-    passes = zip(*_passes_s(work, machines, fitted), strict=True)
-    kernels, launches = (count * fullest(one + other, work, plan) for one, other in passes)
-    return overlapped(kernels, launches + machines.step_s, gamma) - overlapped(kernels, launches, gamma)
+def forward_s(step: Step) -> Values:
+    """One forward pass of each layer, launches included."""
+    return _pass_s(step, *step.forward)
 
 
-def _crowding(machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
-    """Time beside busy neighbours as in the calibration is 1."""
-    return _deep(fitted["alone"] + (1.0 - fitted["alone"]) * machines.crowded)
-
-
-def backward_s(work: Work, forward: Values, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+def backward_s(step: Step, forward: Values) -> Values:
     """One backward pass of each layer, with what it computes again."""
-    result = _pass_s(work, machines, fitted, work.backward, work.kernels_backward_s) + work.repeats * forward
-    return (
-        result if work.again is None else result + _kernels_s(work.again, machines, fitted, 1.0, work.again.kernels_s)
-    )
+    result, again = _pass_s(step, *step.backward) + step.work.repeats * forward, step.work.again
+    return result if again is None else result + _kernels_s(replace(step, work=again), 1.0, again.kernels_s)
+
+
+def besides_s(step: Step) -> Values:
+    """What the host takes for a step besides its layers, as far as no kernels hide it."""
+    if not step.machines.runs_ahead:
+        return step.machines.step_s
+    gamma, count = step.fitted["launch_overlap"], np.maximum(step.plan.micro_batches, 1.0)
+    kernels, launches = (count * step.fullest(one + other) for one, other in zip(*step.passes, strict=True))
+    return overlapped(kernels, launches + step.machines.step_s, gamma) - overlapped(kernels, launches, gamma)
 
 
 def step_phases(work: Work, plan: Plan, machines: Machines, parameters: Mapping[str, Values | float]) -> Phases[Values]:
     """The phases of a step of each candidate."""
-    fitted = completed(parameters)
-    sent = Sent(plan, machines, links_of(machines, fitted), fitted["message_s"])
-    forward = forward_s(work, machines, fitted)
-    rings = _rings_s(work, sent, forward, fitted)
-    backward = backward_s(work, forward, machines, fitted) + (work.backward + work.repeats) * rings
+    step = Step(work=work, plan=plan, machines=machines, fitted=completed(parameters))
+    forward = forward_s(step)
+    rings = _rings_s(step, forward)
+    backward = backward_s(step, forward) + (work.backward + work.repeats) * rings
     forward = forward + rings
-    exchanged = _exchanged_s(work, sent)
+    exchanged = _exchanged_s(step)
     count = np.maximum(plan.micro_batches, 1.0)
     # All-reduces of a repeated forward pass are repeated with it.
     there, back = forward + exchanged, backward + exchanged * (1.0 + np.floor(work.repeats))
     inside = exchanged * (2.0 + np.floor(work.repeats)) + rings * (1.0 + work.backward + work.repeats)
-    busy = count * fullest(there + back, work, plan)
-    between = count * fullest(inside, work, plan)
-    alone = fullest(forward + backward, work, plan)
-    gathered = _sharded_s(work, plan, sent, machines, fitted, compute_s=alone)
-    reduced = _reduced_s(work, plan, sent, fitted, backward_s=fullest(backward, work, plan))
+    busy = count * step.fullest(there + back)
+    between = count * step.fullest(inside)
+    gathered = _sharded_s(step, compute_s=step.fullest(forward + backward))
+    reduced = _reduced_s(step, backward_s=step.fullest(backward))
     nothing = np.zeros_like(busy)
     return Phases(
         compute_s=busy - between,
         communication_s=between + gathered + reduced,
-        bubble_s=np.maximum(_pipelined_s(work, plan, sent, (there, back), busy, fitted) - busy, 0.0),
-        optimizer_s=_updated_s(work, plan, machines, fitted) + nothing,
+        bubble_s=np.maximum(_pipelined_s(step, there, back, busy) - busy, 0.0),
+        optimizer_s=_updated_s(step) + nothing,
         data_s=work.input_bytes / machines.memory_bytes_per_s + nothing,
-        other_s=fitted["step_s"] + besides_s(work, plan, machines, fitted) + nothing,
+        other_s=step.fitted["step_s"] + besides_s(step) + nothing,
     )
 
 
-def fullest(values: Values, work: Work, plan: Plan) -> Values:
-    """Sums over the layers of the device of a pipeline that has most; layers' values are [..., candidate, layer]."""
-    values = np.broadcast_to(values, np.broadcast_shapes(values.shape, work.count.shape))
-    result = (values * work.count).sum(axis=-1)
-    for size in np.unique(plan.pipeline[plan.pipeline > 1]).tolist():
-        rows = plan.pipeline == size
-        result[..., rows] = _parts(values[..., rows, :], work, rows, work.device[rows], int(size)).max(axis=0)
-    return np.asarray(result, dtype=np.float64)
-
-
-def _parts(values: Values, work: Work, rows: NDArray[np.bool_], owners: Values, parts: int) -> Values:
-    """Sums of each part's layers, [part, ..., candidate]; `owners` says who has which layer."""
-    numbers = np.arange(parts, dtype=np.float64)[None, :, None]
-    count, owner = work.count[rows][:, None, :], owners[:, None, :]
-    held = np.where(owner == EVENLY, count / parts, np.where(owner == numbers, count, 0.0))
-    return np.asarray(np.moveaxis(np.einsum("...cl,cpl->...pc", values, held), -2, 0), dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What messages of each candidate take; groups are given by their size and by how far neighbours are apart."""
-
-    plan: Plan
-    machines: Machines
-    links: Links
-    message_s: Values | float
-    """Host time of each."""
-
-    def group(self, size: Values, stride: Values) -> Group:
-        """Ranks are `stride` apart."""
-        return group_of(size, stride, self.machines.devices_per_node, self.plan.devices)
-
-    def all_reduce(self, message_bytes: Values, size: Values, stride: Values, *, messages: Values | float) -> Values:
-        """Sums of so many bytes altogether, in so many messages."""
-        once = all_reduce_s(message_bytes / np.maximum(messages, 1.0), self.group(size, stride), self.links)
-        return np.where(size > 1, messages * (once + self.message_s), 0.0)
-
-    def gather(self, message_bytes: Values, size: Values, stride: Values, *, messages: Values | float) -> Values:
-        """All-gathers, or reduce-scatters, of so many bytes altogether."""
-        once = gather_s(message_bytes / np.maximum(messages, 1.0), self.group(size, stride), self.links)
-        return np.where(size > 1, messages * (once + self.message_s), 0.0)
-
-    def broadcast(self, message_bytes: Values, size: Values, stride: Values, *, messages: Values | float) -> Values:
-        """So many bytes altogether, each message from one device to all others."""
-        once = broadcast_s(message_bytes / np.maximum(messages, 1.0), self.group(size, stride), self.links)
-        return np.where(size > 1, messages * (once + self.message_s), 0.0)
-
-    @property
-    def of_layers(self) -> Links:
-        """The links beside layers' messages."""
-        names = [each.name for each in fields(Links) if each.name not in ("trees", "measured")]
-        deep: dict[str, Any] = {name: _deep(getattr(self.links, name)) for name in names}
-        return replace(self.links, **deep)
-
-
-def _of_layers(group: Group) -> Group:
-    return Group(**{each.name: _deep(getattr(group, each.name)) for each in fields(Group)})
-
-
-def _exchanged_s(work: Work, sent: Sent) -> Values:
+def _exchanged_s(step: Step) -> Values:
     """What each layer's tensor group and its experts exchange in one pass, which nothing hides."""
-    plan, ones = sent.plan, np.ones_like(sent.plan.tensor)
+    work, plan, links = step.work, step.plan, _of_layers(step.links)
     total = np.zeros_like(work.count)
     if (plan.tensor > 1).any():
-        group = _of_layers(sent.group(plan.tensor, ones))
-        once = all_reduce_s(work.exchanged_bytes, group, sent.of_layers) + _deep(sent.message_s)
+        group = _of_layers(step.group(plan.tensor, np.ones_like(plan.tensor)))
+        once = all_reduce_s(work.exchanged_bytes, group, links) + step.deep("message_s")
         total = np.where((_deep(plan.tensor) > 1) & (work.exchanges > 0), work.exchanges * once, 0.0)
     if (plan.expert > 1).any():
-        group = _of_layers(sent.group(plan.expert, plan.tensor))
-        routed = 2.0 * all_to_all_s(work.routed_bytes, group, sent.of_layers)
+        group = _of_layers(step.group(plan.expert, plan.tensor))
+        routed = 2.0 * all_to_all_s(work.routed_bytes, group, links)
         total = total + np.where((_deep(plan.expert) > 1) & (work.routed_bytes > 0), routed, 0.0)
     return total
 
 
-def _rings_s(work: Work, sent: Sent, compute_s: Values, fitted: Mapping[str, Values | float]) -> Values:
+def _rings_s(step: Step, compute_s: Values) -> Values:
     """What sending keys and values round a context group adds to a layer's pass; computing hides a part of it."""
-    plan = sent.plan
+    work, plan = step.work, step.plan
     if not (plan.context > 1).any():
         return np.zeros_like(work.count)
     # Each turn hands on one device's keys and values: all of them but its own arrive.
-    moved = gather_s(work.ring_bytes, _of_layers(sent.group(plan.context, plan.tensor)), sent.of_layers)
-    exposed = overlapped(compute_s, moved, _deep(fitted["sharded_overlap"])) - compute_s
+    moved = gather_s(work.ring_bytes, _of_layers(step.group(plan.context, plan.tensor)), _of_layers(step.links))
+    exposed = overlapped(compute_s, moved, step.deep("sharded_overlap")) - compute_s
     return np.where((_deep(plan.context) > 1) & (work.ring_bytes > 0), exposed, 0.0)
 
 
-def _sharded_s(
-    work: Work,
-    plan: Plan,
-    sent: Sent,
-    machines: Machines,
-    fitted: Mapping[str, Values | float],
-    *,
-    compute_s: Values,
-) -> Values:
+def _sharded_s(step: Step, *, compute_s: Values) -> Values:
     """What sharing parameters adds to a step: messages that computing hides in part, and copies that nothing hides.
 
     Every layer is gathered for forward and again for backward, and its gradients are scattered, all per micro-batch
     (ZeRO 3, Rajbhandari et al. 2020). Where it stays gathered (ZeRO 2 as FSDP has it, and stages of pipelines) it is so
     once. Pipelines gather and scatter once per step.
     """
+    work, plan, fullest = step.work, step.plan, step.fullest
     size = plan.replicas / plan.copies
     cut = (plan.sharded > 0) & (size > 1)
     if not cut.any():
         return np.zeros_like(size)
-    experts = fullest(work.expert_parameters, work, plan)
-    whole = work.gathered_bytes * (fullest(work.parameters, work, plan) - experts)
-    messages = fullest(np.where(work.parameters > 0, 1.0, 0.0), work, plan)
-    once = sent.gather(whole, size, plan.data_stride, messages=messages)
+    experts = fullest(work.expert_parameters)
+    whole = work.gathered_bytes * (fullest(work.parameters) - experts)
+    messages = fullest(np.where(work.parameters > 0, 1.0, 0.0))
+    once = step.sent_s(gather_s, whole, size, plan.data_stride, messages)
     same, apart = size / plan.expert, plan.data_stride * plan.expert
-    once = once + np.where(experts > 0, sent.gather(work.gathered_bytes * experts, same, apart, messages=messages), 0.0)
+    of_experts = step.sent_s(gather_s, work.gathered_bytes * experts, same, apart, messages)
+    once = once + np.where(experts > 0, of_experts, 0.0)
     times = np.where((plan.stays_gathered > 0) | (plan.pipeline > 1), 2.0, 3.0)
     # HSDP's copies reduce each layer's shard at once where gradients are reduced in buckets.
-    between = sent.all_reduce(
-        work.gradient_bytes * fullest(work.parameters, work, plan) / size,
-        plan.copies,
-        plan.data_stride * size,
-        messages=messages,
-    )
+    shards = work.gradient_bytes * fullest(work.parameters) / size
+    between = step.sent_s(all_reduce_s, shards, plan.copies, plan.data_stride * size, messages)
     moved = times * once + np.where(plan.bucket_bytes > 0, between, 0.0)
-    exposed = overlapped(compute_s, moved, fitted["sharded_overlap"]) - compute_s
+    exposed = overlapped(compute_s, moved, step.fitted["sharded_overlap"]) - compute_s
     layers = np.where(work.parameters > 0, _deep(work.gathered_bytes) * work.parameters, 0.0)
-    besides = times * fullest(_copied_s(layers, machines, sent, fitted), work, plan)
+    besides = times * fullest(_copied_s(step, layers))
     often = np.where(plan.pipeline > 1, 1.0, np.maximum(plan.micro_batches, 1.0))
     return np.where(cut, often * (exposed + besides), 0.0)
 
 
-def _copied_s(layers_bytes: Values, machines: Machines, sent: Sent, fitted: Mapping[str, Values | float]) -> Values:
+def _copied_s(step: Step, layers_bytes: Values) -> Values:
     """What sharing layers of these sizes takes besides each message, of which each layer has so many.
 
     By the calibration, in which each layer is gathered twice and scattered once; without it copies and host time.
     """
-    measured = machines.sharding
+    measured = step.machines.sharding
     if measured is None:
-        copied = _deep(fitted["shard_copies"]) * layers_bytes / _deep(machines.memory_bytes_per_s)
-        return copied + np.where(layers_bytes > 0, _deep(fitted["shard_launch_s"]), 0.0)
+        copied = step.deep("shard_copies") * layers_bytes / _deep(step.machines.memory_bytes_per_s)
+        return copied + np.where(layers_bytes > 0, step.deep("shard_launch_s"), 0.0)
     ranks = np.array([[float(measured.ranks)]])
     there = Group(size=ranks, within=ranks, rings=np.ones_like(ranks))
-    messages = SHARDING_MESSAGES * gather_s(layers_bytes, there, _unscaled(sent, machines).of_layers)
+    calibrated = _of_layers(links_of(step.machines, {"link_scale": 1.0}))
+    messages = SHARDING_MESSAGES * gather_s(layers_bytes, there, calibrated)
     besides = np.where(layers_bytes > 0, np.maximum(measured.layers_s(layers_bytes) - messages, 0.0), 0.0)
-    return _deep(fitted["sharding_scale"]) / SHARDING_MESSAGES * besides
+    return step.deep("sharding_scale") / SHARDING_MESSAGES * besides
 
 
-def _unscaled(sent: Sent, machines: Machines) -> Sent:
-    """The calibrated links."""
-    return replace(sent, links=links_of(machines, {"link_scale": 1.0}))
-
-
-def _reduced_s(
-    work: Work, plan: Plan, sent: Sent, fitted: Mapping[str, Values | float], *, backward_s: Values
-) -> Values:
+def _reduced_s(step: Step, *, backward_s: Values) -> Values:
     """What reducing gradients adds: after backward, or in buckets of which it hides a part; of shards between copies.
 
     Under ZeRO 1 a reduce-scatter, and an all-gather of the updated parameters, which move the same. Torch's all-reduces
     in buckets, and the owners send what they updated one after the other.
     """
+    work, plan, fitted = step.work, step.plan, step.fitted
     sharded, bucketed, owned = (each > 0 for each in (plan.sharded, plan.bucket_bytes, plan.owners))
     inside = np.where(sharded, plan.replicas / plan.copies, 1.0)
     size = np.where(sharded, plan.copies, plan.replicas)
     if not (size > 1).any():
         return np.zeros_like(size)
-    held, experts = fullest(work.parameters, work, plan), fullest(work.expert_parameters, work, plan)
+    held, experts = step.fullest(work.parameters), step.fullest(work.expert_parameters)
     parts = (
         (held - experts, size, inside),
         (experts, np.maximum(size / plan.expert, 1.0), inside * plan.expert),
@@ -510,9 +488,9 @@ def _reduced_s(
         sent_bytes = fitted["gradient_scale"] * work.gradient_bytes * parameters / inside
         rest = np.maximum(0.0, sent_bytes - FIRST_BUCKET_BYTES)
         messages = np.where(bucketed, 1.0 + np.ceil(rest / np.maximum(plan.bucket_bytes, 1.0)), 1.0)
-        reduced = sent.all_reduce(sent_bytes, copies, stride, messages=messages)
-        scattered = 2.0 * sent.gather(sent_bytes, copies, stride, messages=1.0)
-        updated = sent.broadcast(work.gathered_bytes * parameters, copies, stride, messages=copies)
+        reduced = step.sent_s(all_reduce_s, sent_bytes, copies, stride, messages)
+        scattered = 2.0 * step.sent_s(gather_s, sent_bytes, copies, stride, 1.0)
+        updated = step.sent_s(broadcast_s, work.gathered_bytes * parameters, copies, stride, copies)
         there = (parameters > 0) & (copies > 1)
         buckets = buckets + np.where(there & bucketed & ~sharded, reduced, 0.0)
         alone = np.where(owned, scattered, reduced)
@@ -521,24 +499,19 @@ def _reduced_s(
     return after + np.where(bucketed, hidden, 0.0)
 
 
-def _updated_s(work: Work, plan: Plan, machines: Machines, fitted: Mapping[str, Values | float]) -> Values:
+def _updated_s(step: Step) -> Values:
     """The optimizer's update of what a device owns."""
+    work, plan = step.work, step.plan
     shards = np.where(plan.sharded > 0, plan.replicas / plan.copies, 1.0)
     shards = np.where(plan.owners > 0, plan.replicas, shards)
-    experts = fullest(work.expert_parameters, work, plan)
-    owned = (fullest(work.parameters, work, plan) - experts) / shards + experts / np.maximum(shards / plan.expert, 1.0)
-    return updated_s(work, machines, fitted, parameters=owned, tensors=fullest(work.tensors, work, plan))
+    experts = step.fullest(work.expert_parameters)
+    owned = (step.fullest(work.parameters) - experts) / shards + experts / np.maximum(shards / plan.expert, 1.0)
+    return updated_s(step, parameters=owned, tensors=step.fullest(work.tensors))
 
 
-def updated_s(
-    work: Work,
-    machines: Machines,
-    fitted: Mapping[str, Values | float],
-    *,
-    parameters: Values | float,
-    tensors: Values | float,
-) -> Values:
+def updated_s(step: Step, *, parameters: Values | float, tensors: Values | float) -> Values:
     """An update of so many parameters in so many tensors; a GPU's launches are hidden behind one another."""
+    work, machines, fitted = step.work, step.machines, step.fitted
     moved = work.update_bytes * parameters / machines.memory_bytes_per_s
     launches = tensors * work.update_operations * machines.launch_s
     once = moved + launches if machines.host_computes else np.maximum(moved, machines.launch_s)
@@ -549,38 +522,31 @@ def updated_s(
     return result
 
 
-def _pipelined_s(
-    work: Work,
-    plan: Plan,
-    sent: Sent,
-    passes: tuple[Values, Values],
-    busy: Values,
-    fitted: Mapping[str, Values | float],
-) -> Values:
-    """All micro-batches through all stages, `passes` being each layer's forward and backward of one of them.
+def _pipelined_s(step: Step, forward: Values, backward: Values, busy: Values) -> Values:
+    """All micro-batches through all stages, from each layer's forward and backward pass of one of them.
 
     Schedules are replayed, or idle by their formula. Interleaving v equal stages per device leaves a v-th of the
     bubble, and sends v times the messages, which others wait for (Narayanan et al. 2021, §2.2).
     """
-    total, handover = np.array(busy), np.broadcast_to(fitted["handover_s"], busy.shape)
+    work, plan, per_node = step.work, step.plan, step.machines.devices_per_node
+    total, handover = np.array(busy), np.broadcast_to(step.fitted["handover_s"], busy.shape)
     if not (plan.pipeline > 1).any():
         return total
-    crosses = chain_crossing(plan.pipeline, plan.stage_stride, sent.machines.devices_per_node)
-    rings = np.minimum(sent.machines.devices_per_node, plan.stage_stride)
-    hops = np.broadcast_to(send_s(work.boundary_bytes, crosses, sent.links, rings=rings), busy.shape)
+    crosses = chain_crossing(plan.pipeline, plan.stage_stride, per_node)
+    hops = send_s(work.boundary_bytes, crosses, step.links, rings=np.minimum(per_node, plan.stage_stride))
+    hops = np.broadcast_to(hops, busy.shape)
     for rows, size, count, chunks in _alike(plan):
-        forward, backward = (
-            list(_parts(each[..., rows, :], work, rows, work.stage[rows], size * chunks) + handover[..., rows])
-            for each in passes
-        )
         if plan.bubble[rows][0] >= 0:
-            device = work.device[rows]
-            longest = _parts((passes[0] + passes[1])[..., rows, :], work, rows, device, size).max(axis=0)
+            longest = step.parts(forward + backward, rows, work.device, size).max(axis=0)
             longest = longest + 2.0 * chunks * handover[..., rows]
             total[..., rows] = count * longest / (1.0 - plan.bubble[rows])
         else:
             kind: Kind = "interleaved_1f1b" if chunks > 1 else "gpipe" if plan.gpipe[rows][0] else "1f1b"
-            total[..., rows] = pipeline_s(kind, size, count, forward, backward, send_s=hops[..., rows])
+            there, back = (
+                list(step.parts(each, rows, work.stage, size * chunks) + handover[..., rows])
+                for each in (forward, backward)
+            )
+            total[..., rows] = pipeline_s(kind, size, count, there, back, send_s=hops[..., rows])
     return total
 
 

@@ -7,7 +7,7 @@ cannot be predicted is refused with the reason.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,12 @@ from analysis.advisor.step import (
     BACKWARD,
     EVENLY,
     Phases,
+    Step,
     Work,
     backward_s,
     besides_s,
     completed,
     forward_s,
-    links_of,
     step_phases,
     updated_s,
 )
@@ -128,11 +128,10 @@ class SuiteJob:
 def suite_phases(job: SuiteJob, scales: Mapping[str, Values | float]) -> Phases[Values]:
     """Predicted phases of a run's step, as one candidate; raises `ConfigError` where no formula knows it."""
     check_formula(job.run)
-    fitted = completed(scales)
     for kind, phases in _APART:
         if isinstance(job.run.strategy, kind):
-            return phases(job, fitted)
-    return step_phases(job.work, job.plan, job.machines, fitted)
+            return phases(job, Step(work=job.work, plan=job.plan, machines=job.machines, fitted=completed(scales)))
+    return step_phases(job.work, job.plan, job.machines, scales)
 
 
 def _plan(run: RunConfig) -> Plan:
@@ -192,11 +191,7 @@ def _replicas(run: RunConfig) -> int:
 def _work(job: SuiteJob) -> Work:
     run, plan, counts = job.run, job.plan, job.columns
     tensor, samples = float(plan.tensor[0]), float(plan.micro_batch[0])
-    gone, zero = 1.0 - 1.0 / tensor, np.zeros((1, len(job.layers)))
-
-    def layers(values: Values) -> Values:
-        return np.asarray(values, dtype=np.float64)[None, :]
-
+    gone = 1.0 - 1.0 / tensor
     backward = np.full(len(job.layers), BACKWARD)
     backward[0] = 1.0  # the first layer's input needs no gradient
     exchanged = samples * job.activation_share * counts["exchanged_bytes"]
@@ -255,16 +250,8 @@ def _work(job: SuiteJob) -> Work:
         "sharded_updates": float(tensor > 1 or isinstance(run.strategy, ShardedStrategy | DpTp)),
         "input_bytes": batch * (1.0 + 2.0 * job.value_bytes),
     }
-    rest: dict[str, Any] = dict.fromkeys(
-        (
-            *("attention_flop", "traffic_bytes"),
-            *("softmax_operations", "expert_parameters", "routed_bytes", "ring_bytes", "eight_bit"),
-        ),
-        zero,
-    )
-    known: dict[str, Any] = {name: layers(value) for name, value in columns.items()}
-    known |= {name: np.array([value]) for name, value in others.items()}
-    return Work(**rest, **known)
+    known = {name: np.asarray(value, dtype=np.float64)[None, :] for name, value in columns.items()}
+    return Work(**known, **{name: np.array([value]) for name, value in others.items()})
 
 
 def _kernels_s(job: SuiteJob, layer: LayerCount, samples: float, share: float) -> tuple[float, float]:
@@ -329,72 +316,61 @@ def stages_of(job: SuiteJob, parts: int) -> list[int]:
     return balance(costs.tolist(), parts)
 
 
-def _layer_split(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Values]:
+def _layer_split(job: SuiteJob, step: Step) -> Phases[Values]:
     """One device works at a time, so none is crowded; at each cut values go on, and their gradients back."""
-    parts = np.array(stages_of(job, job.run.devices))
-    alone = machine_of_job(job.figures, msgspec.structs.replace(job.run, devices=1, nodes=1))
-    forward = forward_s(job.work, alone, fitted)
-    work = forward + backward_s(job.work, forward, alone, fitted)
+    run, parts = job.run, np.array(stages_of(job, job.run.devices))
+    alone = machine_of_job(job.figures, msgspec.structs.replace(run, devices=1, nodes=1))
+    work = _layers_s(replace(step, machines=alone))
     cuts = np.flatnonzero(parts[1:] != parts[:-1])
-    boundary = job.run.global_batch_size * job.activation_share * job.columns["boundary_bytes"][cuts]
-    sent = 2.0 * sum((_hop_s(job, float(each), fitted) + fitted["handover_s"] for each in boundary), start=np.zeros(()))
-    members = parts[None, :] == np.arange(job.run.devices)[:, None]
+    boundary = run.global_batch_size * job.activation_share * job.columns["boundary_bytes"][cuts]
+    handover_s = step.fitted["handover_s"]
+    sent = 2.0 * sum((_hop_s(run, step, float(each)) + handover_s for each in boundary), start=np.zeros(()))
+    members = parts[None, :] == np.arange(run.devices)[:, None]
     busiest = np.einsum("...l,pl->...p", work, members).max(axis=-1)
     held, tensors = ((members @ job.columns[name]).max() for name in ("parameters", "tensors"))
     return _phases(
-        job,
-        fitted,
+        step,
         compute_s=busiest,
         bubble_s=work.sum(axis=-1) - busiest,
         communication_s=sent,
-        optimizer_s=updated_s(job.work, job.machines, fitted, parameters=held, tensors=tensors),
+        optimizer_s=updated_s(step, parameters=held, tensors=tensors),
     )
 
 
-def _servers(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Values]:
+def _servers(job: SuiteJob, step: Step) -> Phases[Values]:
     """Workers push and fetch all parameters; each server takes every worker's messages one after the other."""
-    strategy = job.run.strategy
+    strategy, fitted = job.run.strategy, step.fitted
     assert isinstance(strategy, ParameterServer)
-    workers, whole = job.run.devices - strategy.servers, float(job.columns["parameters"].sum() * job.value_bytes)
-    compute = _whole_pass(job, fitted) * strategy.slow_worker_factor
+    workers, parameters = job.run.devices - strategy.servers, job.columns["parameters"].sum()
+    compute = _layers_s(step).sum(axis=-1) * strategy.slow_worker_factor
     often = 1.0 if strategy.mode == "sync" else 0.5 * (1.0 / strategy.n_push + 1.0 / strategy.n_fetch)
-    part = whole / strategy.servers
+    part = float(parameters * job.value_bytes) / strategy.servers
     copied = fitted["server_copies"] * part / job.machines.memory_bytes_per_s
-    each_way = _exchange_s(job, part, workers, strategy.servers, fitted) + fitted["message_s"]
+    each_way = _exchange_s(job.run, step, part, workers, strategy.servers) + fitted["message_s"]
     served = workers * (2.0 * each_way + copied) * often
-    counts = job.columns
-    update = updated_s(
-        job.work,
-        job.machines,
-        fitted,
-        parameters=counts["parameters"].sum() / strategy.servers,
-        tensors=counts["tensors"].sum(),
-    )
+    update = updated_s(step, parameters=parameters / strategy.servers, tensors=job.columns["tensors"].sum())
     if strategy.mode == "async":
         # Servers work while workers compute: the slower of the two decides.
         busy_s = served + workers * update * often
         alone_s = compute + (2.0 * each_way + copied + update) * often
-        return _phases(job, fitted, compute_s=compute, communication_s=np.maximum(busy_s, alone_s) - compute)
-    return _phases(job, fitted, compute_s=compute, communication_s=served, optimizer_s=update)
+        return _phases(step, compute_s=compute, communication_s=np.maximum(busy_s, alone_s) - compute)
+    return _phases(step, compute_s=compute, communication_s=served, optimizer_s=update)
 
 
-def _one_process(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Phases[Values]:
+def _one_process(job: SuiteJob, step: Step) -> Phases[Values]:
     """`nn.DataParallel`: one thread per GPU, whose launches share one interpreter; all goes through the first GPU."""
-    devices, counts = job.run.devices, job.columns
-    launches = 3.0 * job.machines.launch_s * fitted["launch_scale"] * job.work.operations.sum()
-    whole = float(counts["parameters"].sum() * job.value_bytes)
-    tensors = counts["tensors"].sum()
-    sent = 2.0 * (devices - 1) * (_hop_s(job, whole, fitted) + fitted["message_s"] * tensors)
+    devices, parameters, tensors = job.run.devices, job.columns["parameters"].sum(), job.columns["tensors"].sum()
+    launches = 3.0 * job.machines.launch_s * step.fitted["launch_scale"] * job.work.operations.sum()
+    hop_s = _hop_s(job.run, step, float(parameters * job.value_bytes))
     return _phases(
-        job,
-        fitted,
-        compute_s=np.maximum(_whole_pass(job, fitted), devices * launches),
-        communication_s=sent,
-        optimizer_s=updated_s(job.work, job.machines, fitted, parameters=counts["parameters"].sum(), tensors=tensors),
+        step,
+        compute_s=np.maximum(_layers_s(step).sum(axis=-1), devices * launches),
+        communication_s=2.0 * (devices - 1) * (hop_s + step.fitted["message_s"] * tensors),
+        optimizer_s=updated_s(step, parameters=parameters, tensors=tensors),
     )
 
 
-_APART: tuple[tuple[type, Callable[[SuiteJob, Mapping[str, Values | float]], Phases[Values]]], ...] = (
+_APART: tuple[tuple[type, Callable[[SuiteJob, Step], Phases[Values]]], ...] = (
     (ModelParallel, _layer_split),
     (ParameterServer, _servers),
     (DataParallel, _one_process),
@@ -404,34 +380,30 @@ _KNOWN = (Single, AccumulatingDdp, ShardedStrategy, TensorParallel, DpTp, Pipeli
 """All others that there is a formula for."""
 
 
-def _phases(job: SuiteJob, fitted: Mapping[str, Values | float], **parts: Values | float) -> Phases[Values]:
+def _phases(step: Step, **parts: Values | float) -> Phases[Values]:
     """With the batch, and what every step costs."""
-    other_s = fitted["step_s"] + besides_s(job.work, job.plan, job.machines, fitted)
+    other_s = step.fitted["step_s"] + besides_s(step)
     every: dict[str, Any] = {"bubble_s": 0.0, "optimizer_s": 0.0, "other_s": other_s, **parts}
-    every["data_s"] = job.work.input_bytes / job.machines.memory_bytes_per_s
+    every["data_s"] = step.work.input_bytes / step.machines.memory_bytes_per_s
     shape = np.broadcast_shapes(*(np.shape(each) for each in every.values()))
     return Phases(**{name: np.broadcast_to(each, shape) for name, each in every.items()})
 
 
-def _whole_pass(job: SuiteJob, fitted: Mapping[str, Values | float]) -> Values:
-    """Forward and backward of all layers on each of the busy devices."""
-    forward = forward_s(job.work, job.machines, fitted)
-    result: Values = (forward + backward_s(job.work, forward, job.machines, fitted)).sum(axis=-1)
-    return result
+def _layers_s(step: Step) -> Values:
+    """Forward and backward of each layer."""
+    forward = forward_s(step)
+    return forward + backward_s(step, forward)
 
 
-def _hop_s(job: SuiteJob, message_bytes: float, fitted: Mapping[str, Values | float]) -> Values:
+def _hop_s(run: RunConfig, step: Step, message_bytes: float) -> Values:
     """A message from one device of a chain to the next; a mean over the hops."""
-    per_node = job.machines.devices_per_node
-    crossing = chain_crossing(np.array([float(job.run.devices)]), np.ones(1), per_node)
-    return _sent_s(job, message_bytes, crossing, fitted, at_once=1)
+    crossing = chain_crossing(np.array([float(run.devices)]), np.ones(1), step.machines.devices_per_node)
+    return _sent_s(run, step, message_bytes, crossing, at_once=1)
 
 
-def _exchange_s(
-    job: SuiteJob, message_bytes: float, workers: int, servers: int, fitted: Mapping[str, Values | float]
-) -> Values:
+def _exchange_s(run: RunConfig, step: Step, message_bytes: float, workers: int, servers: int) -> Values:
     """A message between a worker and a server, which stand behind the workers; a mean over all pairs."""
-    per_node = int(job.machines.devices_per_node[0])
+    per_node = int(step.machines.devices_per_node[0])
     near = sum(
         max(0, min(workers, first + per_node) - first)
         * max(0, min(workers + servers, first + per_node) - max(workers, first))
@@ -439,15 +411,13 @@ def _exchange_s(
     )
     # Workers take turns; only servers of one node share its network.
     crossing = np.array([1.0 - near / (workers * servers)])
-    return _sent_s(job, message_bytes, crossing, fitted, at_once=servers)
+    return _sent_s(run, step, message_bytes, crossing, at_once=servers)
 
 
-def _sent_s(
-    job: SuiteJob, message_bytes: float, crossing: Values, fitted: Mapping[str, Values | float], *, at_once: int
-) -> Values:
-    share = crossing if job.run.nodes > 1 else np.zeros(1)
-    rings = np.minimum(float(at_once), job.machines.devices_per_node)
-    return send_s(np.array([message_bytes]), share, links_of(job.machines, fitted), rings=rings)
+def _sent_s(run: RunConfig, step: Step, message_bytes: float, crossing: Values, *, at_once: int) -> Values:
+    share = crossing if run.nodes > 1 else np.zeros(1)
+    rings = np.minimum(float(at_once), step.machines.devices_per_node)
+    return send_s(np.array([message_bytes]), share, step.links, rings=rings)
 
 
 def check_formula(run: RunConfig) -> None:

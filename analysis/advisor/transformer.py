@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from analysis.advisor.step import BACKWARD, EVENLY, Work
+from analysis.advisor.step import BACKWARD, EVENLY, T, Work
 from parallelbench.config.structure import Count, Node, structure
 from parallelbench.errors import ConfigError
 from parallelbench.models.gpt import check_heads, hidden_units
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -162,17 +162,19 @@ def tiled_flops(layouts: Layouts, processors: Values) -> Values:
     background", tile and wave quantization).
     """
 
-    def tiled(rows: Values, columns: Values, depth: Values) -> Values:
-        return _tiled(rows, columns, depth, processors)
+    outside, mlps = _of_products(layouts, lambda *sizes: _tiled(*sizes, processors))
+    routed = 2.0 * tokens(layouts) * layouts.hidden * layouts.experts / layouts.tensor
+    return outside + np.where(layouts.experts > 1, routed, 0.0) + mlps
 
+
+def _of_products(layouts: Layouts, of: Callable[[Values, Values, Values], Values]) -> tuple[Values, Values]:
+    """Sums over one layer's products, by their rows, columns and depth: of attention's, and of the MLPs'."""
     rows, width, units = tokens(layouts), layouts.hidden, layouts.mlp_width / layouts.tensor
     queries = (1.0 + 2.0 * layouts.kv_heads / layouts.heads) * width / layouts.tensor
     # Experts share the tokens of their group.
     visits = rows * layouts.visits * layouts.expert / layouts.experts
-    mlp = (1.0 + layouts.gated) * tiled(visits, units, width) + tiled(visits, width, units)
-    router = np.where(layouts.experts > 1, 2.0 * rows * width * layouts.experts / layouts.tensor, 0.0)
-    outside = tiled(rows, queries, width) + tiled(rows, width, width / layouts.tensor) + router
-    return outside + layouts.experts / layouts.expert * mlp
+    mlp = (1.0 + layouts.gated) * of(visits, units, width) + of(visits, width, units)
+    return of(rows, queries, width) + of(rows, width, width / layouts.tensor), layouts.experts / layouts.expert * mlp
 
 
 def _tiled(rows: Values, columns: Values, depth: Values, processors: Values) -> Values:
@@ -191,15 +193,11 @@ def _fastest(rows: Values, columns: Values, depth: Values, processors: Values) -
 
 def cast_bytes(layouts: Layouts) -> Values:
     """Traffic of one layer, per pass, that products with weights in 8 bits add."""
-    rows, width, units = tokens(layouts), layouts.hidden, layouts.mlp_width / layouts.tensor
-    queries = (1.0 + 2.0 * layouts.kv_heads / layouts.heads) * width / layouts.tensor
-    visits = rows * layouts.visits * layouts.expert / layouts.experts
-    mlp = (1.0 + layouts.gated) * casts(visits, units, width) + casts(visits, width, units)
-    outside = casts(rows, queries, width) + casts(rows, width, width / layouts.tensor)
-    return (outside + layouts.experts / layouts.expert * mlp) / (1.0 + BACKWARD)
+    outside, mlps = _of_products(layouts, casts)
+    return (outside + mlps) / (1.0 + BACKWARD)
 
 
-def casts(rows: Values | float, columns: Values | float, depth: Values | float) -> Values | float:
+def casts(rows: T, columns: T, depth: T) -> T:
     """Bytes moved to cast what a product and its two backward products take: inputs, weights, gradients of results.
 
     Each is read for its largest value, read again, and written in two orders (torchao/float8/README.md, "Derivation",
@@ -341,8 +339,6 @@ def work_of(layouts: Layouts, machines: Machines) -> Work:
         stage=layers(EVENLY, last=layouts.pipeline * layouts.chunks - 1.0),
         device=layers(EVENLY, last=layouts.pipeline - 1.0),
         product_flop=layers(tiled_flops(layouts, machines.multiprocessors), last=np.where(odd, 0.0, head)),
-        kernels_s=layers(),
-        kernels_backward_s=layers(),
         attention_flop=layers(attention_flops(layouts)),
         odd_flop=layers(last=np.where(odd, head, 0.0)),
         traffic_bytes=layers(elementwise_bytes(layouts) + score_bytes(layouts) + layouts.fp8 * cast_bytes(layouts)),
@@ -358,7 +354,6 @@ def work_of(layouts: Layouts, machines: Machines) -> Work:
             last=head_parameters(layouts) / layouts.tensor,
         ),
         expert_parameters=layers(experts / layouts.tensor),
-        tensors=layers(),
         exchanges=layers(2.0),
         exchanged_bytes=layers(boundary_bytes(layouts)),
         routed_bytes=layers(routed_bytes(layouts)),
@@ -370,9 +365,6 @@ def work_of(layouts: Layouts, machines: Machines) -> Work:
         gathered_bytes=zero + HALF,
         gradient_bytes=zero + HALF,
         update_bytes=zero + UPDATE_BYTES,
-        update_operations=zero,
-        sharded_updates=zero,
-        input_bytes=zero,
     )
     if not layouts.selective.any():
         return made
