@@ -8,9 +8,9 @@ guessed: perfect scaling, Amdahl's law, the nearest measured layout.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,25 +22,23 @@ from analysis.advisor.fit import (
     Learnt,
     fitted,
     half_width,
-    learnt,
+    powers,
     predictable,
 )
 from analysis.advisor.layouts import strategy_name
 from analysis.advisor.rows import extrapolated, half_widths
 from analysis.advisor.step import Phases
-from analysis.advisor.step_tables import layout_keys, read_measured, shipped_files
+from analysis.advisor.step_tables import layout_keys
 from analysis.advisor.transformer import model_flops
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from analysis.advisor.fit import PublishedFit
     from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine import MachineFigures
-    from analysis.advisor.step_tables import Evidence, Source
+    from analysis.advisor.step_tables import Evidence, Measured
     from analysis.advisor.sweep_evidence import MeasuredStep, SweepEvidence
 
 
@@ -71,6 +69,14 @@ class Judged:
     """NaN where a baseline can't say."""
     rows: Sequence[Mapping[str, Any]]
     """What else is known of each step."""
+    steps: Sequence[MeasuredStep] = ()
+    """Those of the suite's own models."""
+
+    @property
+    def log_errors(self) -> Values:
+        """Log of measured ÷ predicted."""
+        result: Values = np.log(self.measured_s / self.predicted_s)
+        return result
 
     @property
     def errors(self) -> Values:
@@ -80,7 +86,7 @@ class Judged:
     def summary(self) -> dict[str, Any]:
         """The object that `--json` prints: shares, not per cent; seconds."""
         errors, choice, known = self.errors, self.regrets(), ~np.isnan(self.widths)
-        within = np.abs(np.log(self.measured_s / self.predicted_s))[known] <= self.widths[known]
+        within = np.abs(self.log_errors)[known] <= self.widths[known]
         return {
             **error_summary(errors),
             "coverage": float(within.mean()) if known.any() else None,
@@ -128,74 +134,20 @@ class Judged:
         ]
         return float(np.median(found)) if found else None
 
-    def _choices(self) -> list[Any]:
+    def _choices(self) -> list[list[int]]:
         return [places for places in grouped(self.works).values() if len(places) > 1]
 
 
-def grouped(keys: Sequence[Hashable]) -> dict[Any, NDArray[np.int64]]:
+def grouped(keys: Sequence[Hashable]) -> dict[Any, list[int]]:
     """Where each key stands."""
     found = defaultdict(list)
     for place, key in enumerate(keys):
         found[key].append(place)
-    return {key: np.array(places) for key, places in found.items()}
+    return dict(found)
 
 
 FEWEST_STEPS = 4
 """A check fits to no fewer measured steps than this."""
-
-
-@dataclass(frozen=True, eq=False)
-class SplitCheck:
-    """Predictions of the steps that one split leaves out."""
-
-    steps: Sequence[MeasuredStep]
-    groups: Sequence[str]
-    """What was left out with each step."""
-    predicted: Sequence[Phases[float]]
-    baselines: Mapping[str, Values]
-    """Seconds, NaN where a baseline can't say."""
-
-    @cached_property
-    def measured_s(self) -> Values:
-        """Seconds of each step."""
-        return np.array([step.step_s for step in self.steps])
-
-    @cached_property
-    def predicted_s(self) -> Values:
-        """Likewise."""
-        return np.array([each.step_s for each in self.predicted])
-
-    @cached_property
-    def log_errors(self) -> Values:
-        """Log of measured ÷ predicted."""
-        result: Values = np.log(self.measured_s / self.predicted_s)
-        return result
-
-    @cached_property
-    def widths(self) -> list[float | None]:
-        """Half of each step's 90 % interval of log time, from the errors of the other groups alone."""
-        groups = np.array(self.groups)
-        return [half_width(self.log_errors[groups != group]) for group in self.groups]
-
-    def judged(self) -> Judged:
-        """With what each step rests on."""
-        return Judged(
-            measured_s=self.measured_s,
-            predicted_s=self.predicted_s,
-            widths=np.array([np.nan if width is None else width for width in self.widths]),
-            kinds={
-                "model": [step.model for step in self.steps],
-                "strategy": [step.strategy for step in self.steps],
-                "devices": [str(step.run.devices) for step in self.steps],
-            },
-            works=[(step.work, step.run.devices, step.run.nodes) for step in self.steps],
-            baselines=self.baselines,
-            rows=[
-                {"work": step.work, "devices": step.run.devices, "left_out": group}
-                | {each.name: getattr(phases, each.name) for each in fields(phases)}
-                for step, group, phases in zip(self.steps, self.groups, self.predicted, strict=True)
-            ],
-        )
 
 
 def checked(evidence: SweepEvidence, figures: MachineFigures | None = None) -> dict[str, Any]:
@@ -203,10 +155,10 @@ def checked(evidence: SweepEvidence, figures: MachineFigures | None = None) -> d
 
     Raises `ConfigError` where too few steps can be predicted.
     """
-    steps, refused = _steps(evidence, figures)
     machine = figures or evidence.probed
+    steps, refused = fittable(evidence, machine)
     splits = {name: split_check(steps, machine, name) for name in SPLITS}
-    whole = {name: each.judged().summary() for name, each in splits.items() if each is not None}
+    whole = {name: each.summary() for name, each in splits.items() if each is not None}
     first = next(iter(whole), None)
     if first is None:
         raise ConfigError("all measured steps are of one strategy and one model: nothing can be left out; measure more")
@@ -216,7 +168,7 @@ def checked(evidence: SweepEvidence, figures: MachineFigures | None = None) -> d
         "splits": {name: {k: v for k, v in each.items() if k != "predictions"} for name, each in whole.items()},
         "fitted_rows": len(steps),
         "excluded_runs": evidence.excluded,
-        "refused": [*evidence.left_out, *refused],
+        "refused": refused,
     }
 
 
@@ -229,28 +181,38 @@ def learnt_from(evidence: SweepEvidence, figures: MachineFigures | None = None) 
     steps, _ = predictable(evidence.steps, machine)
     if not steps:
         return Learnt()
-    usual, far = float(np.log(ASSUMED_FACTOR)), dict[str, float]()
-    if len(steps) >= FEWEST_ERRORS:
-        near = split_check(steps, machine, "folds")
-        usual = (half_width(near.log_errors) if near is not None else None) or usual
-        far = {name: width for name, errors in _far(steps, machine) if (width := half_width(errors)) is not None}
-    return learnt(fitted(steps, machine), steps, half_width=usual, far_half_widths=far)
+    widths = {"devices": width_beyond(steps, machine)}
+    splits = {"near": "folds", "strategy": "leave_one_strategy_out", "model": "leave_one_model_out"}
+    for name, split in splits.items() if len(steps) >= FEWEST_ERRORS else ():
+        found = split_check(steps, machine, split)
+        widths[name] = None if found is None else half_width(found.log_errors)
+    far = {name: width for name, width in widths.items() if width is not None}
+    fit = fitted(steps, machine)
+    busy_w, waiting_w = powers(steps, fit, machine)
+    return Learnt(
+        fit=fit,
+        half_width=far.pop("near", math.log(ASSUMED_FACTOR)),
+        far_half_widths=far,
+        runs=[step.run for step in steps],
+        busy_power_w=busy_w,
+        waiting_power_w=waiting_w,
+    )
 
 
-def _far(steps: Sequence[MeasuredStep], machine: MachineFigures) -> Iterator[tuple[str, Values]]:
-    """Log errors of fits that lacked what they predict, by the respect in which they did."""
-    for respect in ("strategy", "model"):
-        if (split := split_check(steps, machine, f"leave_one_{respect}_out")) is not None:
-            yield respect, split.log_errors
-    devices = most_devices(steps)
-    rest = [step for place, step in enumerate(steps) if place not in devices]
-    if devices and len(rest) >= FEWEST_STEPS:
-        fit = fitted(rest, machine)
-        yield "devices", np.log([steps[place].step_s / fit.phases(steps[place]).step_s for place in devices])
+def width_beyond(steps: Sequence[MeasuredStep], machine: MachineFigures) -> float | None:
+    """Half of the interval on more devices than were measured, from a fit that lacked the most; None: too few."""
+    most = max(step.run.devices for step in steps)
+    beyond, rest = ([step for step in steps if (step.run.devices == most) is each] for each in (True, False))
+    if len(beyond) < FEWEST_ERRORS or len(rest) < FEWEST_STEPS:
+        return None
+    fit = fitted(rest, machine)
+    return half_width(np.log([step.step_s / fit.phases(step.job(machine)).step_s for step in beyond]))
 
 
-def _steps(evidence: SweepEvidence, figures: MachineFigures | None) -> tuple[list[MeasuredStep], list[str]]:
-    steps, refused = predictable(evidence.steps, figures or evidence.probed)
+def fittable(evidence: SweepEvidence, machine: MachineFigures) -> tuple[list[MeasuredStep], list[str]]:
+    """The steps that a formula knows, and why others are left out; raises `ConfigError` where they are too few."""
+    steps, unknown = predictable(evidence.steps, machine)
+    refused = [*evidence.left_out, *unknown]
     if len(steps) < FEWEST_STEPS:
         raise ConfigError(
             f"{len(steps)} measured configurations can be predicted, and {FEWEST_STEPS} are needed to fit to: "
@@ -259,30 +221,45 @@ def _steps(evidence: SweepEvidence, figures: MachineFigures | None) -> tuple[lis
     return steps, refused
 
 
-def split_check(steps: Sequence[MeasuredStep], figures: MachineFigures, split: str) -> SplitCheck | None:
-    """Every group predicted by a fit of the others; None where too few steps remain without any group."""
-    order: list[int] = []
-    groups: list[str] = []
-    phases: list[Phases[float]] = []
+def split_check(steps: Sequence[MeasuredStep], figures: MachineFigures, split: str) -> Judged | None:
+    """Every group predicted by a fit of the others; None where too few steps remain without any group.
+
+    Its intervals rest on the errors of the other groups alone.
+    """
+    asked: list[MeasuredStep] = []
+    rows: list[dict[str, Any]] = []
+    predicted: list[float] = []
     baselines: dict[str, list[float]] = {name: [] for name in BASELINES}
     names = sorted({step.strategy for step in steps})
     for group, places in left_out(steps, split).items():
         rest = [step for place, step in enumerate(steps) if place not in places]
         if len(rest) < FEWEST_STEPS:
             continue
-        fit, asked = fitted(rest, figures), [steps[place] for place in places]
-        order += places
-        groups += [group] * len(places)
-        phases += [fit.phases(step) for step in asked]
-        for name, values in guesses(*(Points.of_steps(each, rest, names) for each in (rest, asked))).items():
+        fit, those = fitted(rest, figures), [steps[place] for place in places]
+        for step in those:
+            phases = fit.phases(step.job(figures))
+            predicted.append(phases.step_s)
+            rows.append({"work": step.work, "devices": step.run.devices, "left_out": group, **vars(phases)})
+        asked += those
+        for name, values in guesses(*(Points.of_steps(each, rest, names) for each in (rest, those))).items():
             baselines[name] += values.tolist()
-    if len(order) < 2:
+    if len(asked) < 2:
         return None
-    return SplitCheck(
-        [steps[place] for place in order],
-        groups,
-        phases,
-        {name: np.array(values) for name, values in baselines.items()},
+    measured_s, predicted_s = np.array([step.step_s for step in asked]), np.array(predicted)
+    errors, groups = np.log(measured_s / predicted_s), np.array([row["left_out"] for row in rows])
+    return Judged(
+        steps=asked,
+        measured_s=measured_s,
+        predicted_s=predicted_s,
+        widths=np.array([half_width(errors[groups != group]) for group in groups], dtype=np.float64),
+        kinds={
+            "model": [step.model for step in asked],
+            "strategy": [step.strategy for step in asked],
+            "devices": [str(step.run.devices) for step in asked],
+        },
+        works=[(step.work, step.run.devices, step.run.nodes) for step in asked],
+        baselines={name: np.array(values) for name, values in baselines.items()},
+        rows=rows,
     )
 
 
@@ -383,42 +360,11 @@ ALWAYS_SEEN = {"leave_one_strategy_out": frozenset({"single"})}
 
 def left_out(steps: Sequence[MeasuredStep], split: str) -> dict[str, list[int]]:
     """Group → its places, of the groups that are predicted by the others."""
-    groups: dict[str, list[int]] = {}
-    for place, step in enumerate(steps):
-        groups.setdefault(SPLITS[split](step), []).append(place)
-    seen = ALWAYS_SEEN.get(split, frozenset())
+    groups, seen = grouped([SPLITS[split](step) for step in steps]), ALWAYS_SEEN.get(split, frozenset())
     return {name: places for name, places in groups.items() if name not in seen and len(places) < len(steps)}
 
 
-def most_devices(steps: Sequence[MeasuredStep]) -> list[int]:
-    """Places of the steps on the most devices; empty where all are."""
-    most = max(step.run.devices for step in steps)
-    found = [place for place, step in enumerate(steps) if step.run.devices == most]
-    return found if len(found) < len(steps) else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """Published steps that a fit rests on."""
-
-    layouts: Layouts
-    time_s: Values
-
-
-def shipped(source: Source) -> Seen:
-    """Those of one publication that come with the suite."""
-    files = [read_measured(file) for file in shipped_files(source)]
-    layouts = joined([each.layouts for each in files])
-    return Seen(layouts=layouts, time_s=np.concatenate([each.time_s for each in files]))
-
-
-def joined(parts: Sequence[Layouts]) -> Layouts:
-    """The rows of all."""
-    names = [each.name for each in fields(parts[0])]
-    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
-def judged(asked: Evidence, *, known: Seen, fit: PublishedFit) -> Judged:
+def judged(asked: Evidence, *, known: Evidence | Measured, fit: PublishedFit) -> Judged:
     """Predict measured steps as `advise` would; layouts that are known, by the fit that lacks their width of model."""
     layouts = asked.layouts
     held = set(layout_keys(known.layouts))

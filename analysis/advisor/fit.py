@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,61 +158,6 @@ ASSUMED_FACTOR = 2.0
 """Where nothing was measured, 90 % of steps are assumed to be within this factor of the prediction."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What measured runs cover; everything else is extrapolation."""
-
-    strategies: frozenset[str] = frozenset()
-    models: frozenset[str] = frozenset()
-    """By options and the shape of a sample."""
-    optimizers: frozenset[str] = frozenset()
-    precisions: frozenset[str] = frozenset()
-    devices: frozenset[int] = frozenset()
-    nodes: frozenset[int] = frozenset()
-    samples: frozenset[float] = frozenset()
-    """Per device and step."""
-    settings: frozenset[str] = frozenset()
-    """All else that decides about a step."""
-
-    @classmethod
-    def of(cls, runs: Sequence[RunConfig]) -> Seen:
-        """What these runs cover."""
-        return cls(
-            strategies=frozenset(run.strategy.name for run in runs),
-            models=frozenset(_trained(run) for run in runs),
-            optimizers=frozenset(run.optimizer.name for run in runs),
-            precisions=frozenset(run.precision for run in runs),
-            devices=frozenset(run.devices for run in runs),
-            nodes=frozenset(run.nodes for run in runs),
-            samples=frozenset(run.global_batch_size / run.devices for run in runs),
-            settings=frozenset(_settings(run) for run in runs),
-        )
-
-    def outside(self, run: RunConfig) -> tuple[str, ...]:
-        """In which respects no measured run is like this one."""
-        samples = run.global_batch_size / run.devices
-        respects = {
-            "strategy": run.strategy.name not in self.strategies,
-            "model": _trained(run) not in self.models,
-            "optimizer": run.optimizer.name not in self.optimizers,
-            "precision": run.precision not in self.precisions,
-            "devices": run.devices > max(self.devices, default=0),
-            "nodes": run.nodes > max(self.nodes, default=0),
-            "batch": not min(self.samples, default=0.0) <= samples <= max(self.samples, default=0.0),
-            "settings": _settings(run) not in self.settings,
-        }
-        return tuple(name for name, outside in respects.items() if outside)
-
-
-def _trained(run: RunConfig) -> str:
-    return canonical_json({"model": msgspec.to_builtins(run.model), "sample": run.data.shape})
-
-
-def _settings(run: RunConfig) -> str:
-    named = ("model", "data", "strategy", "optimizer", "precision", "devices", "nodes", "global_batch")
-    return canonical_json({key: value for key, value in of_a_step(run).items() if key not in named})
-
-
 NEVER_OF_A_STEP = (
     *(*PLACES, "device", "same_plugin"),  # where; evidence is of one machine by other rules
     *("seed", "repeat", "epochs", "lr_schedule", "metric"),
@@ -230,41 +175,81 @@ def of_a_step(run: RunConfig) -> dict[str, Any]:
     return kept | {"measure": measure, "global_batch": run.global_batch_size}
 
 
+def model_key(run: RunConfig) -> str:
+    """Equal for models of equal options."""
+    return canonical_json(msgspec.to_builtins(run.model))
+
+
+def _settings(run: RunConfig) -> str:
+    named = ("model", "data", "strategy", "optimizer", "precision", "devices", "nodes", "global_batch")
+    return canonical_json({key: value for key, value in of_a_step(run).items() if key not in named})
+
+
+RESPECTS: Mapping[str, Callable[[RunConfig], Any]] = {
+    "strategy": lambda run: run.strategy.name,
+    "model": lambda run: (model_key(run), run.data.shape),
+    "optimizer": lambda run: run.optimizer.name,
+    "precision": lambda run: run.precision,
+    "devices": lambda run: run.devices,
+    "nodes": lambda run: run.nodes,
+    "batch": lambda run: run.global_batch_size / run.devices,
+    "settings": _settings,
+}
+"""In what runs are like each other."""
+EVERYTHING = ("everything",)
+"""Where no run was measured, all is extrapolated."""
+
+
+class SuiteFit(msgspec.Struct, frozen=True):
+    """What a set of measured steps taught."""
+
+    scales: Fitted
+    strategies: dict[str, float] = {}
+    """Strategy → log of measured ÷ predicted that its steps leave, shrunk towards 0; other strategies have 0."""
+    models: dict[str, float] = {}
+    """The same of models, by `model_key`: what their kernels have in common under every strategy."""
+
+    def phases(self, job: SuiteJob) -> Phases[float]:
+        """Predicted phases of a step."""
+        off = self.strategies.get(job.run.strategy.name, 0.0) + self.models.get(model_key(job.run), 0.0)
+        return suite_phases(job, self.scales).at(0).stretched(math.exp(off))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Learnt:
     """What finished runs taught about the suite's own steps."""
 
-    scales: Mapping[str, float] = field(default_factory=lambda: values_of(MEASURED))
-    offsets: Mapping[str, float] = field(default_factory=dict)
-    """Strategy → log of measured ÷ predicted that its runs leave, shrunk towards 0; other strategies have 0."""
-    model_offsets: Mapping[str, float] = field(default_factory=dict)
-    """The same of models, by `model_key`: what their kernels have in common under every strategy."""
+    fit: SuiteFit = field(default_factory=lambda: SuiteFit(values_of(MEASURED)))
     half_width: float = math.log(ASSUMED_FACTOR)
     """Half of the 90 % interval of log time, for what is like the measured runs."""
     far_half_widths: Mapping[str, float] = field(default_factory=dict)
-    """The same for what extrapolates in a respect (`Seen.outside`), by fits that lacked what they predicted; where too
-    few steps could be left out, it is `ASSUMED_FACTOR`'s."""
-    seen: Seen = field(default_factory=Seen)
-    rows: int = 0
-    """Measured configurations that it rests on; 0: everything is assumed."""
+    """The same for what extrapolates in a respect, by fits that lacked what they predicted; where too few steps could
+    be left out, it is `ASSUMED_FACTOR`'s."""
+    runs: Sequence[RunConfig] = ()
+    """Measured configurations that it rests on; none: everything is assumed."""
     busy_power_w: float | None = None
     """One device's power while it computes, from the energy of measured runs; None: none was measured."""
     waiting_power_w: float | None = None
     """The same while it waits for others."""
 
+    @cached_property
+    def _seen(self) -> dict[str, frozenset[Any]]:
+        return {name: frozenset(map(of, self.runs)) for name, of in RESPECTS.items()}
+
+    def outside(self, run: RunConfig) -> tuple[str, ...]:
+        """In which of `RESPECTS` no measured run is like this one."""
+        if not self.runs:
+            return EVERYTHING
+        own, seen = {name: of(run) for name, of in RESPECTS.items()}, self._seen
+        found = {name: value not in seen[name] for name, value in own.items()}
+        found |= {name: own[name] > max(seen[name]) for name in ("devices", "nodes")}
+        found["batch"] = not min(seen["batch"]) <= own["batch"] <= max(seen["batch"])
+        return tuple(name for name, extrapolates in found.items() if extrapolates)
+
     def half_width_of(self, outside: Sequence[str]) -> float:
         """Half of the interval of a run that extrapolates in these respects."""
         far = (self.far_half_widths.get(each, math.log(ASSUMED_FACTOR)) for each in outside)
         return max(self.half_width, *far) if outside else self.half_width
-
-    def stretch(self, run: RunConfig) -> float:
-        """Measured ÷ predicted that is to be expected of a run, by those of its strategy and of its model."""
-        return math.exp(self.offsets.get(run.strategy.name, 0.0) + self.model_offsets.get(model_key(run), 0.0))
-
-
-def model_key(run: RunConfig) -> str:
-    """Equal for models of equal options."""
-    return canonical_json(msgspec.to_builtins(run.model))
 
 
 NOISE = 0.05
@@ -278,43 +263,17 @@ _STEP = 1e-4
 _COMPUTED, _UPDATED = ("forward_s", "backward_s"), ("optimizer_s",)
 
 
-@dataclass(frozen=True)
-class Residual:
-    """What the formulas leave of measured steps: log of measured ÷ predicted, by strategy and by model."""
-
-    strategies: dict[str, float]
-    models: dict[str, float]
-
-    def of(self, step: MeasuredStep) -> float:
-        """What is to be expected of a step; 0 where neither was seen."""
-        return self.strategies.get(step.strategy, 0.0) + self.models.get(step.model_key, 0.0)
-
-
-@dataclass(frozen=True)
-class SuiteFit:
-    """What a set of measured steps taught."""
-
-    scales: Fitted
-    residual: Residual
-    figures: MachineFigures
-
-    def phases(self, step: MeasuredStep) -> Phases[float]:
-        """Predicted phases of what a step ran; its measured time is not looked at."""
-        return predicted(step, self.scales, self.figures).stretched(float(np.exp(self.residual.of(step))))
-
-
 def predictable(steps: Sequence[MeasuredStep], figures: MachineFigures) -> tuple[list[MeasuredStep], list[str]]:
     """Those that a formula knows, and why the others are left out."""
-
-    kept, refused = [], []
+    known, refused = [], []
     for step in steps:
         try:
-            predicted(step, values_of(MEASURED), figures)
+            suite_phases(step.job(figures), values_of(MEASURED))
         except ConfigError as error:
             refused.append(f"{step.model} under {step.strategy}: {error}")
         else:
-            kept.append(step)
-    return kept, refused
+            known.append(step)
+    return known, refused
 
 
 def fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
@@ -322,49 +281,45 @@ def fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
     known = [(to_mapping(step.run), step.layers, step.step_s, step.phases) for step in steps]
 
     def make() -> str:
-        found = _fitted(steps, figures)
-        return msgspec.json.encode([found.scales, found.residual]).decode()
+        return msgspec.json.encode(_fitted(steps, figures)).decode()
 
-    decode = msgspec.json.Decoder(tuple[Fitted, Residual]).decode
-    scales, residual = kept(name_of("fits", [known, figures]), make, decode)
-    return SuiteFit(scales, residual, figures)
+    return kept(name_of("fits", [known, figures]), make, msgspec.json.Decoder(SuiteFit).decode)
 
 
 def _fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
-    """The most probable parameters, measurements and priors weighing by their variances, and what remains."""
-    jobs = [_job(step, figures) for step in steps]
+    """The most probable parameters, measurements and priors weighing by their variances, and what remains.
+
+    Errors of steps are whitened, since those of a strategy and of a model are alike. What these have in common is
+    shrunk towards 0 by how often it was seen (ridge regression).
+    """
+    jobs, measured_s = [step.job(figures) for step in steps], np.array([step.step_s for step in steps])
+    strategies, models = (sorted({getattr(step, name) for step in steps}) for name in ("strategy", "model_key"))
+    sizes = np.array([STRATEGY_SIZE] * len(strategies) + [MODEL_SIZE] * len(models))
+    has = [
+        [*(step.strategy == name for name in strategies), *(step.model_key == key for key in models)] for step in steps
+    ]
+    design = np.array(has) * sizes
+    root = np.linalg.cholesky(design @ design.T + NOISE**2 * np.eye(len(steps)))
 
     def errors(columns: Mapping[str, Values]) -> Values:
-        """Errors in units of their standard deviation, models' own common part taken out, and those of phases."""
+        """Errors in units of their standard deviation, and those of phases."""
         every = [suite_phases(job, columns) for job in jobs]
-        off = np.log(np.concatenate([each.step_s for each in every], axis=-1) / [step.step_s for step in steps])
+        off = np.log(np.concatenate([each.step_s for each in every], axis=-1) / measured_s)
         phases = [error for each, step in zip(every, steps, strict=True) for error in _phase_errors(each, step)]
-        together: Values = np.concatenate([_whitened(off, steps), *phases], axis=-1)
+        together: Values = np.concatenate([np.linalg.solve(root, off.T).T, *phases], axis=-1)
         return together
 
     scales = most_probable(MEASURED, errors)
-    return SuiteFit(scales, _residual(steps, scales, figures), figures)
-
-
-def learnt(
-    fit: SuiteFit, steps: Sequence[MeasuredStep], *, half_width: float, far_half_widths: Mapping[str, float]
-) -> Learnt:
-    """What the advice rests on: the fit, how wide its intervals are, and what was seen."""
-    busy_w, waiting_w = powers(steps, fit)
-    return Learnt(
-        scales=fit.scales,
-        offsets=fit.residual.strategies,
-        model_offsets=fit.residual.models,
-        half_width=half_width,
-        far_half_widths=far_half_widths,
-        seen=Seen.of([step.run for step in steps]),
-        rows=len(steps),
-        busy_power_w=busy_w,
-        waiting_power_w=waiting_w,
+    log_errors = np.log(measured_s / [suite_phases(job, scales).at(0).step_s for job in jobs])
+    precision = design.T @ design / NOISE**2 + np.eye(len(sizes))
+    values = (np.linalg.solve(precision, design.T @ log_errors / NOISE**2) * sizes).tolist()
+    count = len(strategies)
+    return SuiteFit(
+        scales, dict(zip(strategies, values[:count], strict=True)), dict(zip(models, values[count:], strict=True))
     )
 
 
-def powers(steps: Sequence[MeasuredStep], fit: SuiteFit) -> tuple[float | None, float | None]:
+def powers(steps: Sequence[MeasuredStep], fit: SuiteFit, figures: MachineFigures) -> tuple[float | None, float | None]:
     """Power of one device while it computes and while it waits, W: energy of a step = Σ power × time in the phase.
 
     By non-negative least squares on relative errors over the runs whose energy was measured; (None, None) without any,
@@ -377,7 +332,7 @@ def powers(steps: Sequence[MeasuredStep], fit: SuiteFit) -> tuple[float | None, 
         return None, None
     terms = []
     for step in known:
-        phases = fit.phases(step)
+        phases = fit.phases(step.job(figures))
         waiting = phases.communication_s + phases.bubble_s
         terms.append((step.run.devices * (phases.step_s - waiting), step.run.devices * waiting))
     energies = np.array([step.energy_j for step in known], dtype=np.float64)
@@ -386,15 +341,6 @@ def powers(steps: Sequence[MeasuredStep], fit: SuiteFit) -> tuple[float | None, 
         waiting_w = busy_w
     # No device draws nothing: where the runs can't tell the two apart, neither is known.
     return (float(busy_w), float(waiting_w)) if min(busy_w, waiting_w) > 0 else (None, None)
-
-
-def _job(step: MeasuredStep, figures: MachineFigures) -> SuiteJob:
-    return SuiteJob(run=step.run, layers=step.layers, figures=figures)
-
-
-def predicted(step: MeasuredStep, scales: Mapping[str, float], figures: MachineFigures) -> Phases[float]:
-    """Phases by the formulas alone."""
-    return suite_phases(_job(step, figures), scales).at(0)
 
 
 def _phase_errors(found: Phases[Values], step: MeasuredStep) -> Iterator[Values]:
@@ -406,36 +352,6 @@ def _phase_errors(found: Phases[Values], step: MeasuredStep) -> Iterator[Values]
         if measured > 0 and (prediction > 0).all():
             # A part of the step, so that small phases don't decide.
             yield (prediction - measured) / (step.phases["step_time_s"] * PHASE_NOISE)
-
-
-def _design(steps: Sequence[MeasuredStep]) -> tuple[list[str], list[str], Values]:
-    """Strategies, models, and which of them each step has, in units of their sizes."""
-    strategies, models = (sorted({getattr(step, name) for step in steps}) for name in ("strategy", "model_key"))
-    design = np.zeros((len(steps), len(strategies) + len(models)))
-    for place, step in enumerate(steps):
-        design[place, strategies.index(step.strategy)] = STRATEGY_SIZE
-        design[place, len(strategies) + models.index(step.model_key)] = MODEL_SIZE
-    return strategies, models, design
-
-
-def _whitened(off: Values, steps: Sequence[MeasuredStep]) -> Values:
-    """Errors as independent ones of size 1, those of a strategy and of a model being alike."""
-    _, _, design = _design(steps)
-    covariance = design @ design.T + NOISE**2 * np.eye(len(steps))
-    result: Values = np.linalg.solve(np.linalg.cholesky(covariance), off.T).T
-    return result
-
-
-def _residual(steps: Sequence[MeasuredStep], scales: Fitted, figures: MachineFigures) -> Residual:
-    """What strategies and models have in common, each shrunk towards 0 by how often it was seen (ridge regression)."""
-    log_errors = np.log([step.step_s / predicted(step, scales, figures).step_s for step in steps])
-    strategies, models, design = _design(steps)
-    precision = design.T @ design / NOISE**2 + np.eye(design.shape[1])
-    units = np.linalg.solve(precision, design.T @ log_errors / NOISE**2)
-    sizes = np.array([STRATEGY_SIZE] * len(strategies) + [MODEL_SIZE] * len(models))
-    values = (units * sizes).tolist()
-    count = len(strategies)
-    return Residual(dict(zip(strategies, values[:count], strict=True)), dict(zip(models, values[count:], strict=True)))
 
 
 INTERVAL_SHARE = 0.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from analysis.advisor.check import FEWEST_STEPS, SplitCheck, most_devices, split_check
-from analysis.advisor.fit import ASSUMED_FACTOR, FEWEST_ERRORS, fitted, half_width, predictable
+from analysis.advisor.check import fittable, split_check, width_beyond
+from analysis.advisor.fit import ASSUMED_FACTOR, fitted, half_width
 from analysis.advisor.machine import assumed_figures
 from analysis.advisor.sweep_evidence import sweep_evidence
 from analysis.comparison.configurations import counted
@@ -21,6 +22,7 @@ from parallelbench.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from analysis.advisor.check import Judged
     from analysis.advisor.fit import SuiteFit
     from analysis.advisor.machine import MachineFigures
     from analysis.advisor.sweep_evidence import MeasuredStep
@@ -53,7 +55,7 @@ class Forecast:
 
     steps: list[MeasuredStep]
     """All that were measured."""
-    check: SplitCheck
+    check: Judged
     """Those of them that could be left out, each predicted by a fit that lacked it."""
     half_width: float
     """Half of the 90 % interval of log time of what is like the measured steps."""
@@ -69,26 +71,20 @@ def forecast(runs: Runs) -> Forecast:
     """Fit to the runs that count; raises `ConfigError` that says why where it can't."""
     _require_few(runs)
     evidence = sweep_evidence([runs], lambda run: [])
-    known = [step for step in evidence.steps if step.layers]
     figures = evidence.probed
-    steps, refused = predictable(known, figures)
-    if len(steps) < FEWEST_STEPS:
-        why = f"; {reasons[0]}" if (reasons := [*evidence.left_out, *refused]) else ""
-        raise ConfigError(
-            f"{len(steps)} measured configurations can be predicted, and {FEWEST_STEPS} are needed to fit to{why}"
-        )
+    steps, _ = fittable(replace(evidence, steps=[step for step in evidence.steps if step.layers]), figures)
     check = split_check(steps, figures, "folds")
     if check is None:
         raise ConfigError(f"{len(steps)} configurations are too few to leave any out and fit to the others")
-    near = half_width(check.log_errors)
-    usual = float(np.log(ASSUMED_FACTOR)) if near is None else near
-    wide = max(usual, _width_beyond(steps, figures))
+    near, assumed = half_width(check.log_errors), math.log(ASSUMED_FACTOR)
+    usual = assumed if near is None else near
+    wide = max(usual, width_beyond(steps, figures) or assumed)
     return Forecast(
         steps=steps,
         check=check,
         half_width=usual,
         assumed=near is None,
-        further=list(_further(steps, fitted(steps, figures), wide)),
+        further=list(_further(steps, fitted(steps, figures), figures, wide)),
         left_out=evidence.left_out,
     )
 
@@ -106,19 +102,7 @@ def _require_few(runs: Runs) -> None:
         )
 
 
-def _width_beyond(steps: Sequence[MeasuredStep], figures: MachineFigures) -> float:
-    """Half of the interval on more devices than were measured, from a fit that lacked the most; assumed of few."""
-    places = most_devices(steps)
-    rest = [step for place, step in enumerate(steps) if place not in places]
-    if len(places) < FEWEST_ERRORS or len(rest) < FEWEST_STEPS:
-        return float(np.log(ASSUMED_FACTOR))
-    fit = fitted(rest, figures)
-    width = half_width(np.log([steps[place].step_s / fit.phases(steps[place]).step_s for place in places]))
-    assert width is not None, "there are enough"
-    return width
-
-
-def _further(steps: Sequence[MeasuredStep], fit: SuiteFit, width: float) -> Iterator[Further]:
+def _further(steps: Sequence[MeasuredStep], fit: SuiteFit, measured: MachineFigures, width: float) -> Iterator[Further]:
     """Each kind of configuration on multiples of the most devices that it was measured on; kinds of one device stay."""
     largest: dict[tuple[str, str], MeasuredStep] = {}
     for step in sorted(steps, key=lambda step: step.run.devices):
@@ -127,21 +111,16 @@ def _further(steps: Sequence[MeasuredStep], fit: SuiteFit, width: float) -> Iter
         if step.run.devices == 1:
             continue
         for times in FURTHER:
-            run, figures = _on_more(step.run, times, fit.figures)
+            run, figures = _on_more(step.run, times, measured)
             try:
                 check_run(run, figures.device_type)
-                predicted_s = replace(fit, figures=figures).phases(_as_if(step, run)).step_s
+                predicted_s = fit.phases(replace(step, run=run).job(figures)).step_s
             except ConfigError:
                 break
             beyond = run.nodes > step.run.nodes
-            own = max(width, float(np.log(ASSUMED_FACTOR))) if beyond else width
+            own = max(width, math.log(ASSUMED_FACTOR)) if beyond else width
             low_s, high_s = (predicted_s * float(np.exp(sign * own)) for sign in (-1.0, 1.0))
             yield Further(of=step, run=run, step_s=predicted_s, low_s=low_s, high_s=high_s, beyond_node=beyond)
-
-
-def _as_if(step: MeasuredStep, run: RunConfig) -> MeasuredStep:
-    """The same model under another run; its measured time means nothing there."""
-    return replace(step, run=run, phases={}, energy_j=None)
 
 
 def _on_more(run: RunConfig, times: int, figures: MachineFigures) -> tuple[RunConfig, MachineFigures]:

@@ -17,7 +17,7 @@ from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, of_
 from analysis.advisor.layouts import Impossible, options_of, strategy_name
 from analysis.advisor.machine import LATENCY_S, LAUNCH_S, MULTIPROCESSORS, machines_of, made_of
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
-from analysis.advisor.strategies import SuiteJob, suite_phases
+from analysis.advisor.strategies import SuiteJob
 from analysis.advisor.transformer import model_flops
 from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from parallelbench.measure.layer_records import LayerCount, ModelMemory
 
 
-EVERYTHING = ("everything",)
-"""`Row.extrapolates` where no run was measured."""
 MEASURED_WIDTH = 1.05
 """By which factor a measured step may differ when it is measured again: an assumption."""
 
@@ -93,8 +91,7 @@ def refused(candidate: SuiteCandidate, why: str) -> Impossible:
 def _suite_row(candidate: SuiteCandidate, question: SuiteQuestion) -> Row:
     run, learnt, figures = candidate.run, question.learnt, question.figures
     job = SuiteJob(run=run, layers=question.layers, figures=figures)
-    phases = suite_phases(job, learnt.scales).at(0).stretched(learnt.stretch(run))
-    outside = _extrapolates(run, learnt)
+    phases, outside = learnt.fit.phases(job), learnt.outside(run)
     width = float(np.exp(learnt.half_width_of(outside)))
     row = Row(
         strategy=run.strategy.name,
@@ -129,11 +126,6 @@ def _as_measured(row: Row, found: KnownStep) -> Row:
         measured=True,
         extrapolates=(),
     )
-
-
-def _extrapolates(run: RunConfig, learnt: Learnt) -> tuple[str, ...]:
-    """In which respects nothing that was measured is like a run."""
-    return learnt.seen.outside(run) if learnt.rows else EVERYTHING
 
 
 def _power_w(learnt: Learnt, phases: Phases[float]) -> float | None:

@@ -13,6 +13,7 @@ import polars as pl
 
 from analysis.advisor.calibration import probed_figures
 from analysis.advisor.fit import model_key
+from analysis.advisor.strategies import SuiteJob
 from analysis.comparison.configurations import counted
 from analysis.comparison.issues import format_differences, unlike_probes
 from analysis.comparison.pairing import Pairing, RepeatPair
@@ -63,6 +64,10 @@ class MeasuredStep:
     def model_key(self) -> str:
         """Equal for models of equal options, in all sweeps."""
         return model_key(self.run)
+
+    def job(self, figures: MachineFigures) -> SuiteJob:
+        """What it ran, on a machine."""
+        return SuiteJob(run=self.run, layers=self.layers, figures=figures)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -23,9 +23,9 @@ def advise(overrides: Sequence[str], extension: Extension, *, check: str, known:
     """Print the errors of what `advise` would have said of finished runs, or of a CSV file's measured steps."""
     if Path(check).expanduser().is_dir():
         return check_sweeps([check, *overrides], known, extension.plugin, as_json=as_json)
-    from analysis.advisor.check import judged, shipped
+    from analysis.advisor.check import judged
     from analysis.advisor.fit import published_fit
-    from analysis.advisor.step_tables import read_measured, reasons
+    from analysis.advisor.step_tables import read_measured, reasons, shipped
 
     for override in parse(overrides, extension.conf):
         if override.key_or_group.partition(".")[0] != "site":

@@ -96,8 +96,8 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
     figures, notes = figures_of_site(run)
     if knowledge.figures is not None:
         figures, notes = _measured(knowledge, run, figures)
-    if knowledge.learnt.rows and question.gpt is None:
-        notes.append(f"fitted to {knowledge.learnt.rows} measured configurations")
+    if knowledge.learnt.runs and question.gpt is None:
+        notes.append(f"fitted to {len(knowledge.learnt.runs)} measured configurations")
     left_out = knowledge.evidence.left_out if knowledge.evidence else ()
     notes += left_out
     of_node = [2**power for power in range(figures.devices_per_node.bit_length())]
@@ -589,7 +589,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _rests_on(choice: Row, answer: Answer) -> list[str]:
-    from analysis.advisor.rows import EVERYTHING
+    from analysis.advisor.fit import EVERYTHING
 
     if choice.extrapolates == EVERYTHING and answer.speeds == ASSUMED:
         return [f"nothing was measured here, so {ASSUMED}"]
@@ -598,7 +598,7 @@ def _rests_on(choice: Row, answer: Answer) -> list[str]:
 
 def _basis(row: Row) -> str:
     """What a row rests on, in a word or two."""
-    from analysis.advisor.rows import EVERYTHING
+    from analysis.advisor.fit import EVERYTHING
 
     if row.measured:
         return "measured"

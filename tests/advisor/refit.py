@@ -8,14 +8,14 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.advisor.check import Judged, Seen, joined, judged
+from analysis.advisor.check import Judged, judged
 from analysis.advisor.fit import SHEET, UNTRIED, PublishedFit, half_width, kernel_keys, most_probable, place
 from analysis.advisor.layouts import Layouts
 from analysis.advisor.machine import COLUMNS, Machines, made_of
@@ -171,8 +171,11 @@ def published() -> Published:
 
 def united(parts: list[Evidence]) -> Evidence:
     machines = made_of({name: np.concatenate([getattr(part.machines, name) for part in parts]) for name in COLUMNS})
+    layouts = {
+        each.name: np.concatenate([getattr(part.layouts, each.name) for part in parts]) for each in fields(Layouts)
+    }
     return Evidence(
-        layouts=joined([part.layouts for part in parts]),
+        layouts=Layouts(**layouts),
         machines=machines,
         accelerators=[name for part in parts for name in part.accelerators],
         models=[name for part in parts for name in part.models],
@@ -189,8 +192,7 @@ def predicted(data: Published, asked: Rows, *, known: Rows, shipped: PublishedFi
     parts, places = [], list[int]()
     for source in np.unique(data.sources[asked]):
         rows, near = asked & (data.sources == source), known & (data.sources == source)
-        rest = data.evidence.take(near if near.any() else known)
-        seen = Seen(layouts=rest.layouts, time_s=rest.time_s)
+        seen = data.evidence.take(near if near.any() else known)
         parts.append(judged(data.evidence.take(rows), known=seen, fit=shipped))
         places += np.flatnonzero(rows).tolist()
     return only(together(parts), np.argsort(places))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analysis.advisor.fit import Seen, published_fit
+from analysis.advisor.fit import Learnt, published_fit
 from analysis.advisor.layouts import gpt_layouts
 from analysis.advisor.transformer import gpt_shape
 from launch.sweep import one_run
@@ -116,9 +116,9 @@ def test_interleaved_stages_have_equally_many_layers() -> None:
 )
 def test_a_run_that_nothing_measured_is_like_says_in_what(overrides: list[str], respect: str) -> None:
     like = ["model=mlp", "data=synthetic", "optimizer=sgd", "device=cpu", "strategy=ddp", "devices=2", "batch_size=64"]
-    seen = Seen.of([one_run(like).run, one_run([*like, "batch_size=128"]).run])
-    assert seen.outside(one_run([*like, "batch_size=100", "repeat=3"]).run) == ()
-    assert respect in seen.outside(one_run([*like, *overrides]).run)
+    learnt = Learnt(runs=[one_run(like).run, one_run([*like, "batch_size=128"]).run])
+    assert learnt.outside(one_run([*like, "batch_size=100", "repeat=3"]).run) == ()
+    assert respect in learnt.outside(one_run([*like, *overrides]).run)
 
 
 def test_transformers_say_which_layouts_no_published_step_has(capsys: pytest.CaptureFixture[str]) -> None:

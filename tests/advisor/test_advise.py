@@ -18,7 +18,7 @@ import pytest
 from analysis import cache
 from analysis.advisor import model_layers
 from analysis.advisor.advice import Row, efficiency, proposed, ranked, sentence
-from analysis.advisor.fit import Learnt, Seen
+from analysis.advisor.fit import Learnt, SuiteFit
 from analysis.advisor.layouts import suite_candidates
 from analysis.advisor.machine import RateCurve, figures_of
 from analysis.advisor.model_layers import counted_by
@@ -77,7 +77,7 @@ def rows_of(*overrides: str, devices: list[int], **question: Any) -> tuple[list[
     found = suite_candidates(bases, devices, given=frozenset(), device_type="cpu", per_node=4)
     known = layers(bases[0].model.layer_names, product_flop=1e6, parameters=1000, tensors=2)
     asked_for = SuiteQuestion(
-        **{"layers": known, "memory": None, "figures": machine(), "learnt": Learnt(scales=PLAIN), "measured": {}}
+        **{"layers": known, "memory": None, "figures": machine(), "learnt": Learnt(fit=SuiteFit(PLAIN)), "measured": {}}
         | question
     )
     rows, impossible = suite_rows(found, asked_for)
@@ -156,10 +156,8 @@ def test_a_run_with_another_option_of_a_step_is_no_measurement_of_it(option: str
 
 def test_rows_say_how_far_they_extrapolate_and_get_wider_intervals() -> None:
     assert {each.extrapolates for each in rows_of(devices=[2])[0]} == {("everything",)}
-    seen = Seen.of([one_run([*MLP, "strategy=ddp", "devices=2", f"batch_size={size}"]).run for size in (32, 999)])
-    learnt = Learnt(
-        scales=PLAIN, seen=seen, rows=9, half_width=0.1, far_half_widths={"devices": 0.5}, offsets={"ddp": 0.2}
-    )
+    runs = [one_run([*MLP, "strategy=ddp", "devices=2", f"batch_size={size}"]).run for size in (32, 999)]
+    learnt = Learnt(fit=SuiteFit(PLAIN, {"ddp": 0.2}), runs=runs, half_width=0.1, far_half_widths={"devices": 0.5})
     rows = {(each.strategy, each.devices): each for each in rows_of(devices=[2, 4], learnt=learnt)[0]}
     near, far = rows["ddp", 2], rows["ddp", 4]
     assert (near.extrapolates, far.extrapolates) == ((), ("devices",))
@@ -173,7 +171,7 @@ def test_rows_say_how_far_they_extrapolate_and_get_wider_intervals() -> None:
 
 
 def test_energy_counts_power_while_computing_and_while_waiting() -> None:
-    learnt = Learnt(scales=PLAIN, rows=9, busy_power_w=100.0, waiting_power_w=20.0)
+    learnt = Learnt(fit=SuiteFit(PLAIN), busy_power_w=100.0, waiting_power_w=20.0)
     figures = machine(matmul_flops_per_s={"fp32": RateCurve((1.0,), (1e9,), "assumed", "a test")})
     found = next(e for e in rows_of("strategy=ddp", devices=[4], learnt=learnt, figures=figures)[0])
     waiting = found.phases.communication_s / found.step_s

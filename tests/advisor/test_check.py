@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from analysis.advisor.check import Judged, Points, Seen, guesses, judged
+from analysis.advisor.check import Judged, Points, guesses, judged
 from analysis.advisor.fit import SHEET, half_width, kernel_keys, published_fit, values_of
 from analysis.advisor.layouts import layouts_of
 from analysis.advisor.machine import machines_of
@@ -83,9 +83,7 @@ def test_a_check_judges_what_advises(capsys: pytest.CaptureFixture[str]) -> None
     asked = Evidence(
         layouts=layouts, machines=made_of, accelerators=["a100_80gb"], models=["m"], time_s=np.array([1.0])
     )
-    (row,) = judged(
-        asked, known=Seen(layouts=evidence().layouts, time_s=evidence().time_s), fit=published_fit()
-    ).summary()["predictions"]
+    (row,) = judged(asked, known=evidence(), fit=published_fit()).summary()["predictions"]
     names = ("predicted_s", "low_s", "high_s")
     assert [row[name] for name in names] == pytest.approx(
         [advised[0][name] for name in ("step_s", "step_low_s", "step_high_s")]
@@ -97,7 +95,7 @@ def test_layouts_that_the_fit_has_seen_are_predicted_without_their_width() -> No
     asked, shipped = evidence(rows=4), msgspec.structs.replace(published_fit(), kernels={})
     without = shipped.parameters | {"product_scale": 10.0}
     odd = msgspec.structs.replace(shipped, without_width={"2048": without})
-    known = Seen(layouts=asked.layouts.take(np.array([0])), time_s=asked.time_s[:1])
+    known = asked.take(np.arange(4) == 0)
     same = np.array([key == layout_keys(asked.layouts)[0] for key in layout_keys(asked.layouts)])
     found = judged(asked, known=known, fit=odd)
     expected = [said_s(asked, each) for each in (without, shipped.parameters)]

@@ -55,7 +55,7 @@ def evidence(steps: Sequence[MeasuredStep]) -> SweepEvidence:
 def test_a_fit_repeats_the_steps_that_it_has_seen() -> None:
     steps = made(TRUTH)
     fit = fitted(steps, FIGURES)
-    errors = [abs(fit.phases(step).step_s / step.step_s - 1.0) for step in steps]
+    errors = [abs(fit.phases(step.job(FIGURES)).step_s / step.step_s - 1.0) for step in steps]
     assert max(errors) < 0.03, "the steps follow the formulas exactly"
 
 
@@ -90,7 +90,7 @@ def test_a_measured_time_changes_no_prediction_of_itself() -> None:
     slower = [dataclasses.replace(s, step_s=3 * s.step_s) if s.strategy == "fsdp" else s for s in steps]
     splits = [check.split_check(each, FIGURES, "leave_one_strategy_out") for each in (steps, slower)]
     of_fsdp = [
-        [each.step_s for step, each in zip(split.steps, split.predicted, strict=True) if step.strategy == "fsdp"]
+        [time_s for step, time_s in zip(split.steps, split.predicted_s, strict=True) if step.strategy == "fsdp"]
         for split in splits
         if split is not None
     ]
@@ -101,11 +101,10 @@ def test_a_measured_time_changes_no_prediction_of_itself() -> None:
 @pytest.mark.exhaustive
 def test_what_a_strategy_leaves_is_learnt_and_shrunk() -> None:
     learnt = learnt_from(evidence(made(TRUTH, odd={"fsdp": 1.5})))
-    assert 0.1 < learnt.offsets["fsdp"] < np.log(1.5)
-    assert abs(learnt.offsets["single"]) < 0.1
-    assert learnt.rows == len(MODELS) * len(STRATEGIES)
-    assert (learnt.seen.devices, len(learnt.seen.models)) == (frozenset({1, 2, 4}), len(MODELS))
-    assert {learnt.seen.outside(step.run) for step in made(TRUTH)} == {()}
+    assert 0.1 < learnt.fit.strategies["fsdp"] < np.log(1.5)
+    assert abs(learnt.fit.strategies["single"]) < 0.1
+    assert len(learnt.runs) == len(MODELS) * len(STRATEGIES)
+    assert {learnt.outside(step.run) for step in made(TRUTH)} == {()}
     assert learnt.half_width > 0
     assert learnt.far_half_widths.keys() >= {"strategy", "model"}
 
@@ -120,10 +119,11 @@ def test_one_models_strategies_say_nothing_of_another_model() -> None:
 
 def test_power_by_phase_is_what_made_the_energy() -> None:
     steps = made(values_of(MEASURED))
-    busy_w, waiting_w = powers(steps, fitted(steps, FIGURES))
+    fit = fitted(steps, FIGURES)
+    busy_w, waiting_w = powers(steps, fit, FIGURES)
     assert busy_w == pytest.approx(30.0, rel=0.05)
     assert waiting_w == pytest.approx(10.0, rel=0.3)
-    assert powers([dataclasses.replace(s, energy_j=None) for s in steps], fitted(steps, FIGURES)) == (None, None)
+    assert powers([dataclasses.replace(s, energy_j=None) for s in steps], fit, FIGURES) == (None, None)
 
 
 def test_devices_that_would_wait_without_power_have_no_power() -> None:
@@ -131,8 +131,8 @@ def test_devices_that_would_wait_without_power_have_no_power() -> None:
     steps, fit = made(values_of(MEASURED)), fitted(made(values_of(MEASURED)), FIGURES)
     computing = []
     for step in steps:
-        phases = fit.phases(step)
+        phases = fit.phases(step.job(FIGURES))
         waiting = phases.communication_s + phases.bubble_s
         energy_j = step.run.devices * (30.0 * (phases.step_s - waiting) - 1.0 * waiting)
         computing.append(dataclasses.replace(step, energy_j=energy_j))
-    assert powers(computing, fit) == (None, None)
+    assert powers(computing, fit, FIGURES) == (None, None)

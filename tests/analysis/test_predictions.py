@@ -89,9 +89,9 @@ def test_no_prediction_has_seen_its_own_measurement(runs: Runs, monkeypatch: pyt
     assert found.assumed, "of so few configurations the interval is an assumption"
     monkeypatch.setattr(predictions, "forecast", lambda _: found)
     assert "a factor of 2 both ways is assumed" in predictions.finding(runs)
-    groups = list(dict.fromkeys(found.check.groups))
-    for group, rest in zip(groups, seen, strict=True):
-        own = {id(step) for step, its in zip(found.check.steps, found.check.groups, strict=True) if its == group}
+    groups = [row["left_out"] for row in found.check.rows]
+    for group, rest in zip(dict.fromkeys(groups), seen, strict=True):
+        own = {id(step) for step, its in zip(found.check.steps, groups, strict=True) if its == group}
         assert own
         assert not own & rest
 
