@@ -394,7 +394,7 @@ def judged(asked: Evidence, *, known: Evidence | Measured, fit: PublishedFit) ->
         widths=widths,
         kinds={
             "model": asked.models,
-            "strategy": [strategy_name(layouts, place) for place in range(len(layouts))],
+            "strategy": [strategy_name(layouts.row(place)) for place in range(len(layouts))],
             "devices": [f"{devices:g}" for devices in layouts.devices],
         },
         works=list(zip(*(getattr(layouts, name).tolist() for name in _WORK), asked.accelerators, strict=True)),

@@ -158,22 +158,24 @@ class Layouts(Plan):
         return {field.name: float(getattr(self, field.name)[index]) for field in fields(self)}
 
 
-_ONES = ("tied", "learned", "context", "copies", "chunks", "experts", "top_k", "capacity", "expert")
-_ZEROS = (
-    *("gated", "owners", "sequence_parallel", "selective"),
-    *("stays_gathered", "bucket_bytes", "gpipe", "stages_inside"),
-)
-_USUAL = dict.fromkeys(_ONES, np.float64(1.0)) | dict.fromkeys(_ZEROS, np.float64(0.0)) | {"bubble": np.float64(-1.0)}
-"""What holds of a layout that says nothing else: GPT-2's kind of model, under data, tensor and pipeline parallelism."""
+_ONES = ("global_batch", "micro_batch", "tensor", "pipeline", "data", "context", "expert", "chunks", "copies")
+_ZEROS = ("sharded", "owners", "stays_gathered", "bucket_bytes", "gpipe", "stages_inside")
+ALONE = {**dict.fromkeys(_ONES, 1.0), **dict.fromkeys(_ZEROS, 0.0), "bubble": -1.0}
+"""The plan of one device, and of who says nothing else."""
+_USUAL = {
+    **ALONE,
+    **dict.fromkeys(("tied", "learned", "experts", "top_k", "capacity"), 1.0),
+    **dict.fromkeys(("gated", "sequence_parallel", "selective"), 0.0),
+}
+"""What holds of a layout that says nothing else: GPT-2's kind of model."""
 
 
 def layouts_of(columns: Mapping[str, object]) -> Layouts:
     """Layouts from arrays or single numbers, which are repeated to the common length."""
-    names = [field.name for field in fields(Layouts)]
     given = {name: np.asarray(value, dtype=np.float64) for name, value in columns.items()}
     values = {"kv_heads": given["heads"], "mlp_width": 4.0 * given["hidden"]} | _USUAL | given
-    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[name], dtype=np.float64)) for name in names))
-    return Layouts(**{name: np.array(array) for name, array in zip(names, arrays, strict=True)})
+    arrays = np.broadcast_arrays(*map(np.atleast_1d, values.values()))
+    return Layouts(**{name: np.array(array, dtype=np.float64) for name, array in zip(values, arrays, strict=True)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +332,8 @@ def gpt_layouts(
             if why is None:
                 rows += _of_degrees(degrees, shape, batch_size, per_node=per_node, recomputation=recomputation)
             elif _is_simple(degrees):
-                impossible.append(_refused(degrees, why))
+                name = strategy_name(ALONE | vars(degrees))
+                impossible.append(Impossible(strategy=name, options=(), devices=degrees.devices, why=why))
     if not rows:
         return None, impossible
     columns: dict[str, object] = {name: [row[name] for row in rows] for name in rows[0]}
@@ -378,11 +381,6 @@ def _is_simple(degrees: Degrees) -> bool:
     return sum(size > 1 for size in sizes) <= 1
 
 
-def _refused(degrees: Degrees, why: str) -> Impossible:
-    name = _strategy(degrees, sharded=False, copies=1, owners=False)
-    return Impossible(strategy=name, options=(), devices=degrees.devices, why=why)
-
-
 def _of_degrees(
     degrees: Degrees, shape: GptShape, batch_size: int, *, per_node: int, recomputation: Sequence[str]
 ) -> Iterator[dict[str, float]]:
@@ -400,10 +398,7 @@ def _of_degrees(
     for sharding, kept, micro_batch in itertools.product(shardings, recomputation, sizes or [1]):
         for chunks in (1, 2) if interleaved and own // micro_batch % degrees.pipeline == 0 else (1,):
             yield {
-                "tensor": degrees.tensor,
-                "pipeline": degrees.pipeline,
-                "context": degrees.context,
-                "data": degrees.data,
+                **vars(degrees),
                 "micro_batch": micro_batch,
                 "chunks": chunks,
                 "sequence_parallel": float(degrees.tensor > 1),
@@ -432,33 +427,23 @@ def _shardings(degrees: Degrees, per_node: int) -> list[dict[str, float]]:
     return found
 
 
-def strategy_name(layouts: Layouts, row: int) -> str:
+def strategy_name(layout: Mapping[str, float]) -> str:
     """The name that the suite's strategies have, or their product."""
-    values = {name: int(getattr(layouts, name)[row]) for name in ("tensor", "pipeline", "context", "data", "copies")}
-    degrees = Degrees(values["tensor"], values["pipeline"], values["context"], values["data"])
-    sharded, owners = bool(layouts.sharded[row]), bool(layouts.owners[row])
-    name = _strategy(degrees, sharded=sharded, copies=values["copies"], owners=owners)
-    return f"{name}×ep" if layouts.expert[row] > 1 else name
-
-
-def _strategy(degrees: Degrees, *, sharded: bool, copies: int, owners: bool) -> str:
     parts = []
-    if degrees.data * degrees.context > 1:
-        kind = ("hsdp" if copies > 1 else "fsdp") if sharded else "zero1" if owners else "ddp"
-        parts.append(kind)
-    names = (("tp", degrees.tensor), ("pp", degrees.pipeline), ("cp", degrees.context))
-    parts += [name for name, size in names if size > 1]
-    return "×".join(parts) or "single"
+    if layout["data"] * layout["context"] > 1:
+        sharded = "hsdp" if layout["copies"] > 1 else "fsdp"
+        parts.append(sharded if layout["sharded"] else "zero1" if layout["owners"] else "ddp")
+    names = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+    parts += [name for name, degree in names.items() if layout[degree] > 1]
+    return "×".join(parts or ["single"]) + ("×ep" if layout["expert"] > 1 else "")
 
 
-def options_of(layouts: Layouts, row: int) -> tuple[str, ...]:
+def options_of(layout: Mapping[str, float]) -> tuple[str, ...]:
     """A layout's degrees and choices, those that say something."""
-    values = layouts.row(row)
-    names = ("tensor", "pipeline", "context", "data", "expert")
-    degrees = [f"{name}={values[name]:g}" for name in names if values[name] > 1]
-    kept = "full" if values["recompute"] else "selective" if values["selective"] else "none"
-    micro = [f"micro_batch={values['micro_batch']:g}"]
-    chunks = [f"interleaved={values['chunks']:g}"] if values["chunks"] > 1 else []
-    shard = [f"copies={values['copies']:g}"] if values["copies"] > 1 else []
-    shard += ["gathered=once"] if values["stays_gathered"] else []
-    return (*degrees, *shard, *micro, *chunks, f"recompute={kept}")
+    names = ("tensor", "pipeline", "context", "data", "expert", "copies")
+    options = [f"{name}={layout[name]:g}" for name in names if layout[name] > 1]
+    options += ["gathered=once"] if layout["stays_gathered"] else []
+    options.append(f"micro_batch={layout['micro_batch']:g}")
+    options += [f"interleaved={layout['chunks']:g}"] if layout["chunks"] > 1 else []
+    kept = "full" if layout["recompute"] else "selective" if layout["selective"] else "none"
+    return (*options, f"recompute={kept}")

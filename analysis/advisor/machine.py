@@ -223,7 +223,7 @@ _LIKE: Mapping[Precision, tuple[Precision, ...]] = {
 """Kinds of arithmetic by which others are known, the likest first."""
 _BYTES: Mapping[Precision, int] = {"fp8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
 """Of a number."""
-REACHED = {"matmul": 0.7, "memory": 0.7, "link": 0.7, "network": 0.7}
+REACHED = 0.7
 """Share of a data sheet's figure that work reaches, where nothing was measured: an assumption."""
 LATENCY_S: Mapping[TierName, float] = {"link": 3.4e-6, "network": 9.6e-6}
 """One turn of a ring of GPUs where nothing was measured: NCCL's own assumption (src/graph/tuning.cc)."""
@@ -238,21 +238,22 @@ UNALIGNED: Mapping[Precision, float] = {"bf16": 2.5, "fp16": 2.5}
 
 
 def figures_of(hardware: Hardware) -> MachineFigures:
-    """The figures of a site file: data sheets, of which `REACHED` says how much is reached."""
+    """The figures of a site file: data sheets, of which `REACHED` says how much is reached; what libraries take is
+    assumed.
+    """
 
     def known(value: float) -> Known:
         return Known(value, "site", hardware.source)
 
-    def reached(kind: str, value: float) -> Known:
-        share = REACHED[kind]
-        return Known(share * value, "assumed", f"{share:g} of the site file's {value:.3g} ({hardware.source})")
+    def reached(value: float) -> Known:
+        return Known(REACHED * value, "assumed", f"{REACHED:g} of the site file's {value:.3g} ({hardware.source})")
 
     def tier(name: TierName, bytes_per_s: float) -> TierFigures:
         latency = Known(LATENCY_S[name], "assumed", "no latency was measured")
-        return TierFigures(name=name, latency_s=latency, bytes_per_s=reached(name, bytes_per_s))
+        return TierFigures(name=name, latency_s=latency, bytes_per_s=reached(bytes_per_s))
 
     def products(tflops: float) -> RateCurve:
-        once, limit = reached("matmul", 1e12 * tflops), hardware.clock_share
+        once, limit = reached(1e12 * tflops), hardware.clock_share
         source = once.source + (f", and {limit:.3g} of that under the power limit" if limit < 1 else "")
         return RateCurve((1.0,), (limit * once.value,), once.origin, source)
 
@@ -270,12 +271,13 @@ def figures_of(hardware: Hardware) -> MachineFigures:
         devices_per_node=hardware.devices_per_node,
         peak_flops_per_s={precision: known(1e12 * tflops) for precision, tflops in peaks.items()},
         matmul_flops_per_s=rates,
-        memory_bytes_per_s=reached("memory", 1e9 * hardware.memory_gb_per_s),
+        memory_bytes_per_s=reached(1e9 * hardware.memory_gb_per_s),
         memory_bytes=known(2.0**30 * hardware.memory_gib),
         launch_s=Known(LAUNCH_S, "assumed", "no launches were measured"),
         multiprocessors=hardware.multiprocessors,
         link=tier("link", 1e9 * hardware.link_gb_per_s),
         network=tier("network", 1e9 / 8 * hardware.network_gbit_per_s / hardware.oversubscription),
+        overhead_bytes=Known(LIBRARIES_BYTES["cuda"], "assumed", "usual for torch with its libraries"),
     )
 
 
@@ -322,15 +324,6 @@ def assumed_figures(
         network=tier("network", NETWORK),
         overhead_bytes=known(LIBRARIES_BYTES[device_type]),
     )
-
-
-def site_figures(site: Site) -> MachineFigures | None:
-    """The figures of a site file, with what libraries take assumed; None where it has none."""
-    if site.hardware is None:
-        return None
-    found = figures_of(site.hardware)
-    taken = Known(LIBRARIES_BYTES[found.device_type], "assumed", "usual for torch with its libraries")
-    return replace(found, overhead_bytes=taken)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,19 +389,16 @@ def machines_of(hardware: Sequence[Hardware]) -> Machines:
         "network_bytes_per_s": [1e9 / 8 * each.network_gbit_per_s / each.oversubscription for each in hardware],
         "devices_per_node": [float(each.devices_per_node) for each in hardware],
         "multiprocessors": [float(each.multiprocessors) for each in hardware],
-        "launch_s": [LAUNCH_S] * len(hardware),
-        "step_s": [0.0] * len(hardware),
-        "link_latency_s": [LATENCY_S["link"]] * len(hardware),
-        "network_latency_s": [LATENCY_S["network"]] * len(hardware),
-        "crowded": [1.0] * len(hardware),
     }
     return made_of(columns)
 
 
-def made_of(columns: Mapping[str, Sequence[float]], **more: Any) -> Machines:
-    """Machines from numbers."""
-    arrays: dict[str, Any] = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
-    return Machines(**arrays, **more)
+def made_of(columns: Mapping[str, Any], **more: Any) -> Machines:
+    """Machines from columns, or one from numbers; what is not said of the host and of latencies is assumed."""
+    usual = {"launch_s": LAUNCH_S, "step_s": 0.0, "crowded": 1.0}
+    usual |= {f"{tier}_latency_s": latency_s for tier, latency_s in LATENCY_S.items()}
+    arrays = [np.atleast_1d(np.asarray(value, dtype=np.float64)) for value in (usual | dict(columns)).values()]
+    return Machines(**dict(zip(usual | dict(columns), np.broadcast_arrays(*arrays), strict=True)), **more)
 
 
 def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
@@ -441,7 +431,7 @@ def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
     }
     kept = {"curve": curve, "sharding": figures.sharding, "host_computes": cpu, "runs_ahead": not cpu, "trees": not cpu}
     messages = {(tier.name, name): share for tier in figures.tiers for name, share in tier.measured.items()}
-    return made_of({name: [value] for name, value in columns.items()}, messages=messages, **kept)
+    return made_of(columns, messages=messages, **kept)
 
 
 UNLIKE_MEMORY = 0.15

@@ -8,13 +8,15 @@ take comes on top and is not in here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from analysis.advisor import transformer
+from analysis.advisor.strategies import stages_of
 from parallelbench.config.components import StateShards
 from parallelbench.strategies.data_parallel import DataParallel, DdpStrategy, Zero1
 from parallelbench.strategies.fsdp import ShardedStrategy
@@ -189,10 +191,11 @@ def suite_peak_bytes(job: SuiteJob, memory: ModelMemory) -> float:
 
 def _held(job: SuiteJob, memory: ModelMemory, layers: Sequence[LayerMemory], **more: Any) -> DeviceMemory:
     """A device that holds these layers; as any other of `single` where nothing else is said."""
-    kept: dict[str, Any] = {"shares": WHOLE, "loss": memory.loss, "left": {}} | more
-    kept.setdefault("input_bytes", memory.input_bytes * kept["samples"])
-    kept.setdefault("update_bytes", kept["shares"].parameters * _update_bytes(job, memory, layers, kept["left"]))
-    return DeviceMemory(layers=layers, states=job.run.optimizer.states_per_parameter() or 0, **kept)
+    left = _left(job)
+    held: dict[str, Any] = {"shares": WHOLE, "loss": memory.loss, "left": left} | more
+    held.setdefault("input_bytes", memory.input_bytes * held["samples"])
+    held.setdefault("update_bytes", held["shares"].parameters * _update_bytes(job, memory, layers, left))
+    return DeviceMemory(layers=layers, states=job.run.optimizer.states_per_parameter() or 0, **held)
 
 
 def _update_bytes(job: SuiteJob, memory: ModelMemory, layers: Sequence[LayerMemory], left: dict[str, Left]) -> float:
@@ -216,29 +219,20 @@ def _equal_one(job: SuiteJob, memory: ModelMemory) -> DeviceMemory:
     """One of the devices that hold alike; under `zero1` the one that owns most."""
     run = job.run
     strategy, samples = run.strategy, run.global_batch_size / run.strategy.data_parallel_degree(run)
-    if isinstance(strategy, ShardedStrategy):
-        shares, stay = StateShards.even(strategy.ranks_per_copy(run)), not strategy.reshard_after_forward
-        return _held(job, memory, memory.layers, samples=samples, gathers=True, gathered_stay=stay, shares=shares)
-    if isinstance(strategy, DpTp):
-        its: dict[str, Any] = {"shares": StateShards.even(strategy.data_parallel_degree(run)), "left": _left(job)}
-        stay = not strategy.reshard_after_forward
-        return _held(job, memory, memory.layers, samples=samples, gathers=True, gathered_stay=stay, **its)
+    held = partial(_held, job, memory, memory.layers, samples=samples)
+    if isinstance(strategy, ShardedStrategy | DpTp):
+        sharded = isinstance(strategy, ShardedStrategy)
+        ranks = strategy.ranks_per_copy(run) if sharded else strategy.data_parallel_degree(run)
+        return held(shares=StateShards.even(ranks), gathers=True, gathered_stay=not strategy.reshard_after_forward)
     if isinstance(strategy, DataParallel):  # the first GPU has the whole batch and all outputs, and computes a share
         whole, loss = memory.input_bytes * samples, _of_more(memory.loss, run.devices)
-        its = {"samples": samples / run.devices, "input_bytes": whole, "loss": loss, "averages": True}
-        return _held(job, memory, memory.layers, **its)
+        return held(samples=samples / run.devices, input_bytes=whole, loss=loss, averages=True)
     shares = strategy.state_shards(run) or WHOLE
     if isinstance(strategy, Zero1):
         shares = StateShards(1.0, 1.0, _largest_share(memory.layers, run.devices))
     in_buckets = isinstance(strategy, DdpStrategy)
     stay = in_buckets and getattr(strategy, "gradient_as_bucket_view", True)
-    held: dict[str, Any] = {
-        "gradients_stay": stay,
-        "buckets_apart": in_buckets and not stay,
-        "shares": shares,
-        "left": _left(job),
-    }
-    return _held(job, memory, memory.layers, samples=samples, **held)
+    return held(shares=shares, gradients_stay=stay, buckets_apart=in_buckets and not stay)
 
 
 def _of_more(layer: LayerMemory, times: int) -> LayerMemory:
@@ -257,22 +251,26 @@ def _largest_share(layers: Sequence[LayerMemory], owners: int) -> float:
 
 
 def _stages(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
-    from analysis.advisor.strategies import stages_of
-
     run = job.run
     assert isinstance(run.strategy, PipelineStrategy)
     pipeline, mesh = run.strategy.pipeline(run), run.strategy.mesh(run)
-    count, left = pipeline.micro_batches, _left(job)
+    count = pipeline.micro_batches
     samples = run.global_batch_size / mesh.data / count
     devices, stages = pipeline.stage_devices(), stages_of(job, pipeline.stages)
     found = []
     for device in range(pipeline.devices):
         own = [layer for layer, stage in zip(memory.layers, stages, strict=True) if devices[stage] == device]
-        kept = kept_at_once(pipeline, device)
-        batch = memory.input_bytes * samples * count if devices[0] == device else 0.0
-        loss = memory.loss if devices[-1] == device else None
-        held = {"samples": samples, "input_bytes": batch, "loss": loss, "in_flight": kept, "left": left}
-        found.append(_held(job, memory, own, averages=mesh.data > 1, **held))
+        held = _held(
+            job,
+            memory,
+            own,
+            samples=samples,
+            input_bytes=memory.input_bytes * samples * count if devices[0] == device else 0.0,
+            loss=memory.loss if devices[-1] == device else None,
+            in_flight=kept_at_once(pipeline, device),
+            averages=mesh.data > 1,
+        )
+        found.append(held)
     return found
 
 
@@ -288,21 +286,22 @@ def kept_at_once(pipeline: Pipeline, device: int) -> float:
 
 
 def _parts(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
-    from analysis.advisor.strategies import stages_of
-
     parts, samples = stages_of(job, job.run.devices), float(job.run.global_batch_size)
     messages = job.figures.device_type == "cpu"  # GPUs have one process, which lets go of what it has copied
     found = []
     for device in range(job.run.devices):
         places = [place for place, part in enumerate(parts) if part == device]
         ends = device == parts[-1]
-        held = {
-            "samples": samples,
-            "input_bytes": memory.input_bytes * samples if device == parts[0] else 0.0,
-            "loss": memory.loss if ends else None,
-            "sent_bytes": 0.0 if ends or not messages else 2.0 * job.layers[places[-1]].boundary_bytes * samples,
-        }
-        found.append(_held(job, memory, [memory.layers[place] for place in places], **held))
+        held = _held(
+            job,
+            memory,
+            [memory.layers[place] for place in places],
+            samples=samples,
+            input_bytes=memory.input_bytes * samples if device == parts[0] else 0.0,
+            loss=memory.loss if ends else None,
+            sent_bytes=0.0 if ends or not messages else 2.0 * job.layers[places[-1]].boundary_bytes * samples,
+        )
+        found.append(held)
     return found
 
 
@@ -351,7 +350,7 @@ class MemoryParts:
     @property
     def peak(self) -> Values:
         """What the allocator reserves."""
-        result: Values = RESERVED * sum((getattr(self, each.name) for each in fields(self)), start=np.zeros(()))
+        result: Values = RESERVED * sum(vars(self).values(), start=np.zeros(()))
         return result
 
 

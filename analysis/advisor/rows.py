@@ -6,7 +6,7 @@ all layouts at once as columns, in the formulas' own fit to published steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -15,7 +15,7 @@ import numpy as np
 from analysis.advisor.advice import Row
 from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, of_a_step, published_fit
 from analysis.advisor.layouts import Impossible, options_of, strategy_name
-from analysis.advisor.machine import LATENCY_S, LAUNCH_S, MULTIPROCESSORS, machines_of, made_of
+from analysis.advisor.machine import MULTIPROCESSORS, machines_of, made_of
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
 from analysis.advisor.strategies import SuiteJob
 from analysis.advisor.transformer import model_flops
@@ -23,7 +23,7 @@ from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from analysis.advisor.layouts import Layouts, SuiteCandidate, Values
     from analysis.advisor.machine import MachineFigures, Machines
     from analysis.advisor.step import Phases
+    from analysis.advisor.sweep_evidence import MeasuredStep
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Hardware
     from parallelbench.measure.layer_records import LayerCount, ModelMemory
@@ -40,41 +41,33 @@ MEASURED_WIDTH = 1.05
 """By which factor a measured step may differ when it is measured again: an assumption."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownStep:
-    """What finished runs of a configuration say of a step, medians over its repeats."""
-
-    step_s: float
-    energy_j: float | None
-    """Of all devices; None: never measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteQuestion:
-    """What rows are made from."""
-
-    layers: Sequence[LayerCount]
-    memory: ModelMemory | None
-    figures: MachineFigures
-    learnt: Learnt
-    measured: Mapping[str, KnownStep]
-    """Configuration (`configuration_id`) → what was measured of it."""
-
-
 def configuration_id(run: RunConfig) -> str:
     """Equal for runs whose steps are the same, wherever, how long and with which seeds they train."""
     return canonical_json(of_a_step(run))
 
 
-def suite_rows(candidates: Sequence[SuiteCandidate], question: SuiteQuestion) -> tuple[list[Row], list[Impossible]]:
-    """A row for each candidate that can be, and the reason for each that can't."""
+def suite_rows(
+    candidates: Sequence[SuiteCandidate],
+    *,
+    layers: Sequence[LayerCount],
+    memory: ModelMemory | None,
+    figures: MachineFigures,
+    learnt: Learnt,
+    measured: Mapping[str, MeasuredStep],
+) -> tuple[list[Row], list[Impossible]]:
+    """A row for each candidate that can be, and the reason for each that can't.
+
+    `measured`: what finished runs say of a configuration (`configuration_id`).
+    """
     rows: list[Row] = []
     impossible: list[Impossible] = []
     for each in candidates:
         why = each.why_not
         if why is None:
             try:
-                rows.append(_suite_row(each, question))
+                row = _suite_row(each, SuiteJob(run=each.run, layers=layers, figures=figures), memory, learnt)
+                found = measured.get(configuration_id(each.run))
+                rows.append(row if found is None else _as_measured(row, found))
             except ConfigError as error:
                 why = str(error)
         if why is not None:
@@ -88,12 +81,11 @@ def refused(candidate: SuiteCandidate, why: str) -> Impossible:
     return Impossible(strategy=run.strategy.name, options=candidate.options, devices=run.devices, why=why)
 
 
-def _suite_row(candidate: SuiteCandidate, question: SuiteQuestion) -> Row:
-    run, learnt, figures = candidate.run, question.learnt, question.figures
-    job = SuiteJob(run=run, layers=question.layers, figures=figures)
+def _suite_row(candidate: SuiteCandidate, job: SuiteJob, memory: ModelMemory | None, learnt: Learnt) -> Row:
+    run = candidate.run
     phases, outside = learnt.fit.phases(job), learnt.outside(run)
     width = float(np.exp(learnt.half_width_of(outside)))
-    row = Row(
+    return Row(
         strategy=run.strategy.name,
         options=candidate.options,
         devices=run.devices,
@@ -103,19 +95,17 @@ def _suite_row(candidate: SuiteCandidate, question: SuiteQuestion) -> Row:
         high_s=phases.step_s * width,
         samples_per_step=run.global_batch_size,
         steps_per_epoch=run.steps_per_epoch,
-        memory_bytes=None if question.memory is None else suite_peak_bytes(job, question.memory),
-        capacity_bytes=capacity_bytes(figures, run.devices // run.nodes),
+        memory_bytes=None if memory is None else suite_peak_bytes(job, memory),
+        capacity_bytes=capacity_bytes(job.figures, run.devices // run.nodes),
         mfu=_mfu(job, phases.step_s),
         power_w=_power_w(learnt, phases),
         measured=False,
         extrapolates=outside,
         trains_alike=run.strategy.equals_one_device(run),
     )
-    found = question.measured.get(configuration_id(run))
-    return row if found is None else _as_measured(row, found)
 
 
-def _as_measured(row: Row, found: KnownStep) -> Row:
+def _as_measured(row: Row, found: MeasuredStep) -> Row:
     """The row with the measured time; its phases keep their shares."""
     return replace(
         row,
@@ -157,18 +147,6 @@ def _mfu(job: SuiteJob, step_s: float) -> float | None:
 Guessed = Literal["devices", "link", "network"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GptQuestion:
-    """What rows are made from."""
-
-    machines: Machines
-    """One row."""
-    figures: MachineFigures
-    steps_per_epoch: int | None
-    guessed: frozenset[Guessed]
-    """What nobody measured or described."""
-
-
 def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
     """One machine as the formulas take it: a data sheet, of which their fit says what is reached.
 
@@ -189,17 +167,9 @@ def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
         "network_bytes_per_s": network.bytes_per_s.value * scales["network_scale"],
         "devices_per_node": float(figures.devices_per_node),
         "multiprocessors": float(figures.multiprocessors or MULTIPROCESSORS),
-        "launch_s": LAUNCH_S,
-        "step_s": 0.0,
-        **{f"{tier}_latency_s": LATENCY_S[tier] for tier in LATENCY_S},
-        **{
-            f"{tier.name}_latency_s": tier.latency_s.value
-            for tier in figures.tiers
-            if tier.latency_s.origin == "measured"
-        },
-        "crowded": 1.0,
     }
-    return made_of({name: [value] for name, value in columns.items()})
+    latencies = {f"{tier.name}_latency_s": tier.latency_s for tier in figures.tiers}
+    return made_of(columns | {name: known.value for name, known in latencies.items() if known.origin == "measured"})
 
 
 def unpublished(layouts: Layouts) -> NDArray[np.bool_]:
@@ -241,67 +211,47 @@ def half_widths(layouts: Layouts, fit: PublishedFit, *, per_node: Values, known:
     return result
 
 
-def gpt_rows(layouts: Layouts, question: GptQuestion) -> list[Row]:
-    """A row for each layout."""
-    fitted = published_fit()
-    machines = question.machines.take(np.zeros(len(layouts), dtype=np.int64))
-    like = question.figures.accelerator in fitted.accelerators
-    fitted = fitted if like else msgspec.structs.replace(fitted, kernels={})
-    found, known = fitted.phases(layouts, machines), np.full(len(layouts), like)
-    memory = memory_parts(layouts).peak.tolist()
-    peak = "bf16" in question.figures.peak_flops_per_s
-    flops = (model_flops(layouts) / (layouts.devices * machines.peak_flops_per_s)).tolist()
-    least = np.where(_rests_on(layouts, question), OTHER_ACCELERATOR * np.log(ASSUMED_FACTOR), 0.0)
-    half = half_widths(layouts, fitted, per_node=machines.devices_per_node, known=known)
-    width, outside = np.exp(np.maximum(half, least)).tolist(), extrapolated(layouts, fitted, known=known)
-    return [
-        _gpt_row(
-            layouts,
-            place,
-            phases=found.at(place),
-            width=width[place],
-            memory_bytes=memory[place],
-            ideal_s=flops[place] if peak else None,
-            question=question,
-            outside=outside[place],
-        )
-        for place in range(len(layouts))
-    ]
-
-
-def _rests_on(layouts: Layouts, question: GptQuestion) -> NDArray[np.bool_]:
-    """Which rows' times rest on a guess."""
-    beyond = {"devices": 0.0, "link": 1.0, "network": float(question.figures.devices_per_node)}
-    return np.asarray(layouts.devices > min((beyond[each] for each in question.guessed), default=np.inf))
-
-
-def _gpt_row(
+def gpt_rows(
     layouts: Layouts,
-    place: int,
+    machine: Machines,
+    figures: MachineFigures,
     *,
-    phases: Phases[float],
-    width: float,
-    memory_bytes: float,
-    ideal_s: float | None,
-    question: GptQuestion,
-    outside: tuple[str, ...],
-) -> Row:
-    step_s, devices = phases.step_s, round(float(layouts.devices[place]))
-    nodes = -(-devices // question.figures.devices_per_node)
-    return Row(
-        strategy=strategy_name(layouts, place),
-        options=options_of(layouts, place),
-        devices=devices,
-        nodes=nodes,
-        phases=phases,
-        low_s=step_s / width,
-        high_s=step_s * width,
-        samples_per_step=round(float(layouts.global_batch[place])),
-        steps_per_epoch=question.steps_per_epoch,
-        memory_bytes=memory_bytes,
-        capacity_bytes=capacity_bytes(question.figures, -(-devices // nodes)),
-        mfu=None if ideal_s is None else ideal_s / step_s,
-        power_w=None,
-        measured=False,
-        extrapolates=outside,
-    )
+    steps_per_epoch: int | None,
+    guessed: Collection[Guessed],
+) -> list[Row]:
+    """A row for each layout on a machine; `guessed`: what of it nobody measured or described."""
+    fit, per_node = published_fit(), figures.devices_per_node
+    machines = machine.take(np.zeros(len(layouts), dtype=np.int64))
+    like = np.full(len(layouts), figures.accelerator in fit.accelerators)
+    if not like.all():
+        fit = msgspec.structs.replace(fit, kernels={})
+    found, memory = fit.phases(layouts, machines), memory_parts(layouts).peak.tolist()
+    beyond = {"devices": 0, "link": 1, "network": per_node}
+    rests_on = layouts.devices > min((beyond[each] for each in guessed), default=np.inf)
+    least = np.where(rests_on, OTHER_ACCELERATOR * np.log(ASSUMED_FACTOR), 0.0)
+    half = half_widths(layouts, fit, per_node=machines.devices_per_node, known=like)
+    width, outside = np.exp(np.maximum(half, least)).tolist(), extrapolated(layouts, fit, known=like)
+    ideal_s = (model_flops(layouts) / (layouts.devices * machines.peak_flops_per_s)).tolist()
+    rows = []
+    for place, devices in enumerate(map(round, layouts.devices.tolist())):
+        phases, nodes, layout = found.at(place), -(-devices // per_node), layouts.row(place)
+        rows.append(
+            Row(
+                strategy=strategy_name(layout),
+                options=options_of(layout),
+                devices=devices,
+                nodes=nodes,
+                phases=phases,
+                low_s=phases.step_s / width[place],
+                high_s=phases.step_s * width[place],
+                samples_per_step=round(layout["global_batch"]),
+                steps_per_epoch=steps_per_epoch,
+                memory_bytes=memory[place],
+                capacity_bytes=capacity_bytes(figures, -(-devices // nodes)),
+                mfu=ideal_s[place] / phases.step_s if "bf16" in figures.peak_flops_per_s else None,
+                power_w=None,
+                measured=False,
+                extrapolates=outside[place],
+            )
+        )
+    return rows

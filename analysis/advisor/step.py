@@ -11,7 +11,7 @@ broadcast against the candidates: so a fit gets all its derivatives in one call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -76,17 +76,17 @@ class Phases(Generic[T]):
     @property
     def step_s(self) -> T:
         """The whole step."""
-        first, *rest = (getattr(self, each.name) for each in fields(self))
+        first, *rest = vars(self).values()
         result: T = sum(rest, start=first)
         return result
 
     def stretched(self, factor: T) -> Phases[T]:
         """All parts longer alike."""
-        return type(self)(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
+        return type(self)(**{name: factor * part for name, part in vars(self).items()})
 
     def at(self, place: int) -> Phases[float]:
         """Those of one candidate."""
-        return Phases(**{each.name: float(getattr(self, each.name)[..., place]) for each in fields(self)})
+        return Phases(**{name: float(part[..., place]) for name, part in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from analysis.advisor.layouts import Plan
+from analysis.advisor.layouts import ALONE, Plan
 from analysis.advisor.links import chain_crossing, send_s
 from analysis.advisor.machine import SLOWER, UNALIGNED, machine_of_job
 from analysis.advisor.step import (
@@ -163,17 +163,7 @@ def _plan(run: RunConfig) -> Plan:
             "bubble": -1.0 if replays else pipeline.bubble(),
             "stages_inside": 1.0,
         }
-    return Plan(**{name: np.array([float(said.get(name, usual))]) for name, usual in _USUAL.items()})
-
-
-_USUAL = {
-    **dict.fromkeys(
-        ("tensor", "pipeline", "data", "context", "expert", "chunks", "copies", "global_batch", "micro_batch"), 1.0
-    ),
-    **dict.fromkeys(("sharded", "owners", "stays_gathered", "bucket_bytes", "gpipe", "stages_inside"), 0.0),
-    "bubble": -1.0,
-}
-"""Of one device."""
+    return Plan(**{name: np.array([float(value)]) for name, value in (ALONE | said).items()})
 
 
 def _replicas(run: RunConfig) -> int:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from analysis.advisor.machine import Machines
 
 
-NAME = "gpt"
-
-
 class GptShape(Node, frozen=True, kw_only=True):
     """Its options; the defaults are GPT-2's smallest model."""
 

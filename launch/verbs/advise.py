@@ -60,10 +60,12 @@ GPUS_OF_A_NODE = 8
 
 def figures_of_site(run: RunConfig) -> tuple[MachineFigures, list[str]]:
     """What is known of the machine, and what a reader must know of that; assumed where nothing is."""
-    from analysis.advisor.machine import assumed_figures, site_figures
+    from analysis.advisor.machine import assumed_figures, figures_of
 
-    if (found := site_figures(run.site)) is not None:
-        return found, [f"speeds are shares of data sheets (site={run.site.name}): nothing was calibrated there"]
+    if (described := run.site.hardware) is not None:
+        return figures_of(described), [
+            f"speeds are shares of data sheets (site={run.site.name}): nothing was calibrated there"
+        ]
     from parallelbench.world.machine import host_memory_bytes, this_machine
 
     machine = this_machine()
@@ -178,7 +180,7 @@ def _suite(
 ) -> tuple[list[Row], list[Impossible]]:
     from analysis.advisor.layouts import suite_candidates
     from analysis.advisor.model_layers import model_layers, model_memory
-    from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, refused, suite_rows
+    from analysis.advisor.rows import configuration_id, refused, suite_rows
 
     run, plugin = question.bases[0], question.extension.plugin
     run.model.check(**run.data.model_input)
@@ -193,17 +195,15 @@ def _suite(
     candidates = [each if each.why_not else replace(each, why_not=_why_unknown(each.run)) for each in candidates]
     if all(each.why_not for each in candidates):
         return [], [refused(each, each.why_not or "") for each in candidates]  # nothing has to be counted
-    asked_for = SuiteQuestion(
+    steps = knowledge.evidence.steps if knowledge.evidence else ()
+    return suite_rows(
+        candidates,
         layers=model_layers(run, plugin=plugin),
         memory=model_memory(run, plugin=plugin),
         figures=figures,
         learnt=knowledge.learnt,
-        measured={
-            configuration_id(step.run): KnownStep(step_s=step.step_s, energy_j=step.energy_j)
-            for step in (knowledge.evidence.steps if knowledge.evidence else ())
-        },
+        measured={configuration_id(step.run): step for step in steps},
     )
-    return suite_rows(candidates, asked_for)
 
 
 def _why_unknown(run: RunConfig) -> str | None:
@@ -234,7 +234,7 @@ def _gpt(
     question: Question, devices: Sequence[int], figures: MachineFigures, knowledge: Knowledge
 ) -> tuple[list[Row], list[Impossible]]:
     from analysis.advisor.layouts import KEPT, gpt_layouts
-    from analysis.advisor.rows import GptQuestion, gpt_rows, machine_of
+    from analysis.advisor.rows import gpt_rows, machine_of
     from analysis.advisor.transformer import gpt_shape
 
     run = question.bases[0]
@@ -252,8 +252,7 @@ def _gpt(
     steps = (
         None if question.gpt_tokens is None else _steps_per_epoch(question.gpt_tokens, run.batch_size, shape.sequence)
     )
-    asked_for = GptQuestion(machines=machines, figures=figures, steps_per_epoch=steps, guessed=_guessed(knowledge, run))
-    rows = gpt_rows(layouts, asked_for)
+    rows = gpt_rows(layouts, machines, figures, steps_per_epoch=steps, guessed=_guessed(knowledge, run))
     wanted = question.gpt_strategies
     return (
         [row for row in rows if wanted is None or row.strategy in wanted],

@@ -22,13 +22,15 @@ from analysis.advisor.fit import Learnt, SuiteFit
 from analysis.advisor.layouts import suite_candidates
 from analysis.advisor.machine import RateCurve, figures_of
 from analysis.advisor.model_layers import counted_by
-from analysis.advisor.rows import KnownStep, SuiteQuestion, configuration_id, suite_rows
+from analysis.advisor.rows import configuration_id, suite_rows
 from analysis.advisor.step import Phases
+from analysis.advisor.sweep_evidence import MeasuredStep
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
 from launch.verbs import advise
 from launch.verbs.advise import asked, is_known
 from parallelbench.cli import main
+from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from tests.advisor.machine import PLAIN, hardware_of, layers, machine
 from tests.faults import fault
@@ -72,15 +74,17 @@ def row(strategy: str = "ddp", devices: int = 2, **changes: Any) -> Row:
     return Row(**values | changes)
 
 
+def known_step(run: RunConfig, step_s: float, energy_j: float | None) -> dict[str, MeasuredStep]:
+    step = MeasuredStep(run=run, layers=[], work="", model="", step_s=step_s, phases={}, energy_j=energy_j)
+    return {configuration_id(run): step}
+
+
 def rows_of(*overrides: str, devices: list[int], **question: Any) -> tuple[list[Row], dict[tuple[str, int], str]]:
     bases = asked([*MLP, *overrides], Extension()).bases
     found = suite_candidates(bases, devices, given=frozenset(), device_type="cpu", per_node=4)
     known = layers(bases[0].model.layer_names, product_flop=1e6, parameters=1000, tensors=2)
-    asked_for = SuiteQuestion(
-        **{"layers": known, "memory": None, "figures": machine(), "learnt": Learnt(fit=SuiteFit(PLAIN)), "measured": {}}
-        | question
-    )
-    rows, impossible = suite_rows(found, asked_for)
+    usual: dict[str, Any] = {"layers": known, "memory": None, "figures": machine(), "measured": {}}
+    rows, impossible = suite_rows(found, **usual | {"learnt": Learnt(fit=SuiteFit(PLAIN))} | question)
     return rows, {(each.strategy, each.devices): each.why for each in impossible}
 
 
@@ -135,8 +139,7 @@ def test_options_are_tried_and_those_that_were_asked_for_stay() -> None:
 
 def test_a_measured_run_replaces_its_prediction_whatever_its_seed_and_length() -> None:
     run = one_run([*MLP, "strategy=ddp", "devices=2", "repeat=3", "epochs=9", "device=cpu"]).run
-    step = KnownStep(step_s=0.5, energy_j=30.0)
-    rows, _ = rows_of("strategy=ddp", devices=[2, 4], measured={configuration_id(run): step})
+    rows, _ = rows_of("strategy=ddp", devices=[2, 4], measured=known_step(run, 0.5, 30.0))
     measured, predicted = rows
     assert (measured.measured, predicted.measured) == (True, False)
     assert measured.step_s == pytest.approx(0.5)
@@ -148,9 +151,7 @@ def test_a_measured_run_replaces_its_prediction_whatever_its_seed_and_length() -
 @pytest.mark.parametrize("option", ["activation_recomputation=full", "compile_scope=step", "batch_size=64"])
 def test_a_run_with_another_option_of_a_step_is_no_measurement_of_it(option: str) -> None:
     run = one_run([*MLP, "strategy=ddp", "devices=2", "device=cpu", option]).run
-    (row,) = rows_of(
-        "strategy=ddp", devices=[2], measured={configuration_id(run): KnownStep(step_s=9.99, energy_j=None)}
-    )[0]
+    (row,) = rows_of("strategy=ddp", devices=[2], measured=known_step(run, 9.99, None))[0]
     assert not row.measured
 
 
