@@ -7,7 +7,6 @@ ring's latency and bandwidth.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -31,10 +30,8 @@ from parallelbench.errors import ConfigError, count_of
 from parallelbench.results.calibration import BACKWARD, read_calibration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from analysis.advisor.layouts import Values
     from analysis.advisor.machine import Precision, TierName
@@ -189,29 +186,31 @@ def _tier(
             f"{source}: the times of messages between devices don't grow with their size: "
             "the machine was disturbed; calibrate again"
         )
-    messages = _Messages.of(measured, facts, link)
     times = np.array([row["time_s"] for row in measured])
+
+    def shares(logs: Values) -> Values:
+        """What the formulas say of α and β ÷ what was measured."""
+        latency_s, bytes_per_s = np.exp(logs)
+        return _said_s(measured, latency_s, bytes_per_s, link=link, trees=facts["device_type"] == "cuda") / times
+
     fastest = max(row["size_bytes"] / row["time_s"] for row in measured)
     found: Any = least_squares(
-        lambda logs: np.log(messages.times_s(*np.exp(logs)) / times),
+        lambda logs: np.log(shares(logs)),
         np.log([times.min(), fastest]),
         bounds=(np.log([1e-9, 1e3]), np.log([10.0, 1e14])),
     )
-    latency_s, bytes_per_s = (float(value) for value in np.exp(found.x))
-    return TierFigures(
-        name=name,
-        latency_s=Known(latency_s, "measured", source),
-        bytes_per_s=Known(bytes_per_s, "measured", source),
-        measured=dict(_shares(messages, messages.times_s(latency_s, bytes_per_s) / times, source)),
-    )
+    latency_s, bytes_per_s = (Known(value, "measured", source) for value in np.exp(found.x).tolist())
+    errors = dict(_by_operation(measured, shares(found.x), source))
+    return TierFigures(name=name, latency_s=latency_s, bytes_per_s=bytes_per_s, measured=errors)
 
 
-def _shares(messages: _Messages, shares: Values, source: str) -> Iterator[tuple[str, RateCurve]]:
-    """What the formulas say ÷ what was measured, by operation and size: gloo and NCCL change their ways with both."""
-    for operation in np.unique(messages.operations).tolist():
-        own = messages.operations == operation
+def _by_operation(rows: Sequence[Row], shares: Values, source: str) -> Iterator[tuple[str, RateCurve]]:
+    """The shares of each operation by size: gloo and NCCL change their ways with both."""
+    operations, every = (np.array([row[name] for row in rows]) for name in ("operation", "size_bytes"))
+    for operation in np.unique(operations).tolist():
+        own = operations == operation
         # Of many ranks the smallest messages are equally large: each rank has a number at least.
-        sizes, places = np.unique(messages.sizes_bytes[own], return_inverse=True)
+        sizes, places = np.unique(every[own].astype(np.float64), return_inverse=True)
         logs = [np.log(shares[own])[places == place].mean() for place in range(len(sizes))]
         yield operation, RateCurve(tuple(sizes.tolist()), tuple(np.exp(logs).tolist()), "measured", source)
 
@@ -222,49 +221,29 @@ def _growth(rows: Sequence[Row], operation: str) -> float:
     return float(by_size[-1][1] / by_size[0][1])
 
 
-@dataclass(frozen=True)
-class _Messages:
-    """Measured messages of one tier, as the formulas of `analysis.advisor.links` take them."""
-
-    operations: NDArray[np.str_]
-    sizes_bytes: Values
-    group: Group
-    at_once: Values
-    """Messages that leave a node at once where one device sends to one other."""
-    link: TierFigures | None
-    """Of the node, where the messages are between nodes; None: they are inside, or nodes have one device."""
-    trees: bool
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], facts: Mapping[str, Any], link: TierFigures | None) -> _Messages:
-        ranks, nodes = (np.array([float(row[name]) for row in rows]) for name in ("ranks", "nodes"))
-        return cls(
-            operations=np.array([row["operation"] for row in rows]),
-            sizes_bytes=np.array([float(row["size_bytes"]) for row in rows]),
-            group=Group(size=ranks, within=ranks / nodes, rings=np.ones(len(rows))),
-            at_once=ranks / nodes,
-            link=link,
-            trees=facts["device_type"] == "cuda",
-        )
-
-    def times_s(self, latency_s: float, bytes_per_s: float) -> Values:
-        """What the formulas say of a tier's α and β."""
-        own = np.array(latency_s), np.array(bytes_per_s)
-        near = (
-            own if self.link is None else (np.array(self.link.latency_s.value), np.array(self.link.bytes_per_s.value))
-        )
-        links = Links(
-            link_latency_s=near[0],
-            link_bytes_per_s=near[1],
-            network_latency_s=own[0],
-            network_bytes_per_s=own[1],
-            trees=self.trees,
-        )
-        crosses = np.where(self.group.nodes > 1, 1.0, 0.0)
-        sent = send_s(self.sizes_bytes, crosses, links, rings=self.at_once)
-        gathered, reduced = (cost(self.sizes_bytes, self.group, links) for cost in (gather_s, all_reduce_s))
-        result: Values = np.select([self.operations == each for each in _OPERATIONS], [reduced, gathered, sent])
-        return result
+def _said_s(
+    rows: Sequence[Row], latency_s: float, bytes_per_s: float, *, link: TierFigures | None, trees: bool
+) -> Values:
+    """What `analysis.advisor.links` says of a tier's messages; `link`: of the node, where they go between nodes."""
+    ranks, nodes, sizes = (np.array([float(row[name]) for row in rows]) for name in ("ranks", "nodes", "size_bytes"))
+    near = (latency_s, bytes_per_s) if link is None else (link.latency_s.value, link.bytes_per_s.value)
+    links = Links(
+        link_latency_s=np.array(near[0]),
+        link_bytes_per_s=np.array(near[1]),
+        network_latency_s=np.array(latency_s),
+        network_bytes_per_s=np.array(bytes_per_s),
+        trees=trees,
+    )
+    group = Group(size=ranks, within=ranks / nodes, rings=np.ones(len(rows)))
+    said = {
+        "all_reduce": all_reduce_s(sizes, group, links),
+        "all_gather": gather_s(sizes, group, links),
+        # Each device of a node sends to one of the other.
+        "send": send_s(sizes, np.where(group.nodes > 1, 1.0, 0.0), links, rings=group.within),
+    }
+    operations = np.array([row["operation"] for row in rows])
+    result: Values = np.select([operations == each for each in said], list(said.values()))
+    return result
 
 
 def _unmeasured_link(kind: Literal["cpu", "cuda"], source: str) -> TierFigures:
@@ -290,13 +269,12 @@ def probed_figures(rows: Rows) -> MachineFigures:
             "these runs probed no device (measure.probe), so the machine's speed is not known: "
             "add a table of `parallelbench calibrate` with --from FILE.parquet"
         )
-    kind, across = first["device_type"], [row for row in rows if row["nodes"] > 1]
+    kind, otherwise = first["device_type"], LINK_SHARE * memory
+    here, across = ([row for row in rows if (row["nodes"] > 1) is each] for each in (False, True))
+    # The column is the time of a small all-reduce ÷ a ring's 2(n−1) turns.
+    link = _probed_tier("link", here, otherwise, [float(row["probed_latency_s"]) for row in _timed(here)])
+    turns = [_network_turn_s(row, link.latency_s.value, trees=kind == "cuda") for row in _timed(across)]
     used = max(row["devices"] // row["nodes"] for row in rows)
-    link = _probed_tier("link", [row for row in rows if row["nodes"] == 1], LINK_SHARE * memory, _turn_s)
-
-    def between_s(row: Mapping[str, Any]) -> float:
-        return _network_turn_s(row, link.latency_s.value, trees=kind == "cuda")
-
     return MachineFigures(
         accelerator=first["device_name"],
         device_type=kind,
@@ -308,7 +286,7 @@ def probed_figures(rows: Rows) -> MachineFigures:
         memory_bytes=None,
         launch_s=Known(LAUNCH_S, "assumed", "no launches were measured"),
         link=link,
-        network=_probed_tier("network", across, LINK_SHARE * memory, between_s) if across else None,
+        network=_probed_tier("network", across, otherwise, turns) if across else None,
         notes=tuple(_probed_notes(kind)),
     )
 
@@ -340,9 +318,9 @@ def _probed_products(kind: str, probed: float) -> dict[Precision, RateCurve]:
     return found
 
 
-def _turn_s(row: Mapping[str, Any]) -> float:
-    """One turn inside a node: the column is the time of a small all-reduce ÷ a ring's 2(n−1) turns."""
-    return float(row["probed_latency_s"])
+def _timed(rows: Rows) -> Rows:
+    """Those that probed a ring's latency."""
+    return [row for row in rows if row["probed_latency_s"]]
 
 
 def _network_turn_s(row: Mapping[str, Any], link_s: float, *, trees: bool) -> float:
@@ -370,16 +348,12 @@ def _faster(rows: Rows, name: str) -> float | None:
     return max(known, default=None)
 
 
-def _probed_tier(
-    name: TierName, rows: Rows, otherwise: float, turn_s: Callable[[Mapping[str, Any]], float]
-) -> TierFigures:
-    turns = [turn_s(row) for row in rows if row["probed_latency_s"]]
+def _probed_tier(name: TierName, rows: Rows, otherwise: float, turns: Sequence[float]) -> TierFigures:
+    def known(value: float | None, assumed: float) -> Known:
+        return Known(assumed, "assumed", "no ring was probed") if value is None else Known(value, "measured", _SOURCE)
+
     return TierFigures(
         name=name,
-        latency_s=_probed(median(turns) if turns else None, LATENCY_S[name]),
-        bytes_per_s=_probed(_probed_median(rows, "probed_bandwidth_bytes_per_s"), otherwise),
+        latency_s=known(median(turns) if turns else None, LATENCY_S[name]),
+        bytes_per_s=known(_probed_median(rows, "probed_bandwidth_bytes_per_s"), otherwise),
     )
-
-
-def _probed(value: float | None, otherwise: float) -> Known:
-    return Known(otherwise, "assumed", "no ring was probed") if value is None else Known(value, "measured", _SOURCE)

@@ -6,6 +6,7 @@ import csv
 import math
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -17,7 +18,7 @@ from analysis.advisor.layouts import layouts_of
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,52 +27,37 @@ if TYPE_CHECKING:
 
 
 Source = Literal["vtrain", "llm_foundry"]
-
-_VTRAIN = {
-    "# GPUs": "devices",
-    "global batch": "global_batch",
-    "micro batch": "micro_batch",
-    "hidden size": "hidden",
-    "attention heads": "heads",
-    "# layers": "layers",
-    "sequence length": "sequence",
-    "tensor parallelism": "tensor",
-    "data parallelism": "data",
-    "pipeline parallelism": "pipeline",
-    "iteration time (ms)": "time_ms",
-}
+Columns = Mapping[str, tuple[str | None, str]]
 _GPU = "GPU"
+_VTRAIN: Columns = {
+    "# GPUs": ("devices", "GPUs of the job"),
+    "global batch": ("global_batch", "samples of a step"),
+    "micro batch": ("micro_batch", "samples that a replica takes at a time"),
+    "hidden size": ("hidden", "the width of the residual stream"),
+    "attention heads": ("heads", "heads of attention"),
+    "# layers": ("layers", "blocks of attention and MLP"),
+    "sequence length": ("sequence", "tokens of a sample"),
+    "tensor parallelism": ("tensor", "GPUs that share a layer's matrices"),
+    "data parallelism": ("data", "replicas of the model"),
+    "pipeline parallelism": ("pipeline", "stages"),
+    "iteration time (ms)": ("time_ms", "time of a step, to compare with"),
+}
+"""Column → its name here, and what it is needed for."""
 _VTRAIN_IGNORED = {"Parameters (billion)", _GPU}
-_FOUNDRY = {
-    "SeqLen (T)": "sequence",
-    "# GPUs": "devices",
-    "MicroBatchSize": "micro_batch",
-    "GlobalBatchSize": "global_batch",
-    "Throughput (T/s)": "tokens_per_s",
+_FOUNDRY: Columns = {
+    "SeqLen (T)": ("sequence", "tokens of a sample"),
+    "# GPUs": ("devices", "GPUs of the job"),
+    "MicroBatchSize": ("micro_batch", "samples that a replica takes at a time"),
+    "GlobalBatchSize": ("global_batch", "samples of a step"),
+    "Throughput (T/s)": ("tokens_per_s", "tokens of all GPUs per second, to compare with"),
+    "Model": (None, "which of MPT's sizes it is"),
+    _GPU: (None, "what it ran on"),
+    "Activation Checkpointing": (None, "whether forward passes are repeated: True or False"),
+    "Precision": (None, "arithmetic of the products, e.g. bf16"),
+    "Sharding Strategy": (None, "FULL_SHARD or SHARD_GRAD_OP"),
+    "Activation CPUOffload": (None, "False, since no formula knows the other"),
 }
-_FOUNDRY_WORDS = {
-    "Model": "which of MPT's sizes it is",
-    _GPU: "what it ran on",
-    "Activation Checkpointing": "whether forward passes are repeated: True or False",
-    "Precision": "arithmetic of the products, e.g. bf16",
-    "Sharding Strategy": "FULL_SHARD or SHARD_GRAD_OP",
-    "Activation CPUOffload": "False, since no formula knows the other",
-}
-_MEANINGS = {
-    "devices": "GPUs of the job",
-    "global_batch": "samples of a step",
-    "micro_batch": "samples that a replica takes at a time",
-    "hidden": "the width of the residual stream",
-    "heads": "heads of attention",
-    "layers": "blocks of attention and MLP",
-    "sequence": "tokens of a sample",
-    "tensor": "GPUs that share a layer's matrices",
-    "data": "replicas of the model",
-    "pipeline": "stages",
-    "time_ms": "time of a step, to compare with",
-    "tokens_per_s": "tokens of all GPUs per second, to compare with",
-}
-"""What a column is needed for, by its name here."""
+"""The same; None: words."""
 _FOUNDRY_IGNORED = {
     *("MFU", "HFU", "Model TFLOP", "GradAccum", "Throughput (S/s)", "Throughput (T/s/GPU)", "GlobalBatchSize (T)"),
     *("MP Mode", "NumParams", "section"),
@@ -99,7 +85,7 @@ _NETWORK = re.compile(r"(\d+(?:\.\d+)?) ?Gbps", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class FileStep:
     """One measured step, as a file has it."""
 
     layout: Mapping[str, float]
@@ -119,7 +105,7 @@ class Measured:
     """Measured steps."""
 
     source: Source
-    steps: list[Step]
+    steps: list[FileStep]
     refused: dict[str, list[int]]
     """Why rows can't be predicted → their lines."""
     unused: list[str]
@@ -170,10 +156,9 @@ def reasons(refused: Mapping[str, Sequence[int]]) -> Iterator[str]:
 
 def _source(path: Path, columns: Sequence[str]) -> tuple[Source, list[str]]:
     """Which format the columns are of, and those that it does not know; raises `ConfigError` for a missing one."""
-    vtrain, foundry = ({column: _MEANINGS[name] for column, name in names.items()} for names in (_VTRAIN, _FOUNDRY))
-    formats: dict[Source, tuple[dict[str, str], set[str]]] = {
-        "vtrain": (vtrain, _VTRAIN_IGNORED),
-        "llm_foundry": (foundry | _FOUNDRY_WORDS, _FOUNDRY_IGNORED),
+    formats: dict[Source, tuple[Columns, set[str]]] = {
+        "vtrain": (_VTRAIN, _VTRAIN_IGNORED),
+        "llm_foundry": (_FOUNDRY, _FOUNDRY_IGNORED),
     }
     if not columns:
         raise ConfigError(f"{path} is empty: give a table with a line of columns")
@@ -187,7 +172,7 @@ def _source(path: Path, columns: Sequence[str]) -> tuple[Source, list[str]]:
         has = f"; not recognised: {', '.join(repr(each[:30]) for each in unknown[:3])}" if unknown else ""
         raise ConfigError(
             f"{path}: its columns look most like {nearest}'s format, which needs {missing[0]!r} "
-            f"({needed[missing[0]]}){more}: name the column and its unit so{has}"
+            f"({needed[missing[0]][1]}){more}: name the column and its unit so{has}"
         )
     return nearest, unknown
 
@@ -198,9 +183,9 @@ _TIMES = ("time_ms", "tokens_per_s")
 """What is measured, not counted."""
 
 
-def _numbers(row: Mapping[str, str | None], columns: Mapping[str, str]) -> dict[str, float]:
+def _numbers(row: Mapping[str, str | None], columns: Columns) -> dict[str, float]:
     """By their names here."""
-    return {name: _number(row, column, counted=name not in _TIMES) for column, name in columns.items()}
+    return {name: _number(row, column, counted=name not in _TIMES) for column, (name, _) in columns.items() if name}
 
 
 def _number(row: Mapping[str, str | None], column: str, *, counted: bool) -> float:
@@ -222,7 +207,7 @@ def _choice(row: Mapping[str, str | None], column: str, valid: Mapping[str, floa
     return valid[value]
 
 
-def _vtrain(row: Mapping[str, str | None]) -> Step:
+def _vtrain(row: Mapping[str, str | None]) -> FileStep:
     """Assumed: gradients are reduced after backward, scores written to memory; several nodes recompute every layer."""
     layout: dict[str, Any] = _numbers(row, _VTRAIN)
     devices, time_ms = layout.pop("devices"), layout.pop("time_ms")
@@ -237,7 +222,7 @@ def _vtrain(row: Mapping[str, str | None]) -> Step:
     group = VOCABULARY_MULTIPLE * layout["tensor"] if across else 1
     layout |= {"vocabulary": group * math.ceil(VTRAIN_VOCABULARY / group), "recompute": float(across)}
     fixed = {"sharded": 0, "fused_attention": 0, "fp8": 0}
-    return Step(
+    return FileStep(
         layout=layout | fixed,
         time_s=time_ms / 1e3,
         model=f"h{layout['hidden']:g}-l{layout['layers']:g}",
@@ -245,7 +230,7 @@ def _vtrain(row: Mapping[str, str | None]) -> Step:
     )
 
 
-def _foundry(row: Mapping[str, str | None]) -> Step:
+def _foundry(row: Mapping[str, str | None]) -> FileStep:
     """Assumed: causal FlashAttention; parameters cut over all devices, gathered for forward and for backward of each
     micro-batch, under SHARD_GRAD_OP once for both.
     """
@@ -266,7 +251,7 @@ def _foundry(row: Mapping[str, str | None]) -> Step:
     if layout["global_batch"] % (layout["data"] * layout["micro_batch"]):
         raise ConfigError("GlobalBatchSize is no multiple of # GPUs × MicroBatchSize")
     network = _NETWORK.search(row.get("section") or "")
-    return Step(
+    return FileStep(
         layout=layout,
         time_s=layout["global_batch"] * layout["sequence"] / tokens_per_s,
         model=model,
