@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from analysis.advisor.step import Phases
 from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from analysis.advisor.step import Phases
 
 
 Objective = Literal["time", "energy", "gpu_hours", "memory"]
@@ -21,11 +22,11 @@ Objective = Literal["time", "energy", "gpu_hours", "memory"]
 
 
 class Fit(StrEnum):
-    """Whether a layout fits into a device's memory."""
+    """Whether a layout fits into a device's memory; the best first."""
 
     FITS = "fits"
-    UNKNOWN = "not known"
     TOO_CLOSE = "too close to call"
+    UNKNOWN = "not known"
     TOO_LARGE = "does not fit"
 
 
@@ -101,6 +102,11 @@ class Row:
             return Fit.TOO_CLOSE
         return Fit.FITS if share < 1.0 else Fit.TOO_LARGE
 
+    @property
+    def usable(self) -> bool:
+        """Whether it may be advised: it trains like one device, and may fit."""
+        return self.trains_alike and self.fit is not Fit.TOO_LARGE
+
     def cost(self, objective: Objective) -> float:
         """What an objective minimises, per sample; a number that isn't known is infinite."""
         found = {
@@ -120,10 +126,11 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """For programs: seconds, bytes, joules, shares; null where not known."""
-        per_epoch = None if self.steps_per_epoch is None else self.steps_per_epoch * self.samples_per_step
-        stretch = None if self.steps_per_epoch is None else float(self.steps_per_epoch)
+        steps = self.steps_per_epoch
+        per_epoch = None if steps is None else steps * self.samples_per_step
         hours = None if per_epoch is None else self.device_s * per_epoch / 3600.0
         energy_j = None if per_epoch is None or self.energy_j is None else self.energy_j * per_epoch
+        memory = (None, None) if self.memory_bytes is None else self.cost_ends("memory")
         slower, faster = self.high_s / self.step_s, self.low_s / self.step_s
         return {
             "strategy": self.strategy,
@@ -134,18 +141,18 @@ class Row:
             "step_low_s": self.low_s,
             "step_high_s": self.high_s,
             "epoch_s": self.epoch_s,
-            "epoch_low_s": None if stretch is None else stretch * self.low_s,
-            "epoch_high_s": None if stretch is None else stretch * self.high_s,
+            "epoch_low_s": None if steps is None else steps * self.low_s,
+            "epoch_high_s": None if steps is None else steps * self.high_s,
             **_with_ends("samples_per_s", self.samples_per_s, 1.0 / slower, 1.0 / faster),
             **_with_ends("mfu", self.mfu, 1.0 / slower, 1.0 / faster),
             "memory_bytes": self.memory_bytes,
-            "memory_low_bytes": None if self.memory_bytes is None else (1.0 - MEMORY_MARGIN) * self.memory_bytes,
-            "memory_high_bytes": None if self.memory_bytes is None else (1.0 + MEMORY_MARGIN) * self.memory_bytes,
+            "memory_low_bytes": memory[0],
+            "memory_high_bytes": memory[1],
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fit,
             **_with_ends("device_hours_per_epoch", hours, faster, slower),
             **_with_ends("energy_per_epoch_j", energy_j, faster, slower),
-            "phases": {each.name: getattr(self.phases, each.name) for each in fields(Phases)},
+            "phases": dict(vars(self.phases)),
             "measured": self.measured,
             "extrapolates": list(self.extrapolates),
             "trains_alike": self.trains_alike,
@@ -160,8 +167,8 @@ def _with_ends(name: str, value: float | None, low: float, high: float) -> dict[
 
 def ranked(rows: Sequence[Row], objective: Objective) -> list[Row]:
     """Best first; what fits goes before what may, what may before what doesn't; who trains otherwise stands last."""
-    behind = {Fit.FITS: 0, Fit.TOO_CLOSE: 1, Fit.UNKNOWN: 2, Fit.TOO_LARGE: 3}
-    return sorted(rows, key=lambda row: (not row.trains_alike, behind[row.fit], row.cost(objective)))
+    order = list(Fit)
+    return sorted(rows, key=lambda row: (not row.trains_alike, order.index(row.fit), row.cost(objective)))
 
 
 PAYS = 0.7
@@ -187,8 +194,7 @@ GIB = 2.0**30
 
 def chosen(rows: Sequence[Row], objective: Objective) -> Row | None:
     """The row to take: the best that fits, or may; of those that train like one device. None: there is none."""
-    usable = [row for row in rows if row.trains_alike and row.fit is not Fit.TOO_LARGE]
-    return ranked(usable, objective)[0] if usable else None
+    return next((row for row in ranked(rows, objective) if row.usable), None)
 
 
 def one_each(rows: Sequence[Row]) -> list[Row]:
@@ -199,22 +205,16 @@ def one_each(rows: Sequence[Row]) -> list[Row]:
     return list(found.values())
 
 
-def best_per_devices(rows: Sequence[Row], objective: Objective) -> dict[int, Row]:
+def fastest(rows: Sequence[Row]) -> dict[int, Row]:
     """The best usable row of each number of devices."""
-    found: dict[int, Row] = {}
-    for row in ranked(rows, objective):
-        if row.trains_alike and row.fit is not Fit.TOO_LARGE:
-            found.setdefault(row.devices, row)
-    return dict(sorted(found.items()))
+    best = {row.devices: row for row in reversed(ranked(rows, "time")) if row.usable}
+    return dict(sorted(best.items()))
 
 
 def efficiency(rows: Sequence[Row]) -> dict[int, float]:
     """Throughput per device ÷ that on the fewest devices, of the fastest row of each number."""
-    best = best_per_devices(rows, "time")
-    if not best:
-        return {}
-    first = next(iter(best.values()))
-    return {count: first.device_s / row.device_s for count, row in best.items()}
+    best = fastest(rows)
+    return {count: best[min(best)].device_s / row.device_s for count, row in best.items()}
 
 
 def sentence(rows: Sequence[Row], objective: Objective) -> str:
@@ -299,9 +299,8 @@ def _rival(rows: Sequence[Row], choice: Row, objective: Objective) -> str:
         if times < 1.005:
             return f"{rival.strategy} is as fast, as far as can be told: measure both"
         return f"{rival.strategy} should take {times:.2f} times as long, but the intervals overlap: measure both"
-    ours, theirs = choice.phases, rival.phases
-    slower = {each.name: getattr(theirs, each.name) - getattr(ours, each.name) for each in fields(Phases)}
-    worst = max(slower, key=lambda name: slower[name])
+    ours, theirs = vars(choice.phases), vars(rival.phases)
+    worst = max(ours, key=lambda name: theirs[name] - ours[name])
     return f"{rival.strategy} takes {times:.2f} times as long, most of it {WORDS[worst]}"
 
 
@@ -322,12 +321,10 @@ def _clearly_less(row: Row, choice: Row, objective: Objective) -> bool:
 
 def _too_large(rows: Sequence[Row], choice: Row) -> str:
     """A strategy that does not fit on as many devices."""
-    large = [row for row in rows if row.devices == choice.devices and row.fit is Fit.TOO_LARGE]
-    apart = [row for row in large if row.strategy != choice.strategy]
-    least = min(apart, key=lambda row: row.memory_bytes or 0.0, default=None)
-    if least is None:
-        return ""
-    return f"{least.strategy} needs {_of_capacity(least)}"
+    others = [row for row in rows if row.devices == choice.devices and row.strategy != choice.strategy]
+    large = [row for row in others if row.fit is Fit.TOO_LARGE]
+    least = min(large, key=lambda row: row.memory_bytes or 0.0, default=None)
+    return "" if least is None else f"{least.strategy} needs {_of_capacity(least)}"
 
 
 def _knee(rows: Sequence[Row], choice: Row) -> str:
@@ -341,8 +338,8 @@ def _knee(rows: Sequence[Row], choice: Row) -> str:
         return ""
     chosen_so = choice.devices > max(paying)
     beyond = choice.devices if chosen_so else min(count for count in found if count > max(paying))
-    row = best_per_devices(rows, "time")[beyond]
-    lost = {each.name: getattr(row.phases, each.name) for each in fields(Phases) if each.name != "compute_s"}
+    row = fastest(rows)[beyond]
+    lost = {name: part_s for name, part_s in vars(row.phases).items() if name != "compute_s"}
     worst = max(lost, key=lambda name: lost[name])
     reason = WORDS[worst] if lost[worst] > 0.1 * row.step_s else "smaller pieces of work"
     if chosen_so:
@@ -380,8 +377,7 @@ def proposed(rows: Sequence[Row], objective: Objective, *, budget_s: float, most
 
     One device is the baseline of every comparison. Raises `ConfigError` where the budget is under the cheapest run.
     """
-    usable = [row for row in rows if row.fit is not Fit.TOO_LARGE and row.trains_alike]
-    usable = [row for row in usable if most_devices is None or row.devices <= most_devices]
+    usable = [row for row in rows if row.usable and (most_devices is None or row.devices <= most_devices)]
     open_rows = [row for row in usable if not row.measured and _may_be_best(row, usable, objective)]
     base = min((row for row in usable if row.devices == 1 and not row.measured), key=cost_s, default=None)
     order = ([base] if base else []) + [row for row in one_each(ranked(open_rows, objective)) if row is not base]

@@ -329,14 +329,11 @@ def guesses(known: Points, asked: Points) -> dict[str, Values]:
     from scipy.optimize import nnls
 
     near = ((known.features[None] - asked.features[:, None]) ** 2).sum(axis=2).argmin(axis=1)
-    (shares, of_known), terms = (
-        [each.flops / each.devices for each in (asked, known)],
-        [np.stack([each.flops, each.flops / each.devices], axis=1) for each in (known, asked)],
-    )
-    weights, _ = nnls(terms[0] / known.time_s[:, None], np.ones(len(known.time_s)))
-    scaled = known.time_s[near] * shares / of_known[near]
+    terms, of_asked = (np.stack([each.flops, each.flops / each.devices], axis=1) for each in (known, asked))
+    weights, _ = nnls(terms / known.time_s[:, None], np.ones(len(known.time_s)))
+    scaled = known.time_s[near] * of_asked[:, 1] / terms[near, 1]
     perfect = np.where(np.isnan(asked.alone_s), scaled, asked.alone_s / asked.devices)
-    return dict(zip(BASELINES, (perfect, terms[1] @ weights, known.time_s[near]), strict=True))
+    return dict(zip(BASELINES, (perfect, of_asked @ weights, known.time_s[near]), strict=True))
 
 
 FOLDS_OF_SWEEPS = 5
@@ -369,7 +366,7 @@ def judged(asked: Evidence, *, known: Evidence | Measured, fit: PublishedFit) ->
     layouts = asked.layouts
     held = set(layout_keys(known.layouts))
     seen = np.array([key in held for key in layout_keys(layouts)], dtype=bool)
-    parts = {each.name: np.zeros(len(layouts)) for each in fields(Phases)}
+    phases = Phases(**{each.name: np.zeros(len(layouts)) for each in fields(Phases)})
     widths = np.zeros(len(layouts))
     baselines = {name: np.full(len(layouts), np.nan) for name in BASELINES}
     like = np.array([name in fit.accelerators for name in asked.accelerators], dtype=bool)
@@ -379,15 +376,15 @@ def judged(asked: Evidence, *, known: Evidence | Measured, fit: PublishedFit) ->
         these, machines, rest = layouts.take(rows), asked.machines.take(rows), known.layouts.hidden != width
         fitted = fit.lacking(width) if width else fit if near else msgspec.structs.replace(fit, kernels={})
         widths[rows] = half_widths(these, fitted, per_node=machines.devices_per_node, known=like[rows])
-        found = fitted.phases(these, machines)
-        for name, values in parts.items():
-            values[rows] = getattr(found, name)
+        for name, values in vars(fitted.phases(these, machines)).items():
+            getattr(phases, name)[rows] = values
         if rest.any():
             points = Points.of_layouts(known.layouts.take(rest), known.time_s[rest])
             for name, values in guesses(points, Points.of_layouts(these, asked.time_s[rows])).items():
                 baselines[name][rows] = values
-    phases = Phases(**parts)
     outside = extrapolated(layouts, fit, known=like)
+    # By the data sheets.
+    mfu = model_flops(layouts) / (phases.step_s * layouts.devices * asked.machines.peak_flops_per_s)
     return Judged(
         measured_s=asked.time_s,
         predicted_s=phases.step_s,
@@ -400,20 +397,12 @@ def judged(asked: Evidence, *, known: Evidence | Measured, fit: PublishedFit) ->
         works=list(zip(*(getattr(layouts, name).tolist() for name in _WORK), asked.accelerators, strict=True)),
         baselines=baselines,
         rows=[
-            {"devices": float(layouts.devices[place]), **layouts.row(place)}
-            | {name: float(values[place]) for name, values in parts.items()}
-            | {"predicted_mfu": mfu, "extrapolates": list(outside[place]), "also_in_evidence": bool(seen[place])}
-            for place, mfu in enumerate(_mfu(asked, phases.step_s).tolist())
+            {"devices": float(layouts.devices[place]), **layouts.row(place), **vars(phases.at(place))}
+            | {"predicted_mfu": share, "extrapolates": list(outside[place]), "also_in_evidence": bool(seen[place])}
+            for place, share in enumerate(mfu.tolist())
         ],
     )
 
 
 _WORK = ("hidden", "layers", "sequence", "global_batch", "devices")
 """What one would choose a layout for."""
-
-
-def _mfu(asked: Evidence, step_s: Values) -> Values:
-    """Model FLOPs ÷ what the devices could do in that time by their data sheets."""
-    layouts = asked.layouts
-    result: Values = model_flops(layouts) / (step_s * layouts.devices * asked.machines.peak_flops_per_s)
-    return result

@@ -6,7 +6,7 @@ Which can be, and why others can't.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -151,11 +151,11 @@ class Layouts(Plan):
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Layouts:
         """Only these rows."""
-        return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return Layouts(**{name: values[rows] for name, values in vars(self).items()})
 
     def row(self, index: int) -> dict[str, float]:
         """One candidate as plain numbers."""
-        return {field.name: float(getattr(self, field.name)[index]) for field in fields(self)}
+        return {name: float(values[index]) for name, values in vars(self).items()}
 
 
 _ONES = ("global_batch", "micro_batch", "tensor", "pipeline", "data", "context", "expert", "chunks", "copies")

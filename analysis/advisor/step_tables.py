@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -306,5 +306,4 @@ class Evidence:
 
 def layout_keys(layouts: Layouts) -> list[tuple[float, ...]]:
     """Equal for equal rows."""
-    columns = [getattr(layouts, each.name).tolist() for each in fields(layouts)]
-    return list(zip(*columns, strict=True))
+    return list(zip(*(values.tolist() for values in vars(layouts).values()), strict=True))

@@ -136,7 +136,9 @@ def suite_phases(job: SuiteJob, scales: Mapping[str, Values | float]) -> Phases[
 
 def _plan(run: RunConfig) -> Plan:
     strategy = run.strategy
-    data, batch = _replicas(run), run.global_batch_size
+    # The module of nn.DataParallel scatters a batch that one process has.
+    data = run.devices if isinstance(strategy, DataParallel) else strategy.data_parallel_degree(run)
+    batch = run.global_batch_size
     said: dict[str, float] = {"data": data, "global_batch": batch, "micro_batch": batch / data}
     if isinstance(strategy, AccumulatingDdp):
         said |= {"bucket_bytes": strategy.bucket_mib * 2.0**20, "owners": float(isinstance(strategy, Zero1))}
@@ -164,18 +166,6 @@ def _plan(run: RunConfig) -> Plan:
             "stages_inside": 1.0,
         }
     return Plan(**{name: np.array([float(value)]) for name, value in (ALONE | said).items()})
-
-
-def _replicas(run: RunConfig) -> int:
-    """Devices among which samples are shared out."""
-    strategy = run.strategy
-    if isinstance(strategy, PipelineStrategy):
-        return strategy.mesh(run).data
-    if isinstance(strategy, DpTp):
-        return strategy.data_parallel_degree(run)
-    if isinstance(strategy, ParameterServer):
-        return run.devices - strategy.servers
-    return run.devices if isinstance(strategy, AccumulatingDdp | ShardedStrategy | DataParallel) else 1
 
 
 def _work(job: SuiteJob) -> Work:

@@ -516,13 +516,13 @@ def starts(question: Question, rows: Sequence[Row]) -> tuple[list[Start], str]:
     """Of the best layout on each number of devices, for which a scheduler says when it would start; and why one can't
     be submitted, if so.
     """
-    from analysis.advisor.advice import START_S, best_per_devices
+    from analysis.advisor.advice import START_S, fastest
 
     run = question.bases[0]
     if question.gpt is not None or (launcher := launcher_of(run)).trains_here:
         return [], ""
     found, refusal = [], ""
-    for count, row in best_per_devices(rows, "time").items():
+    for count, row in fastest(rows).items():
         what = [f"devices={count}", f"nodes={row.nodes}", f"strategy={row.strategy}", *row.options]
         try:
             wait_s = launcher.wait_s(launcher.prepare(expand([*question.overrides, *what], question.extension)[0]))
@@ -783,11 +783,9 @@ def _layout(row: Row) -> str:
 
 def is_known(rows: Sequence[Row], objective: Objective) -> bool:
     """Whether the best was measured, and no other may be better: intervals hold 90 %, so each end errs in 5 %."""
-    from analysis.advisor.advice import Fit
-
-    alike = [row for row in rows if row.trains_alike and row.fit is not Fit.TOO_LARGE]
-    if not alike or not alike[0].measured:
+    usable = [row for row in rows if row.usable]
+    if not usable or not usable[0].measured:
         return False
-    first, *others = alike
+    first, *others = usable
     worst = first.cost_ends(objective)[1]
     return all(row.cost_ends(objective)[0] > worst for row in others)
