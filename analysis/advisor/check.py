@@ -188,14 +188,12 @@ def learnt_from(evidence: SweepEvidence, figures: MachineFigures | None = None) 
         widths[name] = None if found is None else half_width(found.log_errors)
     far = {name: width for name, width in widths.items() if width is not None}
     fit = fitted(steps, machine)
-    busy_w, waiting_w = powers(steps, fit, machine)
     return Learnt(
         fit=fit,
         half_width=far.pop("near", math.log(ASSUMED_FACTOR)),
         far_half_widths=far,
         runs=[step.run for step in steps],
-        busy_power_w=busy_w,
-        waiting_power_w=waiting_w,
+        powers_w=powers(steps, fit, machine),
     )
 
 

@@ -227,10 +227,8 @@ class Learnt:
     be left out, it is `ASSUMED_FACTOR`'s."""
     runs: Sequence[RunConfig] = ()
     """Measured configurations that it rests on; none: everything is assumed."""
-    busy_power_w: float | None = None
-    """One device's power while it computes, from the energy of measured runs; None: none was measured."""
-    waiting_power_w: float | None = None
-    """The same while it waits for others."""
+    powers_w: tuple[float, float] | None = None
+    """One device's power while it computes and while it waits for others, from the energy of measured runs."""
 
     @cached_property
     def _seen(self) -> dict[str, frozenset[Any]]:
@@ -319,17 +317,17 @@ def _fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
     )
 
 
-def powers(steps: Sequence[MeasuredStep], fit: SuiteFit, figures: MachineFigures) -> tuple[float | None, float | None]:
+def powers(steps: Sequence[MeasuredStep], fit: SuiteFit, figures: MachineFigures) -> tuple[float, float] | None:
     """Power of one device while it computes and while it waits, W: energy of a step = Σ power × time in the phase.
 
-    By non-negative least squares on relative errors over the runs whose energy was measured; (None, None) without any,
-    and where they don't tell computing from waiting.
+    By non-negative least squares on relative errors over the runs whose energy was measured; None without any, and
+    where they don't tell computing from waiting.
     """
     from scipy.optimize import nnls
 
     known = [step for step in steps if step.energy_j]
     if not known:
-        return None, None
+        return None
     terms = []
     for step in known:
         phases = fit.phases(step.job(figures))
@@ -340,7 +338,7 @@ def powers(steps: Sequence[MeasuredStep], fit: SuiteFit, figures: MachineFigures
     if not any(waiting > 0 for _, waiting in terms):
         waiting_w = busy_w
     # No device draws nothing: where the runs can't tell the two apart, neither is known.
-    return (float(busy_w), float(waiting_w)) if min(busy_w, waiting_w) > 0 else (None, None)
+    return (float(busy_w), float(waiting_w)) if min(busy_w, waiting_w) > 0 else None
 
 
 def _phase_errors(found: Phases[Values], step: MeasuredStep) -> Iterator[Values]:

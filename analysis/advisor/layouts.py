@@ -1,20 +1,12 @@
-"""Ways to lay work over devices: those of a transformer as columns, the suite's strategies with their options as runs.
-
-Which can be, and why others can't.
-"""
+"""How work is laid over devices, as columns; of transformers which layouts can be, and why others can't."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
-
-from parallelbench.config.run_rules import check_run
-from parallelbench.errors import ConfigError
-from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +14,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from analysis.advisor.transformer import GptShape
-    from parallelbench.config.run import RunConfig
 
     Values = NDArray[np.float64]
 
@@ -188,121 +179,12 @@ class Impossible:
     why: str
 
 
-GROUP_SIZES = (2, 4, 8, 16, 32, 64)
-"""Sizes of groups that are tried."""
-
-
-@dataclass(frozen=True)
-class SuiteCandidate:
-    """One run that could be, or why it can't be."""
-
-    run: RunConfig
-    options: tuple[str, ...]
-    """Overrides in which it differs from what was asked for, without strategy and devices."""
-    why_not: str | None = None
-
-
-def suite_candidates(
-    bases: Sequence[RunConfig],
-    devices: Sequence[int],
-    *,
-    given: frozenset[str],
-    device_type: str,
-    per_node: int,
-    nodes: int | None = None,
-) -> list[SuiteCandidate]:
-    """Every strategy of `bases` on every number of devices, with all its options but those that were `given`.
-
-    `per_node`: devices of a node; runs on more get as many nodes as they need, unless `nodes` says how many.
-    """
-    found: list[SuiteCandidate] = []
-    alone = any(isinstance(base.strategy, Single) for base in bases)
-    for base, count in itertools.product(bases, devices):
-        if count == 1 and alone and not isinstance(base.strategy, Single):
-            continue  # as in sweeps, every strategy is `single` on one device
-        needed = -(-count // per_node)
-        spread = nodes or needed
-        why = None
-        if count % spread:
-            why = f"devices={count} can't be spread evenly over nodes={spread}: choose a multiple of {spread}"
-        elif spread < needed:
-            why = f"devices={count} need more than nodes={spread} of {per_node} devices: choose nodes={needed} or more"
-        if why is not None:
-            found.append(SuiteCandidate(msgspec.structs.replace(base, devices=count), (), why))
-            continue
-        placed = msgspec.structs.replace(base, devices=count, nodes=spread, device=device_type)
-        found += _of_strategy(placed, given, device_type)
-    return found
-
-
-def _of_strategy(run: RunConfig, given: frozenset[str], device_type: str) -> list[SuiteCandidate]:
-    """All options of one strategy on so many devices; where none is possible, the first refusal stands for all."""
-    made = [_checked(run, chosen, device_type) for chosen in _options(run, given)]
-    possible = [each for each in made if each.why_not is None]
-    return possible or made[:1]
-
-
-def _checked(run: RunConfig, chosen: Mapping[str, Any], device_type: str) -> SuiteCandidate:
-    options = tuple(f"strategy.{name}={_text(value)}" for name, value in chosen.items())
-    try:
-        # Structs are replaced without their checks of types; the values are from the fields' own ranges.
-        varied = msgspec.structs.replace(run, strategy=msgspec.structs.replace(run.strategy, **chosen))
-        check_run(varied, device_type)
-    except ConfigError as error:
-        return SuiteCandidate(run, options, error.reason)
-    usual = tuple(
-        text
-        for text, (name, value) in zip(options, chosen.items(), strict=True)
-        if getattr(run.strategy, name) != value
-    )
-    return SuiteCandidate(varied, usual)
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _options(run: RunConfig, given: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """The values of a strategy's options that decide about time and memory; what was asked for stays."""
-    fields = run.strategy.__struct_fields__
-    axes: dict[str, list[Any]] = {}
-    for name, values in _axes(run).items():
-        if name in fields and f"strategy.{name}" not in given:
-            axes[name] = values
-    for combination in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, combination, strict=True))
-        if "schedule" in chosen and "stages_per_rank" in fields and "strategy.stages_per_rank" not in given:
-            chosen["stages_per_rank"] = 2 if chosen["schedule"] == "interleaved_1f1b" else 1
-        yield chosen
-
-
-def _axes(run: RunConfig) -> dict[str, list[Any]]:
-    """Option → the values that are tried; the shipped value first."""
-    smaller = [size for size in GROUP_SIZES if size < run.devices]
-    up_to = [size for size in GROUP_SIZES if size <= run.devices]
-    # Accumulating gradients only costs time; no formula has it.
-    pieces = {"micro_batches": [4, 8, 16, 32]} if run.strategy.has_stages else {}
-    return {
-        "shard": smaller or [2],
-        "stages": up_to or [2],
-        "tensor": up_to or [2],
-        "servers": [size for size in (1, 2, 4) if size < run.devices] or [1],
-        "reshard_after_forward": [True, False],
-        "schedule": ["1f1b", "gpipe", "interleaved_1f1b"],
-        **pieces,
-    }
-
-
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Samples per micro-batch that are tried."""
 MOST_STAGES = 64
 """Longer pipelines are not tried."""
-KEPT: Mapping[str, Mapping[str, float]] = {
-    "none": {"recompute": 0.0, "selective": 0.0},
-    "selective": {"recompute": 0.0, "selective": 1.0},
-    "full": {"recompute": 1.0, "selective": 0.0},
-}
-"""What of the activations is recomputed."""
+KEPT = [{"recompute": full, "selective": selective} for full, selective in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0))]
+"""What of the activations is recomputed: nothing, a part, or all."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +203,7 @@ class Degrees:
 
 
 def gpt_layouts(
-    shape: GptShape, devices: Sequence[int], *, batch_size: int, per_node: int, recomputation: Sequence[str]
+    shape: GptShape, devices: Sequence[int], *, batch_size: int, per_node: int
 ) -> tuple[Layouts | None, list[Impossible]]:
     """All layouts that can be, as columns, and the degrees that can't be, with the reason. None where none can be."""
     rows: list[dict[str, float]] = []
@@ -330,7 +212,7 @@ def gpt_layouts(
         for degrees in _degrees(count, shape):
             why = _why_not(degrees, shape, batch_size=batch_size, per_node=per_node)
             if why is None:
-                rows += _of_degrees(degrees, shape, batch_size, per_node=per_node, recomputation=recomputation)
+                rows += _of_degrees(degrees, shape, batch_size, per_node=per_node)
             elif _is_simple(degrees):
                 name = strategy_name(ALONE | vars(degrees))
                 impossible.append(Impossible(strategy=name, options=(), devices=degrees.devices, why=why))
@@ -381,9 +263,7 @@ def _is_simple(degrees: Degrees) -> bool:
     return sum(size > 1 for size in sizes) <= 1
 
 
-def _of_degrees(
-    degrees: Degrees, shape: GptShape, batch_size: int, *, per_node: int, recomputation: Sequence[str]
-) -> Iterator[dict[str, float]]:
+def _of_degrees(degrees: Degrees, shape: GptShape, batch_size: int, *, per_node: int) -> Iterator[dict[str, float]]:
     """Sharding × recomputation × micro-batches × interleaving, whose stages have equally many layers."""
     interleaved = degrees.pipeline > 1 and shape.layers % (2 * degrees.pipeline) == 0
     own = batch_size // degrees.data
@@ -395,7 +275,7 @@ def _of_degrees(
         # HSDP's copies of experts have no formula.
         if shape.experts == 1 or sharding["copies"] == 1
     ]
-    for sharding, kept, micro_batch in itertools.product(shardings, recomputation, sizes or [1]):
+    for sharding, kept, micro_batch in itertools.product(shardings, KEPT, sizes or [1]):
         for chunks in (1, 2) if interleaved and own // micro_batch % degrees.pipeline == 0 else (1,):
             yield {
                 **vars(degrees),
@@ -403,7 +283,7 @@ def _of_degrees(
                 "chunks": chunks,
                 "sequence_parallel": float(degrees.tensor > 1),
                 **sharding,
-                **KEPT[kept],
+                **kept,
             }
 
 

@@ -257,20 +257,18 @@ def figures_of(hardware: Hardware) -> MachineFigures:
         source = once.source + (f", and {limit:.3g} of that under the power limit" if limit < 1 else "")
         return RateCurve((1.0,), (limit * once.value,), once.origin, source)
 
-    curve = products(hardware.matmul_tflops)
-    peaks: dict[Precision, float] = dict.fromkeys(("fp16", "bf16"), hardware.half_tflops)
-    rates: dict[Precision, RateCurve] = dict.fromkeys(("fp16", "bf16"), curve)
-    others: dict[Precision, float | None] = {"tf32": hardware.tf32_tflops, "fp32": hardware.single_tflops}
-    for precision, tflops in others.items():
-        if tflops is not None:
-            peaks[precision] = tflops
-            rates[precision] = products(tflops)
+    half = hardware.half_tflops, hardware.matmul_tflops
+    sheet: dict[Precision, tuple[float, float]] = {"fp16": half, "bf16": half}
+    if (tf32 := hardware.tf32_tflops) is not None:
+        sheet["tf32"] = tf32, tf32
+    if (fp32 := hardware.single_tflops) is not None:
+        sheet["fp32"] = fp32, fp32
     return MachineFigures(
         accelerator=hardware.accelerator,
         device_type="cuda",
         devices_per_node=hardware.devices_per_node,
-        peak_flops_per_s={precision: known(1e12 * tflops) for precision, tflops in peaks.items()},
-        matmul_flops_per_s=rates,
+        peak_flops_per_s={precision: known(1e12 * peak) for precision, (peak, _) in sheet.items()},
+        matmul_flops_per_s={precision: products(most) for precision, (_, most) in sheet.items()},
         memory_bytes_per_s=reached(1e9 * hardware.memory_gb_per_s),
         memory_bytes=known(2.0**30 * hardware.memory_gib),
         launch_s=Known(LAUNCH_S, "assumed", "no launches were measured"),
@@ -363,8 +361,6 @@ class Machines:
     runs_ahead: bool = False
     """Whether the host launches a whole step while the device computes, as the suite's loop lets it on GPUs; published
     steps of transformers are sums of layers."""
-    trees: bool = True
-    """Whether all-reduces may be trees, as NCCL's; gloo's are rings."""
 
     def rates(self, flop: Values) -> Values:
         """FLOP/s of products of so many FLOPs, [candidate, layer]."""
@@ -429,7 +425,7 @@ def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
         "network_latency_s": network.latency_s.value,
         "crowded": (min(busy, most) - 1) / (most - 1),
     }
-    kept = {"curve": curve, "sharding": figures.sharding, "host_computes": cpu, "runs_ahead": not cpu, "trees": not cpu}
+    kept = {"curve": curve, "sharding": figures.sharding, "host_computes": cpu, "runs_ahead": not cpu}
     messages = {(tier.name, name): share for tier in figures.tiers for name, share in tier.measured.items()}
     return made_of(columns, messages=messages, **kept)
 

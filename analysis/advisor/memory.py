@@ -250,17 +250,16 @@ def _largest_share(layers: Sequence[LayerMemory], owners: int) -> float:
     return max(owned) / max(1, sum(owned))
 
 
-def _stages(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
+def _stages(job: SuiteJob, memory: ModelMemory) -> Iterator[DeviceMemory]:
     run = job.run
     assert isinstance(run.strategy, PipelineStrategy)
     pipeline, mesh = run.strategy.pipeline(run), run.strategy.mesh(run)
     count = pipeline.micro_batches
     samples = run.global_batch_size / mesh.data / count
     devices, stages = pipeline.stage_devices(), stages_of(job, pipeline.stages)
-    found = []
     for device in range(pipeline.devices):
         own = [layer for layer, stage in zip(memory.layers, stages, strict=True) if devices[stage] == device]
-        held = _held(
+        yield _held(
             job,
             memory,
             own,
@@ -270,8 +269,6 @@ def _stages(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
             in_flight=kept_at_once(pipeline, device),
             averages=mesh.data > 1,
         )
-        found.append(held)
-    return found
 
 
 def kept_at_once(pipeline: Pipeline, device: int) -> float:
@@ -285,14 +282,13 @@ def kept_at_once(pipeline: Pipeline, device: int) -> float:
     return min(count, devices - device if chunks == 1 else 2 * devices - device)
 
 
-def _parts(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
+def _parts(job: SuiteJob, memory: ModelMemory) -> Iterator[DeviceMemory]:
     parts, samples = stages_of(job, job.run.devices), float(job.run.global_batch_size)
     messages = job.figures.device_type == "cpu"  # GPUs have one process, which lets go of what it has copied
-    found = []
     for device in range(job.run.devices):
         places = [place for place, part in enumerate(parts) if part == device]
         ends = device == parts[-1]
-        held = _held(
+        yield _held(
             job,
             memory,
             [memory.layers[place] for place in places],
@@ -301,8 +297,6 @@ def _parts(job: SuiteJob, memory: ModelMemory) -> list[DeviceMemory]:
             loss=memory.loss if ends else None,
             sent_bytes=0.0 if ends or not messages else 2.0 * job.layers[places[-1]].boundary_bytes * samples,
         )
-        found.append(held)
-    return found
 
 
 def _worker(job: SuiteJob, memory: ModelMemory) -> DeviceMemory:

@@ -6,8 +6,9 @@ all layouts at once as columns, in the formulas' own fit to published steps.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -17,18 +18,20 @@ from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, of_
 from analysis.advisor.layouts import Impossible, options_of, strategy_name
 from analysis.advisor.machine import MULTIPROCESSORS, machines_of, made_of
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
-from analysis.advisor.strategies import SuiteJob
+from analysis.advisor.strategies import SuiteJob, check_formula
 from analysis.advisor.transformer import model_flops
 from parallelbench.config.identity import canonical_json
+from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
+from parallelbench.strategies.single import Single
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from analysis.advisor.fit import Learnt, PublishedFit
-    from analysis.advisor.layouts import Layouts, SuiteCandidate, Values
+    from analysis.advisor.layouts import Layouts, Values
     from analysis.advisor.machine import MachineFigures, Machines
     from analysis.advisor.step import Phases
     from analysis.advisor.sweep_evidence import MeasuredStep
@@ -44,6 +47,118 @@ MEASURED_WIDTH = 1.05
 def configuration_id(run: RunConfig) -> str:
     """Equal for runs whose steps are the same, wherever, how long and with which seeds they train."""
     return canonical_json(of_a_step(run))
+
+
+GROUP_SIZES = (2, 4, 8, 16, 32, 64)
+"""Sizes of groups that are tried."""
+
+
+@dataclass(frozen=True)
+class SuiteCandidate:
+    """One run that could be."""
+
+    run: RunConfig
+    options: tuple[str, ...]
+    """Overrides in which it differs from what was asked for, without strategy and devices."""
+
+    def refused(self, why: str) -> Impossible:
+        """The same, where it can't be."""
+        return Impossible(strategy=self.run.strategy.name, options=self.options, devices=self.run.devices, why=why)
+
+
+def suite_candidates(
+    bases: Sequence[RunConfig],
+    devices: Sequence[int],
+    *,
+    given: frozenset[str],
+    device_type: str,
+    per_node: int,
+    nodes: int | None = None,
+) -> tuple[list[SuiteCandidate], list[Impossible]]:
+    """Every strategy of `bases` on every number of devices, with all its options but those that were `given`.
+
+    `per_node`: devices of a node; runs on more get as many nodes as they need, unless `nodes` says how many.
+    """
+    found: list[SuiteCandidate] = []
+    impossible: list[Impossible] = []
+    alone = any(isinstance(base.strategy, Single) for base in bases)
+    for base, count in itertools.product(bases, devices):
+        if count == 1 and alone and not isinstance(base.strategy, Single):
+            continue  # as in sweeps, every strategy is `single` on one device
+        needed = -(-count // per_node)
+        spread = nodes or needed
+        try:
+            placed = msgspec.structs.replace(base, devices=count, nodes=spread, device=device_type)
+            if spread < needed:
+                why = f"devices={count} need more than nodes={spread} of {per_node} devices"
+                raise ConfigError(f"{why}: choose nodes={needed} or more")
+        except ConfigError as error:
+            why = error.reason
+            impossible.append(Impossible(strategy=base.strategy.name, options=(), devices=count, why=why))
+        else:
+            possible, refused = _of_strategy(placed, given)
+            found += possible
+            impossible += refused
+    return found, impossible
+
+
+def _of_strategy(run: RunConfig, given: frozenset[str]) -> tuple[list[SuiteCandidate], list[Impossible]]:
+    """All options of one strategy on so many devices; where none is possible, the first refusal stands for all."""
+    possible: list[SuiteCandidate] = []
+    refused: list[Impossible] = []
+    for chosen in _options(run, given):
+        written = {name: f"strategy.{name}={_text(value)}" for name, value in chosen.items()}
+        try:
+            # Structs are replaced without their checks of types; the values are from the fields' own ranges.
+            varied = msgspec.structs.replace(run, strategy=msgspec.structs.replace(run.strategy, **chosen))
+            check_run(varied, run.device)
+        except ConfigError as error:
+            refused.append(SuiteCandidate(run, tuple(written.values())).refused(error.reason))
+        else:
+            differ = (text for name, text in written.items() if getattr(run.strategy, name) != chosen[name])
+            possible.append(SuiteCandidate(varied, tuple(differ)))
+    if not possible:
+        return [], refused[:1]
+    try:
+        check_formula(possible[0].run)
+    except ConfigError as error:
+        return [], [possible[0].refused(error.reason)]
+    return possible, []
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _options(run: RunConfig, given: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """The values of a strategy's options that decide about time and memory; what was asked for stays."""
+    fields = run.strategy.__struct_fields__
+    axes: dict[str, list[Any]] = {}
+    for name, values in _axes(run).items():
+        if name in fields and f"strategy.{name}" not in given:
+            axes[name] = values
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        if "schedule" in chosen and "stages_per_rank" in fields and "strategy.stages_per_rank" not in given:
+            chosen["stages_per_rank"] = 2 if chosen["schedule"] == "interleaved_1f1b" else 1
+        yield chosen
+
+
+def _axes(run: RunConfig) -> dict[str, list[Any]]:
+    """Option → the values that are tried; the shipped value first."""
+    smaller = [size for size in GROUP_SIZES if size < run.devices]
+    up_to = [size for size in GROUP_SIZES if size <= run.devices]
+    # Accumulating gradients only costs time; no formula has it.
+    pieces = {"micro_batches": [4, 8, 16, 32]} if run.strategy.has_stages else {}
+    return {
+        "shard": smaller or [2],
+        "stages": up_to or [2],
+        "tensor": up_to or [2],
+        "servers": [size for size in (1, 2, 4) if size < run.devices] or [1],
+        "reshard_after_forward": [True, False],
+        "schedule": ["1f1b", "gpipe", "interleaved_1f1b"],
+        **pieces,
+    }
 
 
 def suite_rows(
@@ -62,23 +177,13 @@ def suite_rows(
     rows: list[Row] = []
     impossible: list[Impossible] = []
     for each in candidates:
-        why = each.why_not
-        if why is None:
-            try:
-                row = _suite_row(each, SuiteJob(run=each.run, layers=layers, figures=figures), memory, learnt)
-                found = measured.get(configuration_id(each.run))
-                rows.append(row if found is None else _as_measured(row, found))
-            except ConfigError as error:
-                why = str(error)
-        if why is not None:
-            impossible.append(refused(each, why))
+        try:
+            row = _suite_row(each, SuiteJob(run=each.run, layers=layers, figures=figures), memory, learnt)
+            found = measured.get(configuration_id(each.run))
+            rows.append(row if found is None else _as_measured(row, found))
+        except ConfigError as error:
+            impossible.append(each.refused(str(error)))
     return rows, impossible
-
-
-def refused(candidate: SuiteCandidate, why: str) -> Impossible:
-    """What is said of a candidate that can't be."""
-    run = candidate.run
-    return Impossible(strategy=run.strategy.name, options=candidate.options, devices=run.devices, why=why)
 
 
 def _suite_row(candidate: SuiteCandidate, job: SuiteJob, memory: ModelMemory | None, learnt: Learnt) -> Row:
@@ -120,10 +225,10 @@ def _as_measured(row: Row, found: MeasuredStep) -> Row:
 
 def _power_w(learnt: Learnt, phases: Phases[float]) -> float | None:
     """Mean power of one device in a step, from its power while it computes and while it waits."""
-    if learnt.busy_power_w is None or learnt.waiting_power_w is None:
+    if learnt.powers_w is None:
         return None
-    waiting = (phases.communication_s + phases.bubble_s) / phases.step_s
-    return learnt.busy_power_w * (1.0 - waiting) + learnt.waiting_power_w * waiting
+    (busy_w, waiting_w), waiting = learnt.powers_w, (phases.communication_s + phases.bubble_s) / phases.step_s
+    return busy_w * (1.0 - waiting) + waiting_w * waiting
 
 
 def capacity_bytes(figures: MachineFigures, in_use: int) -> float | None:

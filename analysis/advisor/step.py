@@ -200,7 +200,7 @@ def links_of(machines: Machines, fitted: Mapping[str, Values | float]) -> Links:
         network_bytes_per_s=machines.network_bytes_per_s / known["network_scale"],
         link_latency_s=machines.link_latency_s * known["turn_scale"],
         network_latency_s=machines.network_latency_s * known["turn_scale"],
-        trees=machines.trees,
+        trees=not machines.host_computes,
         measured=machines.messages,
     )
 

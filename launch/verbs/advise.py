@@ -178,13 +178,12 @@ def _require_room(question: Question, devices: Sequence[int], figures: MachineFi
 def _suite(
     question: Question, devices: Sequence[int], figures: MachineFigures, knowledge: Knowledge
 ) -> tuple[list[Row], list[Impossible]]:
-    from analysis.advisor.layouts import suite_candidates
     from analysis.advisor.model_layers import model_layers, model_memory
-    from analysis.advisor.rows import configuration_id, refused, suite_rows
+    from analysis.advisor.rows import configuration_id, suite_candidates, suite_rows
 
     run, plugin = question.bases[0], question.extension.plugin
     run.model.check(**run.data.model_input)
-    candidates = suite_candidates(
+    candidates, impossible = suite_candidates(
         question.bases,
         devices,
         given=question.given,
@@ -192,11 +191,10 @@ def _suite(
         per_node=figures.devices_per_node,
         nodes=question.nodes,
     )
-    candidates = [each if each.why_not else replace(each, why_not=_why_unknown(each.run)) for each in candidates]
-    if all(each.why_not for each in candidates):
-        return [], [refused(each, each.why_not or "") for each in candidates]  # nothing has to be counted
+    if not candidates:
+        return [], impossible  # nothing has to be counted
     steps = knowledge.evidence.steps if knowledge.evidence else ()
-    return suite_rows(
+    rows, unknown = suite_rows(
         candidates,
         layers=model_layers(run, plugin=plugin),
         memory=model_memory(run, plugin=plugin),
@@ -204,17 +202,7 @@ def _suite(
         learnt=knowledge.learnt,
         measured={configuration_id(step.run): step for step in steps},
     )
-
-
-def _why_unknown(run: RunConfig) -> str | None:
-    """Why no formula has a run; None: one has."""
-    from analysis.advisor.strategies import check_formula
-
-    try:
-        check_formula(run)
-    except ConfigError as error:
-        return str(error)
-    return None
+    return rows, impossible + unknown
 
 
 def _guessed(knowledge: Knowledge, run: RunConfig) -> frozenset[Guessed]:
@@ -233,7 +221,7 @@ def _guessed(knowledge: Knowledge, run: RunConfig) -> frozenset[Guessed]:
 def _gpt(
     question: Question, devices: Sequence[int], figures: MachineFigures, knowledge: Knowledge
 ) -> tuple[list[Row], list[Impossible]]:
-    from analysis.advisor.layouts import KEPT, gpt_layouts
+    from analysis.advisor.layouts import gpt_layouts
     from analysis.advisor.rows import gpt_rows, machine_of
     from analysis.advisor.transformer import gpt_shape
 
@@ -244,7 +232,6 @@ def _gpt(
         devices,
         batch_size=run.batch_size,
         per_node=figures.devices_per_node,
-        recomputation=list(KEPT),
     )
     if layouts is None:
         return [], impossible

@@ -92,7 +92,7 @@ def test_a_site_of_ones_own_folder_is_known_to_transformers(tmp_path: Path, caps
 
 
 def test_interleaved_stages_have_equally_many_layers() -> None:
-    layouts, _ = gpt_layouts(gpt_shape({"layers": 12}), [4], batch_size=64, per_node=8, recomputation=["none"])
+    layouts, _ = gpt_layouts(gpt_shape({"layers": 12}), [4], batch_size=64, per_node=8)
     assert layouts is not None
     interleaved = layouts.chunks > 1
     assert set(layouts.pipeline[interleaved]) == {2.0}

@@ -19,10 +19,9 @@ from analysis import cache
 from analysis.advisor import model_layers
 from analysis.advisor.advice import Row, efficiency, proposed, ranked, sentence
 from analysis.advisor.fit import Learnt, SuiteFit
-from analysis.advisor.layouts import suite_candidates
 from analysis.advisor.machine import RateCurve, figures_of
 from analysis.advisor.model_layers import counted_by
-from analysis.advisor.rows import configuration_id, suite_rows
+from analysis.advisor.rows import configuration_id, suite_candidates, suite_rows
 from analysis.advisor.step import Phases
 from analysis.advisor.sweep_evidence import MeasuredStep
 from launch.sweep import expand, one_run
@@ -81,11 +80,11 @@ def known_step(run: RunConfig, step_s: float, energy_j: float | None) -> dict[st
 
 def rows_of(*overrides: str, devices: list[int], **question: Any) -> tuple[list[Row], dict[tuple[str, int], str]]:
     bases = asked([*MLP, *overrides], Extension()).bases
-    found = suite_candidates(bases, devices, given=frozenset(), device_type="cpu", per_node=4)
+    found, impossible = suite_candidates(bases, devices, given=frozenset(), device_type="cpu", per_node=4)
     known = layers(bases[0].model.layer_names, product_flop=1e6, parameters=1000, tensors=2)
     usual: dict[str, Any] = {"layers": known, "memory": None, "figures": machine(), "measured": {}}
-    rows, impossible = suite_rows(found, **usual | {"learnt": Learnt(fit=SuiteFit(PLAIN))} | question)
-    return rows, {(each.strategy, each.devices): each.why for each in impossible}
+    rows, unknown = suite_rows(found, **usual | {"learnt": Learnt(fit=SuiteFit(PLAIN))} | question)
+    return rows, {(each.strategy, each.devices): each.why for each in impossible + unknown}
 
 
 def test_every_strategy_has_a_row_or_a_reason_on_every_number_of_devices() -> None:
@@ -103,15 +102,15 @@ def test_every_strategy_has_a_row_or_a_reason_on_every_number_of_devices() -> No
 def test_devices_are_spread_over_as_many_nodes_as_are_asked_for_or_needed() -> None:
     question = asked([*MLP, "strategy=ddp", "devices=2,4", "nodes=2"], Extension())
     assert (question.devices, question.nodes) == ([2, 4], 2)
-    found = suite_candidates(
+    found, _ = suite_candidates(
         question.bases, [2, 3], given=question.given, device_type="cpu", per_node=4, nodes=question.nodes
     )
-    assert [(each.run.devices, each.run.nodes) for each in found if each.why_not is None] == [(2, 2)]
+    assert [(each.run.devices, each.run.nodes) for each in found] == [(2, 2)]
     rows, impossible = rows_of("strategy=ddp", devices=[4, 7])
     assert [each.devices for each in rows] == [4]
     assert impossible == {("ddp", 7): "devices=7 can't be spread evenly over nodes=2: choose a multiple of 2"}
-    (full,) = suite_candidates(question.bases, [8], given=question.given, device_type="cpu", per_node=4, nodes=1)
-    assert full.why_not == "devices=8 need more than nodes=1 of 4 devices: choose nodes=2 or more"
+    _, (full,) = suite_candidates(question.bases, [8], given=question.given, device_type="cpu", per_node=4, nodes=1)
+    assert full.why == "devices=8 need more than nodes=1 of 4 devices: choose nodes=2 or more"
 
 
 def test_so_many_nodes_have_one_two_and_so_on_devices_each(
@@ -133,7 +132,7 @@ def test_options_are_tried_and_those_that_were_asked_for_stay() -> None:
     assert [each.options for each in rows] == [(), ("strategy.reshard_after_forward=false",)]
     question = asked([*MLP, "strategy=fsdp", "strategy.reshard_after_forward=false"], Extension())
     assert "strategy.reshard_after_forward" in question.given
-    (only,) = suite_candidates(question.bases, [4], given=question.given, device_type="cpu", per_node=4)
+    (only,), _ = suite_candidates(question.bases, [4], given=question.given, device_type="cpu", per_node=4)
     assert only.run.strategy.reshard_after_forward is False  # type: ignore[attr-defined]
 
 
@@ -172,7 +171,7 @@ def test_rows_say_how_far_they_extrapolate_and_get_wider_intervals() -> None:
 
 
 def test_energy_counts_power_while_computing_and_while_waiting() -> None:
-    learnt = Learnt(fit=SuiteFit(PLAIN), busy_power_w=100.0, waiting_power_w=20.0)
+    learnt = Learnt(fit=SuiteFit(PLAIN), powers_w=(100.0, 20.0))
     figures = machine(matmul_flops_per_s={"fp32": RateCurve((1.0,), (1e9,), "assumed", "a test")})
     found = next(e for e in rows_of("strategy=ddp", devices=[4], learnt=learnt, figures=figures)[0])
     waiting = found.phases.communication_s / found.step_s
