@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from parallelbench.errors import ConfigError, count_of
 from parallelbench.results.calibration import BACKWARD, read_calibration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from analysis.advisor.layouts import Values
@@ -117,18 +117,19 @@ def _devices_of_node(facts: Mapping[str, Any]) -> int:
     return int(usable // (facts.get("cores_per_device") or 1))
 
 
+def _curve(points: Iterable[tuple[float, float]], source: str) -> RateCurve:
+    """Measured rates by size."""
+    sizes, rates = zip(*sorted(points), strict=True)
+    return RateCurve(sizes, rates, "measured", source)
+
+
 def _products(busy: Sequence[Row], source: str) -> dict[Precision, RateCurve]:
     """Rates of matrix products by their FLOPs, per precision."""
-    found: dict[Precision, RateCurve] = {}
-    for precision in dict.fromkeys(row["precision"] for row in busy if row["operation"] == "matmul"):
-        points = sorted(
-            (row["flop"], row["flop"] / row["time_s"])
-            for row in busy
-            if row["operation"] == "matmul" and row["precision"] == precision
-        )
-        sizes, rates = zip(*points, strict=True)
-        found[cast("Precision", precision)] = RateCurve(sizes, rates, "measured", source)
-    return found
+    points: dict[Precision, list[tuple[float, float]]] = {}
+    for row in busy:
+        if row["operation"] == "matmul":
+            points.setdefault(row["precision"], []).append((row["flop"], row["flop"] / row["time_s"]))
+    return {precision: _curve(each, source) for precision, each in points.items()}
 
 
 def _unaligned(busy: Sequence[Row], products: Mapping[Precision, RateCurve]) -> dict[Precision, float]:
@@ -148,15 +149,11 @@ def _kernels(busy: Sequence[Row], source: str) -> dict[str, dict[Precision, Kern
             rate = float((row["flop"] or row["size_bytes"]) / row["time_s"])
             points.setdefault((kind, row["precision"] or "fp32", way), []).append((size, rate))
 
-    def curve(kind: str, precision: Precision, way: str) -> RateCurve:
-        sizes, rates = zip(*sorted(points[kind, precision, way]), strict=True)
-        return RateCurve(sizes, rates, "measured", source)
-
     found: dict[str, dict[Precision, KernelRates]] = {}
     for kind, precision, way in points:
         if way == kind + BACKWARD:
-            rates = KernelRates(curve(kind, precision, kind), curve(kind, precision, way))
-            found.setdefault(kind, {})[precision] = rates
+            forward, backward = (_curve(points[kind, precision, each], source) for each in (kind, way))
+            found.setdefault(kind, {})[precision] = KernelRates(forward, backward)
     return found
 
 
@@ -191,7 +188,8 @@ def _tier(
     def shares(logs: Values) -> Values:
         """What the formulas say of α and β ÷ what was measured."""
         latency_s, bytes_per_s = np.exp(logs)
-        return _said_s(measured, latency_s, bytes_per_s, link=link, trees=facts["device_type"] == "cuda") / times
+        said_s = _said_s(measured, latency_s, bytes_per_s, link=link, trees=facts["device_type"] == "cuda")
+        return np.asarray(said_s / times)
 
     fastest = max(row["size_bytes"] / row["time_s"] for row in measured)
     found: Any = least_squares(
@@ -242,8 +240,7 @@ def _said_s(
         "send": send_s(sizes, np.where(group.nodes > 1, 1.0, 0.0), links, rings=group.within),
     }
     operations = np.array([row["operation"] for row in rows])
-    result: Values = np.select([operations == each for each in said], list(said.values()))
-    return result
+    return np.select([operations == each for each in said], list(said.values()))
 
 
 def _unmeasured_link(kind: Literal["cpu", "cuda"], source: str) -> TierFigures:
@@ -310,12 +307,11 @@ def _probed_products(kind: str, probed: float) -> dict[Precision, RateCurve]:
     sizes = (PROBED_FLOP[kind],)
     if kind == "cpu":
         return {"fp32": RateCurve(sizes, (probed,), "measured", _SOURCE)}
-    found: dict[Precision, RateCurve] = {"fp16": RateCurve(sizes, (probed,), "measured", _SOURCE)}
-    for name, times in GPU_RATES.items():
-        if name != "fp16":
-            share = times / GPU_RATES["fp16"]
-            found[name] = RateCurve(sizes, (share * probed,), "assumed", f"{share:g} of the probed rate in fp16")
-    return found
+    shares = {name: times / GPU_RATES["fp16"] for name, times in GPU_RATES.items()}
+    return {
+        name: RateCurve(sizes, (share * probed,), "assumed", f"{share:g} of the probed rate in fp16")
+        for name, share in shares.items()
+    } | {"fp16": RateCurve(sizes, (probed,), "measured", _SOURCE)}
 
 
 def _timed(rows: Rows) -> Rows:

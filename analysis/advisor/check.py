@@ -29,6 +29,7 @@ from analysis.advisor.layouts import strategy_name
 from analysis.advisor.rows import extrapolated, half_widths
 from analysis.advisor.step import Phases
 from analysis.advisor.step_tables import layout_keys
+from analysis.advisor.strategies import forward_flop
 from analysis.advisor.transformer import model_flops
 from parallelbench.errors import ConfigError
 
@@ -75,8 +76,7 @@ class Judged:
     @property
     def log_errors(self) -> Values:
         """Log of measured ÷ predicted."""
-        result: Values = np.log(self.measured_s / self.predicted_s)
-        return result
+        return np.log(self.measured_s / self.predicted_s)
 
     @property
     def errors(self) -> Values:
@@ -296,7 +296,7 @@ class Points:
     def of_steps(cls, steps: Sequence[MeasuredStep], known: Sequence[MeasuredStep], names: Sequence[str]) -> Points:
         """The suite's, by FLOPs and devices; a strategy of another name is as far as twice the FLOPs."""
         strategies = np.array([[step.strategy == name for name in names] for step in steps]) / np.sqrt(2.0)
-        flops = np.array([_flops(step) for step in steps])
+        flops = np.array([forward_flop(step.run, step.layers) for step in steps])
         devices = np.array([float(step.run.devices) for step in steps])
         alone = {step.work: step.step_s for step in reversed(known) if step.run.devices == 1}
         return cls(
@@ -306,12 +306,6 @@ class Points:
             time_s=np.array([step.step_s for step in steps]),
             alone_s=np.array([alone.get(step.work, np.nan) for step in steps]),
         )
-
-
-def _flops(step: MeasuredStep) -> float:
-    """Forward, of a step."""
-    of_sample = sum(each.product_flop + each.convolution_flop + each.grouped_flop for each in step.layers)
-    return step.run.global_batch_size * of_sample
 
 
 BASELINES = ("perfect_scaling", "amdahl", "nearest_neighbour")

@@ -140,8 +140,7 @@ def most_probable(priors: Mapping[str, Prior], errors: Callable[[Mapping[str, Va
     def at(units: Values) -> Values:
         logs = middle + np.atleast_2d(units) * spreads
         columns = {name: np.exp(logs[:, [place]]) for place, name in enumerate(priors)}
-        together: Values = np.concatenate([errors(columns), np.atleast_2d(units)], axis=1)
-        return together
+        return np.concatenate([errors(columns), np.atleast_2d(units)], axis=1)
 
     def derivatives(units: Values) -> Values:
         every = at(np.concatenate([units[None], units + _STEP * np.eye(len(units))]))
@@ -304,8 +303,7 @@ def _fitted(steps: Sequence[MeasuredStep], figures: MachineFigures) -> SuiteFit:
         every = [suite_phases(job, columns) for job in jobs]
         off = np.log(np.concatenate([each.step_s for each in every], axis=-1) / measured_s)
         phases = [error for each, step in zip(every, steps, strict=True) for error in _phase_errors(each, step)]
-        together: Values = np.concatenate([np.linalg.solve(root, off.T).T, *phases], axis=-1)
-        return together
+        return np.concatenate([np.linalg.solve(root, off.T).T, *phases], axis=-1)
 
     scales = most_probable(MEASURED, errors)
     log_errors = np.log(measured_s / [suite_phases(job, scales).at(0).step_s for job in jobs])

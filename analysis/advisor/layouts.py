@@ -153,7 +153,7 @@ _ONES = ("global_batch", "micro_batch", "tensor", "pipeline", "data", "context",
 _ZEROS = ("sharded", "owners", "stays_gathered", "bucket_bytes", "gpipe", "stages_inside")
 ALONE = {**dict.fromkeys(_ONES, 1.0), **dict.fromkeys(_ZEROS, 0.0), "bubble": -1.0}
 """The plan of one device, and of who says nothing else."""
-_USUAL = {
+USUAL = {
     **ALONE,
     **dict.fromkeys(("tied", "learned", "experts", "top_k", "capacity"), 1.0),
     **dict.fromkeys(("gated", "sequence_parallel", "selective"), 0.0),
@@ -164,7 +164,7 @@ _USUAL = {
 def layouts_of(columns: Mapping[str, object]) -> Layouts:
     """Layouts from arrays or single numbers, which are repeated to the common length."""
     given = {name: np.asarray(value, dtype=np.float64) for name, value in columns.items()}
-    values = {"kv_heads": given["heads"], "mlp_width": 4.0 * given["hidden"]} | _USUAL | given
+    values = {"kv_heads": given["heads"], "mlp_width": 4.0 * given["hidden"]} | USUAL | given
     arrays = np.broadcast_arrays(*map(np.atleast_1d, values.values()))
     return Layouts(**{name: np.array(array, dtype=np.float64) for name, array in zip(values, arrays, strict=True)})
 
@@ -187,19 +187,8 @@ KEPT = [{"recompute": full, "selective": selective} for full, selective in ((0.0
 """What of the activations is recomputed: nothing, a part, or all."""
 
 
-@dataclass(frozen=True)
-class Degrees:
-    """Devices in each dimension."""
-
-    tensor: int
-    pipeline: int
-    context: int
-    data: int
-
-    @property
-    def devices(self) -> int:
-        """Of the whole job."""
-        return self.tensor * self.pipeline * self.context * self.data
+Degrees = dict[str, int]
+"""Devices in each dimension: tensor, pipeline, context, data."""
 
 
 def gpt_layouts(
@@ -213,9 +202,9 @@ def gpt_layouts(
             why = _why_not(degrees, shape, batch_size=batch_size, per_node=per_node)
             if why is None:
                 rows += _of_degrees(degrees, shape, batch_size, per_node=per_node)
-            elif _is_simple(degrees):
-                name = strategy_name(ALONE | vars(degrees))
-                impossible.append(Impossible(strategy=name, options=(), devices=degrees.devices, why=why))
+            elif sum(size > 1 for size in degrees.values()) <= 1:  # products are refused for the same reasons
+                name = strategy_name(ALONE | degrees)
+                impossible.append(Impossible(strategy=name, options=(), devices=count, why=why))
     if not rows:
         return None, impossible
     columns: dict[str, object] = {name: [row[name] for row in rows] for name in rows[0]}
@@ -229,7 +218,7 @@ def _degrees(devices: int, shape: GptShape) -> Iterator[Degrees]:
             continue
         rest = devices // (tensor * pipeline)
         for context in _divisors(rest) if shape.sequence >= 8192 else [1]:
-            yield Degrees(tensor, pipeline, context, rest // context)
+            yield {"tensor": tensor, "pipeline": pipeline, "context": context, "data": rest // context}
 
 
 def _divisors(number: int) -> list[int]:
@@ -238,7 +227,7 @@ def _divisors(number: int) -> list[int]:
 
 def _why_not(degrees: Degrees, shape: GptShape, *, batch_size: int, per_node: int) -> str | None:
     """Why a layout can't be; None where it can."""
-    tensor, pipeline, context = degrees.tensor, degrees.pipeline, degrees.context
+    tensor, pipeline, context, data = degrees.values()
     keys = shape.kv_heads or shape.heads
     reasons = {
         f"tensor={tensor} does not divide model.heads={shape.heads}": shape.heads % tensor > 0,
@@ -249,59 +238,50 @@ def _why_not(degrees: Degrees, shape: GptShape, *, batch_size: int, per_node: in
         f"context={context}: twice that does not divide model.sequence={shape.sequence}": (
             context > 1 and shape.sequence % (2 * context) > 0
         ),
-        f"data={degrees.data} does not divide batch_size={batch_size}": batch_size % degrees.data > 0,
-        f"pipeline={pipeline} has more stages than micro-batches: batch_size={batch_size} over data={degrees.data}": (
-            batch_size // degrees.data < pipeline
+        f"data={data} does not divide batch_size={batch_size}": batch_size % data > 0,
+        f"pipeline={pipeline} has more stages than micro-batches: batch_size={batch_size} over data={data}": (
+            batch_size // data < pipeline
         ),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def _is_simple(degrees: Degrees) -> bool:
-    """Whether a layout has one dimension: others are refused for the same reasons."""
-    sizes = (degrees.tensor, degrees.pipeline, degrees.context, degrees.data)
-    return sum(size > 1 for size in sizes) <= 1
-
-
 def _of_degrees(degrees: Degrees, shape: GptShape, batch_size: int, *, per_node: int) -> Iterator[dict[str, float]]:
     """Sharding × recomputation × micro-batches × interleaving, whose stages have equally many layers."""
-    interleaved = degrees.pipeline > 1 and shape.layers % (2 * degrees.pipeline) == 0
-    own = batch_size // degrees.data
-    sizes = [size for size in MICRO_BATCHES if own % size == 0 and own // size >= degrees.pipeline]
+    pipeline, replicas = degrees["pipeline"], degrees["data"] * degrees["context"]
+    interleaved = pipeline > 1 and shape.layers % (2 * pipeline) == 0
+    own = batch_size // degrees["data"]
+    sizes = [size for size in MICRO_BATCHES if own % size == 0 and own // size >= pipeline]
     shardings = [
         sharding | {"expert": float(expert)}
-        for expert in _expert_sizes(degrees, shape)
+        for expert in _divisors(shape.experts)
+        if replicas % expert == 0
         for sharding in _shardings(degrees, per_node)
         # HSDP's copies of experts have no formula.
         if shape.experts == 1 or sharding["copies"] == 1
     ]
     for sharding, kept, micro_batch in itertools.product(shardings, KEPT, sizes or [1]):
-        for chunks in (1, 2) if interleaved and own // micro_batch % degrees.pipeline == 0 else (1,):
+        for chunks in (1, 2) if interleaved and own // micro_batch % pipeline == 0 else (1,):
             yield {
-                **vars(degrees),
+                **degrees,
                 "micro_batch": micro_batch,
                 "chunks": chunks,
-                "sequence_parallel": float(degrees.tensor > 1),
+                "sequence_parallel": float(degrees["tensor"] > 1),
                 **sharding,
                 **kept,
             }
 
 
-def _expert_sizes(degrees: Degrees, shape: GptShape) -> list[int]:
-    """Devices over which the experts of a layer may be cut: those of its replicas, as many as divide both."""
-    return [size for size in _divisors(shape.experts) if (degrees.data * degrees.context) % size == 0]
-
-
 def _shardings(degrees: Degrees, per_node: int) -> list[dict[str, float]]:
     """Copied, with a sharded optimizer, sharded over all (ZeRO 3 and 2), and sharded within nodes."""
     plain = {"sharded": 0.0, "owners": 0.0, "copies": 1.0, "stays_gathered": 0.0}
-    replicas = degrees.data * degrees.context
+    replicas = degrees["data"] * degrees["context"]
     if replicas == 1:
         return [plain]
     found = [plain, plain | {"owners": 1.0}, plain | {"sharded": 1.0}]
-    if degrees.pipeline == 1:  # the stages of pipelines stay gathered anyway
+    if degrees["pipeline"] == 1:  # the stages of pipelines stay gathered anyway
         found.append(plain | {"sharded": 1.0, "stays_gathered": 1.0})
-    inside = max(1, per_node // degrees.tensor)
+    inside = max(1, per_node // degrees["tensor"])
     if 1 < inside < replicas and replicas % inside == 0:
         found.append(plain | {"sharded": 1.0, "copies": float(replicas // inside)})
     return found

@@ -75,8 +75,7 @@ def group_of(size: Values, stride: Values, devices_per_node: Values, devices: Va
 def slowest_bytes_per_s(group: Group, links: Links) -> Values:
     """What one ring can move through its slowest tier: groups that cross nodes share each node's network."""
     across = np.minimum(links.link_bytes_per_s, links.network_bytes_per_s / group.rings)
-    result: Values = np.where(group.nodes > 1, across, links.link_bytes_per_s)
-    return result
+    return np.where(group.nodes > 1, across, links.link_bytes_per_s)
 
 
 def tree_bytes_per_s(group: Group, links: Links) -> Values:
@@ -90,15 +89,13 @@ def tree_bytes_per_s(group: Group, links: Links) -> Values:
 
 def ring_turn_s(group: Group, links: Links) -> Values:
     """Latency of once round a ring, n−1 turns: as many leave a node as there are other nodes."""
-    result: Values = (group.nodes - 1.0) * links.network_latency_s + (group.size - group.nodes) * links.link_latency_s
-    return result
+    return (group.nodes - 1.0) * links.network_latency_s + (group.size - group.nodes) * links.link_latency_s
 
 
 def tree_turn_s(group: Group, links: Links) -> Values:
     """Latency of once up or down a tree: a chain in each node, and log₂ of the nodes."""
     between = np.log2(np.maximum(group.nodes, 1.0)) * links.network_latency_s
-    result: Values = between + (group.size / group.nodes - 1.0) * links.link_latency_s
-    return result
+    return between + (group.size / group.nodes - 1.0) * links.link_latency_s
 
 
 def gather_s(message_bytes: Values, group: Group, links: Links) -> Values:
@@ -151,12 +148,10 @@ def send_s(message_bytes: Values, crosses: Values, links: Links, *, rings: Value
             (message_bytes * rings / links.network_bytes_per_s + links.network_latency_s, True),
         )
     )
-    result: Values = crosses * far + (1.0 - crosses) * near
-    return result
+    return crosses * far + (1.0 - crosses) * near
 
 
 def chain_crossing(size: Values, stride: Values, devices_per_node: Values) -> Values:
     """Share of a chain's hops that lead to another node; its members are `stride` ranks apart, the first is rank 0."""
     hops = np.maximum(size - 1.0, 1.0)
-    result: Values = np.minimum(1.0, np.floor(hops * stride / devices_per_node) / hops)
-    return result
+    return np.minimum(1.0, np.floor(hops * stride / devices_per_node) / hops)

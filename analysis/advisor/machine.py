@@ -69,8 +69,7 @@ class RateCurve:
     def at(self, sizes: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Rates at any sizes, straight between logarithms; beyond the ends, those of the ends."""
         logs = np.interp(np.log(np.maximum(sizes, 1e-30)), np.log(self.sizes), np.log(self.rates))
-        result: NDArray[np.float64] = np.exp(logs)
-        return result
+        return np.exp(logs)
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,7 @@ class Sharding:
     def layers_s(self, sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """For layers of any sizes, straight between logarithms; below the smallest its time, beyond the largest ∝."""
         logs = np.interp(np.log(np.maximum(sizes_bytes, 1.0)), np.log(self.sizes_bytes), np.log(self.times_s))
-        result: NDArray[np.float64] = np.exp(logs) * np.maximum(sizes_bytes / self.sizes_bytes[-1], 1.0)
-        return result
+        return np.exp(logs) * np.maximum(sizes_bytes / self.sizes_bytes[-1], 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,9 +423,9 @@ def machine_of_job(figures: MachineFigures, run: RunConfig) -> Machines:
         "network_latency_s": network.latency_s.value,
         "crowded": (min(busy, most) - 1) / (most - 1),
     }
-    kept = {"curve": curve, "sharding": figures.sharding, "host_computes": cpu, "runs_ahead": not cpu}
     messages = {(tier.name, name): share for tier in figures.tiers for name, share in tier.measured.items()}
-    return made_of(columns, messages=messages, **kept)
+    of_all = {"curve": curve, "sharding": figures.sharding, "messages": messages}
+    return made_of(columns, **of_all, host_computes=cpu, runs_ahead=not cpu)
 
 
 UNLIKE_MEMORY = 0.15

@@ -221,9 +221,8 @@ def _equal_one(job: SuiteJob, memory: ModelMemory) -> DeviceMemory:
     strategy, samples = run.strategy, run.global_batch_size / run.strategy.data_parallel_degree(run)
     held = partial(_held, job, memory, memory.layers, samples=samples)
     if isinstance(strategy, ShardedStrategy | DpTp):
-        sharded = isinstance(strategy, ShardedStrategy)
-        ranks = strategy.ranks_per_copy(run) if sharded else strategy.data_parallel_degree(run)
-        return held(shares=StateShards.even(ranks), gathers=True, gathered_stay=not strategy.reshard_after_forward)
+        split = strategy.ranks_per_copy if isinstance(strategy, ShardedStrategy) else strategy.data_parallel_degree
+        return held(shares=StateShards.even(split(run)), gathers=True, gathered_stay=not strategy.reshard_after_forward)
     if isinstance(strategy, DataParallel):  # the first GPU has the whole batch and all outputs, and computes a share
         whole, loss = memory.input_bytes * samples, _of_more(memory.loss, run.devices)
         return held(samples=samples / run.devices, input_bytes=whole, loss=loss, averages=True)
@@ -344,8 +343,7 @@ class MemoryParts:
     @property
     def peak(self) -> Values:
         """What the allocator reserves."""
-        result: Values = RESERVED * sum(vars(self).values(), start=np.zeros(()))
-        return result
+        return RESERVED * sum(vars(self).values(), start=np.zeros(()))
 
 
 def memory_parts(layouts: Layouts) -> MemoryParts:
@@ -396,8 +394,7 @@ def _in_flight(layouts: Layouts) -> Values:
     """Micro-batches whose activations the first stage keeps at once, in units of all of a device's layers."""
     count, stages, chunks = np.maximum(layouts.micro_batches, 1.0), layouts.pipeline, layouts.chunks
     interleaved = np.minimum((chunks - 1.0) * stages + 2.0 * (stages - 1.0) + 1.0, count * chunks) / chunks
-    result: Values = np.where(chunks > 1, interleaved, np.minimum(stages, count))
-    return result
+    return np.where(chunks > 1, interleaved, np.minimum(stages, count))
 
 
 def _state(layouts: Layouts) -> Values:
@@ -421,5 +418,4 @@ def _gathered(layouts: Layouts) -> Values:
     whole = 2.0 * held + 6.0 * np.maximum(layer, embedding)
     by_layer = np.where(layouts.stays_gathered > 0, whole, by_layer)
     sharded = np.where(layouts.pipeline > 1, by_stage, by_layer)
-    result: Values = np.where(layouts.sharded > 0, sharded, 2.0 * held)
-    return result
+    return np.where(layouts.sharded > 0, sharded, 2.0 * held)

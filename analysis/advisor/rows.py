@@ -15,10 +15,10 @@ import numpy as np
 
 from analysis.advisor.advice import Row
 from analysis.advisor.fit import ASSUMED_FACTOR, OTHER_ACCELERATOR, UNTRIED, of_a_step, published_fit
-from analysis.advisor.layouts import Impossible, options_of, strategy_name
+from analysis.advisor.layouts import USUAL, Impossible, options_of, strategy_name
 from analysis.advisor.machine import MULTIPROCESSORS, machines_of, made_of
 from analysis.advisor.memory import memory_parts, suite_peak_bytes
-from analysis.advisor.strategies import SuiteJob, check_formula
+from analysis.advisor.strategies import SuiteJob, check_formula, forward_flop
 from analysis.advisor.transformer import model_flops
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.run_rules import check_run
@@ -132,14 +132,11 @@ def _text(value: Any) -> str:
 
 def _options(run: RunConfig, given: frozenset[str]) -> Iterator[dict[str, Any]]:
     """The values of a strategy's options that decide about time and memory; what was asked for stays."""
-    fields = run.strategy.__struct_fields__
-    axes: dict[str, list[Any]] = {}
-    for name, values in _axes(run).items():
-        if name in fields and f"strategy.{name}" not in given:
-            axes[name] = values
+    free = {name for name in run.strategy.__struct_fields__ if f"strategy.{name}" not in given}
+    axes = {name: values for name, values in _axes(run).items() if name in free}
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))
-        if "schedule" in chosen and "stages_per_rank" in fields and "strategy.stages_per_rank" not in given:
+        if "schedule" in chosen and "stages_per_rank" in free:
             chosen["stages_per_rank"] = 2 if chosen["schedule"] == "interleaved_1f1b" else 1
         yield chosen
 
@@ -236,9 +233,8 @@ def capacity_bytes(figures: MachineFigures, in_use: int) -> float | None:
     if figures.memory_bytes is None:
         return None
     shared = in_use if figures.device_type == "cpu" else 1
-    return figures.memory_bytes.value / shared - (
-        0.0 if figures.overhead_bytes is None else figures.overhead_bytes.value
-    )
+    taken = 0.0 if figures.overhead_bytes is None else figures.overhead_bytes.value
+    return figures.memory_bytes.value / shared - taken
 
 
 def _mfu(job: SuiteJob, step_s: float) -> float | None:
@@ -246,7 +242,7 @@ def _mfu(job: SuiteJob, step_s: float) -> float | None:
     peak = job.figures.peak_flops_per_s.get(job.run.precision)
     if peak is None:
         return None
-    return 3.0 * job.model_flop / (step_s * job.run.devices * peak.value)
+    return 3.0 * forward_flop(job.run, job.layers) / (step_s * job.run.devices * peak.value)
 
 
 Guessed = Literal["devices", "link", "network"]
@@ -280,18 +276,9 @@ def machine_of(figures: MachineFigures, hardware: Hardware | None) -> Machines:
 def unpublished(layouts: Layouts) -> NDArray[np.bool_]:
     """Layouts of a kind that no published step has: the formulas know them, and nothing checks them."""
     inner = (layouts.tensor > 1) | (layouts.pipeline > 1)
-    result: NDArray[np.bool_] = (
-        (layouts.owners > 0)
-        | (layouts.copies > 1)
-        | (layouts.stays_gathered > 0)
-        | (layouts.context > 1)
-        | (layouts.chunks > 1)
-        | (layouts.sequence_parallel > 0)
-        | (layouts.selective > 0)
-        | (layouts.experts > 1)
-        | ((layouts.sharded > 0) & inner)
-    )
-    return result
+    names = ("owners", "copies", "stays_gathered", "context", "chunks", "sequence_parallel", "selective", "experts")
+    result: NDArray[np.bool_] = np.any([getattr(layouts, name) > USUAL[name] for name in names], axis=0)
+    return result | ((layouts.sharded > 0) & inner)
 
 
 def extrapolated(layouts: Layouts, fit: PublishedFit, *, known: NDArray[np.bool_]) -> list[tuple[str, ...]]:
@@ -312,8 +299,7 @@ def half_widths(layouts: Layouts, fit: PublishedFit, *, per_node: Values, known:
     width = np.array(fit.half_widths)[fit.interval_kinds(layouts, per_node)]
     width = width * np.where(unpublished(layouts), UNTRIED, 1.0)
     width = width * np.where(layouts.devices > fit.most_devices, UNTRIED, 1.0)
-    result: Values = width * np.where(known, 1.0, OTHER_ACCELERATOR)
-    return result
+    return width * np.where(known, 1.0, OTHER_ACCELERATOR)
 
 
 def gpt_rows(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,8 +188,7 @@ def completed(fitted: Mapping[str, Values | float]) -> dict[str, Values | float]
 def overlapped(first: Values, second: Values, gamma: Values | float) -> Values:
     """Time of two things of which one hides a part of the other; γ=1: none, γ→∞: all."""
     larger = np.maximum(np.maximum(first, second), 1e-12)
-    result: Values = larger * ((first / larger) ** gamma + (second / larger) ** gamma) ** (1.0 / gamma)
-    return result
+    return larger * ((first / larger) ** gamma + (second / larger) ** gamma) ** (1.0 / gamma)
 
 
 def links_of(machines: Machines, fitted: Mapping[str, Values | float]) -> Links:
@@ -212,8 +211,8 @@ def _deep(value: Values | float) -> Values:
 
 def _of_layers(each: G) -> G:
     """Links or groups beside layers' messages."""
-    numbers = {name: value for name, value in vars(each).items() if isinstance(value, np.ndarray)}
-    return replace(each, **{name: _deep(value) for name, value in numbers.items()})
+    deep: dict[str, Any] = {name: _deep(value) for name, value in vars(each).items() if isinstance(value, np.ndarray)}
+    return replace(each, **deep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,14 +310,14 @@ def _kernels_s(step: Step, times: Values | float, measured_s: Values | float) ->
     work, machines = step.work, step.machines
     faster = np.where(work.eight_bit > 0, step.deep("fp8_speed"), 1.0)
     time = step.deep("product_scale") * work.product_flop / machines.rates(work.product_flop) / faster
-    for name, flop in (("attention_scale", work.attention_flop), ("odd_scale", work.odd_flop)):
+    others: dict[str, Any] = {"attention_scale": work.attention_flop, "odd_scale": work.odd_flop}
+    for name, flop in others.items():
         if np.any(flop):
             time = time + step.deep(name) * flop / machines.rates(flop)
     moved = work.traffic_bytes + step.deep("loss_bytes") / (1.0 + BACKWARD) * work.logits
     time = time + step.deep("traffic_scale") * moved / _deep(machines.memory_bytes_per_s)
     time = times * time + step.deep("kernel_scale") * measured_s
-    result: Values = np.where(_deep(work.eager) > 0, step.deep("eager_slower"), 1.0) * time
-    return result
+    return np.where(_deep(work.eager) > 0, step.deep("eager_slower"), 1.0) * time
 
 
 def _launches_s(step: Step, times: Values | float) -> Values:
@@ -326,8 +325,7 @@ def _launches_s(step: Step, times: Values | float) -> Values:
     work = step.work
     launches = step.deep("launch_scale") * _deep(step.machines.launch_s) * work.operations
     launches = launches + step.deep("tensor_launch_s") * work.tensor_operations
-    result: Values = times * (launches + step.deep("softmax_launch_s") * work.softmax_operations)
-    return result
+    return times * (launches + step.deep("softmax_launch_s") * work.softmax_operations)
 
 
 def _pass_s(step: Step, kernels_s: Values, launches_s: Values) -> Values:
@@ -340,8 +338,7 @@ def _pass_s(step: Step, kernels_s: Values, launches_s: Values) -> Values:
         if machines.runs_ahead:
             both = step.ahead * both
     # Beside neighbours as busy as in the calibration the time is 1.
-    result: Values = _deep(alone + (1.0 - alone) * machines.crowded) * both
-    return result
+    return _deep(alone + (1.0 - alone) * machines.crowded) * both
 
 
 def forward_s(step: Step) -> Values:
@@ -401,7 +398,7 @@ def _exchanged_s(step: Step) -> Values:
         total = np.where((_deep(plan.tensor) > 1) & (work.exchanges > 0), work.exchanges * once, 0.0)
     if (plan.expert > 1).any():
         group = _of_layers(step.group(plan.expert, plan.tensor))
-        routed = 2.0 * all_to_all_s(work.routed_bytes, group, links)
+        routed = 2.0 * all_to_all_s(np.asarray(work.routed_bytes), group, links)
         total = total + np.where((_deep(plan.expert) > 1) & (work.routed_bytes > 0), routed, 0.0)
     return total
 
@@ -412,7 +409,8 @@ def _rings_s(step: Step, compute_s: Values) -> Values:
     if not (plan.context > 1).any():
         return np.zeros_like(work.count)
     # Each turn hands on one device's keys and values: all of them but its own arrive.
-    moved = gather_s(work.ring_bytes, _of_layers(step.group(plan.context, plan.tensor)), _of_layers(step.links))
+    group, links = _of_layers(step.group(plan.context, plan.tensor)), _of_layers(step.links)
+    moved = gather_s(np.asarray(work.ring_bytes), group, links)
     exposed = overlapped(compute_s, moved, step.deep("sharded_overlap")) - compute_s
     return np.where((_deep(plan.context) > 1) & (work.ring_bytes > 0), exposed, 0.0)
 

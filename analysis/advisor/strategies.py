@@ -103,12 +103,6 @@ class SuiteJob:
         names = [name for name in self.layers[0].__struct_fields__ if name not in ("name", "kernels")]
         return {name: np.array([getattr(each, name) for each in self.layers], dtype=np.float64) for name in names}
 
-    @property
-    def model_flop(self) -> float:
-        """Forward, of a step, of all devices."""
-        names = ("product_flop", "convolution_flop", "grouped_flop")
-        return self.run.global_batch_size * sum(float(self.columns[name].sum()) for name in names)
-
     @cached_property
     def plan(self) -> Plan:
         """How the work is laid over devices; of strategies with terms of their own what each device computes alone."""
@@ -123,6 +117,12 @@ class SuiteJob:
     def work(self) -> Work:
         """What a device does for one micro-batch."""
         return _work(self)
+
+
+def forward_flop(run: RunConfig, layers: Sequence[LayerCount]) -> float:
+    """Of a step, of all devices."""
+    of_sample = sum(each.product_flop + each.convolution_flop + each.grouped_flop for each in layers)
+    return run.global_batch_size * of_sample
 
 
 def suite_phases(job: SuiteJob, scales: Mapping[str, Values | float]) -> Phases[Values]:
@@ -230,8 +230,8 @@ def _work(job: SuiteJob) -> Work:
         "sharded_updates": float(tensor > 1 or isinstance(run.strategy, ShardedStrategy | DpTp)),
         "input_bytes": batch * (1.0 + 2.0 * job.value_bytes),
     }
-    known = {name: np.asarray(value, dtype=np.float64)[None, :] for name, value in columns.items()}
-    return Work(**known, **{name: np.array([value]) for name, value in others.items()})
+    known: dict[str, Any] = {name: np.asarray(value, dtype=np.float64)[None, :] for name, value in columns.items()}
+    return Work(**known | {name: np.array([value]) for name, value in others.items()})
 
 
 def _kernels_s(job: SuiteJob, layer: LayerCount, samples: float, share: float) -> tuple[float, float]:

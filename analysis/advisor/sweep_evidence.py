@@ -112,7 +112,11 @@ def sweep_evidence(loaded: Sequence[Runs], count: Callable[[RunConfig], list[Lay
             f"{where}: none of {known} runs counts in comparisons of times: `parallelbench report` says why; measure "
             "on a free machine"
         )
-    _require_one_machine([side for side in sides if side])
+    if unlike := _unlike([side for side in sides if side]):
+        raise ConfigError(
+            f"the runs are of unlike machines, and one fit can't hold them: {format_differences(unlike)}; "
+            "name folders that were measured in one environment"
+        )
     others: Counter[str] = Counter()
     steps = [step for runs in loaded for step in _steps(runs, count, others)]
     left_out = [
@@ -135,8 +139,8 @@ def _counting(runs: Runs) -> list[ComparedRun]:
     return [known[run_id] for run_id in counted(runs)["run_id"]]
 
 
-def _require_one_machine(sides: Sequence[Sequence[ComparedRun]]) -> None:
-    """Refuse runs whose environments must match to be compared, and don't; folders are held against each other too."""
+def _unlike(sides: Sequence[Sequence[ComparedRun]]) -> Differences:
+    """What differs between environments that must match to be compared; folders are held against each other too."""
     first = sides[0][0]
     for other in (run for side in sides for run in side):
         pairing = Pairing((RepeatPair(0, (first, other)),))
@@ -146,16 +150,8 @@ def _require_one_machine(sides: Sequence[Sequence[ComparedRun]]) -> None:
             if (values := (first.definition.get(key), other.definition.get(key)))[0] != values[1]:
                 unlike[key] = values
         if unlike:
-            raise _unlike(unlike)
-    if unlike := unlike_probes(sides):
-        raise _unlike(unlike)
-
-
-def _unlike(differences: Differences) -> ConfigError:
-    return ConfigError(
-        f"the runs are of unlike machines, and one fit can't hold them: {format_differences(differences)}; "
-        "name folders that were measured in one environment"
-    )
+            return unlike
+    return unlike_probes(sides)
 
 
 def _steps(runs: Runs, count: Callable[[RunConfig], list[LayerCount]], others: Counter[str]) -> Iterator[MeasuredStep]:

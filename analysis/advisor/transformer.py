@@ -7,6 +7,7 @@ the shape of GPT-2 or of Llama. Products count two FLOPs per multiply-add. Backw
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -159,7 +160,7 @@ def tiled_flops(layouts: Layouts, processors: Values) -> Values:
     background", tile and wave quantization).
     """
 
-    outside, mlps = _of_products(layouts, lambda *sizes: _tiled(*sizes, processors))
+    outside, mlps = _of_products(layouts, partial(_tiled, processors=processors))
     routed = 2.0 * tokens(layouts) * layouts.hidden * layouts.experts / layouts.tensor
     return outside + np.where(layouts.experts > 1, routed, 0.0) + mlps
 
