@@ -381,15 +381,13 @@ def proposed(rows: Sequence[Row], objective: Objective, *, budget_s: float, most
     open_rows = [row for row in usable if not row.measured and _may_be_best(row, usable, objective)]
     base = min((row for row in usable if row.devices == 1 and not row.measured), key=cost_s, default=None)
     order = ([base] if base else []) + [row for row in one_each(ranked(open_rows, objective)) if row is not base]
-    if not order:
-        return Proposal([], 0.0, 0)
     taken: list[Row] = []
     spent = 0.0
     for row in order[:MOST_RUNS]:
         if spent + cost_s(row) <= budget_s:
             taken.append(row)
             spent += cost_s(row)
-    if not taken:
+    if order and not taken:
         cheapest = min(map(cost_s, order))
         raise ConfigError(
             f"--budget {budget_s / 3600:.3g}h is under the cheapest run that would tell something: "
@@ -415,10 +413,8 @@ def sweep_of(proposal: Proposal, overrides: Sequence[tuple[str, Any]], *, name: 
     common = dict(overrides) | {"epochs": EPOCHS, "measure.attribution_steps": 20}
     blocks = []
     for row in proposal.rows:
-        grid: dict[str, Any] = common | {"strategy": row.strategy, "devices": row.devices, "nodes": row.nodes}
-        for option in row.options:
-            key, _, value = option.partition("=")
-            grid[key] = yaml.safe_load(value)
+        options = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in row.options)}
+        grid = common | {"strategy": row.strategy, "devices": row.devices, "nodes": row.nodes} | options
         if (row.steps_per_epoch or STEPS) > STEPS:
             grid["measure.steps_per_epoch"] = STEPS
         blocks.append({"grid": {key: [value] for key, value in grid.items()}})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -18,13 +18,13 @@ from analysis.advisor.machine import (
     GPU_RATES,
     LATENCY_S,
     LAUNCH_S,
-    LINK,
     KernelRates,
     Known,
     MachineFigures,
     RateCurve,
     Sharding,
     TierFigures,
+    assumed_link,
 )
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.results.calibration import BACKWARD, read_calibration
@@ -85,7 +85,7 @@ def figures_of_calibration(rows: Sequence[Row], facts: Mapping[str, Any], *, sou
         train_launch_s=train_launch_s,
         step_s=step_s,
         unaligned=_unaligned(busy, products),
-        link=link or _unmeasured_link(kind, source),
+        link=link or assumed_link(kind, f"{source} had one device"),
         network=network,
         kernels=_kernels(busy, source),
         sharding=_sharding(rows, source),
@@ -241,12 +241,6 @@ def _said_s(
     }
     operations = np.array([row["operation"] for row in rows])
     return np.select([operations == each for each in said], list(said.values()))
-
-
-def _unmeasured_link(kind: Literal["cpu", "cuda"], source: str) -> TierFigures:
-    """Of a node whose devices were calibrated one at a time."""
-    latency_s, bytes_per_s = (Known(value, "assumed", f"{source} had one device") for value in LINK[kind])
-    return TierFigures(name="link", latency_s=latency_s, bytes_per_s=bytes_per_s)
 
 
 PROBED_FLOP = {"cpu": 2.0 * 256**3, "cuda": 2.0 * 4096**3}

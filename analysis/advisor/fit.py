@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -31,7 +31,6 @@ from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -356,12 +355,10 @@ FEWEST_ERRORS = 9
 """Fewer errors than this give no interval at 90 %."""
 
 
-def half_width(errors: Values, share: float = INTERVAL_SHARE) -> float | None:
+def half_width(errors: Values) -> float | None:
     """Half the interval of log time, from log errors on unseen rows; None where they are too few."""
-    place = math.ceil((len(errors) + 1) * share)
-    if place > len(errors):
-        return None
-    return float(np.sort(np.abs(errors))[place - 1])
+    place = math.ceil((len(errors) + 1) * INTERVAL_SHARE)
+    return None if place > len(errors) else float(np.sort(np.abs(errors))[place - 1])
 
 
 KERNELS = (
@@ -417,14 +414,10 @@ class PublishedFit(msgspec.Struct, frozen=True, kw_only=True):
         return kinds
 
 
-def place() -> Path:
-    """Where the file is."""
-    from pathlib import Path
-
-    return Path(str(resources.files("analysis"))) / "advisor" / "data" / "published_fit.json"
+PLACE = Path(__file__).parent / "data" / "published_fit.json"
 
 
 @cache
 def published_fit() -> PublishedFit:
     """The shipped fit."""
-    return msgspec.json.decode(place().read_bytes(), type=PublishedFit)
+    return msgspec.json.decode(PLACE.read_bytes(), type=PublishedFit)

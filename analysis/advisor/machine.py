@@ -293,6 +293,12 @@ LIBRARIES_BYTES: dict[Literal["cpu", "cuda"], float] = {"cpu": 0.5 * 2**30, "cud
 """Memory of a device that torch and the libraries of communication take."""
 
 
+def assumed_link(device_type: Literal["cpu", "cuda"], why: str) -> TierFigures:
+    """Links that nobody measured."""
+    latency_s, bytes_per_s = (Known(value, "assumed", why) for value in LINK[device_type])
+    return TierFigures(name="link", latency_s=latency_s, bytes_per_s=bytes_per_s)
+
+
 def assumed_figures(
     device_type: Literal["cpu", "cuda"], *, devices_per_node: int, memory_bytes: float | None
 ) -> MachineFigures:
@@ -301,9 +307,6 @@ def assumed_figures(
 
     def known(value: float) -> Known:
         return Known(value, "assumed", WHY)
-
-    def tier(name: TierName, figures: tuple[float, float]) -> TierFigures:
-        return TierFigures(name=name, latency_s=known(figures[0]), bytes_per_s=known(figures[1]))
 
     rate = CORE_FLOPS_PER_S if cpu else GPU_FLOPS_PER_S
     faster = CORE_RATES if cpu else GPU_RATES
@@ -316,8 +319,8 @@ def assumed_figures(
         memory_bytes_per_s=known(CORE_BYTES_PER_S if cpu else GPU_BYTES_PER_S),
         memory_bytes=None if memory_bytes is None else Known(memory_bytes, "measured", "what the system reports"),
         launch_s=known(CORE_LAUNCH_S if cpu else GPU_LAUNCH_S),
-        link=tier("link", LINK[device_type]),
-        network=tier("network", NETWORK),
+        link=assumed_link(device_type, WHY),
+        network=TierFigures(name="network", latency_s=known(NETWORK[0]), bytes_per_s=known(NETWORK[1])),
         overhead_bytes=known(LIBRARIES_BYTES[device_type]),
     )
 

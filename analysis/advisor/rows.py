@@ -283,14 +283,13 @@ def unpublished(layouts: Layouts) -> NDArray[np.bool_]:
 
 def extrapolated(layouts: Layouts, fit: PublishedFit, *, known: NDArray[np.bool_]) -> list[tuple[str, ...]]:
     """In which respects no published step is like each row; `known`: the fit has steps of its accelerator."""
-    every = np.ones(len(layouts), dtype=bool)
     respects = {
-        "model": every,
+        "model": np.ones(len(layouts), dtype=bool),
         "strategy": unpublished(layouts),
         "machine": ~known,
         "devices": layouts.devices > fit.most_devices,
     }
-    columns = zip(*((values & every).tolist() for values in respects.values()), strict=True)
+    columns = zip(*(values.tolist() for values in respects.values()), strict=True)
     return [tuple(name for name, outside in zip(respects, row, strict=True) if outside) for row in columns]
 
 

@@ -8,7 +8,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -269,8 +268,7 @@ _FILES: dict[Source, tuple[str, ...]] = {
 
 def shipped_files(source: Source) -> list[Path]:
     """The published measurements that come with the suite."""
-    folder = Path(str(resources.files("analysis"))) / "advisor" / "data"
-    return [folder / name for name in _FILES[source]]
+    return [Path(__file__).parent / "data" / name for name in _FILES[source]]
 
 
 def shipped(source: Source) -> Measured:

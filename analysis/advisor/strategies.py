@@ -79,12 +79,6 @@ class SuiteJob:
         """Bytes of an activation ÷ of one in fp32."""
         return {"fp64": 2.0, "bf16": 0.5, "fp16": 0.5}.get(self.run.precision, 1.0)
 
-    @property
-    def unaligned(self) -> float:
-        """Time of a GPU's products whose sides 8 does not divide ÷ of others."""
-        known = self.figures.unaligned or UNALIGNED
-        return known.get(self.run.precision, 1.0)
-
     @cached_property
     def casts(self) -> Values:
         """Operations by which autocast brings each layer's weights, and what goes into products, to 16 bits."""
@@ -191,7 +185,7 @@ def _work(job: SuiteJob) -> Work:
     attention = np.array([(each.kernels or {}).get("attention", NOTHING).work for each in job.layers])
     whole = counts["product_flop"] - attention
     left = samples * (whole - gone * counts["shardable_flop"])
-    odd = np.zeros_like(left)
+    odd, slower = np.zeros_like(left), (job.figures.unaligned or UNALIGNED).get(run.precision, 1.0)
     if job.figures.device_type != "cpu":
         odd = left * np.minimum(counts["unaligned_flop"] / np.maximum(whole, 1.0), 1.0)
     # A shared linear layer has one exchange, or none where its input needs no gradient.
@@ -202,7 +196,7 @@ def _work(job: SuiteJob) -> Work:
     logits[-1] = of_loss * counts["boundary_bytes"][-1] / FP32
     columns = {
         "product_flop": left - odd,
-        "odd_flop": job.unaligned * odd,
+        "odd_flop": slower * odd,
         "logits": logits,
         "kernels_s": kernels[:, 0],
         "kernels_backward_s": kernels[:, 1],

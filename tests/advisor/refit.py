@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.advisor.check import Judged, judged
-from analysis.advisor.fit import SHEET, UNTRIED, PublishedFit, half_width, kernel_keys, most_probable, place
+from analysis.advisor.fit import PLACE, SHEET, UNTRIED, PublishedFit, half_width, kernel_keys, most_probable
 from analysis.advisor.layouts import Layouts
 from analysis.advisor.machine import COLUMNS, Machines, made_of
 from analysis.advisor.step import Fitted, Values, step_phases
@@ -297,7 +297,7 @@ def table(data: Published, shipped: PublishedFit) -> Iterator[str]:
 if __name__ == "__main__":
     steps = published()
     anew = fitted_to(steps.evidence)
-    place().write_bytes(msgspec.json.format(msgspec.json.encode(anew)) + b"\n")
+    PLACE.write_bytes(msgspec.json.format(msgspec.json.encode(anew)) + b"\n")
     print(f"{datetime.date.today().isoformat()}: {anew.rows} rows")
     for line in table(steps, anew):
         print(line)
