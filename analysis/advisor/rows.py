@@ -1,7 +1,7 @@
 """The rows of the advisor's answer, of the suite's own models and of transformers by formula.
 
-Of the suite's own models every candidate is predicted, or measured where a finished run is the same; of transformers
-all layouts at once as columns, in the formulas' own fit to published steps.
+Of the suite's own models every strategy with its options is a candidate, and is predicted, or measured where a finished
+run is the same; of transformers all layouts at once as columns, in the formulas' own fit to published steps.
 """
 
 from __future__ import annotations

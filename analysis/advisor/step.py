@@ -337,7 +337,7 @@ def _pass_s(step: Step, kernels_s: Values, launches_s: Values) -> Values:
         both = overlapped(kernels_s, launches_s, step.deep("launch_overlap"))
         if machines.runs_ahead:
             both = step.ahead * both
-    # Beside neighbours as busy as in the calibration the time is 1.
+    # Beside neighbours that are as busy as in the calibration, a device takes the calibrated time.
     return _deep(alone + (1.0 - alone) * machines.crowded) * both
 
 
