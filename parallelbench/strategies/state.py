@@ -132,11 +132,6 @@ def _changing(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[t
                 yield (parameter, name), local(value)
 
 
-def size_bytes(value: Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return value.numel() * value.element_size()
-
-
 class FlatParameters:
     """One vector of a module's trainable parameters, which become views of it.
 

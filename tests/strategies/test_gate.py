@@ -28,6 +28,7 @@ from parallelbench.strategies.fsdp import shards as fsdp_shards
 from parallelbench.strategies.lbfgs import sandblaster
 from parallelbench.strategies.lbfgs.sandblaster import ShardedVector
 from parallelbench.strategies.mesh import device_mesh
+from parallelbench.strategies.pipeline import stages
 from parallelbench.strategies.pipeline.stages import PipelineReplica
 from parallelbench.strategies.servers.servers import SyncServer
 from parallelbench.strategies.tensor import sequence, vocabulary
@@ -317,14 +318,12 @@ FAULTS: dict[tuple[str, str, int, str], dict[str, Plant]] = {
     },
     **{
         ("gpt", strategy, devices, BY_TOKENS): {
-            "norms' gradients are not summed": in_code(
-                sequence.NormGradients, "sum_over_ranks", lambda _: lambda *_: None
-            ),
+            "norms' gradients are not summed": in_code(owner, "parameters_of_parts", lambda _: lambda *_: []),
             "the embedding's gradient is that of a part": with_gradient(
                 sequence, lambda values, gradient: gradient.repeat(1, values.shape[1] // gradient.shape[1], 1)
             ),
         }
-        for strategy, devices in (("tensor_parallel", 2), ("dp_pp_tp", 4))
+        for strategy, devices, owner in (("tensor_parallel", 2, tensor_shards), ("dp_pp_tp", 4, stages))
     },
     **{
         ("gpt_32", "context_parallel", 2, f"strategy.exchange={exchange} {model}".strip()): PARTS

@@ -309,7 +309,7 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
         module = to_device(model, run, world.device)
         wrapped = nn.DataParallel(autocasting(module, run, world), device_ids=list(world.devices))
         tensors = [*module.parameters(), *module.buffers()]
-        model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        model_bytes = sum(tensor.nbytes for tensor in tensors)
         others, size_bytes = run.devices - 1, gradient_bytes(module)
         seen = BatchBytes()
         wrapped.register_forward_hook(seen)

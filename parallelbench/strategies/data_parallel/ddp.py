@@ -64,7 +64,7 @@ def sharded_optimizer(module: nn.Module, run: RunConfig, world: World) -> ZeroRe
 
 def updated_bytes(optimizer: ZeroRedundancyOptimizer) -> int:
     """Bytes of the parameters that this rank updates and sends to all others."""
-    return sum(p.numel() * p.element_size() for group in optimizer.optim.param_groups for p in group["params"])
+    return sum(p.nbytes for group in optimizer.optim.param_groups for p in group["params"])
 
 
 def autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:

@@ -41,7 +41,7 @@ def ring_average(values: Tensor, traffic: Traffic) -> None:
         reducing = step < ranks - 1
         arriving = scratch[: own.numel()] if reducing else own
         sends += _exchange(dist.P2POp(dist.isend, leaving, after), dist.P2POp(dist.irecv, arriving, before))
-        traffic.send("gradient", leaving.numel() * leaving.element_size())
+        traffic.send("gradient", leaving.nbytes)
         if reducing:
             # A running mean of the ranks passed so far: one pass over memory, and half types can't overflow.
             torch.lerp(arriving, own, 1 / (step + 2), out=own)

@@ -17,7 +17,7 @@ from parallelbench.models.moe_layers import Experts, MixtureOfExperts
 from parallelbench.strategies.autograd import exchanged
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.replica import ModuleReplica
-from parallelbench.strategies.state import local, size_bytes
+from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor.shards import optimizer_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, 
             stacked.register_post_accumulate_grad_hook(groups.begin)
         setattr(experts, name, stacked)
     trained = [each for each in module.parameters() if each.requires_grad]
-    copied_bytes = sum(size_bytes(each) for each in trained if not isinstance(each, DTensor))
+    copied_bytes = sum(each.nbytes for each in trained if not isinstance(each, DTensor))
     return ModuleReplica(
         module,
         run=run,

@@ -20,7 +20,7 @@ from parallelbench.models.norms import synchronize_norms
 from parallelbench.strategies.graph import CapturedReplica
 from parallelbench.strategies.mesh import device_mesh
 from parallelbench.strategies.replica import ModuleReplica, share_buffers, to_device
-from parallelbench.strategies.state import local, size_bytes
+from parallelbench.strategies.state import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,4 +155,4 @@ class PaddedBytes(NamedTuple):
 def _padded_bytes(values: Tensor, shards: int) -> int:
     """Bytes of all shards of a tensor together."""
     rows = values.shape[0]
-    return size_bytes(values) // max(1, rows) * ceil(rows / shards) * shards
+    return values.nbytes // max(1, rows) * ceil(rows / shards) * shards

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from parallelbench.config.components import Shard
 from parallelbench.strategies.pipeline.partition import values_between
 from parallelbench.strategies.replica import LayersReplica, added, numerics_of, to_device
-from parallelbench.strategies.state import size_bytes
 from parallelbench.strategies.tensor.shards import optimizer_of
 from parallelbench.world.numerics import Sums, sums
 from parallelbench.world.spans import Phase, phase
@@ -43,7 +42,7 @@ def crossing_bytes(model: nn.Sequential, layers: dict[str, int], run: RunConfig,
     values, parts = values_between(model, run, world.device, run.global_batch_size), list(layers.values())
     trained = list(accumulate((any(p.requires_grad for p in layer.parameters()) for layer in model), operator.or_))
     cuts = [i for i in range(1, len(parts)) if parts[i] != parts[i - 1]]
-    return sum(size_bytes(values[i]) * (2 if trained[i - 1] else 1) for i in cuts)
+    return sum(values[i].nbytes * (2 if trained[i - 1] else 1) for i in cuts)
 
 
 def spread(
@@ -143,7 +142,7 @@ class LayerSplitReplica(LayersReplica):
         output = self._compute(segment, value)
         if segment is not self._segments[-1]:
             dist.send(output.detach().contiguous(), self._segments[segment.index + 1].owner)
-            self.traffic.send("activation", output.numel() * output.element_size())
+            self.traffic.send("activation", output.nbytes)
         return value, output
 
     def _compute(self, segment: Segment, value: Tensor) -> Tensor:
@@ -169,7 +168,7 @@ class LayerSplitReplica(LayersReplica):
         if value.requires_grad:
             assert value.grad is not None
             dist.send(value.grad.contiguous(), self._segments[segment.index - 1].owner)
-            self.traffic.send("activation", value.grad.numel() * value.grad.element_size())
+            self.traffic.send("activation", value.grad.nbytes)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import pipelining
 
 from parallelbench.config.components import Shard
 from parallelbench.models.norms import count_compiled_norms, synchronize_norms
 from parallelbench.strategies.pipeline.partition import example_of, piece_sizes, values_between
-from parallelbench.strategies.replica import LayersReplica, numerics_of, share, to_device
-from parallelbench.strategies.state import local, size_bytes
+from parallelbench.strategies.replica import LayersReplica, numerics_of, share, sum_gradients, to_device
+from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import plan_of
-from parallelbench.strategies.tensor.sequence import norm_gradients, parts_between
+from parallelbench.strategies.tensor.sequence import parameters_of_parts, parts_between
 from parallelbench.strategies.tensor.shards import as_one_rank_sees_it, optimizer_of, place_shards, share_replicated
 from parallelbench.strategies.tensor.traffic import exchanged_bytes
 from parallelbench.strategies.tensor.vocabulary import divided_loss
@@ -126,7 +125,7 @@ class PipelineReplica(LayersReplica):
             )
             for index in self._own
         }
-        self._partial = norm_gradients(self._layers, run, position.tensor)
+        self._in_parts = parameters_of_parts(self._layers, run)
         self._optimizer = optimizer_of(self._layers.parameters(), run, world.device_type)
         self.hides_communication = position.tensor is not None and waits_are_hidden(
             world.device_type, compiled=run.compile
@@ -213,9 +212,9 @@ class PipelineReplica(LayersReplica):
         total = 0
         for stage in self._own:
             if stage < self._last and self._ranks[stage + 1] != self._rank:
-                total += size_bytes(self._values[stage + 1])
+                total += self._values[stage + 1].nbytes
             if stage > 0 and self._ranks[stage - 1] != self._rank:
-                total += size_bytes(self._values[stage])
+                total += self._values[stage].nbytes
         return total
 
     def _forward_backward(self, batch: Batch) -> Sums | None:
@@ -223,9 +222,9 @@ class PipelineReplica(LayersReplica):
         self._sums.clear()
         inputs = () if batch.images is None else (batch.images,)
         self._schedule.step(*inputs, target=batch.labels, return_outputs=False)
-        if self._partial is not None:
+        if self._in_parts and self._position.tensor is not None:
             with phase("communication"):
-                self._partial.sum_over_ranks(self.traffic)
+                sum_gradients(self._in_parts, self._position.tensor.get_group(), self.traffic)
         if self._position.copies > 1:
             with phase("communication"):
                 self._average()
@@ -234,20 +233,10 @@ class PipelineReplica(LayersReplica):
     def _owned_sums(self) -> Sums | None:
         return functools.reduce(operator.iadd, self._sums) if self._sums and self._position.owns_loss else None
 
-    @torch.no_grad()
     def _average(self) -> None:
-        """Average the gradients over the copies of these stages, in one message.
-
-        By hand: torch 2.15's NCCL backend sends a message for each tensor of `allreduce_coalesced`.
-        """
-        grads = [local(p.grad) for p in self._layers.parameters() if p.grad is not None]
-        if not grads:
-            return  # these stages are frozen, on each of the copies
-        flat = _flatten_dense_tensors(grads).div_(self._position.copies)
-        dist.all_reduce(flat, group=self._position.data)
-        self.traffic.all_reduce("gradient", flat.nbytes, self._position.copies)
-        for grad, mean in zip(grads, _unflatten_dense_tensors(flat, grads), strict=True):
-            grad.copy_(mean)
+        """Average the gradients over the copies of these stages."""
+        assert self._position.data is not None
+        sum_gradients(self._layers.parameters(), self._position.data, self.traffic, divisor=self._position.copies)
 
     def copied(self) -> Mapping[int, Iterable[Tensor]]:
         """This rank's layers, or its shards of them, where other pipelines train the same."""
@@ -288,7 +277,7 @@ class PipelineReplica(LayersReplica):
                     outputs.append(output)
                 else:
                     sends.append((dist.isend(output, self._ranks[index + 1]), output))
-                    self.traffic.send("activation", size_bytes(output))
+                    self.traffic.send("activation", output.nbytes)
         if self.data_shard.labels and outputs:
             assert batch.labels is not None
             logits = torch.cat(outputs)

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parallelbench.models.plan import matching
 from parallelbench.strategies.autograd import exchanged
-from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
 
 if TYPE_CHECKING:
@@ -26,7 +22,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parallelbench.config.run import RunConfig
-    from parallelbench.measure.traffic import Traffic
 
 
 # torch 2.15 has this name, and warns of the one that older versions have.
@@ -76,30 +71,9 @@ def parts_between(values: list[Tensor], run: RunConfig, shards: int) -> list[Ten
     return [values[0], *between, values[-1]]
 
 
-class NormGradients:
-    """Gradients of the norms' parameters, of which each tensor rank has the part of its tokens."""
-
-    def __init__(self, module: nn.Module, run: RunConfig, mesh: DeviceMesh) -> None:
-        norms = set(matching(module, run.model.anatomy().sequence_norms))
-        named = module.named_parameters()
-        self._parameters = [each for name, each in named if name.rpartition(".")[0] in norms and each.requires_grad]
-        self._mesh = mesh
-
-    @torch.no_grad()
-    def sum_over_ranks(self, traffic: Traffic) -> None:
-        """Add them up, in one message."""
-        gradients = [local(each.grad) for each in self._parameters if each.grad is not None]
-        if not gradients:
-            return
-        flat = _flatten_dense_tensors(gradients)
-        dist.all_reduce(flat, group=self._mesh.get_group())
-        traffic.all_reduce("gradient", flat.nbytes, self._mesh.size())
-        for gradient, total in zip(gradients, _unflatten_dense_tensors(flat, gradients), strict=True):
-            gradient.copy_(total)
-
-
-def norm_gradients(module: nn.Module, run: RunConfig, mesh: DeviceMesh | None) -> NormGradients | None:
-    """What has to be summed before an update; None: each rank has whole gradients, or its stage has no norms."""
-    if mesh is None or not divides_sequence(run) or not matching(module, run.model.anatomy().sequence_norms):
-        return None
-    return NormGradients(module, run, mesh)
+def parameters_of_parts(module: nn.Module, run: RunConfig) -> list[nn.Parameter]:
+    """The norms' parameters: each tensor rank has the gradients of its tokens, to be summed before an update."""
+    if not divides_sequence(run):
+        return []
+    norms = set(matching(module, run.model.anatomy().sequence_norms))
+    return [each for name, each in module.named_parameters() if name.rpartition(".")[0] in norms]

@@ -6,6 +6,7 @@ Only linear layers: DTensor's convolutions give wrong results, silently, where w
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +16,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from parallelbench.models.plan import planned
 from parallelbench.strategies.fsdp.shards import reshard
-from parallelbench.strategies.replica import ModuleReplica, share, to_device
+from parallelbench.strategies.replica import ModuleReplica, share, sum_gradients, to_device
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
-from parallelbench.strategies.tensor.sequence import cut_sequence, norm_gradients
+from parallelbench.strategies.tensor.sequence import cut_sequence, parameters_of_parts
 from parallelbench.strategies.tensor.vocabulary import divide, divided_loss, tie_again, ties_of
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def new_replica(
     before_evaluation: Callable[[], None] | None = None,
 ) -> ModuleReplica:
     """The replica of a module whose layers are sharded over a mesh of ranks that read the same samples."""
-    partial = norm_gradients(module, run, mesh)
+    in_parts = parameters_of_parts(module, run)
 
     def share_all() -> None:
         share_replicated(module, mesh)
@@ -161,6 +162,6 @@ def new_replica(
         before_evaluation=share_all,
         after_evaluation=lambda: reshard(module),
         count_step=count_step,
-        after_backward=None if partial is None else partial.sum_over_ranks,
+        after_backward=partial(sum_gradients, in_parts, mesh.get_group()) if in_parts else None,
         alike=mesh,
     )

@@ -11,16 +11,15 @@ gradients. A divided vocabulary all-reduces tokens × width twice, and `loss_byt
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
 from parallelbench.models.plan import matching, planned
 from parallelbench.models.recomputation import repeats_forward
 from parallelbench.strategies.pipeline.partition import values_between
-from parallelbench.strategies.state import size_bytes
 from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary, plan_of
 from parallelbench.strategies.tensor.vocabulary import loss_bytes
 
@@ -30,13 +29,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from parallelbench.config.components import Split
     from parallelbench.config.run import RunConfig
     from parallelbench.measure.traffic import Traffic
 
 
-@dataclass(frozen=True)
-class Exchanged:
+class Exchanged(NamedTuple):
     """Bytes of whole messages of a forward and a backward pass."""
 
     all_reduced: int
@@ -57,62 +54,45 @@ def exchanged_bytes(
     samples: int,
     layers: Container[str] | None = None,
 ) -> Exchanged:
-    """What tensor ranks exchange for so many samples; of `layers` only, if given. `model` is the whole one."""
-    found = _SeenExchanges(model, run)
-    values_between(model, run, device, samples)
-    found.remove()
-    last = run.model.layer_names[-1]
-    found.summed[last] += loss_bytes(run, samples=samples)
-    own = [name for name in run.model.layer_names if layers is None or name in layers]
-    return Exchanged(sum(found.summed[name] for name in own), sum(found.in_parts[name] for name in own))
+    """What tensor ranks exchange for so many samples; of `layers` only, if given. `model` is the whole one.
 
-
-class _SeenExchanges:
-    """Bytes of what is exchanged within each layer of a model, seen by hooks while samples pass.
-
-    What backward computes again sends its messages of the forward pass again.
+    Seen by hooks while samples pass. What backward computes again sends its messages of the forward pass again.
     """
+    by_tokens, (first, *_, last) = divides_sequence(run), run.model.layer_names
+    summed, in_parts = Counter[str](), Counter[str]()
 
-    def __init__(self, model: nn.Sequential, run: RunConfig) -> None:
-        self._forwards = {name: 2 if repeats_forward(run, name) else 1 for name in run.model.layer_names}
-        self.summed: Counter[str] = Counter()
-        self.in_parts: Counter[str] = Counter()
-        self._by_tokens, self._divided = divides_sequence(run), divides_vocabulary(run)
-        first, *_, self._last = run.model.layer_names
-        hooks = {name: self._of_split(split) for name, split in planned(model, plan_of(run)).items()}
-        if self._by_tokens:
-            hooks |= dict.fromkeys(matching(model, run.model.anatomy().sequence_norms), self._of_norm)
-            hooks[first] = self._of_first
-        self._handles = [
-            model.get_submodule(name).register_forward_hook(partial(hook, name.partition(".")[0]))
-            for name, hook in hooks.items()
-        ]
-
-    def _of_split(self, split: Split) -> Callable[..., None]:
-        return self._of_column if split == "column" else self._of_row
-
-    def _of_column(self, layer: str, _module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+    def of_column(layer: str, _: int, _module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
         """The gradient of its input is summed (Shoeybi et al. 2019, §3: f); images and tokens have none."""
-        if inputs[0].requires_grad and not self._by_tokens:
-            self.summed[layer] += size_bytes(inputs[0])
+        if inputs[0].requires_grad and not by_tokens:
+            summed[layer] += inputs[0].nbytes
 
-    def _of_row(self, layer: str, module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def of_row(layer: str, forwards: int, module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Its output is summed (g), or scattered as sums, and its gradient gathered."""
-        if self._by_tokens and not isinstance(module, nn.Embedding):
-            self.in_parts[layer] += (self._forwards[layer] + 1) * size_bytes(output)
+        if by_tokens and not isinstance(module, nn.Embedding):
+            in_parts[layer] += (forwards + 1) * output.nbytes
         else:
-            self.summed[layer] += self._forwards[layer] * size_bytes(output)
+            summed[layer] += forwards * output.nbytes
 
-    def _of_norm(self, layer: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def of_norm(layer: str, forwards: int, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Its output is gathered, and its gradient scattered as sums; a whole head leaves it whole."""
-        backwards = 0 if layer == self._last and not self._divided else 1
-        self.in_parts[layer] += (self._forwards[layer] + backwards) * size_bytes(output)
+        backwards = 0 if layer == last and not divides_vocabulary(run) else 1
+        in_parts[layer] += (forwards + backwards) * output.nbytes
 
-    def _of_first(self, layer: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def of_first(layer: str, _: int, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """The gradient of what it cuts is gathered."""
-        self.in_parts[layer] += size_bytes(output)
+        in_parts[layer] += output.nbytes
 
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+    hooks: dict[str, Callable[..., None]] = {
+        name: of_column if split == "column" else of_row for name, split in planned(model, plan_of(run)).items()
+    }
+    if by_tokens:
+        hooks |= dict.fromkeys(matching(model, run.model.anatomy().sequence_norms), of_norm) | {first: of_first}
+    with ExitStack() as hooked:
+        for name, hook in hooks.items():
+            layer = name.partition(".")[0]
+            forwards = 2 if repeats_forward(run, layer) else 1
+            hooked.enter_context(model.get_submodule(name).register_forward_hook(partial(hook, layer, forwards)))
+        values_between(model, run, device, samples)
+    summed[last] += loss_bytes(run, samples=samples)
+    own = [name for name in run.model.layer_names if layers is None or name in layers]
+    return Exchanged(sum(summed[name] for name in own), sum(in_parts[name] for name in own))
