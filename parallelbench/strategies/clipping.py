@@ -43,10 +43,11 @@ class Clipping:
         *,
         over: Groups,
         traffic: Traffic,
-        norms: StepNorms | None = None,
     ) -> None:
-        """`over`: groups of ranks, each of which has other parameters. `norms` keeps each gradient's norm before."""
-        self._most, self._traffic, self._norms = most, traffic, norms
+        """`over`: groups of ranks, each of which has other parameters."""
+        self._most, self._traffic = most, traffic
+        self.norms = StepNorms(most)
+        """Of each gradient before it was clipped."""
         self._parts: dict[Groups, list[Tensor]] = {over: []}
         """Groups over which squares are added up, one after the other → this rank's parts of such gradients."""
         for parameter in parameters:
@@ -71,8 +72,7 @@ class Clipping:
         else:
             (parameters,) = self._parts.values()
             self._norm = norm = torch.nn.utils.clip_grad_norm_(parameters, self._most)
-        if self._norms is not None:
-            self._norms.note(norm)
+        self.norms.note(norm)
 
     def _scale_parts(self) -> None:
         by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)

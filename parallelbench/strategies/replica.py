@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from parallelbench.models.initial import fill
 from parallelbench.models.modules import unchanged_buffers
 from parallelbench.models.moe_layers import take_expert_tokens
 from parallelbench.models.norms import count_compiled_norms
-from parallelbench.strategies.clipping import Clipping, Groups, StepNorms
+from parallelbench.strategies.clipping import Clipping, Groups
 from parallelbench.strategies.state import (
     kept_by,
     load_optimizer,
@@ -68,8 +69,6 @@ class BaseReplica(ABC):
         self.traffic = Traffic()
         self._rate = ScheduledRate(run) if run is not None and run.lr_schedule.changes else None
         self._clip_norm = None if run is None else run.clip_norm
-        self._only_clipping: Clipping | None = None
-        self._norms = None if self._clip_norm is None else StepNorms(self._clip_norm)
 
     @abstractmethod
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -117,7 +116,7 @@ class BaseReplica(ABC):
         return []
 
     def take_norms(self) -> dict[str, float]:
-        return {} if self._norms is None else self._norms.take()
+        return {} if self._clipping is None else self._clipping.norms.take()
 
     def take_expert_tokens(self) -> dict[int, list[int]]:
         """Of the blocks of this rank's module."""
@@ -132,16 +131,13 @@ class BaseReplica(ABC):
                 self._rate.next_step(self.trained()[1])
             self._apply_gradients()
 
-    @property
+    @cached_property
     def _clipping(self) -> Clipping | None:
         """What clips this rank's gradients; None: nothing does."""
-        return None if self._clip_norm is None else self._clipping_to(self._clip_norm)
-
-    def _clipping_to(self, most: float) -> Clipping:
-        if self._only_clipping is None:
-            parameters, over = self._counted()
-            self._only_clipping = Clipping(most, parameters, over=over, traffic=self.traffic, norms=self._norms)
-        return self._only_clipping
+        if self._clip_norm is None:
+            return None
+        parameters, over = self._counted()
+        return Clipping(self._clip_norm, parameters, over=over, traffic=self.traffic)
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
         """This rank's parameters that count in the gradient's norm, and groups whose ranks have others."""

@@ -12,7 +12,6 @@ example).
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, ClassVar
 
@@ -60,21 +59,6 @@ def spread(
     return model
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive layers of one owner."""
-
-    index: int
-    owner: int
-    names: tuple[str, ...]
-
-
-def segments_of(layers: Mapping[str, int]) -> list[Segment]:
-    """Group the layers, given in order with their owners, into segments."""
-    runs = [(owner, tuple(names)) for owner, names in groupby(layers, key=lambda name: layers[name])]
-    return [Segment(index, owner, names) for index, (owner, names) in enumerate(runs)]
-
-
 class LayerSplitReplica(LayersReplica):
     """The segments of one rank, run in the order of the layers."""
 
@@ -83,25 +67,23 @@ class LayerSplitReplica(LayersReplica):
     def __init__(self, model: nn.Sequential, layers: Mapping[str, int], *, run: RunConfig, world: World) -> None:
         """Keep this rank's layers; `layers` names the rank of each, in order."""
         self._numerics = numerics_of(run, "cpu")
-        self._segments = segments_of(layers)
-        trains = {
-            name: any(each.requires_grad for each in layer.parameters()) for name, layer in model.named_children()
-        }
-        trained = [any(trains[name] for name in segment.names) for segment in self._segments]
+        segments = [tuple(names) for _, names in groupby(layers, key=layers.__getitem__)]
+        self._owner_of, self._last = [layers[names[0]] for names in segments], len(segments) - 1
+        parts = [nn.Sequential(*(model.get_submodule(name) for name in names)) for names in segments]
+        trained = [any(each.requires_grad for each in part.parameters()) for part in parts]
         self._gets_gradient = list(accumulate(trained, operator.or_))
         """Of each segment, whether it or one before it has parameters that need a gradient."""
         values = dict(zip(layers, values_between(model, run, torch.device("cpu"), 1)[1:], strict=True))
-        self._outputs = [values[segment.names[-1]] for segment in self._segments]
+        self._outputs = [values[names[-1]] for names in segments]
         """What each segment gives of one sample: meta tensors."""
-        first, last = self._segments[0].owner, self._segments[-1].owner
-        shard = Shard(images=first == world.rank, labels=last == world.rank)
+        shard = Shard(images=self._owner_of[0] == world.rank, labels=self._owner_of[-1] == world.rank)
         super().__init__(model, layers, data_shard=shard, rank=world.rank, run=run)
         to_device(self._layers, run, torch.device("cpu"))
-        self._forward: dict[int, Callable[[Tensor], Tensor]] = {}
-        for segment in self._segments:
-            if segment.owner == world.rank:
-                part = nn.Sequential(*(self._layers[name] for name in segment.names))
-                self._forward[segment.index] = torch.compile(part) if run.compile else part
+        own = {index: parts[index] for index, owner in enumerate(self._owner_of) if owner == world.rank}
+        self._own: dict[int, Callable[[Tensor], Tensor]] = {
+            index: torch.compile(part) if run.compile else part for index, part in own.items()
+        }
+        """This rank's segments."""
         self._optimizer = optimizer_of(self._layers.parameters(), run, "cpu")
 
     def step(self, batch: Batch) -> Sums | None:
@@ -113,61 +95,47 @@ class LayerSplitReplica(LayersReplica):
     def _forward_backward(self, batch: Batch) -> Sums | None:
         self._optimizer.zero_grad(set_to_none=True)
         result: Sums | None = None
-        values: list[tuple[Segment, Tensor, Tensor]] = []
-        for segment in self._segments:
-            if segment.owner != self._rank:
-                continue
-            value, output = self._run(segment, batch)
-            if segment is self._segments[-1]:
+        done: list[tuple[int, Tensor, Tensor]] = []
+        for index in self._own:
+            value, output = self._run(index, batch)
+            if index == self._last:
                 assert batch.labels is not None
-                logits, output = output, self._loss(output, batch.labels)
-                result = sums(output, logits, batch.labels)
-            values.append((segment, value, output))
-        for segment, value, output in reversed(values):
-            if self._gets_gradient[segment.index]:
-                self._backward(segment, value, output)
+                with phase("forward"):
+                    loss = self._numerics.training_loss(output, batch.labels)
+                result, output = sums(loss, output, batch.labels), loss
+            done.append((index, value, output))
+        for index, value, output in reversed(done):
+            if self._gets_gradient[index]:
+                self._backward(index, value, output)
         return result
 
-    def _run(self, segment: Segment, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _run(self, index: int, batch: Batch) -> tuple[Tensor, Tensor]:
         """Input and output of a segment; the output is sent to the next segment's owner, if there is one."""
-        if segment.index == 0:
+        if index == 0:
             assert batch.images is not None
             value = batch.images
         else:
-            before = self._segments[segment.index - 1]
-            example = self._outputs[before.index]
+            example = self._outputs[index - 1]
             value = torch.empty(batch.size, *example.shape[1:], dtype=example.dtype)
-            dist.recv(value, before.owner)
-            value.requires_grad_(self._gets_gradient[before.index] and torch.is_grad_enabled())
-        output = self._compute(segment, value)
-        if segment is not self._segments[-1]:
-            dist.send(output.detach().contiguous(), self._segments[segment.index + 1].owner)
+            dist.recv(value, self._owner_of[index - 1])
+            value.requires_grad_(self._gets_gradient[index - 1] and torch.is_grad_enabled())
+        with phase("forward"), self._numerics.autocast():
+            output = self._own[index](value)
+        if index < self._last:
+            dist.send(output.detach().contiguous(), self._owner_of[index + 1])
             self.traffic.send("activation", output.nbytes)
         return value, output
 
-    def _compute(self, segment: Segment, value: Tensor) -> Tensor:
-        with phase("forward"), self._numerics.autocast():
-            return self._forward[segment.index](value)
-
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        with phase("forward"):
-            return self._numerics.training_loss(logits, labels)
-
-    def _differentiate(self, output: Tensor, gradient: Tensor | None) -> None:
+    def _backward(self, index: int, value: Tensor, output: Tensor) -> None:
+        gradient: Tensor | None = None
+        if index < self._last:
+            gradient = torch.empty_like(output, memory_format=torch.contiguous_format)
+            dist.recv(gradient, self._owner_of[index + 1])
         with phase("backward"):
             output.backward(gradient)
-
-    def _backward(self, segment: Segment, value: Tensor, output: Tensor) -> None:
-        if segment is self._segments[-1]:
-            self._differentiate(output, None)
-        else:
-            after = self._segments[segment.index + 1]
-            gradient = torch.empty_like(output, memory_format=torch.contiguous_format)
-            dist.recv(gradient, after.owner)
-            self._differentiate(output, gradient)
         if value.requires_grad:
             assert value.grad is not None
-            dist.send(value.grad.contiguous(), self._segments[segment.index - 1].owner)
+            dist.send(value.grad.contiguous(), self._owner_of[index - 1])
             self.traffic.send("activation", value.grad.nbytes)
 
     @torch.no_grad()
@@ -176,9 +144,8 @@ class LayerSplitReplica(LayersReplica):
         self._layers.eval()
         total: Sums | None = None
         for batch in batches:
-            for segment in self._segments:
-                if segment.owner == self._rank:
-                    _, output = self._run(segment, batch)
+            for index in self._own:
+                _, output = self._run(index, batch)
             if self.data_shard.labels:
                 assert batch.labels is not None
                 result = self._numerics.sums(self._numerics.loss(output, batch.labels), output, batch.labels)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from parallelbench.measure.traffic import Traffic
 
 
-class Exchanged(NamedTuple):
+@dataclass(frozen=True)
+class Exchanged:
     """Bytes of whole messages of a forward and a backward pass."""
 
     all_reduced: int
