@@ -25,10 +25,7 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 
 def planned(model: nn.Module, plan: Mapping[str, Split]) -> dict[str, Split]:
     """The plan with every `*` replaced by the matching names; `assert`s that all can be cut."""
-    splits: dict[str, Split] = {}
-    for name, module in model.named_modules():
-        for pattern, split in plan.items():
-            if name.count(".") == pattern.count(".") and fnmatchcase(name, pattern):
-                assert isinstance(module, (nn.Linear, nn.Embedding)), f"{name} is no linear layer"
-                splits[name] = split
+    splits = {name: split for pattern, split in plan.items() for name in matching(model, [pattern])}
+    for name in splits:
+        assert isinstance(model.get_submodule(name), (nn.Linear, nn.Embedding)), f"{name} is no linear layer"
     return splits

@@ -19,7 +19,7 @@ from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads 
 from parallelbench.strategies.shared_refusals import first_of, two_devices, why_complex, why_untouched
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.nn.parallel import DistributedDataParallel
 
     from parallelbench.config.components import Traits
@@ -168,28 +168,19 @@ class Ddp(AccumulatingDdp, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Wrap the model; every rank then holds rank 0's parameters."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        from parallelbench.strategies.data_parallel.ddp import send_by
         from parallelbench.strategies.replica import gradient_bytes
 
         wrapped = self.in_ddp(model, run, world, static_graph=self.static_graph)
-        self._compress(wrapped)
         size_bytes = gradient_bytes(wrapped.module)
         if self.compression != "none":
+            send_by(wrapped, getattr(default_hooks, f"{self.compression}_compress_hook"))
             size_bytes = 2 * sum(p.numel() for p in wrapped.module.parameters() if p.requires_grad)
         return self.replica(
             wrapped, run, world, count_step=lambda traffic: traffic.all_reduce("gradient", size_bytes, world.size)
         )
-
-    def _compress(self, wrapped: DistributedDataParallel) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        from parallelbench.strategies.data_parallel.ddp import send_by
-
-        hooks: dict[str, Any] = {
-            "fp16": default_hooks.fp16_compress_hook,
-            "bf16": default_hooks.bf16_compress_hook,
-        }
-        if self.compression in hooks:
-            send_by(wrapped, hooks[self.compression])
 
 
 class RingDdp(AccumulatingDdp, frozen=True, kw_only=True):
@@ -303,21 +294,26 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
         """Put the model on the first GPU; each forward scatters the batch over all, and gathers the logits there."""
         from torch import nn
 
-        from parallelbench.strategies.data_parallel.ddp import BatchBytes, autocasting
+        from parallelbench.strategies.data_parallel.ddp import autocasting
         from parallelbench.strategies.replica import ModuleReplica, gradient_bytes, to_device
 
         module = to_device(model, run, world.device)
         wrapped = nn.DataParallel(autocasting(module, run, world), device_ids=list(world.devices))
-        tensors = [*module.parameters(), *module.buffers()]
-        model_bytes = sum(tensor.nbytes for tensor in tensors)
+        model_bytes = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
         others, size_bytes = run.devices - 1, gradient_bytes(module)
-        seen = BatchBytes()
-        wrapped.register_forward_hook(seen)
+        batch_bytes = 0
+
+        def note(_module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+            """Of a global batch: its samples, its logits and their gradients."""
+            nonlocal batch_bytes
+            batch_bytes = inputs[0].nbytes + 2 * logits.nbytes
+
+        wrapped.register_forward_hook(note)
 
         def count_step(traffic: Traffic) -> None:
             # Between the devices of the one process: from the first device to the others, and back.
             traffic.send("parameter", others * model_bytes)
             traffic.send("gradient", others * size_bytes)
-            traffic.send("activation", others / run.devices * seen.batch_bytes)
+            traffic.send("activation", others / run.devices * batch_bytes)
 
         return ModuleReplica(module, run=run, world=world, data_shard=Shard(), wrapped=wrapped, count_step=count_step)

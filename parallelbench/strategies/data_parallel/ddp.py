@@ -84,13 +84,3 @@ def autocasting(module: nn.Module, run: RunConfig, world: World) -> nn.Module:
             return logits
 
     return Autocasting()
-
-
-class BatchBytes:
-    """Bytes of a global batch's samples, of its logits and of their gradients, as the last forward pass had them."""
-
-    batch_bytes = 0
-
-    def __call__(self, _module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
-        """Hook of the module that scatters and gathers."""
-        self.batch_bytes = inputs[0].nbytes + 2 * logits.nbytes

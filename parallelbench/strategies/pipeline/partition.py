@@ -169,11 +169,6 @@ def _empty_state(layer: nn.Module, dtype: torch.dtype, device: torch.device) -> 
     }
 
 
-def example_of(value: Tensor, *, requires_grad: bool) -> Tensor:
-    """A tensor of the same shape, apart from the other's graph."""
-    return value.detach().clone().requires_grad_(requires_grad)
-
-
 def piece_sizes(size: int, count: int) -> list[int]:
     """Sizes of at most `count` nearly equal pieces, none of them empty."""
     return [piece for i in range(count) if (piece := size * (i + 1) // count - size * i // count)]

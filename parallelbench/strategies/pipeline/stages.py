@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed import pipelining
 
 from parallelbench.config.components import Shard
 from parallelbench.models.norms import count_compiled_norms, synchronize_norms
-from parallelbench.strategies.pipeline.partition import example_of, piece_sizes, values_between
+from parallelbench.strategies.pipeline.partition import piece_sizes, values_between
 from parallelbench.strategies.replica import LayersReplica, numerics_of, share, sum_gradients, to_device
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor import plan_of
@@ -167,8 +168,8 @@ class PipelineReplica(LayersReplica):
                 self._pipeline.stages,
                 self._world.device,
                 # Without given shapes the ranks would ask each other for them, and run everything once for that.
-                input_args=example_of(self._values[index], requires_grad=index > 0),
-                output_args=example_of(self._values[index + 1], requires_grad=True),
+                input_args=self._values[index].clone().requires_grad_(index > 0),
+                output_args=self._values[index + 1].clone().requires_grad_(),
                 group=self._position.pipeline,
             )
             for index, stage in self._stages.items()
@@ -209,13 +210,8 @@ class PipelineReplica(LayersReplica):
 
     def _sent_bytes(self) -> int:
         """Bytes sent to other ranks per micro-batch: each stage's output forward, its input's gradient back."""
-        total = 0
-        for stage in self._own:
-            if stage < self._last and self._ranks[stage + 1] != self._rank:
-                total += self._values[stage + 1].nbytes
-            if stage > 0 and self._ranks[stage - 1] != self._rank:
-                total += self._values[stage].nbytes
-        return total
+        cuts = enumerate(pairwise(self._ranks), start=1)
+        return sum(self._values[cut].nbytes for cut, ranks in cuts if self._rank in ranks and len({*ranks}) > 1)
 
     def _forward_backward(self, batch: Batch) -> Sums | None:
         self._optimizer.zero_grad(set_to_none=True)
