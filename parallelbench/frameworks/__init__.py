@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -43,18 +43,13 @@ secret."""
 
 def session_class(framework: str) -> Any:
     """The class of a rank's session; loads the framework."""
-    return _named(FRAMEWORKS[framework].session)
+    return resolve_name(FRAMEWORKS[framework].session)
 
 
 def entries_of(framework: str) -> dict[str, Any]:
     """The framework's part of the environment of the calling process: `packages`, and `cuda` where it has GPUs."""
-    entries: dict[str, Any] = _named(FRAMEWORKS[framework].entries)()
+    entries: dict[str, Any] = resolve_name(FRAMEWORKS[framework].entries)()
     return entries
-
-
-def _named(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
 
 
 class RankWorld(Protocol):

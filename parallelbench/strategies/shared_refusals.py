@@ -22,6 +22,33 @@ def two_devices(run: RunConfig) -> Rules:
     )
 
 
+def one_device(run: RunConfig) -> Rules:
+    """Refuses several devices."""
+    yield (
+        run.devices != 1,
+        f"strategy={run.strategy.name} trains on one device, not devices={run.devices}",
+        ("devices=1", "strategy"),
+    )
+
+
+def one_node(run: RunConfig) -> Rules:
+    """Refuses several nodes, whose GPUs one process can't drive."""
+    yield (
+        run.nodes > 1,
+        f"strategy={run.strategy.name} drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}",
+        ("nodes", "strategy"),
+    )
+
+
+def some_worker(run: RunConfig, servers: int) -> Rules:
+    """Refuses so many servers where none of the devices is left to train."""
+    yield (
+        run.devices <= servers,
+        f"strategy.servers={servers} of devices={run.devices} leaves no worker",
+        ("strategy.servers", f"devices={servers + 1}", "devices"),
+    )
+
+
 def no_fp16(run: RunConfig, reason: str) -> Rules:
     """Refuses fp16, whose gradients are scaled by one process; `reason` says why the strategy has none that could."""
     yield (

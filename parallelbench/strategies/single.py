@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from parallelbench.config.components import Shard, StateShards, Strategy
 from parallelbench.optim.optimizers import Lbfgs
+from parallelbench.strategies.shared_refusals import one_device
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,11 +35,7 @@ class Single(Strategy, frozen=True, kw_only=True):
         return 1
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        yield (
-            run.devices != 1,
-            f"strategy=single trains on one device, not devices={run.devices}",
-            ("devices=1", "strategy"),
-        )
+        return one_device(run)
 
     def state_shards(self, run: RunConfig) -> StateShards:
         return StateShards.even(1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from parallelbench.config.run import RunConfig
-from parallelbench.strategies.servers.downpour_schedule import Schedule
+from parallelbench.strategies.servers import Schedule
 from parallelbench.strategies.servers.servers import shard_bounds
 from parallelbench.strategies.servers.workers import HostedParameters
 from parallelbench.strategies.state import FlatParameters

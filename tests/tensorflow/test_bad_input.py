@@ -45,7 +45,7 @@ REFUSED = {
     "loader=dataloader": ("strategy=tf_single", "loader=dataloader"),
     "launcher=inline": ("strategy=tf_single", "launcher=inline"),
     "trains on one device": ("strategy=tf_single", "devices=2"),
-    "needs devices=2": ("strategy=tf_multi_worker", "devices=1"),
+    "needs two devices": ("strategy=tf_multi_worker", "devices=1"),
     "all_reduce=nccl needs GPUs": ("strategy=tf_mirrored", "devices=2", "strategy.all_reduce=nccl"),
     "nodes=2 with": ("strategy=tf_mirrored", "devices=2", "nodes=2"),
     "phases are torch's": ("strategy=tf_single", "measure.attribution_steps=3"),

@@ -6,6 +6,7 @@ https://www.tensorflow.org/api_docs/python/tf/distribute has those of `tf.distri
 from __future__ import annotations
 
 from abc import abstractmethod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -17,6 +18,7 @@ from parallelbench.models.resnet import ResNet
 from parallelbench.optim.losses import CrossEntropy
 from parallelbench.optim.metrics import NoMetric
 from parallelbench.optim.optimizers import Adagrad, Adam, AdamW, Sgd
+from parallelbench.strategies.shared_refusals import one_device, some_worker, two_devices
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Arrays
@@ -30,6 +32,18 @@ TWINS = (LogisticRegression, Mlp, CnnSmall, CnnLarge, Cnn, ResNet)
 """Models that `parallelbench.frameworks.tensorflow.twins` has; not what a plugin derives from them."""
 UPDATES = (Sgd, Adam, AdamW, Adagrad)
 """Optimizers whose formulas `parallelbench.frameworks.tensorflow.updates` has; likewise."""
+
+
+_OF_TORCH = {
+    "channels_last": (False, "TensorFlow's images are channels last anyway"),
+    "cudnn_benchmark": (False, "TensorFlow always lets cuDNN choose"),
+    "measure.attribution_steps": (0, "phases are torch's"),
+    "measure.detect_anomaly": (False, "it is torch's"),
+    "measure.trace": (False, "the trace is torch's"),
+    "measure.waits": ("allowed", "only torch says that the host waits"),
+    "nccl.backend": ("default", "it is torch's"),
+}
+"""Options that mean something to torch only → the one value that is accepted, and why."""
 
 
 class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
@@ -69,54 +83,31 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
             ("metric=none", "strategy"),
         )
         implementation = getattr(run.optimizer, "implementation", "auto")
-        torchs = {
-            f"compile=true {who}: {self.instead_of_compile}": (run.compile, "compile=false"),
-            f"channels_last=true {who}: TensorFlow's images are channels last anyway": (
-                run.channels_last,
-                "channels_last=false",
-            ),
-            f"launcher.packed=true {who}: only torch's processes are forked": (
-                run.launcher.packed,
-                "launcher.pack=false",
-            ),
-            f"launcher=inline {who}: TensorFlow has an environment of its own": (
-                run.launcher.in_this_process,
-                "launcher=local",
-            ),
-            f"optimizer.implementation={implementation} {who}: it is torch's": (
-                implementation != "auto",
-                "optimizer.implementation=auto",
-            ),
-            f"loader={run.loader.name} {who}": (run.loader.name != "resident", "loader=resident"),
-            f"preprocess.engine={run.preprocess.engine} {who}: it is torch's": (
-                run.preprocess.engine != "none",
-                "preprocess.engine=none preprocess.recipe=null",
-            ),
-            f"measure.attribution_steps {who}: phases are torch's": (
-                run.measure.attribution_steps,
-                "measure.attribution_steps=0",
-            ),
-            f"measure.trace=true {who}: the trace is torch's": (run.measure.trace, "measure.trace=false"),
-            f"measure.waits={run.measure.waits} {who}: only torch says that the host waits": (
-                run.measure.waits != "allowed",
-                "measure.waits=allowed",
-            ),
-            f"cudnn_benchmark=true {who}: TensorFlow always lets cuDNN choose": (
-                run.cudnn_benchmark,
-                "cudnn_benchmark=false",
-            ),
-            f"nccl.backend={run.nccl.backend} {who}: it is torch's": (
-                run.nccl.backend != "default",
-                "nccl.backend=default",
-            ),
-            f"measure.detect_anomaly=true {who}: it is torch's": (
-                run.measure.detect_anomaly,
-                "measure.detect_anomaly=false",
-            ),
-            f"nodes={run.nodes} {who}": (run.nodes > 1 and not self.spans_nodes, "nodes=1"),
-        }
-        for reason, (refuses, fix) in torchs.items():
-            yield refuses, reason, (fix, "strategy")
+        yield (
+            implementation != "auto",
+            f"optimizer.implementation={implementation} {who}: it is torch's",
+            ("optimizer.implementation=auto", "strategy"),
+        )
+        yield (
+            run.launcher.packed,
+            f"launcher.packed=true {who}: only torch's processes are forked",
+            ("launcher.pack=false", "strategy"),
+        )
+        yield (
+            run.launcher.in_this_process,
+            f"launcher=inline {who}: TensorFlow has an environment of its own",
+            ("launcher=local", "strategy"),
+        )
+        yield run.loader.name != "resident", f"loader={run.loader.name} {who}", ("loader=resident", "strategy")
+        yield (
+            run.preprocess.engine != "none",
+            f"preprocess.engine={run.preprocess.engine} {who}: it is torch's",
+            ("preprocess.engine=none preprocess.recipe=null", "strategy"),
+        )
+        yield run.nodes > 1 and not self.spans_nodes, f"nodes={run.nodes} {who}", ("nodes=1", "strategy")
+        for key, (only, why) in ({"compile": (False, self.instead_of_compile)} | _OF_TORCH).items():
+            value = attrgetter(key)(run)
+            yield value != only, f"{key}={str(value).lower()} {who}: {why}", (f"{key}={str(only).lower()}", "strategy")
 
     instead_of_compile: ClassVar[str] = "it is torch's"
     """Why not compile=true."""
@@ -201,11 +192,7 @@ class TfSingle(MirroredCopies, frozen=True, kw_only=True):
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         yield from super().rules(run, device_type)
-        yield (
-            run.devices != 1,
-            f"strategy={self.name} trains on one device, not devices={run.devices}",
-            ("devices=1", "strategy"),
-        )
+        yield from one_device(run)
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
         import tensorflow as tf
@@ -263,7 +250,7 @@ class TfMultiWorker(MirroredCopies, frozen=True, kw_only=True):
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         yield from super().rules(run, device_type)
         yield from no_nccl(self.all_reduce, device_type)
-        yield run.devices < 2, f"strategy={self.name} needs devices=2 or more", ("devices=2", "strategy", "devices")
+        yield from two_devices(run)
 
     def connect(self, run: RunConfig, world: TensorFlowWorld) -> Any:
         import tensorflow as tf
@@ -318,11 +305,7 @@ class TfParameterServer(TensorFlowStrategy, frozen=True, kw_only=True):
             f"device=cuda with strategy={self.name} is refused: each server of parameters would hold a GPU idle",
             ("device=cpu", "strategy"),
         )
-        yield (
-            run.devices <= self.servers,
-            f"strategy.servers={self.servers} of devices={run.devices} leaves no worker",
-            ("strategy.servers", f"devices={self.servers + 1}", "devices"),
-        )
+        yield from some_worker(run, self.servers)
         norm = getattr(run.model, "norm", None)
         yield (
             norm in ("batch", "sync"),

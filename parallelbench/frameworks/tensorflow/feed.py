@@ -59,14 +59,25 @@ class Preparation(NamedTuple):
         return images if flip is None else tf.where(flip[:, None, None, None] > 0, images[:, :, ::-1], images)
 
 
-class ResidentFeed:
-    """The data set lies in each device's memory, channels last; a replica gathers and normalises its slice of a batch.
-
-    The order of samples is torch's (`Exchange.order`). With the interface of `BatchLoader`; the images of its batches
-    are this feed, which the step asks for its samples.
-    """
+class Feed:
+    """What the feeds have of a `BatchLoader`'s interface: no processes, and nothing to close."""
 
     workers = 0
+
+    def worker_pids(self) -> list[int]:
+        """None."""
+        return []
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class ResidentFeed(Feed):
+    """The data set lies in each device's memory, channels last; a replica gathers and normalises its slice of a batch.
+
+    The order of samples is torch's (`Exchange.order`). The images of its batches are this feed, which the step asks for
+    its samples.
+    """
 
     def __init__(
         self, arrays: Arrays, run: RunConfig, exchange: Exchange, *, shard: Shard, devices: Sequence[str]
@@ -122,13 +133,6 @@ class ResidentFeed:
     def tested(self, start: Any, stop: Any) -> tuple[Any, Any]:
         """In a graph: test images and labels from `start` up to `stop`."""
         return self._preparation.normalised(self._test_images[start:stop]), self._test_labels[start:stop]
-
-    def worker_pids(self) -> list[int]:
-        """None."""
-        return []
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def _copied(tensors: Sequence[Any], device: str) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from parallelbench.config.components import Batch, Shard
 from parallelbench.config.replica import Push
 from parallelbench.frameworks.tensorflow.feed import (
+    Feed,
     Preparation,
     channels_last,
     evaluation_batches,
@@ -341,10 +342,8 @@ class ServedStep(NamedTuple):
     """Of the epoch, from 0."""
 
 
-class CoordinatorFeed:
-    """The order of samples; each worker has the data set in its own memory. With the interface of `BatchLoader`."""
-
-    workers = 0
+class CoordinatorFeed(Feed):
+    """The order of samples; each worker has the data set in its own memory."""
 
     def __init__(self, arrays: Arrays, run: RunConfig, exchange: Exchange, *, cluster: Cluster) -> None:
         """Let all workers read the data set, once for the run and its parity check."""
@@ -373,18 +372,9 @@ class CoordinatorFeed:
         for start, stop in evaluation_batches(self._run, Shard(), local_batch_size, samples):
             yield Batch((self, start, stop), None, stop - start)  # type: ignore[arg-type]
 
-    def worker_pids(self) -> list[int]:
-        """None."""
-        return []
 
-    def close(self) -> None:
-        """Nothing."""
-
-
-class TaskFeed:
+class TaskFeed(Feed):
     """Batches without samples, for ranks whose server gets its steps from the coordinator."""
-
-    workers = 0
 
     def __init__(self, run: RunConfig) -> None:
         self._steps = run.steps_per_epoch
@@ -397,13 +387,6 @@ class TaskFeed:
     def test(self, samples: int | None = None) -> Iterator[Batch]:
         """None."""
         yield from ()
-
-    def worker_pids(self) -> list[int]:
-        """None."""
-        return []
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 class _Files(NamedTuple):

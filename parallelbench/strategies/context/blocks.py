@@ -11,13 +11,15 @@ where there is none for the tensors: of fp64 on GPUs, and of devices without ker
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     Three = tuple[Tensor, Tensor, Tensor]
@@ -65,21 +67,13 @@ def _summed(of_each: Tensor, heads: Tensor) -> Tensor:
     return summed
 
 
-class _Block(Protocol):
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]: ...
-
-
-class _Gradients(Protocol):
-    def __call__(self, gradient: Tensor, inputs: Three, merged: tuple[Tensor, Tensor], *, causal: bool) -> Three: ...
-
-
 class Kernel(NamedTuple):
     """Attention that returns its log-sum-exp; keys and values have as many heads as queries."""
 
     name: str
-    block: _Block
+    block: Callable[..., tuple[Tensor, Tensor]]
     """As `block`."""
-    gradients: _Gradients
+    gradients: Callable[..., Three]
     """As `block_gradients`."""
 
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from parallelbench.config.components import Shard, StateShards, Strategy
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
-from parallelbench.strategies.shared_refusals import first_of, two_devices, why_complex, why_untouched
+from parallelbench.strategies.shared_refusals import first_of, one_node, two_devices, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -270,11 +270,7 @@ class DataParallel(Strategy, frozen=True, kw_only=True):
             f"strategy=data_parallel needs two CUDA devices or more, and on {where} would train on one device",
             ("strategy=ddp", "strategy=ddp devices=2"),
         )
-        yield (
-            run.nodes > 1,
-            f"strategy=data_parallel drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}",
-            ("strategy", "nodes"),
-        )
+        yield from one_node(run)
         yield (
             run.global_batch_size % run.devices,
             f"batch_size={run.global_batch_size} can't be scattered evenly over devices={run.devices}",

@@ -22,6 +22,7 @@ from parallelbench.strategies.shared_refusals import (
     SCALES_ALONE,
     first_of,
     no_fp16,
+    one_node,
     why_complex,
     why_shared,
     why_untouched,
@@ -190,12 +191,9 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         """Splits that don't fit, several nodes of GPUs, and fp16 on CPUs."""
         yield from whole_layers(run, self.device_map)
-        yield (
-            run.nodes > 1 and device_type == "cuda",
-            f"strategy={self.name} drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}",
-            ("nodes", "strategy"),
-        )
-        if device_type == "cpu":
+        if device_type == "cuda":
+            yield from one_node(run)
+        else:
             yield from no_fp16(run, f"on CPUs {SCALES_ALONE}")
 
     def why_not_model(self, run: RunConfig, traits: Traits) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from parallelbench.config.components import Strategy
 from parallelbench.optim.optimizers import Adagrad, Sgd
-from parallelbench.strategies.shared_refusals import first_of, no_fp16, why_complex, why_untouched
+from parallelbench.strategies.shared_refusals import first_of, no_fp16, some_worker, why_complex, why_untouched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,6 +19,37 @@ if TYPE_CHECKING:
     from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
     from parallelbench.world.world import World
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of an epoch, counted from 1, in which an asynchronous worker fetches and pushes."""
+
+    steps: int
+    n_push: int
+    n_fetch: int
+
+    def fetches_before(self, step: int) -> bool:
+        """Whether parameters are fetched before the step; an epoch starts with the last epoch's final ones."""
+        return step > 1 and (step - 1) % self.n_fetch == 0
+
+    def pushes_after(self, step: int) -> bool:
+        """Whether gradients are pushed after the step."""
+        return step % self.n_push == 0 or step == self.steps
+
+    def starts_push(self, step: int) -> bool:
+        """Whether the step's gradient is the first of a push."""
+        return step == 1 or self.pushes_after(step - 1)
+
+    @property
+    def push_steps(self) -> list[int]:
+        """The steps that end in a push."""
+        return [step for step in range(1, self.steps + 1) if self.pushes_after(step)]
+
+    @property
+    def requests(self) -> int:
+        """Pushes and fetches of one worker in an epoch."""
+        return sum(self.fetches_before(step) + self.pushes_after(step) for step in range(1, self.steps + 1))
 
 
 class ParameterServer(Strategy, frozen=True, kw_only=True):
@@ -70,11 +102,7 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         if self.name == "downpour":
             yield from self._of_downpour(run)
-        yield (
-            run.devices <= self.servers,
-            f"strategy.servers={self.servers} of devices={run.devices} leaves no worker",
-            ("strategy.servers", f"devices={self.servers + 1}", "devices"),
-        )
+        yield from some_worker(run, self.servers)
         yield (
             self.mode == "sync" and (self.n_push, self.n_fetch) != (1, 1),
             f"strategy.n_push={self.n_push} strategy.n_fetch={self.n_fetch} with strategy.mode=sync: synchronous "
@@ -126,7 +154,6 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """A worker, or on the last ranks a server."""
-        from parallelbench.strategies.servers.downpour_schedule import Schedule
         from parallelbench.strategies.servers.servers import Layout, server_of
         from parallelbench.strategies.servers.workers import worker_of
 

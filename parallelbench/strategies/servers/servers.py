@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Batch
     from parallelbench.config.run import RunConfig
     from parallelbench.strategies.clipping import Groups
-    from parallelbench.strategies.servers.downpour_schedule import Schedule
+    from parallelbench.strategies.servers import Schedule
     from parallelbench.world.numerics import Sums
 
 
