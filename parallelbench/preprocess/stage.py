@@ -12,9 +12,8 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -51,7 +50,7 @@ class Preprocessing:
     def __init__(self, run: RunConfig, attempt: Attempt, world: World) -> None:
         self._run, self._world, self._task = run, world, task_of(run)
         self._folder = attempt.path / "preprocess"
-        self._files = [attempt.path / f"prepared-{what}.npy" for what in ("images", "labels")]
+        self._file = attempt.path / "prepared-rows.npy"
         self._columns: Columns = {}
         self.rows: list[dict[str, Any]] = []
         """Of the table `preprocess`, on rank 0."""
@@ -62,23 +61,18 @@ class Preprocessing:
         """Do it, on rank 0, and remove what earlier attempts have left that were killed meanwhile."""
         if self._world.rank == 0:
             _remove_leftovers(self._folder.parent)
-            prepared = preprocess(self._run, arrays, self._folder)
-            self._columns, self.rows, self.facts = prepared.columns, prepared.rows, prepared.facts
+            self._columns, self.rows, self.facts = preprocess(self._run, arrays, self._folder)
 
     def training_set(self, arrays: Arrays) -> tuple[RunConfig, Arrays]:
         """The prepared rows as the run's data set; the test set is changed alike by NumPy.
 
         Raises `ConfigError` where they fill no batch.
         """
-        images, labels = self._on_all_ranks()
+        samples, labels = self._on_all_ranks()
+        images = arrays.train_images[samples % len(arrays.train_images)]
         test_images, test_labels = self._test_set(arrays)
-        data = PreparedRows(
-            name=self._run.data.name,
-            augment=self._run.data.augment,
-            stored=self._run.data,
-            train_samples=len(labels),
-            test_samples=len(test_labels),
-        )
+        same = {key: getattr(self._run.data, key) for key in PreparedRows.__struct_fields__ if "samples" not in key}
+        data = PreparedRows(train_samples=len(labels), test_samples=len(test_labels), **same)
         run = msgspec.structs.replace(self._run, data=data)
         if not run.steps_per_epoch or not len(test_labels):
             raise ConfigError(
@@ -94,34 +88,28 @@ class Preprocessing:
         }
         return run, checked(data, Arrays(images, labels, test_images, test_labels))
 
-    def _on_all_ranks(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Images and labels; rank 0 passes them on through files of the attempt's folder."""
+    def _on_all_ranks(self) -> NDArray[np.int64]:
+        """Numbers and labels of the rows that the engine has left; rank 0 passes them on through a file of the
+        attempt's folder. What they hold is what every rank has: the comparison with NumPy's has seen to that.
+        """
         if self._world.rank == 0:
-            columns = in_order(self._task, self._columns)
-            self._columns = {}
-            images = np.ascontiguousarray(columns["pixels"], np.uint8).reshape(-1, *self._run.data.shape)
-            parts: list[NDArray[Any]] = [
-                images,
-                columns["group" if self._task.recipe == "join" else "label"].astype(np.int64),
-            ]
+            columns, self._columns = in_order(self._task, self._columns), {}
+            labels = columns["group" if self._task.recipe == "join" else "label"]
+            rows = np.stack([columns["sample"], labels]).astype(np.int64)
         if self._world.size > 1:
             if self._world.rank == 0:
-                with storage_errors(self._files[0]):
-                    for path, part in zip(self._files, parts, strict=True):
-                        unfinished = path.with_suffix(".unfinished.npy")
-                        np.save(unfinished, part, allow_pickle=False)
-                        unfinished.replace(path)
+                with storage_errors(self._file):
+                    unfinished = self._file.with_suffix(".unfinished.npy")
+                    np.save(unfinished, rows, allow_pickle=False)
+                    unfinished.replace(self._file)
             else:  # not by a collective: an engine may need longer than those may take
-                while not all(path.exists() for path in self._files):
+                while not self._file.exists():
                     time.sleep(_POLL_S)
-            self._world.barrier()
-            if self._world.rank:
-                parts = [np.load(path, allow_pickle=False) for path in self._files]
+                rows = np.load(self._file, allow_pickle=False)
             self._world.barrier()
             if self._world.rank == 0:
-                for path in self._files:
-                    path.unlink()
-        return parts[0], parts[1]
+                self._file.unlink()
+        return rows
 
     def _test_set(self, arrays: Arrays) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         if self._task.recipe not in _CHANGES_TEST:
@@ -144,41 +132,21 @@ def _remove_leftovers(attempt: Path) -> None:
 class PreparedRows(Data, frozen=True, kw_only=True):
     """Another data set with another number of samples; its arrays exist in memory only."""
 
-    stored: Data
-    """The data set that was prepared."""
     train_samples: int
     """Training samples that were prepared."""
     test_samples: int
     """Test samples that belong to them."""
-
-    @property
-    def mean(self) -> tuple[float, ...]:  # type: ignore[override]
-        """As of the data set."""
-        return self.stored.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:  # type: ignore[override]
-        """As of the data set."""
-        return self.stored.std
-
-    @property
-    def flip(self) -> bool:  # type: ignore[override]
-        """As of the data set."""
-        return self.stored.flip
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Channels, height and width of an image."""
-        return self.stored.shape
-
-    @property
-    def num_classes(self) -> int:
-        """As of the data set, also where some labels don't occur any more."""
-        return self.stored.num_classes
+    mean: tuple[float, ...]  # type: ignore[misc]
+    """As of the data set, like all that follows."""
+    std: tuple[float, ...]  # type: ignore[misc]
+    flip: bool  # type: ignore[misc]
+    shape: tuple[int, ...]
+    num_classes: int
+    """Also where some labels don't occur any more."""
 
     def missing_files(self, data_dir: Path) -> list[Path]:
-        """Those of the data set."""
-        return self.stored.missing_files(data_dir)
+        """None: no more is read."""
+        return []
 
     def load(self, data_dir: Path) -> Arrays:
         """Never: the rank that prepared the rows has the arrays."""
@@ -205,8 +173,7 @@ _START = (
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class EngineResult:
+class EngineResult(NamedTuple):
     """What an engine has made of the training set."""
 
     columns: Columns
