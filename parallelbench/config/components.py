@@ -139,9 +139,9 @@ class Data(Component, frozen=True, kw_only=True):
         """Training images that `load` returns; of `train_samples`, a whole part: an epoch may take each repeatedly."""
         return self.train_samples
 
-    @abstractmethod
     def missing_files(self, data_dir: Path) -> list[Path]:
-        """Prepared files that are missing; empty: ready to load."""
+        """Files that `load` reads and that are missing; empty: ready to load."""
+        return []
 
     def require_files(self, data_dir: Path) -> None:
         """Raise `ConfigError`, with the place of the files and who writes them, where some are missing."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from parallelbench.config.identity import canonical_json
+from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +67,22 @@ def named(text: str, sizes: int) -> OwnContent | None:
     found = _NAME.fullmatch(text)
     numbers = found[2].split("-")[1:] if found else []
     return OwnContent(found[1], tuple(map(int, numbers))) if found and len(numbers) == sizes else None
+
+
+def own_content(data: Data, option: str, *, sizes: int, of: str) -> OwnContent | None:
+    """What a run's data are by this option; None: none of one's own.
+
+    `of`: what `prepare` takes in the name's place, as text; `ConfigError` where a run is given that.
+    """
+    if (text := getattr(data, option)) is None:
+        return None
+    if (own := named(text, sizes)) is None:
+        key = f"data.{option}={text}"
+        raise ConfigError(
+            f"{key} is no name of anything prepared: run `parallelbench prepare data={data.name} {key}` first, with "
+            f"{of}; it prints the name that runs take"
+        )
+    return own
 
 
 def fingerprint_of(data: Data, generator: str) -> str:

@@ -52,10 +52,6 @@ class Digits(Data, frozen=True, kw_only=True):
     def shape(self) -> tuple[int, int, int]:
         return 1, self.image_size, self.image_size
 
-    def missing_files(self, data_dir: Path) -> list[Path]:
-        """Always empty: the images are part of scikit-learn."""
-        return []
-
     def load(self, data_dir: Path) -> Arrays:
         """Read scikit-learn's file (without importing scikit-learn) and resize; takes some 20 ms."""
         import numpy as np
@@ -111,10 +107,6 @@ class BreastCancer(Data, frozen=True, kw_only=True):
     num_classes: ClassVar[int] = 2
     train_samples: ClassVar[int] = TUMOURS - TEST_TUMOURS
     test_samples: ClassVar[int] = TEST_TUMOURS
-
-    def missing_files(self, data_dir: Path) -> list[Path]:
-        """Always empty: the table is part of scikit-learn."""
-        return []
 
     def load(self, data_dir: Path) -> Arrays:
         """Read scikit-learn's file, without importing scikit-learn."""

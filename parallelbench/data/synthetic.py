@@ -54,10 +54,6 @@ class Synthetic(Data, frozen=True, kw_only=True):
     def shape(self) -> tuple[int, int, int]:
         return self.channels, self.image_size, self.image_size
 
-    def missing_files(self, data_dir: Path) -> list[Path]:
-        """Always empty: nothing is read."""
-        return []
-
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the options and of GENERATOR, which must change with the images."""
         return fingerprint_of(self, GENERATOR)

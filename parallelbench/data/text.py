@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from parallelbench.config.components import Arrays
 from parallelbench.config.sites import prepare_line
-from parallelbench.data.content import OwnContent, file_digest, named
+from parallelbench.data.content import OwnContent, file_digest, named, own_content
 from parallelbench.data.tokens import Sequences
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.results.files import write_file
@@ -51,14 +51,7 @@ class Text(Sequences, frozen=True, kw_only=True):
     @property
     def own(self) -> OwnContent | None:
         """What `path` names; None: the library's text. `ConfigError` for a path, which only `prepare` takes."""
-        if self.path is None:
-            return None
-        if (own := named(self.path, 1)) is None:
-            raise ConfigError(
-                f"data.path={self.path} is no name of prepared text: run `parallelbench prepare data=text "
-                f"data.path={self.path}` first, with a file or folder; it prints the name that runs take"
-            )
-        return own
+        return own_content(self, "path", sizes=1, of="a file or folder")
 
     @property
     def prepare_options(self) -> tuple[str, ...]:

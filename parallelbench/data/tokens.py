@@ -76,10 +76,6 @@ class Tokens(Sequences, frozen=True, kw_only=True):
     def num_classes(self) -> int:
         return self.vocabulary
 
-    def missing_files(self, data_dir: Path) -> list[Path]:
-        """Always empty: nothing is read."""
-        return []
-
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the options and of GENERATOR, which must change with the tokens."""
         return fingerprint_of(self, GENERATOR)

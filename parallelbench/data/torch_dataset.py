@@ -103,10 +103,6 @@ class TorchDataset(Data, frozen=True, kw_only=True):
     def test_samples(self) -> int:
         return len(self._found.arrays.test_labels)
 
-    def missing_files(self, data_dir: Path) -> list[Path]:
-        """None that the suite knows of: the class opens its own."""
-        return []
-
     def load(self, data_dir: Path) -> Arrays:
         return self._found.arrays
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from parallelbench.config.components import Arrays, Data
 from parallelbench.config.sites import prepare_line
-from parallelbench.data.content import OwnContent, file_digest, named
+from parallelbench.data.content import OwnContent, file_digest, own_content
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,14 +46,7 @@ class PreparedData(Data, frozen=True, kw_only=True):
     @property
     def own(self) -> OwnContent | None:
         """What `files` names; None: the published files. `ConfigError` for a path, which only `prepare` takes."""
-        if self.files is None:
-            return None
-        if (own := named(self.files, 2)) is None:
-            raise ConfigError(
-                f"data.files={self.files} is no name of prepared files: run `parallelbench prepare data={self.name} "
-                f"data.files={self.files}` first, with an .npz file; it prints the name that runs take"
-            )
-        return own
+        return own_content(self, "files", sizes=2, of="an .npz file")
 
     @property
     def stored_train_samples(self) -> int:

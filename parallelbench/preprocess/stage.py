@@ -144,10 +144,6 @@ class PreparedRows(Data, frozen=True, kw_only=True):
     num_classes: int
     """Also where some labels don't occur any more."""
 
-    def missing_files(self, data_dir: Path) -> list[Path]:
-        """None: no more is read."""
-        return []
-
     def load(self, data_dir: Path) -> Arrays:
         """Never: the rank that prepared the rows has the arrays."""
         raise AssertionError("prepared rows lie in no file")

@@ -138,7 +138,7 @@ def test_text_that_changed_on_disk_is_found_out(tmp_path: Path) -> None:
         ({"path": f"{'0' * 12}-65"}, "has 65 bytes, which are 1 window of data.sequence=64"),
         ({"path": f"{'0' * 12}-64"}, "which are 0 windows .* choose fewer samples, a smaller data.sequence"),
         ({"sequence": 1_000_000}, "windows? of data.sequence=1000000 .* or more text with data.path"),
-        ({"path": "books"}, "data.path=books is no name of prepared text: run `parallelbench prepare data=text"),
+        ({"path": "books"}, "data.path=books is no name of anything prepared: run `parallelbench prepare data=text"),
         ({"path": f"{'0' * 12}-999999999"}, "is not prepared in nowhere, .* run `parallelbench prepare data=text"),
     ],
 )
