@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +24,8 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Arrays, Data, LoaderArgs
 
     Rows = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class _Fetched:
-    """A batch as it is stored, on its way to the device."""
-
-    images: Tensor | None
-    labels: Tensor | None
-    arrived: torch.cuda.Event | None
-    """On CUDA: the end of the copy."""
+    Fetched = tuple[Tensor | None, Tensor | None, torch.cuda.Event | None]
+    """Images and labels as they are stored, on their way to the device; on CUDA, the end of the copy."""
 
 
 class StreamedLoader(BatchLoader):
@@ -80,13 +71,13 @@ class StreamedLoader(BatchLoader):
         waiting = iter(steps)
         pool = ThreadPoolExecutor(1, thread_name_prefix="loader", initializer=self._enter_device)
         try:
-            begun: deque[Future[_Fetched]] = deque(
+            begun: deque[Future[Fetched]] = deque(
                 pool.submit(self._fetch, rows, images, labels) for rows in islice(waiting, self._prefetch)
             )
             while begun:
                 fetched = begun.popleft().result()
                 begun.extend(pool.submit(self._fetch, rows, images, labels) for rows in islice(waiting, 1))
-                yield self._received(fetched)
+                yield self._received(*fetched)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -95,15 +86,15 @@ class StreamedLoader(BatchLoader):
         if self._copies is not None:
             torch.cuda.set_device(self._device)
 
-    def _fetch(self, rows: Rows, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> _Fetched:
+    def _fetch(self, rows: Rows, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Fetched:
         """In the thread: gather the rows, and begin to copy them to the device."""
         pixels = self._taken(images, rows) if self._shard.images else None
         targets = self._taken(labels, rows) if self._shard.labels else None
         if self._copies is None:
-            return _Fetched(pixels, targets, None)
+            return pixels, targets, None
         with torch.cuda.stream(self._copies):
             moved = [None if part is None else part.to(self._device, non_blocking=True) for part in (pixels, targets)]
-            return _Fetched(moved[0], moved[1], self._copies.record_event())
+            return moved[0], moved[1], self._copies.record_event()
 
     def _taken(self, source: NDArray[Any], rows: Rows) -> Tensor:
         shape = (len(rows), *source.shape[1:])
@@ -113,13 +104,15 @@ class StreamedLoader(BatchLoader):
         np.take(source, rows, axis=0, out=gathered.numpy(), mode="clip")
         return gathered
 
-    def _received(self, fetched: _Fetched) -> tuple[Tensor | None, Tensor | None]:
+    def _received(
+        self, images: Tensor | None, labels: Tensor | None, arrived: torch.cuda.Event | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Let the device, not the host, wait for the copy: what prefetching has not hidden."""
         with self._moving():
-            if fetched.arrived is not None:
+            if arrived is not None:
                 here = torch.cuda.current_stream(self._device)
-                here.wait_event(fetched.arrived)
-                for part in (fetched.images, fetched.labels):
+                here.wait_event(arrived)
+                for part in (images, labels):
                     if part is not None:
                         part.record_stream(here)
-        return fetched.images, fetched.labels
+        return images, labels

@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 def norm_layer(norm: Norm) -> Callable[[int], nn.Module]:
     """Return a function from a number of channels to its normalisation layer."""
-    kinds: dict[Norm, Callable[[int], nn.Module]] = {
-        "batch": nn.BatchNorm2d,
-        "sync": SyncBatchNorm,
-        "group": group_norm,
-    }
-    return kinds[norm]
+    if norm == "group":
+        return group_norm
+    return SyncBatchNorm if norm == "sync" else nn.BatchNorm2d
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

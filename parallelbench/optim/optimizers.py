@@ -129,6 +129,11 @@ class FirstOrder(Optimizer, frozen=True, kw_only=True):
         """Torch's names of what is kept of each parameter, by which other frameworks hand it over; None: not known."""
         return None
 
+    def states_per_parameter(self) -> int | None:
+        """Of what is kept all but the number of updates."""
+        kept = self.kept()
+        return None if kept is None else sum(key != "step" for key in kept)
+
     @abstractmethod
     def options(self) -> dict[str, Any]:
         """Its arguments besides the learning rate and the weight decay."""
@@ -147,10 +152,6 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
-
-    def states_per_parameter(self) -> int:
-        """The velocity, where there is momentum."""
-        return 1 if self.momentum else 0
 
     def kept(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.momentum else ()
@@ -173,10 +174,6 @@ class Adam(FirstOrder, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         return {"betas": (self.beta1, self.beta2), "eps": self.eps}
-
-    def states_per_parameter(self) -> int:
-        """Both running means."""
-        return 2
 
     def kept(self) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "step")
@@ -201,10 +198,6 @@ class Adagrad(FirstOrder, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         return {"eps": self.eps}
-
-    def states_per_parameter(self) -> int:
-        """The sum of squares."""
-        return 1
 
     def kept(self) -> tuple[str, ...]:
         return ("sum", "step")

@@ -362,7 +362,7 @@ class ModuleReplica(BaseReplica):
         for parameter in self._module.parameters():
             if not isinstance(parameter, DTensor):
                 everywhere.append(parameter)
-            elif mesh := _replicated_over(parameter):
+            elif "replicate" in ((mesh := parameter.device_mesh).mesh_dim_names or ()):
                 shards[1 + mesh.get_local_rank(mesh.ndim - 1)].append(local(parameter))
         return {0: everywhere, **shards}
 
@@ -391,12 +391,6 @@ def added(total: Sums | None, more: Sums) -> Sums:
         return more
     total += more
     return total
-
-
-def _replicated_over(parameter: Tensor) -> DeviceMesh | None:
-    """The mesh over which a parameter is cut one way and copied the other; None where it has no copies."""
-    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-    return mesh if mesh is not None and "replicate" in (mesh.mesh_dim_names or ()) else None
 
 
 def to_device(module: nn.Module, run: RunConfig, device: torch.device) -> nn.Module:

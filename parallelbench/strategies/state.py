@@ -47,15 +47,12 @@ def load_tensors(module: nn.Module, saved: dict[str, Tensor]) -> None:
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """This rank's part of an optimizer's state."""
     complete = _local_optimizer(optimizer).state_dict()
-    sharded = {
-        index: {key: local(value) for key, value in state.items() if hasattr(value, "to_local")}
-        for index, state in complete["state"].items()
-    }
-    plain = {
-        index: {key: value for key, value in state.items() if key not in sharded[index]}
-        for index, state in complete["state"].items()
-    }
-    return {"plain": plain, "sharded": sharded, "groups": complete["param_groups"]}
+    parts: dict[str, Any] = {"plain": {}, "sharded": {}, "groups": complete["param_groups"]}
+    for index, state in complete["state"].items():
+        sharded = {key: local(value) for key, value in state.items() if hasattr(value, "to_local")}
+        parts["sharded"][index] = sharded
+        parts["plain"][index] = {key: value for key, value in state.items() if key not in sharded}
+    return parts
 
 
 @torch.no_grad()

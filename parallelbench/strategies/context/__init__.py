@@ -51,17 +51,16 @@ class ContextParallel(DdpStrategy, frozen=True, kw_only=True):
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Give the layers this rank's positions, and the attention its exchange; wrap the model in DDP."""
         from parallelbench.strategies.context.tokens import ContextGroup, OwnTokens
-        from parallelbench.strategies.replica import ModuleReplica, gradient_bytes
+        from parallelbench.strategies.replica import gradient_bytes
 
         wrapped = self.in_ddp(model, run, world)
         size_bytes = gradient_bytes(wrapped.module)
         tokens = OwnTokens(ContextGroup(world.rank, world.size), self.exchange, run, world)
-        replica = ModuleReplica(
-            wrapped.module,
-            run=run,
-            world=world,
+        replica = self.replica(
+            wrapped,
+            run,
+            world,
             data_shard=Shard(),
-            wrapped=wrapped,
             tokens=tokens,
             count_step=lambda traffic: traffic.all_reduce("gradient", size_bytes, world.size),
         )

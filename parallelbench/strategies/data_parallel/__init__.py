@@ -104,22 +104,18 @@ class DdpStrategy(DataParallelStrategy, frozen=True, kw_only=True):
             )
 
     def replica(self, wrapped: DistributedDataParallel, run: RunConfig, world: World, **options: Any) -> ModuleReplica:
-        """This rank's replica of a wrapped model; `options` are those of `ModuleReplica`."""
+        """This rank's replica of a wrapped model; `options` are those of `ModuleReplica`, for others than these."""
         from parallelbench.strategies.graph import CapturedReplica
         from parallelbench.strategies.replica import ModuleReplica, share_buffers
 
+        usual: dict[str, Any] = {
+            "data_shard": Shard(world.rank, world.size),
+            "before_evaluation": lambda: share_buffers(wrapped.module),
+            "micro_batches": self.micro_batches_per_step(run),
+            "no_sync": wrapped.no_sync,
+        }
         kind = CapturedReplica if run.graph else ModuleReplica
-        return kind(
-            wrapped.module,
-            run=run,
-            world=world,
-            data_shard=Shard(world.rank, world.size),
-            wrapped=wrapped,
-            before_evaluation=lambda: share_buffers(wrapped.module),
-            micro_batches=self.micro_batches_per_step(run),
-            no_sync=wrapped.no_sync,
-            **options,
-        )
+        return kind(wrapped.module, run=run, world=world, wrapped=wrapped, **usual | options)
 
 
 class AccumulatingDdp(DdpStrategy, frozen=True, kw_only=True):

@@ -75,9 +75,10 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
         return StateShards(part, part, part)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
-        from parallelbench.strategies.expert.dispatch import divide_experts, exchange_tokens, new_replica
+        from parallelbench.strategies.expert.dispatch import divide_experts, exchange_tokens, with_shards
 
         ranks = self.ranks_per_copy(run)
         divide_experts(model, world, ranks)
-        replica = new_replica(self.in_ddp(model, run, world), run, world, ranks=ranks)
+        wrapped = self.in_ddp(model, run, world)
+        replica = self.replica(wrapped, run, world, **with_shards(wrapped.module, run, world, ranks=ranks))
         return exchange_tokens(replica, world, ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,12 +11,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as Sharded
 from torch.nn.parallel import DistributedDataParallel
 
-from parallelbench.config.components import Shard
 from parallelbench.models.initial import fill
 from parallelbench.models.moe_layers import Experts, MixtureOfExperts
 from parallelbench.strategies.autograd import exchanged
 from parallelbench.strategies.mesh import device_mesh
-from parallelbench.strategies.replica import ModuleReplica
 from parallelbench.strategies.state import local
 from parallelbench.strategies.tensor.shards import optimizer_of
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.run import RunConfig
     from parallelbench.measure.traffic import Traffic
+    from parallelbench.strategies.replica import ModuleReplica
     from parallelbench.world.world import World
 
 
@@ -58,13 +57,13 @@ def _stacked(model: nn.Module) -> Iterator[tuple[str, str, Experts]]:
                 yield path, name, module
 
 
-def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, *, ranks: int) -> ModuleReplica:
-    """The replica of a model whose experts were divided before DDP wrapped it; they become `DTensor`s here.
+def with_shards(module: nn.Module, run: RunConfig, world: World, *, ranks: int) -> dict[str, Any]:
+    """Make `DTensor`s of experts that were divided before DDP wrapped their model; returns its replica's options.
 
     The gradient of a rank's loss is that of the mean over its slice of the batch. DDP averages the others; experts get
     the sum over the tokens of all ranks, of their own group and of the others, and so are divided by the number of all.
     """
-    module, mesh = wrapped.module, expert_mesh(world, ranks)
+    mesh = expert_mesh(world, ranks)
     groups = GroupSums(mesh.get_group("replicate")) if mesh.ndim > 1 else None
     for _, name, experts in _stacked(module):
         part = getattr(experts, name).detach()
@@ -76,16 +75,11 @@ def new_replica(wrapped: DistributedDataParallel, run: RunConfig, world: World, 
         setattr(experts, name, stacked)
     trained = [each for each in module.parameters() if each.requires_grad]
     copied_bytes = sum(each.nbytes for each in trained if not isinstance(each, DTensor))
-    return ModuleReplica(
-        module,
-        run=run,
-        world=world,
-        data_shard=Shard(world.rank, world.size),
-        wrapped=wrapped,
-        optimizer=optimizer_of(module.parameters(), run, world.device_type),
-        count_step=lambda traffic: traffic.all_reduce("gradient", copied_bytes, world.size),
-        after_backward=None if groups is None else groups.wait,
-    )
+    return {
+        "optimizer": optimizer_of(module.parameters(), run, world.device_type),
+        "count_step": lambda traffic: traffic.all_reduce("gradient", copied_bytes, world.size),
+        "after_backward": None if groups is None else groups.wait,
+    }
 
 
 class GroupSums:

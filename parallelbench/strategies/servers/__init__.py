@@ -154,12 +154,18 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """A worker, or on the last ranks a server."""
-        from parallelbench.strategies.servers.servers import Layout, server_of
-        from parallelbench.strategies.servers.workers import worker_of
+        from parallelbench.strategies.servers.servers import AsyncServer, Layout, SyncServer, own_group
+        from parallelbench.strategies.servers.workers import AsyncWorker, SyncWorker
 
         layout = Layout(rank=world.rank, workers=run.devices - self.servers, servers=self.servers)
         schedule = Schedule(run.steps_per_epoch, self.n_push, self.n_fetch) if self.mode == "async" else None
+        group = own_group(layout, run)
         if world.rank >= layout.workers:
-            return server_of(model, layout, schedule, run=run)
+            if schedule is None:
+                return SyncServer(model, layout, run, group)
+            return AsyncServer(model, layout, run, schedule)
+        assert group is not None, "a worker is a member"
         slowdown = self.slow_worker_factor if world.rank == 0 else 1.0
-        return worker_of(model, layout, schedule, slowdown=slowdown, run=run, world=world)
+        if schedule is None:
+            return SyncWorker(model, layout, run=run, world=world, group=group, slowdown=slowdown)
+        return AsyncWorker(model, layout, schedule, run=run, world=world, group=group, slowdown=slowdown)

@@ -73,23 +73,14 @@ def own_group(layout: Layout, run: RunConfig) -> dist.ProcessGroup | None:
     return group if isinstance(group, dist.ProcessGroup) else None  # of others torch returns a number
 
 
-def server_of(
-    model: nn.Sequential, layout: Layout, schedule: Schedule | None, *, run: RunConfig
-) -> SyncServer | AsyncServer:
-    """The server of this rank: asynchronous where there is a `schedule`."""
-    group = own_group(layout, run)
-    flat = FlatParameters(to_device(model, run, torch.device("cpu")))
-    shard = layout.shard_of(flat.values, layout.rank).clone()
-    return SyncServer(shard, layout, run, group) if schedule is None else AsyncServer(shard, layout, run, schedule)
-
-
 class ServerReplica(BaseReplica):
     """A shard of the parameter vector, and the optimizer that updates it. Reads no data and owns no loss."""
 
-    def __init__(self, shard: Tensor, layout: Layout, run: RunConfig) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, run: RunConfig) -> None:
         super().__init__(Shard(0, layout.workers, images=False, labels=False), run)
         self._layout = layout
-        self._parameter = nn.Parameter(shard)
+        flat = FlatParameters(to_device(model, run, torch.device("cpu")))
+        self._parameter = nn.Parameter(layout.shard_of(flat.values, layout.rank).clone())
         self._values = self._parameter.detach()
         self._compiles_update = run.compiles_step
         self._optimizer = run.optimizer.build([self._parameter], run, "cpu")
@@ -138,10 +129,10 @@ class ServerReplica(BaseReplica):
 class SyncServer(ServerReplica):
     """Every step: all workers' gradients in, one update, the parameters out to all."""
 
-    def __init__(self, shard: Tensor, layout: Layout, run: RunConfig, servers: dist.ProcessGroup | None) -> None:
-        super().__init__(shard, layout, run)
+    def __init__(self, model: nn.Module, layout: Layout, run: RunConfig, servers: dist.ProcessGroup | None) -> None:
+        super().__init__(model, layout, run)
         self._servers = servers
-        self._received = [torch.empty_like(shard) for _ in range(layout.workers)]
+        self._received = [torch.empty_like(self._values) for _ in range(layout.workers)]
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
         return [self._parameter], () if self._servers is None else (self._servers,)
@@ -169,10 +160,10 @@ class AsyncServer(ServerReplica):
 
     whole_epochs: ClassVar[bool] = True
 
-    def __init__(self, shard: Tensor, layout: Layout, run: RunConfig, schedule: Schedule) -> None:
-        super().__init__(shard, layout, run)
+    def __init__(self, model: nn.Module, layout: Layout, run: RunConfig, schedule: Schedule) -> None:
+        super().__init__(model, layout, run)
         self._schedule = schedule
-        self._gradient = torch.empty_like(shard)
+        self._gradient = torch.empty_like(self._values)
         self._step = self._served = 0
         self._updates: Counter[int] = Counter()
         """Updates so far, by worker."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from parallelbench.strategies.servers.servers import (
     REQUEST,
     STALENESS,
     Layout,
-    own_group,
     receiving,
     sending,
     wait_all,
@@ -64,25 +63,12 @@ def _on_host(vector: Tensor) -> Tensor:
     return torch.empty_like(vector, device="cpu", pin_memory=True).copy_(vector)
 
 
-def worker_of(
-    model: nn.Sequential, layout: Layout, schedule: Schedule | None, *, slowdown: float, run: RunConfig, world: World
-) -> SyncWorker | AsyncWorker:
-    """The worker of this rank: asynchronous where there is a `schedule`."""
-    group = own_group(layout, run)
-    assert group is not None, "a worker is a member"
-    module = to_device(model, run, world.device)
-    synchronize_norms(module, group)
-    if schedule is None:
-        return SyncWorker(module, layout, run=run, world=world, group=group, slowdown=slowdown)
-    return AsyncWorker(module, layout, schedule, run=run, world=world, group=group, slowdown=slowdown)
-
-
 class WorkerReplica(ModuleReplica):
     """Forward and backward as on one device; the servers update."""
 
     def __init__(
         self,
-        module: nn.Module,
+        model: nn.Module,
         layout: Layout,
         *,
         run: RunConfig,
@@ -90,6 +76,8 @@ class WorkerReplica(ModuleReplica):
         group: dist.ProcessGroup,
         slowdown: float,
     ) -> None:
+        module = to_device(model, run, world.device)
+        synchronize_norms(module, group)
         self._flat = HostedParameters(module)
         super().__init__(
             module,
@@ -175,18 +163,9 @@ class AsyncWorker(WorkerReplica):
         """None: each worker has fetched at another time."""
         return {}
 
-    def __init__(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        schedule: Schedule,
-        *,
-        run: RunConfig,
-        world: World,
-        group: dist.ProcessGroup,
-        slowdown: float,
-    ) -> None:
-        super().__init__(module, layout, run=run, world=world, group=group, slowdown=slowdown)
+    def __init__(self, model: nn.Module, layout: Layout, schedule: Schedule, *, run: RunConfig, **place: Any) -> None:
+        """`place`: the rest of what `WorkerReplica` takes."""
+        super().__init__(model, layout, run=run, **place)
         self._schedule, self._lr = schedule, run.optimizer.scaled_lr(run)
         self._accrued = torch.zeros_like(self._flat.gradient) if schedule.n_push > 1 else None
 
