@@ -1,4 +1,4 @@
-"""A run's preprocessing: rank 0 has it done, all ranks train on the result.
+"""A run's preprocessing: rank 0 has it done, all ranks train on the rows that it leaves.
 
 Write the training set as a table, start the engine's process, compare its result with NumPy's.
 """
@@ -13,7 +13,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -49,28 +49,39 @@ class Preprocessing:
 
     def __init__(self, run: RunConfig, attempt: Attempt, world: World) -> None:
         self._run, self._world, self._task = run, world, task_of(run)
-        self._folder = attempt.path / "preprocess"
-        self._file = attempt.path / "prepared-rows.npy"
-        self._columns: Columns = {}
+        self._folder, self._done = attempt.path / "preprocess", attempt.path / "preprocessed"
         self.rows: list[dict[str, Any]] = []
         """Of the table `preprocess`, on rank 0."""
         self.facts: dict[str, Any] = {}
         """Columns of the table `run`, on rank 0."""
 
     def carry_out(self, arrays: Arrays) -> None:
-        """Do it, on rank 0, and remove what earlier attempts have left that were killed meanwhile."""
+        """Do it, on rank 0, and remove what earlier attempts have left that were killed meanwhile; others wait."""
         if self._world.rank == 0:
             _remove_leftovers(self._folder.parent)
-            self._columns, self.rows, self.facts = preprocess(self._run, arrays, self._folder)
+            self.rows, self.facts = preprocess(self._run, arrays, self._folder)
+        if self._world.size > 1:  # not by a collective: an engine may need longer than those may take
+            if self._world.rank == 0:
+                with storage_errors(self._done):
+                    self._done.touch()
+            while not self._done.exists():
+                time.sleep(_POLL_S)
+            self._world.barrier()
+            if self._world.rank == 0:
+                self._done.unlink()
 
     def training_set(self, arrays: Arrays) -> tuple[RunConfig, Arrays]:
-        """The prepared rows as the run's data set; the test set is changed alike by NumPy.
+        """The rows that the recipe leaves as the run's data set; of the test set likewise.
 
-        Raises `ConfigError` where they fill no batch.
+        NumPy says which: the engine's result was compared with its own, bit for bit. Raises `ConfigError` where they
+        fill no batch.
         """
-        samples, labels = self._on_all_ranks()
+        samples, labels = self._left(arrays.train_labels, self._run.data.train_samples)
         images = arrays.train_images[samples % len(arrays.train_images)]
-        test_images, test_labels = self._test_set(arrays)
+        test_images, test_labels = arrays.test_images, arrays.test_labels
+        if self._task.recipe in _CHANGES_TEST:
+            places, test_labels = self._left(test_labels, len(test_labels))
+            test_images = test_images[places]
         same = {key: getattr(self._run.data, key) for key in PreparedRows.__struct_fields__ if "samples" not in key}
         data = PreparedRows(train_samples=len(labels), test_samples=len(test_labels), **same)
         run = msgspec.structs.replace(self._run, data=data)
@@ -88,45 +99,18 @@ class Preprocessing:
         }
         return run, checked(data, Arrays(images, labels, test_images, test_labels))
 
-    def _on_all_ranks(self) -> NDArray[np.int64]:
-        """Numbers and labels of the rows that the engine has left; rank 0 passes them on through a file of the
-        attempt's folder. What they hold is what every rank has: the comparison with NumPy's has seen to that.
-        """
-        if self._world.rank == 0:
-            columns, self._columns = in_order(self._task, self._columns), {}
-            labels = columns["group" if self._task.recipe == "join" else "label"]
-            rows = np.stack([columns["sample"], labels]).astype(np.int64)
-        if self._world.size > 1:
-            if self._world.rank == 0:
-                with storage_errors(self._file):
-                    unfinished = self._file.with_suffix(".unfinished.npy")
-                    np.save(unfinished, rows, allow_pickle=False)
-                    unfinished.replace(self._file)
-            else:  # not by a collective: an engine may need longer than those may take
-                while not self._file.exists():
-                    time.sleep(_POLL_S)
-                rows = np.load(self._file, allow_pickle=False)
-            self._world.barrier()
-            if self._world.rank == 0:
-                self._file.unlink()
-        return rows
-
-    def _test_set(self, arrays: Arrays) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        if self._task.recipe not in _CHANGES_TEST:
-            return arrays.test_images, arrays.test_labels
-        places = np.arange(len(arrays.test_labels))
-        kept = prepare(self._task, {"sample": places, "label": np.asarray(arrays.test_labels)})
-        labels = kept["group" if self._task.recipe == "join" else "label"].astype(np.int64)
-        return arrays.test_images[kept["sample"]], labels
+    def _left(self, labels: NDArray[np.int64], rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Numbers and labels of what the recipe leaves of so many rows; beyond the stored ones they are copies."""
+        sample = np.arange(rows)
+        left = prepare(self._task, {"sample": sample, "label": np.asarray(labels)[sample % len(labels)]})
+        return left["sample"], left["group" if self._task.recipe == "join" else "label"]
 
 
 def _remove_leftovers(attempt: Path) -> None:
-    """Tables and prepared rows of all attempts until this one: many times the size of what they are prepared from."""
+    """Tables of all attempts until this one: many times the size of what they are prepared from."""
     for earlier in attempt.parent.iterdir():
         if earlier.name.isdecimal() and int(earlier.name) <= int(attempt.name):
             shutil.rmtree(earlier / "preprocess", ignore_errors=True)
-            for file in earlier.glob("prepared-*.npy"):
-                file.unlink(missing_ok=True)
 
 
 class PreparedRows(Data, frozen=True, kw_only=True):
@@ -169,16 +153,6 @@ _START = (
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-class EngineResult(NamedTuple):
-    """What an engine has made of the training set."""
-
-    columns: Columns
-    rows: list[dict[str, Any]]
-    """Of the table `preprocess`, without the keys of the run."""
-    facts: dict[str, Any]
-    """Columns of the table `run`."""
-
-
 def task_of(run: RunConfig) -> Task:
     """The run's recipe on its training set."""
     assert run.preprocess.recipe is not None
@@ -192,8 +166,10 @@ def task_of(run: RunConfig) -> Task:
     )
 
 
-def preprocess(run: RunConfig, arrays: Arrays, folder: Path) -> EngineResult:
-    """Carry out the run's recipe; `folder` holds the table meanwhile. Raises `EngineError` where the engine fails.
+def preprocess(run: RunConfig, arrays: Arrays, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Carry out the run's recipe; `folder` holds the tables meanwhile. Raises `EngineError` where the engine fails.
+
+    Returns rows of the table `preprocess`, without the keys of the run, and columns of the table `run`.
 
     The stage's time is that of the engine's process and of reading its result; writing its input and the comparison
     are not part of it.
@@ -212,7 +188,7 @@ def preprocess(run: RunConfig, arrays: Arrays, folder: Path) -> EngineResult:
         _compare(request, found)
     rows = [row | {"input_rows": rows_in, "input_bytes": report["input_bytes"]} for row in report["executions"]]
     facts = {"preprocess_version": report["version"], "preprocess_time_s": stage_s, "preprocess_failed": False}
-    return EngineResult(found, rows, facts)
+    return rows, facts
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def test_all_ranks_train_on_what_rank_0_prepared(tmp_path: Path) -> None:
     found = tables(tmp_path)
     assert (found["run"][0]["outcome"], found["run"][0]["parity_passed"]) == ("ok", True)
     assert (len(found["preprocess"]), len(found["ranks"])) == (1, 2)
-    assert not list(tmp_path.glob("*/*/attempts/1/prepared-*"))
+    assert not list(tmp_path.glob("*/*/attempts/1/preprocess*"))
 
 
 @pytest.mark.exhaustive

@@ -41,18 +41,18 @@ def arrays_of(run: RunConfig) -> Arrays:
 def test_what_is_measured(tmp_path: Path) -> None:
     """The columns of a real process; those of a clock by what they must add up to."""
     run = run_of("preprocess.engine=arrow", "preprocess.recipe=filter", "preprocess.executions=3")
-    found = stage.preprocess(run, arrays_of(run), tmp_path / "files")
+    rows, facts = stage.preprocess(run, arrays_of(run), tmp_path / "files")
     assert not (tmp_path / "files").exists()
-    assert [row["execution"] for row in found.rows] == [1, 2, 3]
+    assert [row["execution"] for row in rows] == [1, 2, 3]
     kept = ROWS // 2
-    for row in found.rows:
+    for row in rows:
         assert (row["input_rows"], row["input_bytes"], row["copied_in_bytes"]) == (ROWS, INPUT_BYTES, 0)
         assert (row["output_rows"], row["output_bytes"]) == (kept, kept * (8 + 8 + PIXELS))
         assert row["execution_time_s"] == pytest.approx(row["take_in_s"] + row["compute_s"] + row["give_out_s"])
         assert 0 < row["cpu_time_s"] < 100
         assert row["peak_memory_bytes"] > INPUT_BYTES
         assert row["process_threads"] >= 1
-    first, second, last = found.rows
+    first, second, last = rows
     assert first["cold_time_s"] > first["start_s"] + first["read_s"] + first["execution_time_s"]
     assert first["warm_time_s"] is None
     for row in (second, last):
@@ -63,15 +63,15 @@ def test_what_is_measured(tmp_path: Path) -> None:
     for row in (first, last):
         assert row["write_s"] > 0
         assert row["output_file_bytes"] > row["output_bytes"]
-    assert first["cold_time_s"] < found.facts["preprocess_time_s"]
-    assert found.facts["preprocess_version"] == pyarrow.__version__
+    assert first["cold_time_s"] < facts["preprocess_time_s"]
+    assert facts["preprocess_version"] == pyarrow.__version__
 
 
 @pytest.mark.exhaustive
 def test_several_batches_are_copied_by_who_needs_them_in_one(tmp_path: Path) -> None:
     """70,000 rows are two record batches."""
     run = run_of("preprocess.engine=numpy", "preprocess.recipe=statistics")
-    (row,) = stage.preprocess(run, arrays_of(run), tmp_path / "files").rows
+    ((row,), _) = stage.preprocess(run, arrays_of(run), tmp_path / "files")
     assert row["copied_in_bytes"] == INPUT_BYTES
     assert row["output_rows"] == 10
 
@@ -124,7 +124,7 @@ def test_a_crash_after_the_result_was_written_costs_nothing(tmp_path: Path, monk
     program.chmod(0o755)
     monkeypatch.setattr(stage, "interpreter", lambda engine: program)
     run, arrays = request(tmp_path)
-    assert stage.preprocess(run, arrays, tmp_path / "files").rows[0]["output_rows"] == 64
+    assert stage.preprocess(run, arrays, tmp_path / "files")[0][0]["output_rows"] == 64
 
 
 @pytest.mark.exhaustive
@@ -235,7 +235,7 @@ def test_a_run_trains_on_exactly_the_rows_of_the_recipe(tmp_path: Path, recipe: 
 
 @pytest.mark.exhaustive
 def test_what_a_killed_attempt_has_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
-    left = [tmp_path / "1" / "preprocess" / "input.arrow", tmp_path / "2" / "prepared-images.unfinished.npy"]
+    left = [tmp_path / "1" / "preprocess" / "input.arrow", tmp_path / "2" / "preprocess" / "output-1.arrow"]
     kept = [tmp_path / "1" / "journal-rank0.jsonl", tmp_path / "3" / "preprocess" / "input.arrow", tmp_path / "note"]
     for path in (*left, *kept):
         path.parent.mkdir(parents=True, exist_ok=True)
