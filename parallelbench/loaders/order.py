@@ -59,6 +59,16 @@ def evaluation_slices(samples: int, *, index: int, count: int, at_most: int = TE
     return slices
 
 
+def evaluation_batches(data: Data, shard: Shard, local_batch_size: int, samples: int | None) -> list[tuple[int, int]]:
+    """`evaluation_slices` of a shard's part of the test set, or of its first `samples`.
+
+    Batches are no larger than in training: evaluation must not raise the peak of training's memory.
+    """
+    whole, most = data.test_samples, min(TEST_BATCH_SIZE, max(_LEAST_TEST_BATCH_SIZE, local_batch_size))
+    samples = whole if samples is None else min(samples, whole)
+    return evaluation_slices(samples, index=shard.index, count=shard.count, at_most=most)
+
+
 def endless(loader: BatchLoader, *, first: int = 1) -> Iterator[Batch]:
     """Batches of one epoch after the other, for checks that take more steps than some epochs have."""
     return chain.from_iterable(map(loader.train, count(first)))
@@ -120,8 +130,6 @@ class BatchLoader(ABC):
         self._stored = len(arrays.train_labels)
         self._padding = data.shape[1] // 8 if data.augment else 0
         self._moves_batches = self._device.type != "cpu"
-        # No larger than in training: evaluation must not raise the peak of training's memory.
-        self._test_batch_size = min(TEST_BATCH_SIZE, max(_LEAST_TEST_BATCH_SIZE, self.local_batch_size))
 
     def train(self, epoch: int) -> Iterator[Batch]:
         """Iterate over `steps_per_epoch` batches of `local_batch_size` samples; `epoch` counts from 1.
@@ -138,13 +146,7 @@ class BatchLoader(ABC):
 
         See `evaluation_slices` for the sizes of batches.
         """
-        whole = self._data.test_samples
-        slices = evaluation_slices(
-            whole if samples is None else min(samples, whole),
-            index=self._shard.index,
-            count=self._shard.count,
-            at_most=self._test_batch_size,
-        )
+        slices = evaluation_batches(self._data, self._shard, self.local_batch_size, samples)
         if self._uses_nothing:
             yield from (Batch(None, None, stop - start) for start, stop in slices)
         else:

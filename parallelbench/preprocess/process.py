@@ -50,18 +50,22 @@ def carry_out(request: Request) -> dict[str, Any]:
     engine = engine_of(request)
     tables.load_pandas()
     started_s = time.time() - request.launched_at
-    before = _bytes_read()
+    before = _field(_IO, "rchar")
     began = time.perf_counter()
     table = tables.read(request.input)
     read_s = time.perf_counter() - began
-    after = _bytes_read()
+    after = _field(_IO, "rchar")
     executions = []
     for number in range(1, request.executions + 1):
         ready_s = time.time() - request.launched_at
         row, result = execute(engine, table)
         row["cold_time_s"] = ready_s + row["execution_time_s"] if number == 1 else None
         row["warm_time_s"] = None if number == 1 else row["execution_time_s"]
-        row |= {"process_threads": _status("Threads"), "peak_memory_bytes": _peak_bytes()}
+        peak_kib = _field(_STATUS, "VmHWM")
+        row |= {
+            "process_threads": _field(_STATUS, "Threads"),
+            "peak_memory_bytes": None if peak_kib is None else peak_kib * 1024,
+        }
         if number in (1, request.executions):  # those that are compared
             began = time.perf_counter()
             row["output_file_bytes"] = tables.write(result, request.output(number))
@@ -112,18 +116,8 @@ def _copied_bytes(table: pa.Table, shared: set[int] | None) -> int | None:
     return sum(size for address, size in addresses(table).items() if address not in shared)
 
 
-def _bytes_read() -> int | None:
-    """Bytes that this process has read so far, from files in memory too (proc(5): io, rchar)."""
-    return _field(Path("/proc/self/io"), "rchar")
-
-
-def _peak_bytes() -> int | None:
-    kibibytes = _status("VmHWM")
-    return None if kibibytes is None else kibibytes * 1024
-
-
-def _status(name: str) -> int | None:
-    return _field(Path("/proc/self/status"), name)
+_IO, _STATUS = Path("/proc/self/io"), Path("/proc/self/status")
+"""Of this process; `rchar`: bytes that it has read so far, from files in memory, too (proc(5))."""
 
 
 def _field(path: Path, name: str) -> int | None:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallelbench.config.components import Batch
-from parallelbench.loaders.order import evaluation_slices
+from parallelbench.loaders.order import evaluation_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
     from parallelbench.training.exchange import Exchange, Order
 
-_LEAST_TEST_BATCH, _MOST_TEST_BATCH = 32, 1024
 _HOST = "/cpu:0"
 
 
@@ -115,7 +114,7 @@ class ResidentFeed(Feed):
 
     def test(self, samples: int | None = None) -> Iterator[Batch]:
         """This shard's part of the test set, or of its first `samples`, as `BatchLoader.test`; images: start, stop."""
-        for start, stop in evaluation_batches(self._run, self._shard, self.local_batch_size, samples):
+        for start, stop in evaluation_batches(self._run.data, self._shard, self.local_batch_size, samples):
             yield Batch((self, start, stop), None, stop - start)  # type: ignore[arg-type]
 
     def next(self, replica: int) -> tuple[Any, Any]:
@@ -145,16 +144,6 @@ def orders_of_shard(order: Order, shard: Shard, slices: int, run: RunConfig) -> 
     """A shard's part of an epoch's order in so many slices: each of shape (steps, slices, samples of a slice)."""
     pieces = (values.reshape(run.steps_per_epoch, shard.count, slices, -1) for values in order if values is not None)
     return [piece[:, shard.index].astype(np.int32, copy=False) for piece in pieces]
-
-
-def evaluation_batches(
-    run: RunConfig, shard: Shard, local_batch_size: int, samples: int | None
-) -> list[tuple[int, int]]:
-    """A shard's part of the test set, or of its first `samples`: start and stop of each batch."""
-    whole = run.data.test_samples
-    at_most = min(_MOST_TEST_BATCH, max(_LEAST_TEST_BATCH, local_batch_size))
-    samples = whole if samples is None else min(samples, whole)
-    return evaluation_slices(samples, index=shard.index, count=shard.count, at_most=at_most)
 
 
 def channels_last(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -6,7 +6,7 @@ which worker has trained on which slice, so each rank's rows hold what its own w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -17,13 +17,11 @@ from parallelbench.frameworks.tensorflow.feed import (
     Feed,
     Preparation,
     channels_last,
-    evaluation_batches,
     orders_of_shard,
     padded,
 )
-from parallelbench.frameworks.tensorflow.synchronous import StepSums
-from parallelbench.frameworks.tensorflow.twins import TwinState
-from parallelbench.measure.traffic import Traffic
+from parallelbench.frameworks.tensorflow.synchronous import StepSums, TwinReplica
+from parallelbench.loaders.order import evaluation_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,21 +88,14 @@ _LOSS, _CORRECT, _SAMPLES, _WORKER, _STALENESS, _UPDATE = range(6)
 """What a worker returns of a slice; the last: the number of the update that it made, from 1."""
 
 
-class TaskReplica:
+class TaskReplica(TwinReplica):
     """A rank whose server gets its work from the coordinator: a worker, or a server of parameters."""
 
     whole_epochs: ClassVar[bool] = True
-    shares_at_evaluation: ClassVar[bool] = False
 
     def __init__(self, initial: State, run: RunConfig, world: TensorFlowWorld) -> None:
-        """`initial`: the state under torch's names, in torch's layout."""
-        self._run, self._world = run, world
-        self._twin = TwinState(initial, run)
+        super().__init__(initial, run, world, Shard(world.rank, run.devices, images=False, labels=False))
         self._cluster: Cluster = world.distribution
-        self.traffic = Traffic()
-        self.data_shard = Shard(world.rank, run.devices, images=False, labels=False)
-        self.keeps_gradients = False
-        """As in `SyncReplica`; gradients are on the servers anyway."""
         self._pushes: list[Push] = []
         self._position = 0
         self._served_bytes: list[int] = world.gather(self._make_variables())[0]
@@ -160,9 +151,6 @@ class TaskReplica:
         pushes, self._pushes = self._pushes, []
         return pushes
 
-    def close(self) -> None:
-        """Nothing."""
-
 
 class CoordinatorReplica(TaskReplica):
     """Rank 0: makes the variables on the servers, hands out slices and waits for them."""
@@ -207,18 +195,18 @@ class CoordinatorReplica(TaskReplica):
 
     def step(self, batch: Batch) -> StepSums | None:
         """Train on one global batch; asynchronous workers may be ahead of it."""
-        served: ServedStep = batch.images  # type: ignore[assignment]
-        train, _ = self._functions_of(served.feed)
-        if self._is_sync or served.step == 0:
-            last = served.step + 1 if self._is_sync else self._run.steps_per_epoch
-            for step in range(served.step, last):
-                self._coming += [self._hand_out(train, served.feed, step, index) for index in self._slices]
+        feed, first = batch.images  # type: ignore[misc]
+        train, _ = self._functions_of(feed)
+        if self._is_sync or first == 0:
+            last = first + 1 if self._is_sync else self._run.steps_per_epoch
+            for step in range(first, last):
+                self._coming += [self._hand_out(train, feed, step, index) for index in self._slices]
         here, self._coming = self._coming[: len(self._slices)], self._coming[len(self._slices) :]
         rows = [row.tolist() for row in self._cluster.fetched(here)]
         if self._is_sync:
             self._cluster.fetched([self._cluster.schedule(self._update)])
         else:
-            self._count_updates(served.step, rows)
+            self._count_updates(first, rows)
         self._world.gather(rows)
         return self._account(rows)
 
@@ -329,18 +317,6 @@ class CoordinatorReplica(TaskReplica):
                 variable.assign(state[name])
         self._updated_before = int(state["step"])
 
-    def _all_variables(self) -> dict[str, Any]:
-        slots = {f"{name}/{n}": slot for name, each in self._slots.items() for n, slot in enumerate(each)}
-        return {**self._values, **slots, "step": self._step}
-
-
-class ServedStep(NamedTuple):
-    """What a batch of the coordinator stands for."""
-
-    feed: CoordinatorFeed
-    step: int
-    """Of the epoch, from 0."""
-
 
 class CoordinatorFeed(Feed):
     """The order of samples; each worker has the data set in its own memory."""
@@ -353,23 +329,22 @@ class CoordinatorFeed(Feed):
         """Each of shape (steps, slices, samples of a slice): rows of the data set, and how they are moved."""
         self._stored = len(arrays.train_labels)
         if cluster.resident is None:
-            files = _Files.write(exchange.folder, arrays, self.preparation.padding)
-            cluster.resident = cluster.per_worker(files.dataset)
+            cluster.resident = cluster.per_worker(_written(arrays, exchange.folder, self.preparation.padding))
         self.resident = cluster.resident
         """Iterator of each worker over training images and labels, test images and labels, again and again."""
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """One epoch's batches."""
+        """One epoch's batches; images: feed, and the step from 0."""
         run = self._run
         samples, *moved = orders_of_shard(self._exchange.order(epoch), Shard(), self._cluster.workers, run)
         self.order = [samples % self._stored, *moved]
         for step in range(run.steps_per_epoch):
-            yield Batch(ServedStep(self, step), None, run.global_batch_size)  # type: ignore[arg-type]
+            yield Batch((self, step), None, run.global_batch_size)  # type: ignore[arg-type]
 
     def test(self, samples: int | None = None) -> Iterator[Batch]:
         """The whole test set, or its first `samples`; images: feed, start, stop."""
         local_batch_size = self._run.global_batch_size // self._cluster.workers
-        for start, stop in evaluation_batches(self._run, Shard(), local_batch_size, samples):
+        for start, stop in evaluation_batches(self._run.data, Shard(), local_batch_size, samples):
             yield Batch((self, start, stop), None, stop - start)  # type: ignore[arg-type]
 
 
@@ -389,31 +364,23 @@ class TaskFeed(Feed):
         yield from ()
 
 
-class _Files(NamedTuple):
-    """The data set as workers read it: raw bytes, since TensorFlow sends no array that a worker would keep."""
+def _written(arrays: Arrays, folder: Path, padding: int) -> Callable[[], Any]:
+    """Write the data set into the attempt's folder, which all nodes see; returns what reads it on a worker, once.
 
-    folder: Path
-    shapes: tuple[tuple[int, ...], ...]
+    As raw bytes, since TensorFlow sends no array that a worker would keep: all four arrays as one element.
+    """
+    labels, test_labels = (np.asarray(each, np.int32) for each in (arrays.train_labels, arrays.test_labels))
+    images, test_images = padded(channels_last(arrays.train_images), padding), channels_last(arrays.test_images)
+    whole: list[NDArray[Any]] = [images, labels, test_images, test_labels]
+    files: dict[str, tuple[Any, tuple[int, ...]]] = {}
+    for number, array in enumerate(whole):
+        path = folder / f"resident-{number}.bin"
+        array.tofile(path)
+        files[str(path)] = tf.as_dtype(array.dtype), array.shape
 
-    @classmethod
-    def write(cls, folder: Path, arrays: Arrays, padding: int) -> _Files:
-        """Write them into the attempt's folder, which all nodes see."""
-        images = padded(channels_last(arrays.train_images), padding)
-        labels = np.asarray(arrays.train_labels, np.int32)
-        test_images, test_labels = channels_last(arrays.test_images), np.asarray(arrays.test_labels, np.int32)
-        whole: list[NDArray[Any]] = [images, labels, test_images, test_labels]
-        for number, array in enumerate(whole):
-            array.tofile(folder / f"resident-{number}.bin")
-        return cls(folder, tuple(array.shape for array in whole))
+    def read(_: Any) -> tuple[Any, ...]:
+        return tuple(
+            tf.reshape(tf.io.decode_raw(tf.io.read_file(path), kind), shape) for path, (kind, shape) in files.items()
+        )
 
-    def dataset(self) -> Any:
-        """On a worker: all four arrays as one element, read once."""
-        types = (tf.uint8, tf.int32, tf.uint8, tf.int32)
-
-        def read(_: Any) -> tuple[Any, ...]:
-            return tuple(
-                tf.reshape(tf.io.decode_raw(tf.io.read_file(str(self.folder / f"resident-{number}.bin")), kind), shape)
-                for number, (kind, shape) in enumerate(zip(types, self.shapes, strict=True))
-            )
-
-        return tf.data.Dataset.from_tensors(0).map(read).cache().repeat()
+    return lambda: tf.data.Dataset.from_tensors(0).map(read).cache().repeat()

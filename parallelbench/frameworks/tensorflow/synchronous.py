@@ -66,24 +66,45 @@ class StepSums:
         return both
 
 
-class SyncReplica:
+class TwinReplica:
+    """What TensorFlow's replicas have in common."""
+
+    shares_at_evaluation = False
+    keeps_gradients = False
+    """Whether `full_gradients` is asked for after steps."""
+    _values: dict[str, Any]
+    """Parameters and buffers: variables, by name."""
+    _slots: dict[str, list[Any]]
+    """What the optimizer keeps of each parameter."""
+    _step: Any
+
+    def __init__(self, initial: State, run: RunConfig, world: TensorFlowWorld, data_shard: Shard) -> None:
+        """`initial`: the state under torch's names, in torch's layout."""
+        self._run, self._world, self._twin = run, world, TwinState(initial, run)
+        self.data_shard, self.traffic = data_shard, Traffic()
+
+    def _all_variables(self) -> dict[str, Any]:
+        slots = {f"{name}/{n}": slot for name, each in self._slots.items() for n, slot in enumerate(each)}
+        return {**self._values, **slots, "step": self._step}
+
+    def take_pushes(self) -> list[Push]:
+        return []
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class SyncReplica(TwinReplica):
     """Each device computes its slice of the global batch; all update their copies by the summed gradients."""
 
     def __init__(self, initial: State, run: RunConfig, world: TensorFlowWorld) -> None:
-        """`initial`: the state under torch's names, in torch's layout."""
-        self._run, self._world = run, world
-        self.traffic = Traffic()
+        super().__init__(initial, run, world, Shard(world.rank, world.size))
         self._options: Any = run.strategy
-        self.data_shard = Shard(world.rank, world.size)
-        self._twin = TwinState(initial, run)
         self._distribution = world.distribution
         self._make_variables()
         self._steps: dict[tuple[int, bool], Callable[[], Any]] = {}
         self._evaluations: dict[int, Callable[[Any, Any], Any]] = {}
         self._gradients: dict[str, Any] = {}
-        self.shares_at_evaluation = False
-        self.keeps_gradients = False
-        """Whether `full_gradients` is asked for after steps. The same steps then return them, too."""
 
     def _make_variables(self) -> None:
         initial, parameters = self._twin.initial, self._twin.parameters
@@ -230,16 +251,6 @@ class SyncReplica:
         for name, variable in self._all_variables().items():
             for copy in self._copies(variable):
                 copy.assign(state[name])
-
-    def _all_variables(self) -> dict[str, Any]:
-        slots = {f"{name}/{n}": slot for name, each in self._slots.items() for n, slot in enumerate(each)}
-        return {**self._values, **slots, "step": self._step}
-
-    def take_pushes(self) -> list[Push]:
-        return []
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def _local_variable(value: NDArray[Any]) -> Any:
