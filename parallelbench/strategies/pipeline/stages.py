@@ -21,9 +21,8 @@ from parallelbench.models.norms import count_compiled_norms, synchronize_norms
 from parallelbench.strategies.pipeline.partition import piece_sizes, values_between
 from parallelbench.strategies.replica import LayersReplica, numerics_of, share, sum_gradients, to_device
 from parallelbench.strategies.state import local
-from parallelbench.strategies.tensor import plan_of
-from parallelbench.strategies.tensor.sequence import parameters_of_parts, parts_between
-from parallelbench.strategies.tensor.shards import as_one_rank_sees_it, optimizer_of, place_shards, share_replicated
+from parallelbench.strategies.tensor.sequence import parameters_of_parts
+from parallelbench.strategies.tensor.shards import local_values, optimizer_of, place_shards, share_replicated
 from parallelbench.strategies.tensor.traffic import exchanged_bytes
 from parallelbench.strategies.tensor.vocabulary import divided_loss
 from parallelbench.world.spans import Phase, phase, waits_are_hidden
@@ -139,9 +138,9 @@ class PipelineReplica(LayersReplica):
         """Find the shapes and bytes of what flows between stages; `model` is still whole."""
         position, device = self._position, self._world.device
         micro_batch = run.global_batch_size // position.copies // self._pipeline.micro_batches
-        shards, plan = (1, {}) if position.tensor is None else (position.tensor.size(), plan_of(run))
-        values = values_between(as_one_rank_sees_it(model, plan, shards), run, device, micro_batch)
-        values = parts_between(values, run, shards)
+        values = values_between(model, run, device, micro_batch)
+        if position.tensor is not None:
+            values = local_values(values, model, run, position.tensor.size())
         stages = list(stage_of.values())
         starts = [stages.index(stage) for stage in range(self._pipeline.stages)]
         self._values = [values[start] for start in [*starts, len(stages)]]

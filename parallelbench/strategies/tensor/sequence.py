@@ -63,14 +63,6 @@ def _gathering(mesh: DeviceMesh, run: RunConfig, *, is_last: bool) -> Any:
     return hook
 
 
-def parts_between(values: list[Tensor], run: RunConfig, shards: int) -> list[Tensor]:
-    """The values between layers as a tensor rank has them: all but the first input and the last output in parts."""
-    if not divides_sequence(run):
-        return values
-    between = [each.new_empty(each.shape[0], each.shape[1] // shards, *each.shape[2:]) for each in values[1:-1]]
-    return [values[0], *between, values[-1]]
-
-
 def parameters_of_parts(module: nn.Module, run: RunConfig) -> list[nn.Parameter]:
     """The norms' parameters: each tensor rank has the gradients of its tokens, to be summed before an update."""
     if not divides_sequence(run):

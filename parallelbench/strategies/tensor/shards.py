@@ -5,7 +5,6 @@ Only linear layers: DTensor's convolutions give wrong results, silently, where w
 
 from __future__ import annotations
 
-from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from parallelbench.models.plan import planned
 from parallelbench.strategies.fsdp.shards import reshard
 from parallelbench.strategies.replica import ModuleReplica, share, sum_gradients, to_device
 from parallelbench.strategies.state import local
-from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary
+from parallelbench.strategies.tensor import divides_sequence, divides_vocabulary, plan_of
 from parallelbench.strategies.tensor.sequence import cut_sequence, parameters_of_parts
 from parallelbench.strategies.tensor.vocabulary import divide, divided_loss, tie_again, ties_of
 
@@ -100,25 +99,19 @@ def _is_cut(parameter: Tensor) -> bool:
     return "tensor" in names and not parameter.placements[names.index("tensor")].is_replicate()
 
 
-def as_one_rank_sees_it(model: nn.Sequential, plan: Mapping[str, Split], shards: int) -> nn.Sequential:
-    """The model on the meta device, with linear layers of a shard's size: it gives the shapes of local values."""
-    if not plan:
-        return model
-    sharded = deepcopy(model).to("meta")
-    for name, split in planned(sharded, plan).items():
-        parent, _, leaf = name.rpartition(".")
-        linear = sharded.get_submodule(name)
-        if isinstance(linear, nn.Embedding):
-            continue  # its output is whole
-        assert isinstance(linear, nn.Linear)
-        inputs, outputs = linear.in_features, linear.out_features
-        if split == "column":
-            outputs //= shards
-        else:
-            inputs //= shards
-        shard = nn.Linear(inputs, outputs, bias=linear.bias is not None, device="meta")
-        setattr(sharded.get_submodule(parent), leaf, shard)
-    return sharded
+def local_values(values: list[Tensor], model: nn.Module, run: RunConfig, shards: int) -> list[Tensor]:
+    """The values between layers as a tensor rank has them: shards behind a column layer, or parts of the tokens.
+
+    `values`: those of the whole model, the first input and the last output included, which have all tokens.
+    """
+    local_ones, splits = list(values), planned(model, plan_of(run))
+    for index, layer in enumerate(run.model.layer_names, start=1):
+        own = [split for name, split in splits.items() if name.partition(".")[0] == layer]
+        if own[-1:] == ["column"]:
+            local_ones[index] = values[index][..., : values[index].shape[-1] // shards].contiguous()
+    if divides_sequence(run):
+        local_ones[1:-1] = [each[:, : each.shape[1] // shards].contiguous() for each in local_ones[1:-1]]
+    return local_ones
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], run: RunConfig, device_type: str) -> torch.optim.Optimizer:
