@@ -12,9 +12,6 @@ import json
 import secrets
 import shutil
 import time
-import tokenize
-import zipfile
-import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,11 +90,6 @@ def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Call
     progress(f"{data.name}: train on them with data={data.name} data.files={own.files}")
 
 
-_OF_NUMPY = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, tokenize.TokenError)
-_UNREADABLE = (*_OF_NUMPY, zipfile.BadZipFile, zlib.error)
-"""What numpy and zipfile raise for what is no .npz file, or one that is damaged, encrypted or packed otherwise."""
-
-
 def _own_arrays(data: PreparedData, path: Path) -> Arrays:
     """The four arrays of an .npz file; `ConfigError` where it holds others."""
     import numpy as np
@@ -113,7 +105,7 @@ def _own_arrays(data: PreparedData, path: Path) -> Arrays:
             held = {name: file[name] for name in names}
         if empty := [name for name, array in held.items() if not array.size]:
             raise ValueError(f"nothing in {', '.join(empty)}")
-    except (OSError, *_UNREADABLE) as error:
+    except Exception as error:  # numpy and zipfile raise eight kinds for what is no .npz file, or a damaged one
         raise ConfigError(f"data.files={path} is no .npz file of a data set ({error}): {fix}") from None
     for name, array in held.items():
         is_integer_label = name.endswith("labels") and array.dtype.kind in "iu"

@@ -43,26 +43,21 @@ class ResidentLoader(BatchLoader):
 
         super().__init__(arrays, data, **arguments)
         self._tokens = data.kind == "tokens"
-        self._train_images: Tensor | None = None
-        self._test_images: Tensor | None = None
-        self._train_labels: Tensor | None = None
-        self._test_labels: Tensor | None = None
-        if self._shard.images:
-            self._normalise = self._normaliser(self._device)
-            self._train_images = self._moved(arrays.train_images, padding=self._padding)
-            self._test_images = self._moved(arrays.test_images, padding=0)
-        if self._shard.labels:
-            self._train_labels = torch.from_numpy(np.array(arrays.train_labels)).to(self._device)
-            self._test_labels = torch.from_numpy(np.array(arrays.test_labels)).to(self._device)
-
-    def _moved(self, images: NDArray[Any], *, padding: int) -> Tensor:
-        import numpy as np
-        import torch
-
         from parallelbench.loaders.images import laid_out
 
-        stored = torch.from_numpy(np.array(images)).to(self._device)
-        return laid_out(stored, padding=padding, channels_last=self._channels_last)
+        def moved(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.array(values)).to(self._device)
+
+        def pixels(images: NDArray[Any], padding: int) -> Tensor:
+            return laid_out(moved(images), padding=padding, channels_last=self._channels_last)
+
+        has = self._shard
+        if has.images:
+            self._normalise = self._normaliser(self._device)
+        self._train_images = pixels(arrays.train_images, self._padding) if has.images else None
+        self._test_images = pixels(arrays.test_images, 0) if has.images else None
+        self._train_labels = moved(arrays.train_labels) if has.labels else None
+        self._test_labels = moved(arrays.test_labels) if has.labels else None
 
     def _train(self, plan: Plan) -> Iterator[Batch]:
         size = self.local_batch_size

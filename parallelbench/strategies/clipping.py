@@ -56,14 +56,9 @@ class Clipping:
         self._norm: Tensor | None = None
         """Of the last gradient, before it was clipped."""
 
-    @property
-    def communicates(self) -> bool:
-        """Whether parts of a gradient are on other ranks."""
-        return any(self._parts)
-
     def clip(self) -> None:
         """Scale the gradients; the host waits for no device."""
-        if self.communicates:
+        if any(self._parts):  # parts of a gradient are on other ranks
             squares = {over: self._squares(parts) for over, parts in self._parts.items()}
             with phase("communication"):
                 total = self.sum_over_ranks(squares)

@@ -29,7 +29,7 @@ vit_8 1 single full compile=true                   | the compiler chooses; compi
 mlp 2 ring_ddp strategy.bucket_mib=0               | bucket_mib
 mlp 2 ring_ddp strategy.gradient_as_bucket_view=1  | gradient_as_bucket_view
 mlp 1 zero1                                        | needs two devices or more
-mlp 4 hsdp strategy.shard=1                        | shards nothing
+mlp 4 hsdp strategy.shard=1                        | strategy.shard=1 must divide devices=4, and be neither 1
 mlp 4 hsdp precision=fp16                          | precision=fp16 with strategy=hsdp
 mlp 2 data_parallel                                | on a CPU would train on one device
 
@@ -86,10 +86,10 @@ bare 2 fsdp_cp data=synthetic model=mlp            | no such attention
 moe 3 expert_parallel                              | model.experts=4; devices=3; choose devices=2 or 4
 moe 8 expert_parallel                              | model.experts=4 among devices=8: choose devices=4
 moe 2 expert_parallel precision=fp16               | precision=fp16
-moe 4 expert_parallel strategy.expert_ranks=1      | strategy.expert_ranks=1 divides no experts
-moe 4 expert_parallel strategy.expert_ranks=8      | strategy.expert_ranks=8 is more than devices=4
-moe 4 expert_parallel strategy.expert_ranks=4      | is all of devices=4, which strategy.expert_ranks=null says
-moe 12 expert_parallel strategy.expert_ranks=6     | strategy.expert_ranks=6 does not divide model.experts=4
+moe 4 expert_parallel strategy.expert_ranks=1      | =1 must divide devices=4 and model.experts=4, and be neither 1
+moe 4 expert_parallel strategy.expert_ranks=8      | strategy.expert_ranks=8 must divide devices=4 and
+moe 4 expert_parallel strategy.expert_ranks=4      | nor all devices, which null says
+moe 12 expert_parallel strategy.expert_ranks=6     | strategy.expert_ranks=6 must divide; model.experts=4
 moe 2 model_parallel                               | model.balance=0.7 with; choose model.balance=0
 moe 2 sandblaster_lbfgs lbfgs                      | model.balance=0.7 with; choose model.balance=0
 moe 2 tensor_parallel by_vocabulary                | model.balance=0.7 adds to a loss computed from parts

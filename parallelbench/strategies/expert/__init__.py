@@ -56,16 +56,12 @@ class ExpertParallel(DdpStrategy, frozen=True, kw_only=True):
             f"strategy={self.name} can't divide model.experts={experts} among devices={devices}",
             ("devices", "strategy.expert_ranks", "model.experts"),
         )
-        if ranks is not None:
-            reasons = {
-                "divides no experts": ranks == 1,
-                f"is more than devices={devices}": ranks > devices,
-                f"is all of devices={devices}, which strategy.expert_ranks=null says": ranks == devices,
-                f"does not divide devices={devices}": devices % ranks,
-                f"does not divide model.experts={experts}": experts % ranks,
-            }
-            reason = next((reason for reason, refuses in reasons.items() if refuses), "")
-            yield reason, f"strategy.expert_ranks={ranks} {reason}", ("strategy.expert_ranks", "strategy")
+        yield (
+            ranks is not None and (not 1 < ranks < devices or devices % ranks or experts % ranks),
+            f"strategy.expert_ranks={ranks} must divide devices={devices} and model.experts={experts}, and be neither "
+            "1 nor all devices, which null says",
+            ("strategy.expert_ranks", "strategy"),
+        )
         yield from no_fp16(run, SCALES_ALONE)
 
     def state_shards(self, run: RunConfig) -> StateShards:

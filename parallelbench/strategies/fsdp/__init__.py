@@ -128,12 +128,9 @@ class Hsdp(ShardedStrategy, frozen=True, kw_only=True):
         return self.shard
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        who, keys = f"strategy.shard={self.shard}", ("strategy.shard", "devices", "strategy")
-        yield run.devices % self.shard, f"{who} does not divide devices={run.devices}", keys
-        yield self.shard == 1, f"{who} shards nothing", ("strategy.shard", "strategy=ddp")
         yield (
-            self.shard == run.devices > 1,
-            f"{who} with devices={run.devices} leaves one copy of the model, and nothing to replicate",
-            ("devices", "strategy"),
+            not 1 < self.shard < run.devices or run.devices % self.shard,
+            f"strategy.shard={self.shard} must divide devices={run.devices}, and be neither 1 nor all of them",
+            ("strategy.shard", "devices", "strategy"),
         )
         yield from super().rules(run, device_type)
