@@ -86,12 +86,6 @@ class _Values:
     def __deepcopy__(self, memo: object) -> None:
         """None: copies of a tensor without values stay without."""
 
-    def note(self, change: _Change) -> None:
-        """Add a change."""
-        self.changes.append(change)
-        if change.draws:
-            self.stream.to_come.append(change)
-
     @torch.no_grad()
     def of(self, tensor: Tensor) -> Tensor:
         """What takes the place of a tensor without values: the same each time."""
@@ -165,7 +159,9 @@ class _Notes(TorchDispatchMode):
             assert not any(self.of(each) for each in tree_leaves((others, kwargs))), f"{name} of two tensors"
             options = {key: value for key, value in kwargs.items() if key != "generator"}
             change = _Change(lambda part, **drawn: func(part, *others, **options, **drawn), tensor.detach(), draws)
-            own.note(change)
+            own.changes.append(change)
+            if draws:
+                self._stream.to_come.append(change)
         else:
             made_here = [self.of(each) for each in tree_leaves(result) if isinstance(each, Tensor)]
             assert all(made_here) or not (draws or any(map(self.of, tree_leaves((args, kwargs))))), name

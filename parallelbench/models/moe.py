@@ -43,11 +43,11 @@ class GptMoe(Gpt, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 2 <= self.top_k <= self.experts:
-            why = "the only expert's weight is always 1, so that the router learns nothing of the loss"
-            if self.top_k > self.experts:
-                why = f"there are model.experts={self.experts}"
             valid = f"model.top_k=2 … {self.experts}" if self.experts > 1 else "model.experts=2 or more, or model=gpt"
-            raise ConfigError(f"model.top_k={self.top_k} is refused: {why}; choose {valid}")
+            raise ConfigError(
+                f"model.top_k={self.top_k} of model.experts={self.experts} is refused: one expert's weight is always "
+                f"1, so that the router learns nothing of the loss; choose {valid}"
+            )
 
     def anatomy(self) -> Anatomy:
         """Attention by heads, the shared expert by hidden units; routed experts stay whole.

@@ -36,7 +36,7 @@ mlp 2 data_parallel                                | on a CPU would train on one
 # Pipelines
 deep_mlp 2 pipeline strategy.stages_per_rank=2     | 1f1b puts 1 stage on; choose strategy.stages_per_rank=1
 deep_mlp 1 pipeline                                | two stages or more; devices=2
-deep_mlp 4 pipeline model.hidden=[8]               | can't cut; into 4 stages; fc1, fc2
+deep_mlp 4 pipeline model.hidden=[8]               | can't cut; for 4 stages; fc1, fc2
 deep_mlp 2 pipeline strategy.schedule=dualpipev strategy.stages_per_rank=2 strategy.micro_batches=3 | =4 or 6
 deep_mlp 4 pipeline strategy.schedule=interleaved_1f1b batch_size=18 strategy.micro_batches=9 | =6, or
 deep_mlp 2 pipeline precision=fp16                 | choose precision=bf16

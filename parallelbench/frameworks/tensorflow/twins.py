@@ -41,7 +41,11 @@ class TwinState:
         """`initial`: the state under torch's names, in torch's layout."""
         self._twin, self.update = twin_of(run.model, run.data.shape), Update(run)
         self._shapes = {name: array.shape for name, array in initial.items()}
-        self._layouts = self._twin.layouts(initial)
+        flattens, depthwise = self._twin.flattens, self._twin.depthwise
+        self._layouts = {
+            name: layout_of(array.shape, image=flattens.get(name), channels=depthwise.get(name, 0))
+            for name, array in initial.items()
+        }
         self._kept = [key for key in run.optimizer.kept() or () if key != "step"]  # type: ignore[attr-defined]
         wide = np.float64 if run.precision == "fp64" else np.float32
         values = {name: self._layouts[name].to_tensorflow(array) for name, array in initial.items()}
@@ -149,13 +153,6 @@ class Twin(NamedTuple):
     """Dense layer's weight → channels, height and width of the image that it flattens."""
     depthwise: Mapping[str, int]
     """Weight of a depthwise convolution → its input channels."""
-
-    def layouts(self, state: Mapping[str, NDArray[Any]]) -> dict[str, TensorLayout]:
-        """The layout of each of torch's tensors."""
-        return {
-            name: layout_of(array.shape, image=self.flattens.get(name), channels=self.depthwise.get(name, 0))
-            for name, array in state.items()
-        }
 
 
 def twin_of(model: Model, shape: tuple[int, ...]) -> Twin:

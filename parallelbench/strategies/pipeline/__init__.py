@@ -16,13 +16,14 @@ from msgspec import Meta
 from parallelbench.config.components import Shard, Strategy
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.strategies.mesh import Mesh, position_in
-from parallelbench.strategies.pipeline.partition import assign, whole_layers
+from parallelbench.strategies.pipeline.partition import assign, valid_map
 from parallelbench.strategies.pipeline.schedules import Pipeline, Schedule, StageMap
 from parallelbench.strategies.shared_refusals import (
     SCALES_ALONE,
     first_of,
     no_fp16,
     one_node,
+    two_devices,
     why_complex,
     why_shared,
     why_untouched,
@@ -190,7 +191,8 @@ class ModelParallel(Strategy, frozen=True, kw_only=True):
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
         """Splits that don't fit, several nodes of GPUs, and fp16 on CPUs."""
-        yield from whole_layers(run, self.device_map)
+        yield from two_devices(run)
+        yield from valid_map(self.device_map, run, parts=run.devices, part="device")
         if device_type == "cuda":
             yield from one_node(run)
         else:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parallelbench.errors import choices, count_of
-from parallelbench.strategies.shared_refusals import two_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,26 +20,19 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
 
 
-def whole_layers(run: RunConfig, device_map: Mapping[str, int] | None) -> Rules:
-    """Refuses a split that leaves a device without layers, or a layer without a device."""
-    yield from two_devices(run)
-    names, parts = run.model.layer_names, run.devices
-    yield (
-        parts > len(names),
-        f"strategy={run.strategy.name} can't cut model={run.model.name} into devices={parts} parts: it has "
-        f"{count_of(len(names), 'layer')} ({', '.join(names)})",
-        ("devices", "model", "strategy"),
-    )
-    yield from valid_map(device_map, run, parts=parts, part="device")
-
-
 def valid_map(layers: Mapping[str, int] | None, run: RunConfig, *, parts: int, part: str) -> Rules:
-    """Refuses maps from layers to parts that miss a layer or a part, or name one that doesn't exist; and to part layers
-    that share their weights. Without a map, parts are contiguous, so the ends are parted.
+    """Refuses more parts than layers; maps from layers to parts that miss a layer or a part, or name one that doesn't
+    exist; and to part layers that share their weights. Without a map, parts are contiguous, so the ends are parted.
 
     `part`: the word for one part, "device" or "stage".
     """
     names, tied, option = run.model.layer_names, run.model.anatomy().tied, f"strategy.{part}_map"
+    yield (
+        parts > len(names),
+        f"strategy={run.strategy.name} can't cut model={run.model.name} into parts for {count_of(parts, part)}: it has "
+        f"{count_of(len(names), 'layer')} ({', '.join(names)})",
+        ("devices", "model", "strategy.stages_per_rank", "strategy.stages", "strategy"),
+    )
     if layers is not None:
         unknown = [name for name in layers if name not in names]
         for name in unknown[:1]:

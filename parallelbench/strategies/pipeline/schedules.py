@@ -95,13 +95,6 @@ class Pipeline:
             f"{schedule} puts {count_of(needed, 'stage')} on each device, not strategy.stages_per_rank={v}",
             ("strategy.stages_per_rank", "strategy.schedule"),
         )
-        yield (
-            self.stages > len(names),
-            f"{who} can't cut model={run.model.name} into {count_of(self.stages, 'stage')} "
-            f"({count_of(self.devices, 'device')} × strategy.stages_per_rank={v}): it has "
-            f"{count_of(len(names), 'layer')} ({', '.join(names)})",
-            ("devices", "model", "strategy.stages_per_rank", "strategy.stages", "strategy"),
-        )
         yield from valid_map(stage_map, run, parts=self.stages, part="stage")
         stages = [stage_map[name] for name in names if name in stage_map] if stage_map else []
         yield (
