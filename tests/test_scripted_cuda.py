@@ -16,7 +16,7 @@ from parallelbench.config.components import Batch, Shard
 from parallelbench.gpu_check import training, variants
 from parallelbench.gpu_check.variants import as_attempt
 from parallelbench.loaders import stream as stream_module
-from parallelbench.loaders.stream import StreamedLoader, _Fetched
+from parallelbench.loaders.stream import StreamedLoader
 from parallelbench.measure import attribution, bandwidth, machine_probe, memory
 from parallelbench.measure.attribution import AttributionPass
 from parallelbench.measure.clock import StepClock, TimedWindow
@@ -116,10 +116,10 @@ def test_the_loaders_thread_chooses_its_ranks_device_first(device: ScriptedCuda)
     loader._device, loader._copies = torch.device("cuda", 3), object()
     threads = []
 
-    def fetch(*_: Any) -> _Fetched:
+    def fetch(*_: Any) -> tuple[None, None, None]:
         threads.append(threading.current_thread())
         device.calls.append("fetch")
-        return _Fetched(None, None, None)
+        return None, None, None
 
     loader._fetch = fetch
     assert len(list(loader._ahead([None, None], None, None))) == 2

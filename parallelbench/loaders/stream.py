@@ -50,7 +50,7 @@ class StreamedLoader(BatchLoader):
         for images, labels in fetched:
             window = next(windows, None)
             if images is not None:
-                images = self._laid_out(images, self._padding)
+                images = laid_out(images, padding=self._padding, channels_last=self._channels_last)
                 images = self._normalise(images if window is None else self._cut(images, *window))
             yield Batch(images, labels, size)
 
@@ -58,11 +58,9 @@ class StreamedLoader(BatchLoader):
         steps = [np.arange(start, stop) for start, stop in slices]
         fetched = self._ahead(steps, self._arrays.test_images, self._arrays.test_labels)
         for rows, (images, labels) in zip(steps, fetched, strict=True):
-            images = None if images is None else self._normalise(self._laid_out(images))
+            if images is not None:
+                images = self._normalise(laid_out(images, padding=0, channels_last=self._channels_last))
             yield Batch(images, labels, len(rows))
-
-    def _laid_out(self, images: Tensor, padding: int = 0) -> Tensor:
-        return laid_out(images, padding=padding, channels_last=self._channels_last)
 
     def _ahead(
         self, steps: Iterable[Rows], images: NDArray[np.uint8], labels: NDArray[np.int64]

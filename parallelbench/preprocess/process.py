@@ -79,7 +79,12 @@ def carry_out(request: Request) -> dict[str, Any]:
 
 
 def execute(engine: Engine, table: pa.Table) -> tuple[dict[str, Any], pa.Table]:
-    """One execution: its times, and its result."""
+    """One execution: its times, and its result.
+
+    Copied in are the table's buffers that the engine's form does not consist of; None: it doesn't say.
+    """
+    from parallelbench.preprocess import tables
+
     cpu_s, began = time.process_time(), time.perf_counter()
     data = engine.take_in(table)
     taken_in = time.perf_counter()
@@ -87,13 +92,16 @@ def execute(engine: Engine, table: pa.Table) -> tuple[dict[str, Any], pa.Table]:
     computed = time.perf_counter()
     result = engine.give_out(value)
     ended = time.perf_counter()
+    cpu_s, shared = time.process_time() - cpu_s, engine.shared(data)
+    held = tables.addresses(table).items()
+    copied_bytes = None if shared is None else sum(size for address, size in held if address not in shared)
     row = {
-        "cpu_time_s": time.process_time() - cpu_s,
+        "cpu_time_s": cpu_s,
         "take_in_s": taken_in - began,
         "compute_s": computed - taken_in,
         "give_out_s": ended - computed,
         "execution_time_s": ended - began,
-        "copied_in_bytes": _copied_bytes(table, engine.shared(data)),
+        "copied_in_bytes": copied_bytes,
         **dict.fromkeys(("start_s", "read_s", "bytes_read", "write_s", "output_file_bytes")),
     }
     return row, result
@@ -105,15 +113,6 @@ def engine_of(request: Request) -> Engine:
     cls = getattr(import_module(f"parallelbench.preprocess.engines.{module}"), name)
     engine: Engine = cls(request.task, request.threads)
     return engine
-
-
-def _copied_bytes(table: pa.Table, shared: set[int] | None) -> int | None:
-    """Bytes of the table's buffers that the engine's form does not consist of; None: it doesn't say."""
-    from parallelbench.preprocess.tables import addresses
-
-    if shared is None:
-        return None
-    return sum(size for address, size in addresses(table).items() if address not in shared)
 
 
 _IO, _STATUS = Path("/proc/self/io"), Path("/proc/self/status")

@@ -141,15 +141,11 @@ class SyncReplica(TwinReplica):
             def step() -> Any:
                 sums, gradients = self._distribution.run(on_replica)
                 feed.advance()
-                parts = self._distribution.experimental_local_results(sums)
-                return tf.add_n(parts), self._first(gradients) if keep else {}
+                kept = {name: self._local(value) for name, value in gradients.items()} if keep else {}
+                return tf.add_n(self._copies(sums)), kept
 
             self._steps[id(feed), keep] = tf.function(step) if self._options.tf_function else step
         return self._steps[id(feed), keep]
-
-    def _first(self, per_replica: Mapping[str, Any]) -> dict[str, Any]:
-        local = self._distribution.experimental_local_results
-        return {name: local(value)[0] for name, value in per_replica.items()}
 
     def _on_replica(self, images: Any, labels: Any) -> Any:
         """One device's step: sums of its slice, and the gradients that it updated by."""
@@ -216,7 +212,7 @@ class SyncReplica(TwinReplica):
 
     def _local(self, variable: Any) -> Any:
         """The copy on the first of this rank's devices."""
-        return self._distribution.experimental_local_results(variable)[0]
+        return self._copies(variable)[0]
 
     def full_state_dict(self) -> State:
         return self._twin.in_torchs_layout({name: self._local(value) for name, value in self._values.items()})
@@ -239,8 +235,8 @@ class SyncReplica(TwinReplica):
         result: NDArray[Any] = first
         return result
 
-    def _copies(self, variable: Any) -> Iterable[Any]:
-        copies: Iterable[Any] = self._distribution.experimental_local_results(variable)
+    def _copies(self, variable: Any) -> tuple[Any, ...]:
+        copies: tuple[Any, ...] = self._distribution.experimental_local_results(variable)
         return copies
 
     def local_state(self) -> State:
