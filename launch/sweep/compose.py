@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import re
 import shlex
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,14 @@ from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Sweep, ValueType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from launch.known import group_choices as group_choices
 from launch.sweep.keys import refuse_habit, unknown_key
 from parallelbench.config.build import COMPONENTS, load_yaml
-from parallelbench.config.sites import shipped
+from parallelbench.config.sites import merged, shipped
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _name_sweep(plain: Plain, file: str) -> None:
 
 def _set_by_hand(overrides: Sequence[str], conf: Path | None) -> Plain | None:
     """The defaults with chosen files, then values, in their places; None where one of them is more than that."""
-    plain: Plain = pickle.loads(_defaults())
+    plain = deepcopy(_defaults())
     groups, chosen, values = group_choices(conf), dict[str, str](), []
     for text in overrides:
         try:
@@ -255,50 +255,26 @@ def _set_by_hand(overrides: Sequence[str], conf: Path | None) -> Plain | None:
 
 
 @cache
-def _defaults() -> bytes:
-    return pickle.dumps(by_hydra((), None))
+def _defaults() -> Plain:
+    return by_hydra((), None)
 
 
 def _node(group: str, name: str, conf: Path | None) -> Plain | None:
-    """The node that this file sets; None where it may do more, or can't be read."""
+    """The node that this file sets, over those that it inherits from; None where it may do more, or can't be read."""
     if name in group_choices().get(group, ()):
-        content: Plain | None = pickle.loads(_shipped_node(group, name))
-        return content
-    return _plain_node(group, name, conf)
-
-
-@cache
-def _shipped_node(group: str, name: str) -> bytes:
-    return pickle.dumps(_plain_node(group, name, None))
-
-
-def _plain_node(group: str, name: str, conf: Path | None) -> Plain | None:
+        return deepcopy(shipped(group, name))
     try:
-        node = _merged_node(group, name, conf)
-        return None if node is None else OmegaConf.to_container(node, resolve=False)  # type: ignore[return-value]
+        text = (conf / group / f"{name}.yaml").read_text("utf-8") if conf else ""
+        content: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         return None
-
-
-def _merged_node(group: str, name: str, conf: Path | None) -> DictConfig | None:
-    """The content of a file, merged with the files of its group that its defaults list names."""
-    if name not in group_choices(conf)[group]:
-        return None
-    roots = [Path(str(resources.files("conf"))), *([conf] if conf else [])]
-    text = next(file for root in roots if (file := root / group / f"{name}.yaml").is_file()).read_text("utf-8")
-    content = OmegaConf.create(text)
-    if "@package" in text or not isinstance(content, DictConfig) or not content:
+    if "@package" in text or not isinstance(content, dict) or not content:
         return None
     order = content.pop("defaults", ["_self_"])
-    known = {"_self_", *group_choices(conf)[group]}
-    if (
-        not isinstance(order, list | ListConfig)
-        or order.count("_self_") != 1
-        or not all(each in known for each in order)
-    ):
+    if not isinstance(order, list) or order[-1:] != ["_self_"]:
         return None
-    parts = [content if each == "_self_" else _merged_node(group, each, conf) for each in order]
-    return None if None in parts else OmegaConf.merge(*parts)  # type: ignore[return-value]
+    nodes = [_node(group, str(each), conf) for each in order[:-1]]
+    return None if None in nodes else reduce(merged, [*filter(None, nodes), content])
 
 
 def _replaced(node: Any, path: Sequence[str], value: Any) -> bool:

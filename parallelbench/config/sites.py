@@ -342,8 +342,8 @@ def shipped(group: str, name: str) -> dict[str, Any] | None:
     content: dict[str, Any] = load_yaml(path.read_bytes())
     inherited: dict[str, Any] = {}
     for each in content.pop("defaults", ()) if group else ():
-        inherited = _merged(inherited, (shipped(group, each) or {}) if each != "_self_" else {})
-    return _merged(inherited, content)
+        inherited = merged(inherited, (shipped(group, each) or {}) if each != "_self_" else {})
+    return merged(inherited, content)
 
 
 def names_of(group: str) -> list[str]:
@@ -352,13 +352,13 @@ def names_of(group: str) -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Both, at every depth, as Hydra merges files; where both have a value, the one above."""
-    merged = below | above
+    both = below | above
     for key in below.keys() & above.keys():
         if isinstance(below[key], dict) and isinstance(above[key], dict):
-            merged[key] = _merged(below[key], above[key])
-    return merged
+            both[key] = merged(below[key], above[key])
+    return both
 
 
 def prepare_line(data: str, data_dir: Path, *options: str) -> str:
