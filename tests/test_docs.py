@@ -102,7 +102,7 @@ def test_commands_in_the_documentation_are_taken(path: Path) -> None:
                 continue  # transformers have keys of their own
             groups = group_choices()
             assert equals, f"{path.name}: {words}"
-            assert key in known()["keys"] or key in groups or key in ("experiment", "faithful", "…"), (
+            assert key in known()["keys"] or key in groups or key in ("experiment", "…"), (
                 f"{path.name}: {key} is no key"
             )
             for name in value.split(",") if key in groups else ():

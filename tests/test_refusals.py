@@ -87,8 +87,6 @@ REFUSED: list[tuple[str, str, str, str]] = [
     ("sweep.blocks=[{grid:{model:[nothing]}}]", "", "model=nothing is no choice", ""),
     ("sweep.blocks=[{grid:{model:[[mlp]]}}]", "",
      "is no choice: did you mean mlp?", "sweep.blocks=[{grid:{model:[mlp]}}]"),
-    ("faithful=true", "sweep=demo", "no meaning for sweep=demo: it is for asu_data_parallel, asu_model_parallel", ""),
-    ("faithful=yes", "sweep=asu_data_parallel", "faithful=yes: expected true or false", ""),
     # this machine
     ("devices=1000", "strategy=ddp", f"choose devices={CORES} or fewer", f"devices={CORES}"),
     ("cores_per_device=1000", "", f"choose cores_per_device={CORES} or fewer", f"cores_per_device={CORES}"),

@@ -94,7 +94,7 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
     axis. `tell` is called with a line for each configuration that `sweep.unfit` leaves out. Raises `ConfigError` for
     anything that is not valid.
     """
-    parsed = parse(_as_published(overrides, extension.conf), extension.conf)
+    parsed = parse(overrides, extension.conf)
     fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     axes = {override.key_or_group: values_of(override) for override in parsed if override.is_sweep_override()}
     if "sweep" in axes:
@@ -113,28 +113,6 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
     points = [point for block in sweep.blocks for point in points_of(without(block, set(given)), axes)]
     asked = shlex.join(text for text in overrides if not text.startswith(("sweep.repeats=", "repeat=")))
     return [replace(planned, asked=asked) for planned in _ordered(sweep, composer, points, tell)]
-
-
-def _as_published(overrides: Sequence[str], conf: Path | None) -> list[str]:
-    """The overrides; `faithful=true` becomes the name of the sweep's twin, which follows the publication's text."""
-    rest = [text for text in overrides if not text.startswith("faithful=")]
-    values = [text.partition("=")[2].lower() for text in overrides if text.startswith("faithful=")]
-    if any(value not in ("true", "false") for value in values):
-        raise ConfigError(f"faithful={values[-1]}: expected true or false")
-    if values[-1:] != ["true"]:
-        return rest
-    sweeps = group_choices(conf)["sweep"]
-    twins = {name: f"sweep={name}_faithful" for name in sweeps if f"{name}_faithful" in sweeps}
-    named = [text.partition("=")[2] for text in rest if text.startswith("sweep=")]
-    name = named[-1] if named else "adhoc"
-    if f"sweep={name}" in twins.values():
-        return rest
-    if name not in twins:
-        raise ConfigError(
-            f"faithful=true has no meaning for sweep={name}: it is for {', '.join(twins)}, which differ "
-            "from what was published"
-        )
-    return [twins[name] if text.startswith("sweep=") else text for text in rest]
 
 
 def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell) -> list[PlannedRun]:
@@ -436,7 +414,7 @@ def _components(path: Path) -> list[dict[str, Any]]:
 
 _IN_NAME = ("data", "model", "strategy", "devices", "repeat")
 """Parts of a run's name."""
-_NOT_IDENTITY = ("results", "launcher", "site", "sweep", "tune", "faithful")
+_NOT_IDENTITY = ("results", "launcher", "site", "sweep", "tune")
 """Keys that are no part of an experiment: the same run may be requested with other values."""
 
 

@@ -11,7 +11,7 @@ KEYS = (
     *("epochs", "devices", "nodes", "batch_size", "seed", "repeat", "device", "precision", "scaling", "compile"),
     *("optimizer.lr", "optimizer.momentum", "strategy.bucket_mib", "measure.parity", "site.partition", "data.files"),
     *("site.data_dir", "launcher.timeout_s", "sweep.repeats", "sweep.name", "sweep.blocks", "nccl.backend"),
-    *("preprocess.engine", "model._target_", "results", "tune", "faithful", "site.setup", "site.modules"),
+    *("preprocess.engine", "model._target_", "results", "tune", "site.setup", "site.modules"),
 )
 GROUPS = (
     *("model", "data", "strategy", "optimizer", "lr_schedule", "loss", "metric", "loader", "measure"),

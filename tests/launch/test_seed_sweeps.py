@@ -153,9 +153,3 @@ def test_a_long_run_passes_through_the_states_of_a_short_one(tmp_path: Path) -> 
     )
     assert long.height == 4
     assert_frame_equal(long.head(2), short, check_exact=True)
-
-
-def test_faithful_does_as_was_published() -> None:
-    letter = expand(["sweep=asu_data_parallel", "faithful=true"])
-    assert letter == expand(["sweep=asu_data_parallel_faithful"])
-    assert letter != expand(["sweep=asu_data_parallel", "faithful=false"])
