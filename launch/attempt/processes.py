@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -67,20 +67,6 @@ class Training:
     def arguments(self) -> list[str]:
         """Those of `parallelbench.training.worker`."""
         return [str(self.folder.path.resolve()), str(self.attempt.number), *plugin_of(self.run)]
-
-
-class Process(Protocol):
-    """The leader of the process group of all ranks, with the interface of `subprocess.Popen`."""
-
-    @property
-    def pid(self) -> int:
-        """The process id of the leader, and the number of the group."""
-
-    def poll(self) -> int | None:
-        """The exit code; None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit code; raises `subprocess.TimeoutExpired`."""
 
 
 def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
@@ -418,3 +404,7 @@ class WarmProcess:
             self.returncode = code if isinstance(code, int) else self._parent.process.wait() or 1
             self._parent.answer(0)
         return self.returncode
+
+
+Process = subprocess.Popen[bytes] | WarmProcess
+"""The leader of the process group of all ranks; its process id is the group's number."""

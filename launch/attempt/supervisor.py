@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
-from launch.attempt.processes import Process, Training, WarmProcess, end, redacted_log, start
+from launch.attempt.processes import Training, WarmProcess, end, redacted_log, start
 from launch.attempt.signals import heed, heeding_at_once, noting, rest
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, SupersededError
@@ -24,6 +24,7 @@ from parallelbench.world.machine import require_interface, this_machine
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from launch.attempt.processes import Process
     from parallelbench.config.run import RunConfig
     from parallelbench.results.attempt import Attempt, Outcome
     from parallelbench.results.folder import RunFolder, State
@@ -218,7 +219,7 @@ def _watch(process: Process, training: Training, watcher: Watcher | None, until:
     Raises `SupersededError` if another supervisor considered this one dead and began the next attempt, and
     `Interrupted`.
     """
-    tail = _Tail(training.attempt)
+    journal, next_byte = training.attempt.path / "journal-rank0.jsonl", 0
     limit_s = training.run.launcher.timeout_s or math.inf
     deadline = time.monotonic() + limit_s
     next_read = next_look = 0.0
@@ -228,8 +229,10 @@ def _watch(process: Process, training: Training, watcher: Watcher | None, until:
         now = time.monotonic()
         if ended or now >= next_read:
             if watcher is not None:
-                for event in tail.new():
-                    watcher(event)
+                fresh, next_byte = read_entries_from(journal, next_byte)
+                for entry in fresh:
+                    if "event" in entry or entry["table"] == "epochs":
+                        watcher(entry)
             next_read = now + _READ_S
         if ended:
             return ""
@@ -243,21 +246,3 @@ def _watch(process: Process, training: Training, watcher: Watcher | None, until:
             next_look = now + HEARTBEAT_S
         # A child's end comes as a signal, that of a warm process's fork as a message: wait for both.
         rest(min(next_read, deadline, until()) - now, *([process] if isinstance(process, WarmProcess) else []))
-
-
-class _Tail:
-    """Follows the journal of rank 0."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self._path = attempt.path / "journal-rank0.jsonl"
-        self._size = -1
-        self._next_byte = 0
-
-    def new(self) -> list[dict[str, Any]]:
-        """Entries about progress since the last call."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size == self._size:
-            return []
-        self._size = size
-        fresh, self._next_byte = read_entries_from(self._path, self._next_byte)
-        return [entry for entry in fresh if "event" in entry or entry["table"] == "epochs"]
