@@ -56,8 +56,8 @@ class Cluster:
     """Most tasks of an array; None: unknown."""
     allowed: Allowed | None = None
     """None: accounting limits nothing, or can't be asked."""
-    reservations: Sequence[Reservation] = ()
-    """Those that this user may see."""
+    reservations: Sequence[Mapping[str, str]] = ()
+    """Those that this user may see, as Slurm shows them."""
     unknown: str = ""
     """What is unknown, and why; empty: everything is known."""
 
@@ -74,9 +74,9 @@ class Cluster:
         if self.kinds is None:
             return Answer()
         refusals, notes = self._never(job)
-        for reservation in [each for each in self.reservations if each.name == job.site.reservation]:
-            refusals += reservation.refusals(job.minutes)
-            notes += reservation.notes(job.minutes)
+        for shown in [each for each in self.reservations if each["ReservationName"] == job.site.reservation]:
+            never, noted = in_reservation(shown, job.minutes)
+            refusals, notes = [*refusals, *never], [*notes, *noted]
         wait_s = None
         try:
             starts_at = scheduler.estimated_start(job.script()) if not untold else None
@@ -231,74 +231,34 @@ def _partition(line: str) -> Partition:
     )
 
 
-@dataclass(frozen=True)
-class Reservation:
-    """Nodes that are kept for some jobs, as `scontrol` says."""
-
-    name: str
-    active: bool
-    """Whether its time has begun and is not over."""
-    began: str
-    """When it begins, as Slurm writes times."""
-    minutes: int | None
-    """How long it lasts, and so its longest job; None: no limit."""
-    left_min: int | None = None
-    """While it is active: whole minutes until it ends, and so the longest job that starts now; None: no limit."""
-    ends: str = ""
-    """When it ends, as Slurm writes times."""
-    recurs: bool = False
-    """Whether it comes again, at its whole length."""
-
-    def refusals(self, limit_min: int) -> list[str]:
-        """Why a job of so many minutes never starts, or is ended while it runs."""
-        if self.minutes is not None and limit_min > self.minutes:
-            return [f"launcher.time_limit_min={limit_min}, but the reservation {self.name} lasts {self.minutes}"]
-        lower = f"lower it to {self.left_min} or less" if self.left_min else "name another, or none"
-        return [] if self.recurs else [f"{text}: {lower}" for text in self._outlasted(limit_min)]
-
-    def notes(self, limit_min: int) -> list[str]:
-        """What such a job waits for, or risks."""
-        if not self.active:
-            return [f"the reservation {self.name} is not active: jobs wait for it (begins {self.began})"]
-        return self._outlasted(limit_min) if self.recurs else []
-
-    def _outlasted(self, limit_min: int) -> list[str]:
-        """Whether less is left of it than a job that starts now may take."""
-        if self.left_min is None or limit_min <= self.left_min:
-            return []
-        return [
-            f"launcher.time_limit_min={limit_min}, but {self.left_min} min are left of the reservation {self.name} "
-            f"(ends {self.ends}), and Slurm ends what runs then"
-        ]
-
-
-def reservations(*, patient: bool = False) -> list[Reservation]:
-    """All that this user may see."""
+def reservations(*, patient: bool = False) -> list[dict[str, str]]:
+    """All that this user may see, as `scontrol` shows them."""
     text = scheduler.ask(["scontrol", "--oneliner", "show", "reservation"], patient=patient)
     found = (dict(pair.partition("=")[::2] for pair in line.split()) for line in text.splitlines())
-    return [_reservation(each) for each in found if "ReservationName" in each]
+    return [each for each in found if "ReservationName" in each]
 
 
-def _reservation(shown: Mapping[str, str]) -> Reservation:
-    # Jobs may outlast a flexible one.
-    flags, active = set(shown.get("Flags", "").split(",")), shown.get("State") == "ACTIVE"
-    lasts = None if "FLEX" in flags else minutes(shown.get("Duration", "infinite"))
-    ends = shown.get("EndTime", "")
-    return Reservation(
-        name=shown["ReservationName"],
-        active=active,
-        began=shown.get("StartTime", ""),
-        minutes=lasts,
-        left_min=_minutes_until(ends) if active and lasts is not None else None,
-        ends=ends,
-        recurs=bool(flags & _RECURRING),
-    )
-
-
-def _minutes_until(text: str) -> int | None:
-    """Whole minutes from now to a time as Slurm writes it; None where it names none."""
-    end_s = unix_time(text)
-    return None if end_s is None else max(0, int((end_s - time.time()) // 60))
+def in_reservation(shown: Mapping[str, str], limit_min: int) -> tuple[list[str], list[str]]:
+    """Why a job of so many minutes never starts in a reservation, or is ended in it; and what it waits for, or risks."""
+    name, flags = shown["ReservationName"], set(shown.get("Flags", "").split(","))
+    active, ends = shown.get("State") == "ACTIVE", shown.get("EndTime", "")
+    began = shown.get("StartTime", "")
+    notes = [] if active else [f"the reservation {name} is not active: jobs wait for it (begins {began})"]
+    lasts_min = minutes(shown.get("Duration", "infinite"))
+    if lasts_min is None or "FLEX" in flags:  # jobs may outlast a flexible one
+        return [], notes
+    if limit_min > lasts_min:
+        return [f"launcher.time_limit_min={limit_min}, but the reservation {name} lasts {lasts_min}"], notes
+    end_s = unix_time(ends) if active else None
+    left_min = lasts_min if end_s is None else max(0, int((end_s - time.time()) // 60))
+    if limit_min <= left_min:
+        return [], notes
+    left = f"{left_min} min are left of the reservation {name} (ends {ends})"
+    text = f"launcher.time_limit_min={limit_min}, but {left}, and Slurm ends what runs then"
+    if flags & _RECURRING:
+        return [], [text]
+    lower = f"lower it to {left_min} or less" if left_min else "name another, or none"
+    return [f"{text}: {lower}"], []
 
 
 def suits(kind: Partition, job: Job) -> bool:

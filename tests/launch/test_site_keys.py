@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from launch.slurm import scheduler
-from launch.slurm.cluster import Cluster, Partition, Reservation, partitions, require_accepted, reservations
+from launch.slurm.cluster import Cluster, Partition, partitions, require_accepted, reservations
 from launch.slurm.errands import errand, report_script
 from launch.slurm.limits import Allowed, Association, Limit
 from launch.slurm.sbatch import OWN, Hours, JobGroup, shape_of
@@ -142,18 +142,23 @@ def test_one_of_several_partitions_may_be_down(results: Path) -> None:
     assert said(down, group(results)) == ([], [waits])
 
 
-OUTLASTS = "launcher.time_limit_min=60, but {} min are left of the reservation deadline (ends 2030-01-01T02:00:00)"
+LEFT = "{} min are left of the reservation deadline (ends END)"
+OUTLASTS = f"launcher.time_limit_min=60, but {LEFT}, and Slurm ends what runs then"
+
+
+def reservation(name: str = "deadline", **shown: str) -> dict[str, str]:
+    """One as `scontrol` shows it, of an hour unless `shown` says otherwise."""
+    usual = {"StartTime": "2030-01-01T00:00:00", "Duration": "01:00:00", "Flags": "SPEC_NODES", "State": "ACTIVE"}
+    return {"ReservationName": name} | usual | shown
 
 
 def test_a_reservation_must_last_long_enough(results: Path) -> None:
     asked = group(results, "site.reservation=deadline")
-    there = Reservation("deadline", active=False, began="2030-01-01T00:00:00", minutes=60)
     waits = "the reservation deadline is not active: jobs wait for it (begins 2030-01-01T00:00:00)"
-    assert said(limits(reservations=[there]), asked) == ([], [waits])
-    brief = Reservation("deadline", active=True, began="", minutes=59)
-    refusal = "launcher.time_limit_min=60, but the reservation deadline lasts 59"
-    assert said(limits(reservations=[brief]), asked) == ([refusal], [])
-    assert said(limits(reservations=[replace(brief, name="other")]), asked) == ([], []), "Slurm says that itself"
+    assert said(limits(reservations=[reservation(State="INACTIVE")]), asked) == ([], [waits])
+    brief, refusal = {"Duration": "00:59:00"}, "launcher.time_limit_min=60, but the reservation deadline lasts 59"
+    assert said(limits(reservations=[reservation(**brief)]), asked) == ([refusal], [])
+    assert said(limits(reservations=[reservation("other", **brief)]), asked) == ([], []), "Slurm says that itself"
 
 
 def test_what_slurm_can_not_date_waits_for_its_reservation(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,46 +168,31 @@ def test_what_slurm_can_not_date_waits_for_its_reservation(results: Path, monkey
         raise scheduler.refusal("allocation failure: Invalid time specified")
 
     monkeypatch.setattr(scheduler, "estimated_start", refuse)
-    later = Reservation("deadline", active=False, began="2030-01-01T00:00:00", minutes=60)
     asked = group(results, "site.reservation=deadline")
-    refusals, notes = said(limits(reservations=[later]), asked)
+    refusals, notes = said(limits(reservations=[reservation(State="INACTIVE")]), asked)
     assert (refusals, len(notes)) == ([], 2)
 
 
 @pytest.mark.parametrize(
-    ("left_min", "recurs", "refused", "noted"),
+    ("ends", "flags", "refused", "noted"),
     [
-        (None, False, [], []),
-        (60, False, [], []),
-        (59, False, [f"{OUTLASTS.format(59)}, and Slurm ends what runs then: lower it to 59 or less"], []),
-        (0, False, [f"{OUTLASTS.format(0)}, and Slurm ends what runs then: name another, or none"], []),
-        (59, True, [], [f"{OUTLASTS.format(59)}, and Slurm ends what runs then"]),
+        ("Unknown", "SPEC_NODES", "", ""),
+        ("2030-01-01T02:01:00", "SPEC_NODES", "", ""),
+        ("2030-01-01T02:00:00", "FLEX", "", ""),
+        ("2030-01-01T02:00:00", "SPEC_NODES", f"{OUTLASTS.format(59)}: lower it to 59 or less", ""),
+        ("2030-01-01T01:00:30", "SPEC_NODES", f"{OUTLASTS.format(0)}: name another, or none", ""),
+        ("2030-01-01T02:00:00", "SPEC_NODES,DAILY", "", OUTLASTS.format(59)),
     ],
 )
 def test_a_job_starts_only_within_what_is_left_of_its_reservation(
-    results: Path, left_min: int | None, recurs: bool, refused: list[str], noted: list[str]
+    ends: str, flags: str, refused: str, noted: str, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = group(results, "site.reservation=deadline")
-    ends = "2030-01-01T02:00:00"
-    found = Reservation("deadline", True, "", minutes=120, left_min=left_min, ends=ends, recurs=recurs)
-    assert said(limits(reservations=[found]), asked) == (refused, noted)
-
-
-def test_what_is_left_of_a_reservation_is_read(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    began = time.mktime(time.strptime("2030-01-01T00:00:00", "%Y-%m-%dT%H:%M:%S"))
-    monkeypatch.setattr(time, "time", lambda: began + 90)
-    line = "ReservationName=one StartTime=2030-01-01T00:00:00 EndTime={} Duration=01:00:00 Flags={} State={}\n"
-    texts = (
-        line.format("2030-01-01T01:00:00", "SPEC_NODES", "ACTIVE"),
-        line.format("2030-01-01T01:00:00", "SPEC_NODES,DAILY", "ACTIVE"),
-        line.format("2030-01-01T01:00:00", "FLEX", "ACTIVE"),
-        line.format("2030-01-01T01:00:00", "SPEC_NODES", "INACTIVE"),
-        line.format("Unknown", "SPEC_NODES", "ACTIVE"),
-        line.format("2030-01-01T00:01:00", "SPEC_NODES", "ACTIVE"),
-    )
-    fake.answers["scontrol"] = "".join(texts)
-    left = [(each.left_min, each.recurs) for each in reservations()]
-    assert left == [(58, False), (58, True), (None, False), (None, False), (None, False), (0, False)]
+    now = time.mktime(time.strptime("2030-01-01T01:00:01", "%Y-%m-%dT%H:%M:%S"))
+    monkeypatch.setattr(time, "time", lambda: now)
+    found = reservation(Duration="02:00:00", EndTime=ends, Flags=flags)
+    refusals, notes = said(limits(reservations=[found]), group(results, "site.reservation=deadline"))
+    assert [text.replace(ends, "END") for text in refusals] == [refused] * bool(refused)
+    assert [text.replace(ends, "END") for text in notes] == [noted] * bool(noted)
 
 
 def test_reservations_are_asked_for_once_and_patiently(
@@ -242,12 +232,8 @@ def test_what_sinfo_and_scontrol_say_is_read(fake: FakeSlurm) -> None:
     fake.answers["sinfo"] = "normal|normal*|up|1-00:00:00|4|8|11000|(null)|(null)|1/1/2/4\n"
     (kind,) = partitions()
     assert (kind.nodes, kind.out, kind.gres) == (4, 2, "")
-    line = "ReservationName={} StartTime=2030-01-01T00:00:00 Duration={} Nodes=n1 Flags={} State={}\n"
-    shown = line.format("one", "02:00:00", "SPEC_NODES", "ACTIVE") + line.format("two", "01:00:00", "FLEX", "INACTIVE")
-    fake.answers["scontrol"] = shown
-    assert reservations() == [
-        Reservation("one", active=True, began="2030-01-01T00:00:00", minutes=120),
-        Reservation("two", active=False, began="2030-01-01T00:00:00", minutes=None),
-    ]
+    fake.answers["scontrol"] = "ReservationName=one Duration=02:00:00 Nodes=n1 Flags=A,B State=ACTIVE\n" * 2
+    shown = {"ReservationName": "one", "Duration": "02:00:00", "Nodes": "n1", "Flags": "A,B", "State": "ACTIVE"}
+    assert reservations() == [shown] * 2
     fake.answers["scontrol"] = "No reservations in the system\n"
     assert reservations() == []

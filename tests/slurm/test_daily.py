@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm.cluster import partitions, reservations
+from launch.slurm.cluster import in_reservation, partitions, reservations
 from launch.slurm.order import MOST_TURNS
 from parallelbench.results.folder import find_runs
 from tests.slurm.daemons import until
@@ -59,9 +59,8 @@ def test_an_exclusive_job_gets_all_of_its_node(sweeps: Sweeps) -> None:
 
 def test_a_reservation_is_planned_and_kept(reserved: Sweeps) -> None:
     (found,) = reservations()
-    assert (found.name, found.active, found.minutes) == ("deadline", True, 30)
-    assert found.left_min is not None
-    assert 25 <= found.left_min <= 30
+    assert (found["ReservationName"], found["State"], found["Duration"]) == ("deadline", "ACTIVE", "00:30:00")
+    assert in_reservation(found, 25) == ([], [])
     code, text = reserved.submit("site.reservation=deadline")
     assert code == 2
     assert "launcher.time_limit_min=60, but the reservation deadline lasts 30" in text
