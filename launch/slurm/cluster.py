@@ -239,7 +239,7 @@ def reservations(*, patient: bool = False) -> list[dict[str, str]]:
 
 
 def in_reservation(shown: Mapping[str, str], limit_min: int) -> tuple[list[str], list[str]]:
-    """Why a job of so many minutes never starts in a reservation, or is ended in it; and what it waits for, or risks."""
+    """Why a job of so many minutes never starts in a reservation, or is ended in it; what it waits for, or risks."""
     name, flags = shown["ReservationName"], set(shown.get("Flags", "").split(","))
     active, ends = shown.get("State") == "ACTIVE", shown.get("EndTime", "")
     began = shown.get("StartTime", "")

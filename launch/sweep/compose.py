@@ -9,7 +9,6 @@ import shlex
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, reduce
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

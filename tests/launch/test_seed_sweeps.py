@@ -133,7 +133,7 @@ def test_a_cluster_with_four_gpus_takes_the_whole_sweep(
     site = ["launcher=slurm", "site=asu_sol", f"site.data_dir={tmp_path}"]
     kinds: dict[str, set[str]] = {}
     for planned in expand([f"sweep={name}", "sweep.repeats=1", *site]):
-        kinds.setdefault(prepare_for_site(planned).device_type, set()).add(planned.run.strategy.name)
+        kinds.setdefault(prepare_for_site(planned).planned.run.device, set()).add(planned.run.strategy.name)
     assert kinds.keys() == {"cuda"}
     if name == "uw_frameworks":
         assert kinds["cuda"] == {"single", "data_parallel", "ddp", "tf_single", "tf_mirrored"}
