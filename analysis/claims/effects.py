@@ -7,9 +7,8 @@ a claim's second contrast joins that once more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -55,37 +54,23 @@ if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
 
+@once
 def usable(runs: Runs, metric: str) -> pl.DataFrame:
     """The runs that a claim about this metric may use, in the order of their ids: some columns of `facts`.
 
     Metrics of learning also use runs whose times alone are invalid.
     """
-    return _usable(runs, usable_for(metric))
-
-
-def usable_for(metric: str) -> Callable[[Runs], pl.DataFrame]:
-    """What finds these runs: the same for many metrics."""
-    if metric in OF_ENGINES:
-        return prepared
-    if metric in FAILURES:
-        return attempted
-    return learned if metric in LEARNING else counted
-
-
-@once
-def _usable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> pl.DataFrame:
+    chosen: Callable[[Runs], pl.DataFrame] = learned if metric in LEARNING else counted
+    if metric in OF_ENGINES or metric in FAILURES:
+        chosen = prepared if metric in OF_ENGINES else attempted
     columns = ("run_id", "repeat", "train_samples", "parameters", "framework", "best_test_accuracy")
     return chosen(runs).select(columns).sort("run_id")
 
 
+@once
 def unusable(runs: Runs, metric: str) -> tuple[int, list[str]]:
     """How many runs it may not use, and why, each reason once."""
-    return _unusable(runs, usable_for(metric))
-
-
-@once
-def _unusable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> tuple[int, list[str]]:
-    gone = facts(runs).select("run_id", "exclusion").join(_usable(runs, chosen), on="run_id", how="anti")
+    gone = facts(runs).select("run_id", "exclusion").join(usable(runs, metric), on="run_id", how="anti")
     return gone.height, gone["exclusion"].drop_nulls().unique(maintain_order=True).to_list()
 
 
@@ -132,10 +117,6 @@ def _to_target(runs: Runs, metric: str, target: float) -> pl.DataFrame:
     return rows.select("run_id", value=value, least=value - (pl.col("steps") - 1) * since, most=value)
 
 
-Known = Mapping[str, Mapping[str, Any]]
-"""Key → its texts → what each says."""
-
-
 class Measured(NamedTuple):
     """Values by repeat: of configurations at an epoch, or of the effect between two."""
 
@@ -148,8 +129,6 @@ class Measured(NamedTuple):
     claim's target; `runs`, the ids of the runs behind it, those of one side before those of the other; and
     `candidates`, those that the smallest value was chosen from, empty without a choice.
     """
-    known: Known
-    """Of each key and fact every text in `levels`, and perhaps others, with what it says."""
 
 
 _FACTS = ("train_samples", "parameters", "framework", "epoch", "steps")
@@ -161,7 +140,9 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value, order="sorted").decode()
 
 
+@cache
 def _read(text: str) -> Any:
+    """What a text of a level says: few differ, and each is asked for by many claims."""
     return msgspec.json.decode(text) if text else None
 
 
@@ -182,14 +163,6 @@ def _configurations(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
     ]
     schema = {"run_id": pl.String, "of": pl.Int64}
     return pl.DataFrame(of_runs, schema, orient="row"), pl.DataFrame(keys, infer_schema_length=None).fill_null("")
-
-
-@once
-def _known(runs: Runs) -> dict[str, dict[str, Any]]:
-    """Key of configurations → text → what it says."""
-    _, keys = _configurations(runs)
-    texts = {key: dict.fromkeys(("", *keys[key])) for key in keys.columns if key != "of"}
-    return {key: {text: _read(text) for text in of_key} for key, of_key in texts.items()}
 
 
 @once
@@ -230,10 +203,9 @@ def _measured(
     # A second run of a repeat doesn't count.
     values = rows.unique(("level", "repeat"), keep="first", maintain_order=True)
     values = values.select("level", "repeat", "value", "least", "most", runs=pl.concat_list("run_id"), candidates=_NONE)
-    of_facts = {name: {text: _read(text) for text in set(levels[name].to_list())} for name in _FACTS}
     if devices:
         levels, values = _as_every_strategy(runs, levels, values)
-    measured = Measured(levels.drop("of"), values, _known(runs) | of_facts)
+    measured = Measured(levels.drop("of"), values)
     return _best(measured, best_of) if best_of else measured
 
 
@@ -279,7 +251,7 @@ def _best(measured: Measured, key: str) -> Measured:
         candidates=pl.col("runs").filter(pl.col("value").is_not_null()).explode(),
     )
     levels = levels.filter(pl.col("level") == pl.col("one")).drop("one")
-    return Measured(levels, values.rename({"one": "level"}), measured.known)
+    return Measured(levels, values.rename({"one": "level"}))
 
 
 @dataclass(frozen=True)
@@ -329,7 +301,7 @@ def _effects(measured: Measured) -> list[Effect]:
         known = [row for row in of_level if row[1] is not None]
         found.append(
             Effect(
-                keys={key: measured.known[key][each[key]] for key in keys if each[key]},
+                keys={key: _read(each[key]) for key in keys if each[key]},
                 step=each["step"],
                 values={repeat: (value, least, most) for repeat, value, least, most, *_ in known},
                 runs={repeat: tuple(runs) for repeat, *_, runs, _ in known},
@@ -345,44 +317,30 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
     contrasts = (*claim.contrasts, *([claim.more] if claim.more else []))
     devices = any("devices" in each.roots and "strategy" not in each.roots for each in contrasts)
     epochs = frozenset[int | str]().union(*(claim.epochs(each) for each in claim.contrasts))
-    if not any(_may_have_sides(_known(runs), claim, each) for each in claim.contrasts):
-        return []
-    levels, values, known = _measured(runs, claim.metric, claim.target, epochs, devices=devices, best_of=claim.best_of)
-    levels = _with(_with(levels, known, claim.where), known, claim.scope)
-    looked_at = [_with(levels, known, {"epoch": [*claim.epochs(each)]}) for each in claim.contrasts]
+    levels, values = _measured(runs, claim.metric, claim.target, epochs, devices=devices, best_of=claim.best_of)
+    levels = _with(_with(levels, claim.where), claim.scope)
+    looked_at = [_with(levels, {"epoch": [*claim.epochs(each)]}) for each in claim.contrasts]
     found = [
-        _pairs(Measured(some, values, known), each)
+        _pairs(Measured(some, values), each)
         for some, each in zip(looked_at, claim.contrasts, strict=True)
-        if _has_sides(some, known, each)
+        if _has_sides(some, each)
     ]
     if not any(each.height for each in found):
         return []
     pairs = pl.concat(found).with_row_index("level")
-    measured = _effect(pairs, _by_repeat(pairs, values), claim.compare, known)
+    measured = _effect(pairs, _by_repeat(pairs, values), claim.compare)
     if claim.more is not None:
         pairs = _pairs(measured, claim.more).with_row_index("level")
         how = "difference" if claim.compare == "difference" else "ratio"
-        measured = _effect(pairs, _by_repeat(pairs, measured.values), how, known)
+        measured = _effect(pairs, _by_repeat(pairs, measured.values), how)
     return _effects(measured)
 
 
-def _may_have_sides(known: Known, claim: Claim, contrast: Contrast) -> bool:
-    """Whether configurations have every value that is asked for, in whatever runs: most claims find none."""
-    if contrast.rising is not None and contrast.rising in known:
-        return len(known[contrast.rising].keys() - {""}) > 1
-    asked = [
-        each for side in (claim.where, claim.scope, contrast.from_ or {}, contrast.to or {}) for each in side.items()
-    ]
-    if claim.best_of:
-        asked = [(key, some) for key, some in asked if not is_below(key, (claim.best_of,))]
-    return all(key in _FACTS or _texts(known, key, some) for key, some in asked)
-
-
-def _has_sides(levels: pl.DataFrame, known: Known, contrast: Contrast) -> bool:
+def _has_sides(levels: pl.DataFrame, contrast: Contrast) -> bool:
     """Whether levels lie on both sides."""
     if contrast.rising:
-        return bool(levels.select(_each(known, contrast.rising, _shown, pl.String).n_unique()).item() > 1)
-    return all(_with(levels, known, side).height for side in (contrast.from_ or {}, contrast.to or {}))
+        return bool(levels.select(_each(levels, contrast.rising, _shown, pl.String).n_unique()).item() > 1)
+    return all(_with(levels, side).height for side in (contrast.from_ or {}, contrast.to or {}))
 
 
 def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:
@@ -401,7 +359,7 @@ def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:
         # The last epoch of a run of one epoch is its first.
         measurement=pl.concat_str(at, "behind", separator=" "),
     )
-    pairs = _sides(levels, measured.known, contrast).filter(pl.col("measurement") != pl.col("measurement_below"))
+    pairs = _sides(levels, contrast).filter(pl.col("measurement") != pl.col("measurement_below"))
     step = pl.format(f"{contrast.rising.replace('_', ' ')} {{}} → {{}}" if contrast.rising else "{} → {}", *_WORDS)
     return pairs.sort("group", maintain_order=True).select(
         *("train_samples", "parameters", "framework", "steps", "epoch"),
@@ -418,17 +376,17 @@ def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:
 _WORDS = ("words_below", "words")
 
 
-def _sides(levels: pl.DataFrame, known: Known, contrast: Contrast) -> pl.DataFrame:
+def _sides(levels: pl.DataFrame, contrast: Contrast) -> pl.DataFrame:
     """Both levels of each pair, with their `words`."""
     if contrast.rising is None:
         sides = [
-            _with(levels, known, side).with_columns(words=_words(known, contrast.roots, side))
+            _with(levels, side).with_columns(words=_words(levels, contrast.roots, side))
             for side in (contrast.from_ or {}, contrast.to or {})
         ]
         return _crossed(*sides, on=("group",))
-    levels = levels.with_columns(words=_each(known, contrast.rising, _shown, pl.String))
+    levels = levels.with_columns(words=_each(levels, contrast.rising, _shown, pl.String))
     # Each level and the next higher one.
-    level = _each(known, contrast.rising, lambda value: value, pl.Float64)
+    level = _each(levels, contrast.rising, lambda value: value, pl.Float64)
     levels = levels.with_columns(rank=level.rank("dense").over("group").cast(pl.Int64))
     pairs = _crossed(levels, levels.with_columns(pl.col("rank") - 1), on=("group", "rank"))
     return pairs.sort("group", "rank", maintain_order=True)
@@ -447,7 +405,7 @@ def _by_repeat(pairs: pl.DataFrame, values: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(missed=pl.col("value").is_null() | pl.col("value_above").is_null())
 
 
-def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str, known: Known) -> Measured:
+def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str) -> Measured:
     """What both sides' values come to; the least is that of the most below and the least above."""
     ends = {"value": "value", "least": "most", "most": "least"}
     combine = _COMBINE[how]
@@ -458,7 +416,7 @@ def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str, known: Known) -> 
     rows = rows.filter("missed" | pl.all_horizontal(pl.col(*ends).is_not_null())).sort("level", "repeat")
     pairs = pairs.join(rows, on="level", how="semi", maintain_order="left")
     levels = pairs.drop("below", "above", "epoch_below", "devices_above", "devices_below")
-    return Measured(levels, rows.select("level", "repeat", *ends, "runs", "candidates"), known)
+    return Measured(levels, rows.select("level", "repeat", *ends, "runs", "candidates"))
 
 
 def _ratio(below: pl.Expr, above: pl.Expr) -> pl.Expr:
@@ -482,41 +440,36 @@ def _name(key: str) -> str:
     return f"{key}.name" if key in COMPONENTS else key
 
 
-def _each(known: Known, key: str, of: Callable[[Any], Any], kind: type[pl.DataType]) -> pl.Expr:
-    """Something of the value of a key, asked once for each value."""
+def _each(levels: pl.DataFrame, key: str, of: Callable[[Any], Any], kind: type[pl.DataType]) -> pl.Expr:
+    """Something of the value of a key, asked once for each of its texts; a key that no configuration has is null."""
     name = _name(key)
-    if name not in known:
+    if name not in levels.columns:
         return pl.lit(of(None), kind)
-    return pl.col(name).replace_strict({text: of(value) for text, value in known[name].items()}, return_dtype=kind)
+    values = {text: of(_read(text)) for text in ("", *levels[name].unique())}  # polars ignores the type of none
+    return pl.col(name).replace_strict(values, return_dtype=kind)
 
 
-def _texts(known: Known, key: str, wanted: Any) -> list[str]:
-    """The texts that say one of these values."""
-    return [text for text, value in known.get(_name(key), {"": None}).items() if _is_among(value, wanted)]
-
-
-def _with(levels: pl.DataFrame, known: Known, wanted: Level) -> pl.DataFrame:
+def _with(levels: pl.DataFrame, wanted: Level) -> pl.DataFrame:
     """The levels that have one of the values of each key."""
-    texts = {_name(key): _texts(known, key, some) for key, some in wanted.items()}
-    if any(not some for some in texts.values()):
-        return levels.clear()
-    asked = [pl.col(name).is_in(some) for name, some in texts.items() if len(some) < len(known.get(name, some))]
-    return levels.filter(asked) if asked else levels
+    for key, some in wanted.items():
+        if levels.height:  # most claims find none
+            levels = levels.filter(_each(levels, key, partial(_is_among, allowed=some), pl.Boolean))
+    return levels
 
 
 def _is_among(value: Any, allowed: Any) -> bool:
     return value in allowed if isinstance(allowed, list) else value == allowed
 
 
-def _words(known: Known, roots: Sequence[str], side: Level) -> pl.Expr:
+def _words(levels: pl.DataFrame, roots: Sequence[str], side: Level) -> pl.Expr:
     """A side in words: "ddp × 2", "batch size 64"."""
     words = []
     if "strategy" in roots:
         times = pl.when(pl.col("devices") != "").then(pl.format(" × {}", "devices")).otherwise(pl.lit(""))
-        words.append(_each(known, "strategy", str, pl.String) + times)
+        words.append(_each(levels, "strategy", str, pl.String) + times)
     for key in side:
         if key in roots and key != "strategy" and (key != "devices" or "strategy" not in roots):
-            words.append(_each(known, key, partial(_said, key=key), pl.String))
+            words.append(_each(levels, key, partial(_said, key=key), pl.String))
     return pl.concat_str(words or [pl.lit("")], separator=" ")
 
 

@@ -36,9 +36,6 @@ VERDICTS: tuple[Verdict, ...] = ("reproduced", "refuted", "inconclusive")
 
 Leaning = Literal["for", "against", ""]
 
-NOISE = 0.1
-"""The spread of an effect over its repeats, in parts of the largest, from which a quiet machine would help."""
-
 APART = "the sides were measured apart: by one submit of both"
 
 
@@ -76,13 +73,12 @@ def decide(
     independent: int | None = None,
     after: After | None = None,
     highest_repeat: int | None = None,
-    timed: bool = False,
     shown: Callable[[float], str] = "{:g}".format,
 ) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does.
 
-    `independent`: how many of the values are, None for all. `after`: None where that is not known. `timed`: a quieter
-    machine would narrow the interval. `shown`: a bound in the effect's own unit.
+    `independent`: how many of the values are, None for all. `after`: None where that is not known. `shown`: a bound in
+    the effect's own unit.
     """
     known = len(values) if independent is None else independent
     verdict = verdict_on(known, interval, expect)
@@ -97,39 +93,17 @@ def decide(
         shared = f"count as {known} of {ENOUGH_REPEATS}, as submits share them"
         return verdict, f"{count_of(len(values), 'repeat')} that {shared}: {advice}"
     assert interval is not None, "so many independent repeats have one"
-    spread = (min(values), max(values)) if timed else None
-    return verdict, _undecided(known, interval, expect, after, spread=spread, shown=shown)
-
-
-def _undecided(
-    known: int,
-    interval: tuple[float, float],
-    expect: Expect,
-    after: After | None,
-    *,
-    spread: tuple[float, float] | None,
-    shown: Callable[[float], str],
-) -> str:
     bounds = sorted({*expect.region, *expect.open})
     held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
     if not held:  # it lies within the margin
-        return f"the effect is within the margin ({shown(expect.by)})"
+        return verdict, f"the effect is within the margin ({shown(expect.by)})"
     holds = f"the interval holds {text.listed([shown(edge) for edge in held])}"
     if after is None:
-        return holds
+        return verdict, holds
     needed = repeats_to_add(lambda more: verdict_on(known + more, after(more), expect) != "inconclusive")
-    first = _quiet(spread) if spread is not None and (needed is None or needed > known) else ""
     if needed is None:
-        return f"{holds}, which is too near the effect for any feasible number of repeats{first and f': {first}'}"
-    return f"{holds}: {first}{first and '; then '}{text.to_add(needed)}, which decides if the effect stays"
-
-
-def _quiet(spread: tuple[float, float]) -> str:
-    """What to do about noise before repeats are added to outweigh it; empty where repeats are alike."""
-    low, high = spread
-    if high - low <= NOISE * max(abs(low), abs(high)):
-        return ""
-    return f"measure on a quiet machine first, as repeats lie between {low:.3g} and {high:.3g}"
+        return verdict, f"{holds}, which is too near the effect for any feasible number of repeats"
+    return verdict, f"{holds}: {text.to_add(needed)}, which decides if the effect stays"
 
 
 @dataclass(frozen=True)
@@ -406,7 +380,6 @@ class ClaimedEffect:
             independent=self._independent,
             after=partial(self.interval, error),
             highest_repeat=self.pairing.highest_repeat,
-            timed=self.of_times,
             shown=self._shown,
         )
         exact = None if self._exact is None else self._exact.ends(error)

@@ -91,14 +91,6 @@ def test_an_effect_that_is_measured_to_be_nil_refutes_and_a_small_one_does_not(
         assert (why in lacks, bool(lacks)) == (True, bool(why)), lacks
 
 
-@pytest.mark.parametrize(("values", "timed"), [((0.7, 0.8, 1.2, 1.3, 0.9, 1.1), True), ((0.99, 1.01) * 3, False)])
-def test_under_noise_a_quiet_machine_comes_before_more_repeats(values: tuple[float, ...], timed: bool) -> None:
-    _, lacks = decide(values, (0.9, 1.1), claim().expect, after=lambda more: None, timed=True)
-    assert ("measure on a quiet machine first, as repeats lie between 0.7 and 1.3" in lacks) == timed
-    _, lacks = decide(values, (0.9, 1.1), claim().expect, after=lambda more: None)
-    assert "quiet" not in lacks, "steps and losses are as they are on any machine"
-
-
 def test_weak_scaling_is_named_beside_a_claims_work(tmp_path: Path) -> None:
     """Strong scaling of the same work may stand beside it."""
     plant(tmp_path, 0.7, scaling="weak")
