@@ -9,7 +9,7 @@ import pkgutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.figures.chart import Chart, foremost
+from analysis.figures.chart import Chart
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
     from altair.utils.schemapi import debug_mode
 
     # Else each part of a chart is held against Vega-Lite's schema over and over. Tests do that.
-    with debug_mode(False), foremost(runs):
+    with debug_mode(False):
         return [_drawn(name, known[name], runs) for name in chosen]
 
 

@@ -24,7 +24,6 @@ import polars.selectors as cs
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
 from analysis.comparison.configurations import facts, summary
-from analysis.comparison.verdict import SpeedVerdict
 from analysis.runs.reader import once
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
@@ -276,7 +275,6 @@ MOST_PANELS = 24
 BETWEEN = " — "
 """Stands between the kind of work and what a panel shows of it."""
 _WORDS: ContextVar[str | None] = ContextVar("words of the panels that are drawn", default=None)
-_FOREMOST: ContextVar[tuple[str, ...]] = ContextVar("works of which the page tells first", default=())
 _MOST_NAMED = 6
 """Panels that an error names, the nearest first."""
 _HEADING_LETTERS = 42
@@ -284,11 +282,11 @@ _HEADING_LETTERS = 42
 
 
 def panels(
-    chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False, told: str = ""
+    chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False
 ) -> alt.FacetChart:
     """Lay out one panel per value of `panel`, each with its axes, and style it; `own_axes`: of its own scale.
 
-    A subtitle says what is `told`, where not all are drawn how to get the others, and what marks disturbed runs.
+    A subtitle says where not all are drawn how to get the others, and what marks disturbed runs.
     """
     order = drawn_panels(data)
     header = alt.Header(
@@ -308,7 +306,7 @@ def panels(
     facet = alt.Facet("panel:N", sort=order, header=header)
     laid_out: alt.FacetChart = chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
     # Altair's methods would copy the chart, with all that is in it, for each of these.
-    laid_out.title, laid_out.spacing = _title(title, data, told), 28
+    laid_out.title, laid_out.spacing = _title(title, data), 28
     laid_out.config = alt.Config(
         font="Arial, Helvetica, 'Liberation Sans', sans-serif",
         background="white",
@@ -349,27 +347,22 @@ def _heading(panel: str | None) -> list[str]:
     return lines
 
 
-def _title(title: str, data: pl.DataFrame, told: str) -> alt.Title:
+def _title(title: str, data: pl.DataFrame) -> alt.Title:
     words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
     known, drawn = data["panel"].n_unique(), len(drawn_panels(data))
+    told = []
     if drawn < known and _WORDS.get() is None:
-        works = {name.partition(BETWEEN)[0] for name in drawn_panels(data)}
-        foremost_works = set(_FOREMOST.get())
-        has_both = foremost_works and foremost_works <= works
-        ends = ", those of the largest and the smallest speed-up among them" if has_both else ""
-        told += (
-            f" {drawn} of {known} panels are drawn{ends}; the tables have all, and report --figure --panel draws any."
-        )
+        told = [f"{drawn} of {known} panels are drawn; the tables have all, and report --figure --panel draws any."]
     if disturbed(data).any():
-        told = f"{told} {DISTURBED}"
+        told.append(DISTURBED)
     if told:
-        words.subtitle = told.strip()
+        words.subtitle = " ".join(told)
     return words
 
 
 def drawn_panels(data: pl.DataFrame) -> list[str]:
     """The panels that are drawn, in the data's order: all; of more than `MOST_PANELS`, those of works that lie evenly
-    among all works, or next to such and inside `foremost`; inside `only`, those that its words name.
+    among all works; inside `only`, those that its words name.
     """
     names: list[str] = data["panel"].unique(maintain_order=True).to_list()
     if (words := _WORDS.get()) is not None:
@@ -380,11 +373,6 @@ def drawn_panels(data: pl.DataFrame) -> list[str]:
     each = -(-len(names) // len(works))
     kept = max(1, MOST_PANELS // each)
     places = {round(place * (len(works) - 1) / max(1, kept - 1)) for place in range(kept)}
-    first = [works.index(work) for work in _FOREMOST.get() if work in works][:kept]
-    for place in first:
-        if place not in places:
-            places.remove(min(places.difference(first), key=lambda other: abs(other - place)))
-            places.add(place)
     chosen = {works[place] for place in places}
     return [name for name in names if name.partition(BETWEEN)[0] in chosen][:MOST_PANELS]
 
@@ -415,18 +403,6 @@ def only(words: str | None) -> Iterator[None]:
         yield
     finally:
         _WORDS.reset(token)
-
-
-@contextlib.contextmanager
-def foremost(runs: Runs) -> Iterator[None]:
-    """Of too many panels, figures that are made inside draw those of the largest and the smallest speed-up."""
-    rows = summary(runs).filter(pl.col("verdict") != SpeedVerdict.BASELINE.value).drop_nulls("speed_up")
-    groups = rows.sort("speed_up")["group"].to_list()
-    token = _FOREMOST.set(tuple(dict.fromkeys([*groups[-1:], *groups[:1]])))
-    try:
-        yield
-    finally:
-        _FOREMOST.reset(token)
 
 
 def panel(data: pl.DataFrame, label: str | pl.Expr) -> pl.DataFrame:

@@ -46,7 +46,6 @@ from analysis.figures.chart import (
 from analysis.metrics.epochs import AS_TEXT, numbered_epochs
 from parallelbench.config.build import LATER_COMPONENTS
 from parallelbench.config.identity import canonical_json
-from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -72,7 +71,6 @@ class Lines(Chart):
         """All panels have the same axes, if not `own_axes`."""
         x, y = self.x(data) if callable(self.x) else self.x, self.y(runs) if callable(self.y) else self.y
         data = with_medians(data, ("panel", "configuration", "x"))
-        told = coinciding(data, own_axes=self.own_axes)
         key: dict[str, Any] = series(data, runs)
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=240)
         line = base.transform_filter("datum.first").mark_line(strokeWidth=2.2).encode(x=x, y=y, **key)
@@ -85,48 +83,7 @@ class Lines(Chart):
         ]
         dots = base.mark_point(filled=True, size=26, strokeOpacity=0.45, strokeWidth=0.8)
         points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip, fillOpacity=HOLLOW)
-        return panels(alt.layer(line, points), data, title=self.title, own_axes=self.own_axes, told=told)
-
-
-_AS_THICK = 0.01
-"""Share of an axis that a line covers."""
-_MOST_COINCIDING = 2
-"""Sentences about lines that coincide; with more, the others are counted."""
-
-
-def coinciding(data: pl.DataFrame, *, own_axes: bool) -> str:
-    """Which lines of medians lie on each other all the way, so that the last one hides the others."""
-    reach = (_AS_THICK * (pl.col("median").max() - pl.col("median").min())).over("panel" if own_axes else pl.lit(0))
-    rows = data.filter("first").select("panel", "configuration", "x", "median").drop_nulls().with_columns(reach=reach)
-    lines_of: dict[tuple[str, float], dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
-    for heading, name, x, value, near in rows.rows():
-        lines_of[heading, near][name][x] = value
-    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for (heading, near), of_panel in lines_of.items():
-        alike: list[tuple[list[str], dict[float, float]]] = []
-        for name, points in of_panel.items():
-            same = (
-                names
-                for names, first in alike
-                if first.keys() == points.keys() and all(abs(first[x] - points[x]) <= near for x in points)
-            )
-            names = next(same, None)
-            if names is None:
-                alike.append(([name], points))
-            else:
-                names.append(name)
-        for names, points in alike:
-            if len(names) > 1 and len(points) > 1:
-                found[tuple(names)].append(heading.replace(BETWEEN, ", "))
-    whole = rows["panel"].n_unique()
-    lines = [
-        f"As drawn, the lines of {text.listed(names, most=6)} cover each other"
-        + ("." if len(of) == whole else f" in {text.listed(of, most=1, sep='; ')}.")
-        for names, of in found.items()
-    ]
-    more = len(lines) - _MOST_COINCIDING
-    rest = [f"So do {count_of(more, 'more set')} of lines."] if more > 0 else []
-    return " ".join([*lines[:_MOST_COINCIDING], *rest])
+        return panels(alt.layer(line, points), data, title=self.title, own_axes=self.own_axes)
 
 
 _SIDES = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})
