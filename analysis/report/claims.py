@@ -93,10 +93,10 @@ def table(judgements: Sequence[Judgement]) -> Table:
         for judgement in judgements
         for case in judgement.cases
     ]
-    tabular = latex.Rows(_SHAPE, ("Claim", "Verdict", "Effect, its interval, and the work"), body)
+    tabular = latex.Rows(_SHAPE, ("Claim", "Verdict", "Effect, its interval, and the work"), body, most=MOST_ROWS)
     caption = "Claims of the publications, decided by their own runs"
     rows = pl.DataFrame([*_rows(judgements)], schema=_COLUMNS, orient="row")
-    return Table("claims", rows, [(caption, [tabular])], most=MOST_ROWS)
+    return Table("claims", rows, [(caption, tabular)])
 
 
 def _rows(judgements: Sequence[Judgement]) -> Iterator[tuple[object, ...]]:
