@@ -326,11 +326,9 @@ def tips(*shorthands: str) -> list[alt.Tooltip]:
 
 
 def _omitted(data: pl.DataFrame, order: Sequence[str]) -> Any:
-    """How many panels are not drawn, by which the page's script tells why a filter leaves nothing; and one of them."""
-    if _WORDS.get() is not None:
-        return alt.Undefined
-    left = [name for name in data["panel"].unique(maintain_order=True) if name not in set(order)]
-    return {"omitted": len(left), "one": left[0]} if left else alt.Undefined
+    """How many panels are not drawn, by which the page's script tells why a filter leaves nothing."""
+    left = 0 if _WORDS.get() is not None else data["panel"].n_unique() - len(order)
+    return {"omitted": left} if left else alt.Undefined
 
 
 def _heading(panel: str | None) -> list[str]:

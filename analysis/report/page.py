@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import uuid
 from collections import Counter, defaultdict
@@ -20,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +32,6 @@ from analysis.comparison.exclusions import Exclusion, require_finished
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES, IS_BASELINE, natural
 from analysis.figures import draw, specification, svg
-from analysis.figures.chart import BETWEEN
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import require_accuracy
@@ -98,8 +95,6 @@ def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
     """The same of runs that are loaded already."""
     require_figures()
     require_finished(runs)
-    if out is None and runs.folders:
-        raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
     final = Path(out).expanduser() if out is not None else runs.root / "report"
     _require_replaceable(final)
     temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
@@ -217,7 +212,6 @@ def render(runs: Runs, drawn: list[Drawn], files: Sequence[str] = ()) -> str:
         measured=_measured(runs),
         files=files,
         **_figures(drawn),
-        left_out=_left_out(runs, drawn),
         configurations=_table(summary(runs), "configurations"),
         energy=_table(with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
@@ -296,20 +290,8 @@ def _figures(drawn: list[Drawn]) -> dict[str, list[Drawn]]:
     }
 
 
-def _left_out(runs: Runs, drawn: list[Drawn]) -> str:
-    """A command that draws panels that the page lacks; empty where it has all."""
-    for each in drawn:
-        if each.spec and (one := json.loads(each.spec).get("usermeta", {}).get("one")):
-            folders = [str(folder) for folder in runs.folders or [runs.root]]
-            work, *_ = one.split(BETWEEN)
-            return shlex.join(["parallelbench", "report", *folders, "--figure", each.figure.name, "--panel", work])
-    return ""
-
-
 class PageTable(NamedTuple):
-    """A table of the page: its columns tell rows apart; what is the same in every row, or as another column, stands
-    below, once.
-    """
+    """A table of the page: its columns tell rows apart; what is the same in every row stands below, once."""
 
     columns: list[Column]
     groups: list[tuple[str, list[Shown]]]
@@ -326,13 +308,7 @@ def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = Non
     groups = _grouped(rows, columns)
     of_rows = [row.cells for _, members in groups for row in members]
     told = [n for n, c in enumerate(columns) if _tells(rows, c, {row[n].shown for row in of_rows})]
-    twins = _twins([columns[n] for n in told], rows)
-    told = [n for n in told if columns[n].name not in twins]
     alike = [cell for n, cell in enumerate(of_rows[0]) if n not in told] if of_rows else []
-    alike = [
-        Cell(cell.column, None, f"as {twins[cell.column.name].title}") if cell.column.name in twins else cell
-        for cell in alike
-    ]
     shown = [
         (group, [Shown(row.configuration, [row.cells[n] for n in told]) for row in members])
         for group, members in groups
@@ -343,18 +319,6 @@ def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = Non
 def _tells(rows: pl.DataFrame, column: Column, shown: set[str]) -> bool:
     """Whether a column tells rows apart; of a single row, whether it holds anything."""
     return len(shown) > 1 or (rows[column.name].count() > 0 and (column.name in ALWAYS or rows.height == 1))
-
-
-def _twins(columns: list[Column], rows: pl.DataFrame) -> dict[str, Column]:
-    """Column of bytes → the one before it with the same numbers, where rows have several: memory, of one device per
-    process.
-    """
-    numeric = [column for column in columns if column.unit == "bytes" and rows[column.name].n_unique() > 1]
-    return {
-        later.name: earlier
-        for earlier, later in reversed(list(combinations(numeric, 2)))
-        if earlier.shown == later.shown and rows[earlier.name].equals(rows[later.name], null_equal=True)
-    }
 
 
 def _columns(rows: pl.DataFrame, table: Place) -> tuple[Column, ...]:
@@ -381,12 +345,6 @@ def _measured(runs: Runs) -> str:
     names, devices = (runs.run[key].drop_nulls().unique().sort().to_list() for key in ("device_name", "devices"))
     on = f" on {text.listed(names)}, {'up to ' if len(devices) > 1 else ''}{count_of(devices[-1], 'device')}"
     return f"{count_of(runs.run.height, 'run')}{on if names else ''}: {', '.join(told)}{when}"
-
-
-MOST_COLUMNS = 12
-"""Columns that fit beside each other; of more, those of the fastest and slowest are kept, then those of most cells."""
-NAMED = 4
-"""Of the fastest, so many are named in the headline at most."""
 
 
 class Glance(NamedTuple):
@@ -416,8 +374,6 @@ class Matrix(NamedTuple):
     """What all groups have in common; their labels say the rest."""
     columns: list[str]
     rows: list[tuple[str, list[Glance]]]
-    omitted: int
-    """Groups or configurations that have no column."""
 
     @property
     def meant(self) -> list[str]:
@@ -440,19 +396,16 @@ def matrix(runs: Runs) -> Matrix | None:
     down, across = sorted(names, key=lambda axis: -len(names[axis]))
     if across == "configuration":
         names[across].sort(key=dict(rows.select(across, -pl.col("devices")).rows()).__getitem__)
-    speed = pl.col("speed_up")
-    named = ((speed.rank("ordinal", descending=True) <= NAMED) | (speed == speed.min())).fill_null(False)
-    columns = rows.with_columns(named=named).group_by(across, maintain_order=True).agg(pl.col("named").any(), pl.len())
-    kept = set(columns.sort("named", "len", descending=True, maintain_order=True).head(MOST_COLUMNS)[across])
     alike, labels = _told_apart(names["group"])
     labels |= _of_others(runs, names["configuration"])
-    shown = [name for name in names[across] if name in kept]
     cells = {(row[down], row[across]): _cell(row) for row in rows.iter_rows(named=True)}
     return Matrix(
         alike,
-        [labels.get(name, name) for name in shown],
-        [(labels.get(name, name), [cells.get((name, column), Glance()) for column in shown]) for name in names[down]],
-        len(names[across]) - len(shown),
+        [labels.get(name, name) for name in names[across]],
+        [
+            (labels.get(name, name), [cells.get((name, other), Glance()) for other in names[across]])
+            for name in names[down]
+        ],
     )
 
 
