@@ -206,10 +206,6 @@ def _tags_of_wandb(run: ExportedRun) -> list[str]:
     return [*known, *([f"exclusion: {run.tags['exclusion']}"] if "exclusion" in run.tags else [])]
 
 
-_TAGS_OF_TENSORBOARD = ("outcome", "parity_passed", "counts", "exclusion")
-"""Tags that stand beside the parameters, so that runs can be filtered by them."""
-
-
 def write_tensorboard(runs: Sequence[ExportedRun], folder: Path) -> None:
     """Write scalars, parameters and tags. TensorBoard keeps scalars in fp32: about seven digits."""
     from tensorboard.compat.proto.event_pb2 import Event
@@ -230,10 +226,10 @@ def _summaries(run: ExportedRun) -> Iterator[tuple[float, int, Any]]:
     """Unix time, step, and what is written there. Numbers of the whole run stand at its last epoch."""
     from tensorboard.plugins.hparams import summary_v2 as hparams
 
-    filtered = {f"tags.{name}": run.tags[name] for name in _TAGS_OF_TENSORBOARD if name in run.tags}
+    # Beside the parameters, so that runs can be filtered by them.
+    tags = {f"tags.{name}": word for name, word in run.tags.items()}
     known = {key: value for key, value in run.parameters.items() if value is not None}
-    yield run.started_at, 0, hparams.hparams_pb(known | filtered, trial_id=run.run_id, start_time_secs=run.started_at)
-    yield run.started_at, 0, _table("tags", run.tags)
+    yield run.started_at, 0, hparams.hparams_pb(known | tags, trial_id=run.run_id, start_time_secs=run.started_at)
     for epoch in run.epochs:
         yield epoch.finished_at, epoch.epoch, _scalars("epoch", epoch.numbers)
     at, step = (run.epochs[-1].finished_at, run.epochs[-1].epoch) if run.epochs else (run.started_at, 0)
@@ -244,17 +240,3 @@ def _scalars(above: str, numbers: Mapping[str, float]) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=f"{above}/{name}", simple_value=value) for name, value in numbers.items()])
-
-
-def _table(tag: str, words: Mapping[str, str]) -> Any:
-    """A text, as a table in Markdown."""
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-
-    rows = "\n".join(f"| {name} | {word.replace('|', ' ')} |" for name, word in words.items())
-    text = f"| tag | value |\n|---|---|\n{rows}"
-    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=TensorShapeProto())
-    about = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    return Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=about, tensor=tensor)])
