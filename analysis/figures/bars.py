@@ -25,7 +25,6 @@ from analysis.figures.chart import (
     pale,
     panel,
     panels,
-    per_group,
     records,
     tips,
     with_medians,
@@ -251,49 +250,33 @@ def _beside_bubble(row: dict[str, float | None]) -> str:
     return f"{shortfall}, bubble {bubble}"
 
 
-def _explained_by_schedule(runs: Runs) -> str:
-    """How much of the shortfall the schedule alone would explain."""
-    explained = per_group(summary(runs).drop_nulls("theoretical_bubble"), _of_ideal)
-    if not explained:
-        return "No configuration that counts runs by a schedule with a known bubble (pipelines do)."
-    return f"{explained}\n{_as_measured(runs)}"
+def _beside_ideal(row: dict[str, Any]) -> str:
+    idle = f"(idle by its schedule, were all stages equal: {text.percent(row['theoretical_bubble'])})"
+    if row["efficiency"] is None:
+        return f"{row['configuration']} is not known {idle}"
+    missing = 1 - row["efficiency"]
+    what = f"lacks {text.percent(missing)}" if missing >= 0 else f"exceeds it by {text.percent(-missing)}"
+    return f"{row['configuration']} {what} {idle}"
 
 
-def _of_ideal(rows: pl.DataFrame) -> str:
-    shown = [_explained(row) for row in rows.drop_nulls("efficiency").iter_rows(named=True)]
-    if shown:
-        return f"of the ideal speed-up, {text.listed(shown, sep='; ')}"
-    idle = [f"{r['configuration']} {text.percent(r['theoretical_bubble'])}" for r in rows.to_dicts()]
-    return f"by schedule, devices idle for {text.listed(idle)} of a step; nothing shows the speed-up"
-
-
-def _explained(row: dict[str, float]) -> str:
-    missing, bubble = 1 - row["efficiency"], row["theoretical_bubble"]
-    if missing < 0:
-        idle = f"whose devices idle for {text.percent(bubble)} by its schedule"
-        return f"{row['configuration']}, {idle}, exceeds it by {text.percent(-missing)}"
-    lacks = f"{row['configuration']} lacks {text.percent(missing)}"
-    if missing < bubble:
-        return f"{lacks}, less than the {text.percent(bubble)} that equal stages would idle by its schedule"
-    return f"{lacks}, of which equal stages idling by its schedule explain {text.percent(bubble)}"
-
-
-def _as_measured(runs: Runs) -> str:
+def _as_measured(runs: Runs) -> list[str]:
     """The measured bubble, or how to measure it."""
+    if not summary(runs)["theoretical_bubble"].count():
+        return []
     measured = _idle(runs).group_by("group", "configuration", maintain_order=True)
     rows = measured.agg(pl.col("value", "bubble").median() / 100).rows(named=True)
     if not rows:
-        return (
+        return [
             "Idle time itself was not measured (measure.attribution_steps does): the shortfall also includes "
             "communication, uneven stages and the cost of smaller pieces of work."
-        )
+        ]
     several = len({row["group"] for row in rows}) > 1
     shown = [
         f"{row['configuration']}{', ' + row['group'] if several else ''} {text.percent(row['value'])} (by formula "
         f"{text.percent(row['bubble'])})"
         for row in rows
     ]
-    return f"Idle share measured after the last epoch, transfers and uneven stages included: {text.listed(shown)}."
+    return [f"Idle share measured after the last epoch, transfers and uneven stages included: {text.listed(shown)}."]
 
 
 bubble = Bars(
@@ -305,7 +288,14 @@ bubble = Bars(
     median=pl.col("middle").first(),
     goal="bubble",
     room=1.6,
-    finding=_explained_by_schedule,
+    finding=Sentence(
+        rows=lambda runs: summary(runs).drop_nulls("theoretical_bubble"),
+        each=_beside_ideal,
+        whole="of the ideal speed-up, {}",
+        ranks=False,
+        more=_as_measured,
+        nothing="No configuration that counts runs by a schedule with a known bubble (pipelines do).",
+    ),
 )
 
 

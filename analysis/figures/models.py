@@ -101,24 +101,15 @@ def finding(runs: Runs) -> str:
 
 def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
     """Each framework has its own configuration on one device."""
-    shown: dict[str, list[str]] = {}
+    shown = []
     for (configuration,), members in rows.group_by("configuration", maintain_order=True):
         speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
         keys = members.select("group", "configuration").rows()
         if speed and any(baseline_of(runs).get(key) != configuration for key in keys):
             taking = f" and takes {_ends(memory)} times the memory" if memory else ""
-            told = f"{configuration} is {_ends(speed)} times as fast{taking}"
-            shown.setdefault(_baseline(runs, members), []).append(told)
-    return "; ".join(f"once warm, beside {of}, {text.listed(those, sep='; ')}" for of, those in shown.items())
-
-
-def _baseline(runs: Runs, rows: pl.DataFrame) -> str:
-    """The configuration on one device that these rows, some of which have one, are compared with."""
-    pairings = against_one_device(runs)
-    found = (pairings[key].pairs for key in rows.select("group", "configuration").rows() if key in pairings)
-    strategy = next(pairs[0].runs[0].definition["strategy.name"] for pairs in found if pairs)
-    return f"{strategy} × 1"
+            shown.append(f"{configuration} is {_ends(speed)} times as fast{taking}")
+    return f"once warm, beside one device of its framework, {text.listed(shown, sep='; ')}" if shown else ""
 
 
 def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = None) -> list[tuple[Ratio, str]]:

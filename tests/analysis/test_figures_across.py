@@ -153,8 +153,8 @@ def test_models_are_beside_each_other_by_configuration(tmp_path: Path) -> None:
     published(config(tmp_path, model="mlp", batch_size=64))  # no other model at this batch
     runs = load(tmp_path)
     assert models.finding(runs) == (
-        "Once warm, beside single × 1, ddp × 2 is 0.67 (0.67–0.67) [mlp] to 2.00 (2.00–2.00) [cnn_small] times as "
-        "fast and takes 2.00 (2.00–2.00) times the memory."
+        "Once warm, beside one device of its framework, ddp × 2 is 0.67 (0.67–0.67) [mlp] to 2.00 (2.00–2.00) "
+        "[cnn_small] times as fast and takes 2.00 (2.00–2.00) times the memory."
     )
     chart = models.figure(runs)
     values = rows_of(chart)
