@@ -1,5 +1,5 @@
-"""Figures by name: each is declared in a module here (`memory = Bars(…)`), or is a module with `ORDER`, `TITLE`,
-`figure(runs)` and `finding(runs)`. A new one is in the next report.
+"""Figures by name: each is declared in a module here (`memory = Bars(…)`; of a kind of its own, `staleness = Own(…)`).
+A new one is in the next report.
 """
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from analysis.figures.chart import Chart
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import altair as alt
 
@@ -51,24 +51,15 @@ def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
         return [_drawn(name, known[name], runs) for name in chosen]
 
 
-class _Known(NamedTuple):
-    order: int
-    title: str
-    figure: Callable[[Runs], alt.FacetChart | None]
-    finding: Callable[[Runs], str]
-
-
-def _known() -> dict[str, Chart | _Known]:
-    found: dict[str, Chart | _Known] = {}
-    for name in sorted(each.name for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")):
-        module = importlib.import_module(f"{__name__}.{name}")
-        found |= {declared: value for declared, value in vars(module).items() if isinstance(value, Chart)}
-        if hasattr(module, "figure"):
-            found[name] = _Known(module.ORDER, module.TITLE, module.figure, module.finding)
+def _known() -> dict[str, Chart]:
+    found: dict[str, Chart] = {}
+    for each in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{each.name}")
+        found |= {name: value for name, value in vars(module).items() if isinstance(value, Chart)}
     return found
 
 
-def _drawn(name: str, known: Chart | _Known, runs: Runs) -> Figure:
+def _drawn(name: str, known: Chart, runs: Runs) -> Figure:
     chart, finding = known.figure(runs), known.finding(runs)
     subtitle = chart.title.subtitle if chart is not None else None
     if not isinstance(subtitle, str):

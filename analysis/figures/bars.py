@@ -84,7 +84,7 @@ class Bars(Chart):
         marks = [bar, points, *label_marks(only_first, y, at="largest")]
         if goal:
             marks.insert(1, _line(only_first, goal).encode(x=alt.X(f"{goal}:Q", title=unit), y=y))
-        return panels(alt.layer(*marks), data, title=self.title, own_axes=True)
+        return panels(alt.layer(*marks), data, own_axes=True)
 
 
 def _line(rows: alt.Chart, goal: str) -> alt.Chart:

@@ -17,6 +17,7 @@ from analysis.figures.chart import (
     INK,
     LEGEND,
     PANEL_WIDTH,
+    Own,
     doubling,
     panels,
     per_group,
@@ -31,8 +32,6 @@ from analysis.runs.reader import once
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
-ORDER = 13
-TITLE = "Steps to accuracy against batch size"
 _ENOUGH_BATCHES = 4
 _POINTS, _FIT, _PERFECT = "measured, best learning rate", "fitted", "perfect scaling"
 _ROOTS = ("batch_size", "optimizer.lr", "epochs")
@@ -132,15 +131,12 @@ def fit(data: pl.DataFrame) -> Curve:
     return Curve(*(math.exp(value) for value in fit.x))
 
 
-def figure(runs: Runs) -> alt.FacetChart | None:
-    """Points per repeat, the fitted curve, perfect scaling beside it and the regimes' ends; None below four batches.
+def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+    """Points per repeat, the fitted curve, perfect scaling beside it and the regimes' ends.
 
     Where accuracy was measured too rarely, the range of each point's steps instead of any line.
     """
-    data = steps(runs)
-    if data.is_empty():
-        return None
-    parts = [_drawn(members) for _, members in shown(data).group_by("panel", maintain_order=True)]
+    parts = [_of_panel(members) for _, members in shown(data).group_by("panel", maintain_order=True)]
     base = alt.Chart(records(pl.concat(parts, how="diagonal"))).properties(width=PANEL_WIDTH, height=280)
     x = doubling(data, "Batch size")
     y = alt.Y("steps_to_accuracy:Q", title="Optimizer steps", scale=DOUBLING)
@@ -164,10 +160,10 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         rule,
         words.encode(x=x, y=alt.value(0), text=alt.Text("label:N")),
     )
-    return panels(layers, data, title=TITLE)
+    return panels(layers, data)
 
 
-def _drawn(data: pl.DataFrame) -> pl.DataFrame:
+def _of_panel(data: pl.DataFrame) -> pl.DataFrame:
     """The rows of one panel: points, and unless it is coarse both lines and the edges that lie among the batches."""
     points = data.select("repeat", pl.col("x", "steps_to_accuracy", "least").cast(pl.Float64), kind=pl.lit(_POINTS))
     parts = [points] if is_coarse(data) else [points, _lines(data)]
@@ -190,7 +186,7 @@ def _lines(data: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema)
 
 
-def finding(runs: Runs) -> str:
+def _finding(runs: Runs) -> str:
     """Where the regimes end, and how well the curve fits; or that accuracy was measured too rarely to say."""
     nothing = f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
     return per_group(steps(runs), _regimes, by="panel", every=True) or nothing
@@ -234,3 +230,6 @@ def _where(batch: float, low: float, high: float, word: str) -> str:
     if batch > high:
         return f"{word} a batch above the largest, {high:.0f}"
     return f"{word} a batch of {batch:.0f}"
+
+
+batch_regimes = Own(order=13, title="Steps to accuracy against batch size", rows=steps, draw=_draw, finding=_finding)

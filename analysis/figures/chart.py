@@ -45,15 +45,32 @@ class Chart(ABC):
     rows: Callable[[Runs], pl.DataFrame]
     """What is drawn, in the order to be drawn: its kind says which columns. Without a row there is no figure."""
     finding: Callable[[Runs], str]
+    remark: str = ""
+    """What its subtitle says in any case."""
 
     def figure(self, runs: Runs) -> alt.FacetChart | None:
         """Draw it; None where there is nothing to show."""
         data = self.rows(runs)
-        return None if data.is_empty() else self.drawn(data, runs)
+        if data.is_empty():
+            return None
+        chart = self.drawn(data, runs)
+        chart.title = _title(self.title, data, self.remark)
+        return chart
 
     @abstractmethod
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Draw these rows, which are those of these runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Chart):
+    """A figure of a kind of its own."""
+
+    draw: Callable[[pl.DataFrame, Runs], alt.FacetChart]
+
+    def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+        """As the figure's module says."""
+        return self.draw(data, runs)
 
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [12, 2, 2, 2, 2, 2])
@@ -281,13 +298,8 @@ _HEADING_LETTERS = 42
 """Letters of a panel's heading that are no wider than the narrowest panel."""
 
 
-def panels(
-    chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, title: str, own_axes: bool = False
-) -> alt.FacetChart:
-    """Lay out one panel per value of `panel`, each with its axes, and style it; `own_axes`: of its own scale.
-
-    A subtitle says where not all are drawn how to get the others, and what marks disturbed runs.
-    """
+def panels(chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, own_axes: bool = False) -> alt.FacetChart:
+    """Lay out one panel per value of `panel`, each with its axes, and style it; `own_axes`: of its own scale."""
     order = drawn_panels(data)
     header = alt.Header(
         title=None,
@@ -306,7 +318,7 @@ def panels(
     facet = alt.Facet("panel:N", sort=order, header=header)
     laid_out: alt.FacetChart = chart.facet(facet=facet, columns=min(COLUMNS, len(order)))
     # Altair's methods would copy the chart, with all that is in it, for each of these.
-    laid_out.title, laid_out.spacing = _title(title, data), 28
+    laid_out.spacing = 28
     laid_out.config = alt.Config(
         font="Arial, Helvetica, 'Liberation Sans', sans-serif",
         background="white",
@@ -345,7 +357,8 @@ def _heading(panel: str | None) -> list[str]:
     return lines
 
 
-def _title(title: str, data: pl.DataFrame) -> alt.Title:
+def _title(title: str, data: pl.DataFrame, remark: str) -> alt.Title:
+    """A subtitle says where not all panels are drawn how to get the others, and what marks disturbed runs."""
     words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
     known, drawn = data["panel"].n_unique(), len(drawn_panels(data))
     told = []
@@ -353,6 +366,8 @@ def _title(title: str, data: pl.DataFrame) -> alt.Title:
         told = [f"{drawn} of {known} panels are drawn; the tables have all, and report --figure --panel draws any."]
     if disturbed(data).any():
         told.append(DISTURBED)
+    if remark:
+        told.append(remark)
     if told:
         words.subtitle = " ".join(told)
     return words

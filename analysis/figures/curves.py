@@ -83,7 +83,7 @@ class Lines(Chart):
         ]
         dots = base.mark_point(filled=True, size=26, strokeOpacity=0.45, strokeWidth=0.8)
         points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip, fillOpacity=HOLLOW)
-        return panels(alt.layer(line, points), data, title=self.title, own_axes=self.own_axes)
+        return panels(alt.layer(line, points), data, own_axes=self.own_axes)
 
 
 _SIDES = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})
@@ -368,7 +368,7 @@ class OverDevices(Chart):
         dots = base.transform_filter("datum.repeat != null").mark_point(filled=True, size=30, strokeWidth=0.8)
         dots = dots.encode(x=x, y=alt.Y("value:Q"), color=colour, fillOpacity=HOLLOW, tooltip=tooltip)
         marks = [line, dots] if widths else [line, dots, _beginnings(base, x)]
-        return panels(alt.layer(*marks), data, title=self.title, own_axes=True)
+        return panels(alt.layer(*marks), data, own_axes=True)
 
 
 def _told_apart(by: str, widths: Mapping[str, float] | None) -> dict[str, Any]:

@@ -12,15 +12,24 @@ from analysis import text
 from analysis.comparison.baseline import against_one_device, baseline_of, error_of_intervals, limited, refused
 from analysis.comparison.configurations import displayed, has_disturbed
 from analysis.comparison.work import component_labels, groups_across, natural
-from analysis.figures.chart import HOLLOW, NAMES, PANEL_WIDTH, panels, per_group, records, series, tips, with_medians
+from analysis.figures.chart import (
+    HOLLOW,
+    NAMES,
+    PANEL_WIDTH,
+    Own,
+    panels,
+    per_group,
+    records,
+    series,
+    tips,
+    with_medians,
+)
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:
     from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
 
-ORDER = 11
-TITLE = "Training time and memory by model"
 _MEMORY = {
     "host": "Host memory (RSS), sum of all processes (MiB)",
     "device": "Device memory, sum of all processes (MiB)",
@@ -41,8 +50,8 @@ def _measured(runs: Runs) -> pl.DataFrame:
     return rows.filter(several).sort(natural("work"), "parameters", "model", maintain_order=True)
 
 
-def figure(runs: Runs) -> alt.FacetChart | None:
-    """A row per model, a colour per configuration; None where all runs of like work have the same model."""
+def _times_and_memory(runs: Runs) -> pl.DataFrame:
+    """None where all runs of like work have the same model."""
     rows = _measured(runs)
     names = ("work", "model", *NAMES)
     time_s, memory_mib = pl.col("total_training_time_s"), pl.col("peak_memory_sum_bytes") / text.MIB
@@ -56,15 +65,13 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         ],
         how="diagonal",
     ).drop_nulls("value")
-    if data.is_empty():
-        return None
     panel = pl.format("{} — {}", "work", "title") if data["work"].n_unique() > 1 else pl.col("title")
-    data = data.with_columns(panel=panel).sort(natural("work"), maintain_order=True)
-    return _dots(with_medians(data, ("panel", "configuration", "model")), runs)
+    return data.with_columns(panel=panel).sort(natural("work"), maintain_order=True)
 
 
-def _dots(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
-    """Medians over repeats, every repeat as a small point."""
+def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+    """A row per model, a colour per configuration: medians over repeats, every repeat as a small point."""
+    data = with_medians(data, ("panel", "configuration", "model"))
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 44})
     models = list(data["model"].unique(maintain_order=True))
     y = alt.Y("model:N", sort=models, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False, labelPadding=8))
@@ -88,10 +95,10 @@ def _dots(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         color=colour,
         tooltip=[*tooltip, *tips("repeat:N"), alt.Tooltip("value:Q", format=".4~g")],
     )
-    return panels(alt.layer(repeat, median), data, title=TITLE, own_axes=True)
+    return panels(alt.layer(repeat, median), data, own_axes=True)
 
 
-def finding(runs: Runs) -> str:
+def _finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
     measured = _measured(runs).select("work", "group", "configuration", "model").unique(maintain_order=True)
     speeds = per_group(measured, partial(_speeds, runs), by="work")
@@ -131,3 +138,6 @@ def _ends(ratios: list[tuple[Ratio, str]]) -> str:
     if len(ratios) > 1 and len(dict(ends)) == 1:
         return ends[0][0]
     return " to ".join(dict.fromkeys(f"{figure} [{model}]" for figure, model in ends))
+
+
+models = Own(order=11, title="Training time and memory by model", rows=_times_and_memory, draw=_draw, finding=_finding)

@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.configurations import displayed
-from analysis.figures.chart import NAMES, PANEL_WIDTH, Sentence, drawn_panels, pale, panels, records, series, tips
+from analysis.figures.chart import NAMES, PANEL_WIDTH, Own, Sentence, drawn_panels, pale, panels, records, series, tips
 from analysis.runs.reader import once, read_samples
 from parallelbench.errors import ConfigError
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Values = npt.NDArray[np.float64]
 
-ORDER = 10
-TITLE = "Power of all GPUs over time, one run of each configuration"
 MOST_POINTS, FEWEST_OF_LINE, MOST_OF_LINE = 6_000, 30, 240
 """Of all lines together, and of one."""
 SECONDS = alt.Axis(tickCount=8)
@@ -31,13 +29,14 @@ GAP = 10
 """Nothing is known between samples that lie this many times as far apart as half of a GPU's samples do at most."""
 
 
-def figure(runs: Runs) -> alt.FacetChart | None:
-    """A line per configuration: power of all its GPUs in W against the seconds since the first epoch began; None where
-    none was measured.
-    """
+def _known_lines(runs: Runs) -> pl.DataFrame:
+    """None where none was measured."""
     data = lines(runs)
-    if not data["value"].count():
-        return None
+    return data if data["value"].count() else data.clear()
+
+
+def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+    """A line per configuration: power of all its GPUs in W against the seconds since the first epoch began."""
     x = alt.X("x:Q", title="Seconds since the first epoch began", axis=SECONDS, scale=alt.Scale(nice=False))
     y = alt.Y("value:Q", title="Power of all GPUs (W)")
     key: dict[str, Any] = series(data, runs)
@@ -50,10 +49,10 @@ def figure(runs: Runs) -> alt.FacetChart | None:
     ]
     known = base.transform_filter("datum.value != null")
     points = known.mark_point(size=40, opacity=0).encode(x=x, y=y, color=key["color"], tooltip=tooltip)
-    return panels(alt.layer(line, points), data, title=TITLE, own_axes=True)
+    return panels(alt.layer(line, points), data, own_axes=True)
 
 
-def finding(runs: Runs) -> str:
+def _finding(runs: Runs) -> str:
     """What the GPUs of each drawn run draw on average, and for how long."""
     return "No run that counts measured the power of its GPUs." if lines(runs).is_empty() else _told(runs)
 
@@ -181,3 +180,12 @@ def means(times: Values, powers: Values, edges: Values) -> Values:
         unknown |= (edges[:-1] < end) & (edges[1:] > start)
     found[unknown] = np.nan
     return found
+
+
+power_over_time = Own(
+    order=10,
+    title="Power of all GPUs over time, one run of each configuration",
+    rows=_known_lines,
+    draw=_draw,
+    finding=_finding,
+)

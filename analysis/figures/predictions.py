@@ -14,7 +14,7 @@ import polars as pl
 from analysis import text
 from analysis.advisor.forecast import forecast
 from analysis.comparison.work import configuration_label, natural
-from analysis.figures.chart import LEGEND, PANEL_WIDTH, THEORY, panel, panels, records, scale, tips, variants
+from analysis.figures.chart import LEGEND, PANEL_WIDTH, THEORY, Own, panel, panels, records, scale, tips, variants
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,22 +25,19 @@ if TYPE_CHECKING:
     from analysis.runs.reader import Runs
     from parallelbench.config.run import RunConfig
 
-ORDER = 18
-TITLE = "Predictions by the advisor beside what was measured"
 STEPS, CURVES = "Step (ms): predicted ↑, measured →", "Samples/s ↑, devices →"
-MARKS = "Filled points: measured. Hollow points: predicted. Bars: 90 % intervals of predictions."
 
 
-def figure(runs: Runs) -> alt.FacetChart | None:
-    """Two panels per group; None where the advisor can't be fitted."""
+def _predicted(runs: Runs) -> pl.DataFrame:
+    """The marks of two panels per group; none where the advisor can't be fitted."""
     try:
         found = forecast(runs)
     except ConfigError:
-        return None
+        return pl.DataFrame()
     steps = list(_steps(found))
     rows = [*steps, *_equal(steps), *_curves(found)]
     data = panel(pl.DataFrame(rows, infer_schema_length=None), pl.col("kind"))
-    return _drawn(data.sort(natural("group"), "place", maintain_order=True), runs)
+    return data.sort(natural("group"), "place", maintain_order=True)
 
 
 def _steps(found: Forecast) -> Iterator[dict[str, Any]]:
@@ -84,7 +81,7 @@ def _named(step: MeasuredStep, run: RunConfig) -> dict[str, Any]:
     return names | {"configuration": configuration_label(step.variant, run.devices, run.nodes)}
 
 
-def _drawn(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
     colours = variants(data.drop_nulls("variant"), runs)
     key = alt.Color("variant:N", scale=scale(colours), legend=LEGEND)
     axes: dict[str, Any] = {
@@ -111,13 +108,10 @@ def _drawn(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         seen.mark_point(filled=True, size=60, opacity=1),
     ]
     marks = [diagonal, *lines, bars, *(each.encode(x=x, y=y, color=key, tooltip=tooltip) for each in points)]
-    chart = panels(alt.layer(*marks), data, title=TITLE, own_axes=True)
-    given = chart.title.subtitle
-    chart.title.subtitle = f"{given} {MARKS}" if isinstance(given, str) else MARKS
-    return chart
+    return panels(alt.layer(*marks), data, own_axes=True)
 
 
-def finding(runs: Runs) -> str:
+def _finding(runs: Runs) -> str:
     """How far the predictions were off, and what is predicted beyond the measured devices; or why nothing is."""
     try:
         found = forecast(runs)
@@ -159,3 +153,13 @@ def _beyond(found: Forecast) -> Iterator[str]:
 
 def _rate(each: Further) -> float:
     return each.run.global_batch_size / each.step_s
+
+
+predictions = Own(
+    order=18,
+    title="Predictions by the advisor beside what was measured",
+    remark="Filled points: measured. Hollow points: predicted. Bars: 90 % intervals of predictions.",
+    rows=_predicted,
+    draw=_draw,
+    finding=_finding,
+)

@@ -54,7 +54,7 @@ class Scaling(Bars):
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """A line per variant, or a bar per configuration; `rows` has the column devices, too."""
-        return super().drawn(data, runs) if data["variant"].n_unique() > _MOST_LINES else _lines(data, runs, self.title)
+        return super().drawn(data, runs) if data["variant"].n_unique() > _MOST_LINES else _lines(data, runs)
 
 
 def _speed_ups(runs: Runs) -> pl.DataFrame:
@@ -63,7 +63,7 @@ def _speed_ups(runs: Runs) -> pl.DataFrame:
     return panel(data, pl.col("kind").replace(_KINDS))
 
 
-def _lines(data: pl.DataFrame, runs: Runs, title: str) -> alt.FacetChart:
+def _lines(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
     """A line per variant, labelled with its efficiencies."""
     data = lines_of(data)
     colours, dashes = variants(data, runs), variant_dashes(data, runs)
@@ -87,7 +87,7 @@ def _lines(data: pl.DataFrame, runs: Runs, title: str) -> alt.FacetChart:
     look: dict[str, Any] = {"align": "left", "dx": 9, "dy": 10, "fontSize": 12, "fontWeight": "bold"}
     around = labels.mark_text(**look, color="white", stroke="white", strokeWidth=4, strokeJoin="round")
     texts = labels.mark_text(**look).encode(color=alt.Color("ink:N", scale=None))
-    return panels(alt.layer(line, around, repeats, dots, texts), data, title=title)
+    return panels(alt.layer(line, around, repeats, dots, texts), data)
 
 
 def _labelled(data: pl.DataFrame) -> pl.DataFrame:

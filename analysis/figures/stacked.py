@@ -62,7 +62,7 @@ class Stacked(Chart):
                 alt.Tooltip("value:Q", title=self.unit, format=".4~g"),
             ],
         )
-        return panels(alt.layer(bar, *label_marks(base, y, at="total")), data, title=self.title, own_axes=True)
+        return panels(alt.layer(bar, *label_marks(base, y, at="total")), data, own_axes=True)
 
 
 def _stacked(data: pl.DataFrame, parts: list[str], part: str) -> pl.DataFrame:

@@ -8,22 +8,17 @@ import altair as alt
 import polars as pl
 
 from analysis.comparison.configurations import displayed
-from analysis.figures.chart import PANEL_WIDTH, Sentence, bar_colour, panel, panels, records, tips
+from analysis.figures.chart import PANEL_WIDTH, Own, Sentence, bar_colour, panel, panels, records, tips
 from analysis.metrics.runs import staleness_histogram
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
-ORDER = 9
-TITLE = "Staleness of the pushes to parameter servers"
 _MOST_BINS = 30
 
 
-def figure(runs: Runs) -> alt.FacetChart | None:
-    """Share of the pushes by staleness, one panel per configuration; None without pushes."""
-    data = _binned(runs)
-    if data.is_empty():
-        return None
+def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
+    """Share of the pushes by staleness, one panel per configuration."""
     width = int(data["width"].first())  # type: ignore[arg-type]
     what = "Updates by others since the fetch" + (f" ({width} per bar)" if width > 1 else "")
     longest = int(data["bin"].max()) + width  # type: ignore[arg-type]
@@ -39,7 +34,7 @@ def figure(runs: Runs) -> alt.FacetChart | None:
         y=alt.Y("value:Q"),
         tooltip=[*tips("configuration:N", "repeat:Q"), alt.Tooltip("value:Q", format=".3~g")],
     )
-    return panels(alt.layer(bar, points), data, title=TITLE)
+    return panels(alt.layer(bar, points), data)
 
 
 def _binned(runs: Runs) -> pl.DataFrame:
@@ -72,11 +67,17 @@ def _binned(runs: Runs) -> pl.DataFrame:
     )
 
 
-finding = Sentence(
-    by="staleness_mean",
-    each=lambda row: f"{row['staleness_mean']:.2f} with {row['configuration']} (at most {row['staleness_max']})",
-    whole="between fetch and use, others' updates per push are on average {}",
-    sep=", ",
-    ranks=False,
-    nothing="No run that counts pushed to a parameter server.",
+staleness = Own(
+    order=9,
+    title="Staleness of the pushes to parameter servers",
+    rows=_binned,
+    draw=_draw,
+    finding=Sentence(
+        by="staleness_mean",
+        each=lambda row: f"{row['staleness_mean']:.2f} with {row['configuration']} (at most {row['staleness_max']})",
+        whole="between fetch and use, others' updates per push are on average {}",
+        sep=", ",
+        ranks=False,
+        nothing="No run that counts pushed to a parameter server.",
+    ),
 )

@@ -9,8 +9,9 @@ import pytest
 import vl_convert
 
 from analysis import load, summary, text
-from analysis.figures import batch_regimes, models
+from analysis.figures.batch_regimes import batch_regimes, fit, steps
 from analysis.figures.curves import context_length, throughput_batch, throughput_data
+from analysis.figures.models import models
 from analysis.figures.scaling import scaling
 from tests.analysis.factory import MIB, Fake, config, one_and_two, published, steady
 from tests.analysis.made_up import rows_of
@@ -200,11 +201,11 @@ def regimes(root: Path, *, least: float, critical: float) -> None:
 def test_the_regimes_of_a_planted_curve(tmp_path: Path) -> None:
     regimes(tmp_path, least=20, critical=72)
     runs = load(tmp_path)
-    data = batch_regimes.steps(runs)
+    data = steps(runs)
     assert data["steps_to_accuracy"].to_list() == [
         round(20 * (1 + 72 / b)) for b in (8, 16, 32, 64, 128, 256, 512, 1024)
     ]
-    curve = batch_regimes.fit(data)
+    curve = fit(data)
     assert curve.least_steps == pytest.approx(20, rel=0.03)
     assert curve.critical_batch == pytest.approx(72, rel=0.05)
     # Doubling a batch b saves b_c ÷ (2·(b + b_c)) of the steps; slopes of −0.9 and −0.1 lie at b_c ÷ 9 and 9·b_c.
@@ -263,6 +264,6 @@ def test_regimes_are_of_one_configuration_and_of_runs_that_trained_alike(tmp_pat
             published(run, fake)
     failed = config(tmp_path, batch_size=8, epochs=20, repeat=1, strategy="ddp", devices=2)
     published(failed, Fake(test_accuracy=lambda epoch: 0.92, parity_passed=False))
-    data = batch_regimes.steps(load(tmp_path))
+    data = steps(load(tmp_path))
     assert data["panel"].n_unique() == 2
     assert sorted(data.filter(x=8)["steps_to_accuracy"]) == [10, 12]

@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 from analysis import load
-from analysis.figures import Figure, draw, power_over_time, specification, svg
+from analysis.figures import Figure, draw, specification, svg
+from analysis.figures.power_over_time import lines, means, power_over_time
 from tests.analysis.factory import Fake, config, published
 from tests.analysis.made_up import rows_of
 
@@ -77,7 +78,7 @@ def test_nothing_is_drawn_between_samples_that_lie_far_apart(tmp_path: Path) -> 
     assert figure.chart is None
     assert figure.finding.startswith("The samples of the GPUs' power can't be read or lie too far apart")
     times = np.array([*range(11), *range(40, 51)], dtype=float)
-    found = power_over_time.means(times, np.full(len(times), 5.0), np.linspace(0.0, 60.0, 7))
+    found = means(times, np.full(len(times), 5.0), np.linspace(0.0, 60.0, 7))
     assert np.isnan(found).tolist() == [False, True, True, True, False, True], "nor before or behind all samples"
     assert found[[0, 4]].tolist() == [5.0, 5.0]
 
@@ -93,12 +94,12 @@ def test_a_run_whose_samples_were_damaged_is_left_out(tmp_path: Path) -> None:
 
 def test_of_a_resumed_run_the_last_attempt_is_drawn(tmp_path: Path) -> None:
     sampled(tmp_path, (100.0,), fake={"resumed_after": 2})
-    rows = power_over_time.lines(load(tmp_path))
+    rows = lines(load(tmp_path))
     assert rows["value"].null_count() == 0
     assert rows["length_s"].unique().to_list() == [EVERY_S + TRAINED_S]
     assert "single × 1 (after its last interruption)" in drawn(tmp_path).finding
     sampled(tmp_path, (100.0,), repeat=1)
-    assert power_over_time.lines(load(tmp_path))["repeat"].unique().to_list() == [1], "which was not interrupted"
+    assert lines(load(tmp_path))["repeat"].unique().to_list() == [1], "which was not interrupted"
 
 
 def test_all_gpus_of_a_process_are_drawn(tmp_path: Path) -> None:

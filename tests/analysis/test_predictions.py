@@ -12,7 +12,7 @@ import pytest
 from analysis.advisor import forecast as forecasts
 from analysis.advisor.forecast import forecast
 from analysis.advisor.sweep_evidence import sweep_evidence
-from analysis.figures import predictions
+from analysis.figures.predictions import predictions
 from analysis.folders import load
 from analysis.runs.reader import Runs
 from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
@@ -87,7 +87,7 @@ def test_no_prediction_has_seen_its_own_measurement(runs: Runs, monkeypatch: pyt
     monkeypatch.setattr(check, "fitted", lambda steps, figures: seen.append(set(map(id, steps))) or fit(steps, figures))
     found = forecast.__wrapped__(runs)
     assert found.assumed, "of so few configurations the interval is an assumption"
-    monkeypatch.setattr(predictions, "forecast", lambda _: found)
+    monkeypatch.setattr("analysis.figures.predictions.forecast", lambda _: found)
     assert "a factor of 2 both ways is assumed" in predictions.finding(runs)
     groups = [row["left_out"] for row in found.check.rows]
     for group, rest in zip(dict.fromkeys(groups), seen, strict=True):

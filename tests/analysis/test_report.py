@@ -125,13 +125,12 @@ def test_every_figure_is_valid_svg_and_pdf(sweep: Path) -> None:
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_a_file_of_ones_own_is_a_figure_or_declares_some(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_ones_own_declares_figures(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_own.py").write_text(
-        "ORDER, TITLE = 0, 'Of my own'\n"
-        "def figure(runs): return None\n"
+        "from polars import DataFrame\n"
+        "from analysis.figures.chart import Own\n"
         "def finding(runs): return f'There are {runs.run.height} runs.'\n"
+        "my_own = Own(order=0, title='Of my own', rows=lambda runs: DataFrame(), draw=None, finding=finding)\n"
     )
     (tmp_path / "my_bars.py").write_text(
         "from dataclasses import replace\n"
