@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
 
-def headline(runs: Runs, *, most: int = 4) -> list[str]:
+def headline(runs: Runs) -> list[str]:
     """What was found, what is not compared, runs that others disturbed, and what to do next."""
-    not_compared, disturbed = refused(runs, brief=True)[:most], disturbed_lines(runs, advise=False)
+    not_compared, disturbed = refused(runs, brief=True)[:_MOST_LISTED], disturbed_lines(runs, advise=False)
     is_silent = _compared(runs).is_empty() and bool(not_compared or disturbed)
-    found = _beside(runs) if is_silent else findings(runs, most=most)
+    found = _beside(runs) if is_silent else findings(runs)
     return [*found, *not_compared, *disturbed, *next_steps(runs)]
 
 
-def findings(runs: Runs, *, most: int = 4) -> list[str]:
+def findings(runs: Runs) -> list[str]:
     """The answers, then whether they were checked against one device, and what they took of memory and energy."""
-    return [*answers(runs, most=most), *_beside(runs)]
+    return [*answers(runs), *_beside(runs)]
 
 
 def _beside(runs: Runs) -> list[str]:
@@ -69,7 +69,8 @@ def _parity(runs: Runs) -> list[str]:
 
 
 _MOST_LISTED = 4
-"""Configurations of which a cost is told of each; of more, the least and the most beside one device."""
+"""Configurations of which the speed-up is told, and a cost of each; of more, the least and the most beside one device.
+"""
 
 
 def _memory(runs: Runs) -> list[str]:
@@ -254,7 +255,7 @@ def _repeats_named(line: str) -> list[int]:
     return [int(found) for found in re.findall(r"sweep\.repeats=(\d+)", line)]
 
 
-def answers(runs: Runs, *, most: int = 4) -> list[str]:
+def answers(runs: Runs) -> list[str]:
     """The speed-ups over one device in sentences, the largest first."""
     compared = _compared(runs)
     if compared.is_empty():
@@ -262,7 +263,9 @@ def answers(runs: Runs, *, most: int = 4) -> list[str]:
     several = compared["group"].n_unique() > 1
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
-    rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[:most]
+    rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[
+        :_MOST_LISTED
+    ]
     more = compared.height - len(rows)
     if several and more:
         shown = [_counted(runs, compared), *_extremes(runs, ordered)]

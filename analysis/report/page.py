@@ -29,7 +29,6 @@ from analysis import text
 from analysis.cache import kept
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
-from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES, IS_BASELINE, natural
 from analysis.figures import draw, specification, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
@@ -87,8 +86,7 @@ def write_report(
     report or `out` holds something else, `StorageError` where it can't be written.
     """
     require_accuracy(target)
-    with _without_search_for_cycles():
-        return write_report_of(replace(load(path, plugin=plugin), target=target), out)
+    return write_report_of(replace(load(path, plugin=plugin), target=target), out)
 
 
 def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
@@ -354,18 +352,6 @@ class Glance(NamedTuple):
     speed_up: str = ""
     interval: str = ""
 
-    @property
-    def mark(self) -> str:
-        """Stands for a verdict that says nothing of the speed, and that many cells may share."""
-        return _MARKS.get(self.verdict, "")
-
-
-_MARKS = {SpeedVerdict.TOO_FEW.value: "†", SpeedVerdict.NOT_INTERLEAVED.value: "‡"}
-_MEANT = {
-    "†": "too few repeats for an interval",
-    "‡": "not interleaved: measured apart from one device, no interval",
-}
-
 
 class Matrix(NamedTuple):
     """Groups of like work against configurations: whichever are fewer are the columns."""
@@ -374,12 +360,6 @@ class Matrix(NamedTuple):
     """What all groups have in common; their labels say the rest."""
     columns: list[str]
     rows: list[tuple[str, list[Glance]]]
-
-    @property
-    def meant(self) -> list[str]:
-        """What the marks of its cells mean."""
-        marks = {cell.mark for _, cells in self.rows for cell in cells}
-        return [f"{mark} {words}" for mark, words in _MEANT.items() if mark in marks]
 
 
 def matrix(runs: Runs) -> Matrix | None:

@@ -53,13 +53,17 @@ _SLOWED = {
 """Bits of `gpu_throttle_reasons` (nvml.h) that slow down some runs on a GPU and not others → their cause."""
 
 
-def warnings(runs: Runs, *, most: int = 25) -> list[str]:
+_MOST_REASONS = 25
+"""For which runs are excluded: so many have a line."""
+
+
+def warnings(runs: Runs) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     return [
         *replications(runs),
         *unreached(runs),
         *refused(runs),
-        *_excluded(runs, most=most),
+        *_excluded(runs),
         *disturbed_lines(runs),
         *disturbed_times(runs, facts(runs).filter(has_disturbed("time_to_accuracy_s"))["run_id"].to_list()),
         *_packed(runs),
@@ -80,15 +84,15 @@ def warnings(runs: Runs, *, most: int = 25) -> list[str]:
     ]
 
 
-def _excluded(runs: Runs, *, most: int) -> list[str]:
+def _excluded(runs: Runs) -> list[str]:
     gone = facts(runs).filter(pl.col("exclusion") != Exclusion.DISTURBED.value)  # which have a line of their own
     of_errors = pl.when(pl.col("exclusion") == Exclusion.ERROR.value).then("exclusion_detail")  # each its own cause
     alike = gone.group_by("exclusion", of_errors.alias("error"), maintain_order=True).agg("slug", "exclusion_detail")
     lines = [
         f"Excluded from all comparisons: {text.listed(slugs)}: {_why(exclusion, details)}."
-        for exclusion, _, slugs, details in alike.head(most).rows()
+        for exclusion, _, slugs, details in alike.head(_MOST_REASONS).rows()
     ]
-    more = alike["slug"].list.len().slice(most).sum()
+    more = alike["slug"].list.len().slice(_MOST_REASONS).sum()
     return lines + ([f"{more} more runs are excluded: see the table of all runs."] if more > 0 else [])
 
 
