@@ -19,8 +19,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from analysis.comparison.configurations import facts as facts
     from analysis.comparison.configurations import summary as summary
     from analysis.comparison.exclusions import excluded as excluded
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from analysis.comparison.work import labels as labels
     from analysis.metrics.epochs import per_epoch as per_epoch
     from analysis.metrics.runs import per_run as per_run
+    from analysis.report.page import write_report as write_report
     from analysis.report.tables import summary_table as summary_table
     from analysis.runs.reader import Runs as Runs
     from analysis.runs.reader import Skipped as Skipped
@@ -46,21 +45,15 @@ _HOMES = {
     "per_epoch": "metrics.epochs",
     "per_run": "metrics.runs",
     "summary_table": "report.tables",
+    "write_report": "report.page",
     **dict.fromkeys(("load", "Runs", "Skipped"), "runs.reader"),
 }
-"""Name → the module that has it. Each is loaded when it is first asked for: the advisor needs no tables."""
+"""Name → the module that has it. Each is loaded when it is first asked for: the advisor needs no tables, and what
+draws figures takes long to load.
+"""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def write_report(
-    path: Path | str, out: Path | str | None = None, *, plugin: str | None = None, target: float | None = None
-) -> Path:
-    """See `analysis.report.page.write_report`, which loads what draws figures."""
-    from analysis.report.page import write_report
-
-    return write_report(path, out, plugin=plugin, target=target)

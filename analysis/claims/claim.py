@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import Meta, field
 
@@ -18,10 +18,6 @@ from parallelbench.config.build import load_yaml
 from parallelbench.config.run import RunConfig
 from parallelbench.config.structure import Name, Node, structure
 from parallelbench.errors import ConfigError, choices
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 Text = Annotated[str, Meta(min_length=1)]
 Level = dict[str, Any]
@@ -254,7 +250,9 @@ class Publication(Node, frozen=True, kw_only=True):
             publication: Self = structure(plain | {"claims": [_claim(item) for item in plain["claims"]]}, cls)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-        _require_distinct([claim.name for claim in publication.claims], path)
+        names = [claim.name for claim in publication.claims]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"{path}: {twice[0]} is the name of two claims: give each claim its own name")
         return publication
 
 
@@ -275,12 +273,6 @@ def _require_keys(level: Level) -> None:
         root = str(key).partition(".")[0]
         if root not in valid:
             raise ConfigError(f"{key} is no key of a run: {choices(root, valid)}")
-
-
-def _require_distinct(names: Sequence[str], path: Path) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"{path}: {twice[0]} is the name of two claims: give each claim its own name")
 
 
 @cache

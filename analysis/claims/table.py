@@ -199,19 +199,22 @@ def _difference(value: float, metric: str) -> str:
     return " ".join(filter(None, [f"{size:+.4g}" if size else "0", shown]))
 
 
+def counted(judgements: Sequence[Judgement]) -> str:
+    """ "3 reproduced, 1 refuted, 2 inconclusive; 89 not measured"."""
+    verdicts = [judgement.verdict for judgement in judgements if judgement.cases]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
+    return counts + (f"; {len(judgements) - len(verdicts)} not measured" if len(verdicts) < len(judgements) else "")
+
+
 def tally(judgements: Sequence[Judgement], folder: Path) -> list[str]:
     """How many claims have which verdict, and how many have no runs; then the runs' warnings."""
     shown = [case for judgement in judgements for case in judgement.cases]
-    unmeasured = sum(not judgement.cases for judgement in judgements)
     devices = list(dict.fromkeys(case.device for case in shown))
     where = f"Measured on {text.listed(devices)}: verdicts on GPUs hold for these. " if devices else ""
-    given = [judgement.verdict for judgement in judgements]
-    counts = ", ".join(f"{given.count(verdict)} {verdict}" for verdict in VERDICTS)
-    rest = f"; {unmeasured} of the inconclusive ones are not measured" if unmeasured and shown else ""
     first = next(judgement for judgement in judgements if judgement.cases)
     line = (
-        f"{count_of(len(judgements), 'claim')}: {counts}{rest}. {where}"
-        f"{_command(first, folder)} shows one with its runs."
+        f"{count_of(len(judgements), 'claim')}: {counted(judgements)}. {where}{_command(first, folder)} shows one with "
+        "its runs."
     )
     return [line, *_warnings(shown)]
 

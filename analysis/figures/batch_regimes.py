@@ -186,12 +186,6 @@ def _lines(data: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema)
 
 
-def _finding(runs: Runs) -> str:
-    """Where the regimes end, and how well the curve fits; or that accuracy was measured too rarely to say."""
-    nothing = f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
-    return per_group(steps(runs), _regimes, by="panel", every=True) or nothing
-
-
 def _regimes(data: pl.DataFrame) -> str:
     if is_coarse(data):
         return _too_rarely(data)
@@ -232,4 +226,13 @@ def _where(batch: float, low: float, high: float, word: str) -> str:
     return f"{word} a batch of {batch:.0f}"
 
 
-batch_regimes = Own(order=13, title="Steps to accuracy against batch size", rows=steps, draw=_draw, finding=_finding)
+batch_regimes = Own(
+    order=13,
+    title="Steps to accuracy against batch size",
+    rows=steps,
+    draw=_draw,
+    finding=lambda runs: (
+        per_group(steps(runs), _regimes, by="panel", every=True)
+        or f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
+    ),
+)

@@ -123,15 +123,11 @@ def _finding(runs: Runs) -> str:
         f"{len(errors)} of {len(found.steps)} measured configurations were each predicted by a fit that lacked them: "
         f"the predictions are off by {median} in the median and {largest} at most.",
         *(f"{each}." for each in found.left_out),
-        *_interval_words(found),
+        *["Too few configurations were left out to know the intervals: a factor of 2 both ways is assumed."]
+        * found.assumed,
         *_beyond(found),
     ]
     return "\n".join(lines)
-
-
-def _interval_words(found: Forecast) -> Iterator[str]:
-    if found.assumed:
-        yield "Too few configurations were left out to know the intervals: a factor of 2 both ways is assumed."
 
 
 def _beyond(found: Forecast) -> Iterator[str]:

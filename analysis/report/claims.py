@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.claims import judge_all, publications
-from analysis.claims.table import effect_of, lines, nothing
+from analysis.claims.table import counted, effect_of, lines, nothing
 from analysis.claims.verdict import VERDICTS
 from analysis.comparison.ratio import ENOUGH_REPEATS
 from analysis.report import latex
@@ -69,12 +69,9 @@ def at_a_glance(judgements: Sequence[Judgement]) -> str:
 
 def summed_up(judgements: Sequence[Judgement], folder: Path) -> str:
     """All claims by the runs of the folder in one sentence, and what an interval beside them is."""
-    verdicts = [judgement.verdict for judgement in judgements if judgement.cases]
-    if not verdicts:
+    if not any(judgement.cases for judgement in judgements):
         return nothing(judgements, folder)
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
-    rest = f"; {len(judgements) - len(verdicts)} not measured" if len(verdicts) < len(judgements) else ""
-    return f"Of {count_of(len(judgements), 'claim')}: {counts}{rest}. {_INTERVALS}{_titles(judgements)}"
+    return f"Of {count_of(len(judgements), 'claim')}: {counted(judgements)}. {_INTERVALS}{_titles(judgements)}"
 
 
 def _titles(judgements: Sequence[Judgement]) -> str:

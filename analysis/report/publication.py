@@ -171,7 +171,8 @@ def accuracies(runs: Runs) -> pl.DataFrame:
     """
     of_run = _trained(runs)
     last = of_run.select("work", epoch="epochs").unique()
-    asked = pl.concat([last, last.select("work").unique().join(_usual(), how="cross")]).unique()
+    usual = pl.DataFrame({"epoch": ACCURACY_EPOCHS}, schema={"epoch": pl.Int32})
+    asked = pl.concat([last, last.select("work").unique().join(usual, how="cross")]).unique()
     epochs = runs.select("epochs", "run_id", "epoch", *_SIDES).filter(pl.col("epoch").is_in(asked["epoch"].implode()))
     rows = of_run.join(epochs, on="run_id").join(asked, on=("work", "epoch"), how="semi")
     repeat = ("work", "model", "configuration", "repeat", "epoch")
@@ -186,10 +187,6 @@ def accuracies(runs: Runs) -> pl.DataFrame:
     found = rows.group_by(_KEYS).agg(*own, pl.col("group").unique().sort().alias("groups"), *measures)
     order = (natural("work"), "parameters", "model", ~pl.col("baseline"), "devices", natural("configuration"), "epochs")
     return found.sort(*order, maintain_order=True).drop("parameters", "baseline")
-
-
-def _usual() -> pl.DataFrame:
-    return pl.DataFrame({"epoch": ACCURACY_EPOCHS}, schema={"epoch": pl.Int32})
 
 
 def _trained(runs: Runs) -> pl.DataFrame:
