@@ -16,7 +16,7 @@ import shutil
 import uuid
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +44,7 @@ from parallelbench.results.files import storage_errors
 from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from analysis.figures import Figure
     from analysis.report.latex import Captioned
@@ -64,15 +64,6 @@ MOST_RUNS = 500
 """Most rows of the page's table of runs. A browser would take seconds to lay out more."""
 MOST_ON_PAPER = 100
 """Most rows of that table that are printed while it is folded."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure as the page needs it."""
-
-    figure: Figure
-    spec: str
-    """Vega-Lite, as JSON; empty without a chart."""
 
 
 def write_report(
@@ -100,10 +91,13 @@ def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
         try:
             (temporary / "figures").mkdir(parents=True)
             (temporary / "tables").mkdir()
-            drawn = [_write_figure(figure, temporary / "figures") for figure in draw(runs)]
+            figures = draw(runs)
+            specs = {
+                each.name: _write_figure(each, temporary / "figures") for each in figures if each.chart is not None
+            }
             _write_tables(runs, temporary / "tables")
             files = sorted(path.name for path in (temporary / "tables").iterdir() if path.suffix != ".tex")
-            (temporary / "index.html").write_text(redacted(render(runs, drawn, files)), encoding="utf-8")
+            (temporary / "index.html").write_text(redacted(render(runs, figures, specs, files)), encoding="utf-8")
             _swap(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -147,17 +141,17 @@ def _swap(temporary: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_figure(figure: Figure, folder: Path) -> Drawn:
-    if figure.chart is None:
-        return Drawn(figure, "")
+def _write_figure(figure: Figure, folder: Path) -> str:
+    """Write its images; returns it as Vega-Lite, in JSON."""
     import vl_convert
 
+    assert figure.chart is not None
     spec = specification(figure.chart)
     image = svg(spec)
     (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
     (folder / f"{figure.name}.pdf").write_bytes(vl_convert.svg_to_pdf(image))
     spec.pop("title", None)  # the page has it as a heading
-    return Drawn(figure, msgspec.json.encode(spec).decode())
+    return msgspec.json.encode(spec).decode()
 
 
 def script_json(value: Any) -> str:
@@ -195,8 +189,8 @@ def _write_tables(runs: Runs, folder: Path) -> None:
         epochs.write_parquet(folder / "epochs.parquet")
 
 
-def render(runs: Runs, drawn: list[Drawn], files: Sequence[str] = ()) -> str:
-    """The page. `files`: names of the tables beside it."""
+def render(runs: Runs, figures: Sequence[Figure], specs: Mapping[str, str], files: Sequence[str] = ()) -> str:
+    """The page. `specs`: name of a figure with a chart → this as Vega-Lite; `files`: names of the tables beside it."""
     import jinja2
 
     templates = Path(__file__).parent / "templates"
@@ -209,7 +203,7 @@ def render(runs: Runs, drawn: list[Drawn], files: Sequence[str] = ()) -> str:
         warnings=warnings.warnings(runs),
         measured=_measured(runs),
         files=files,
-        **_figures(drawn),
+        **_figures(figures),
         configurations=_table(summary(runs), "configurations"),
         energy=_table(with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
@@ -225,7 +219,7 @@ def render(runs: Runs, drawn: list[Drawn], files: Sequence[str] = ()) -> str:
         environment={name: _few_values(values) for name, values in environment(runs).items()},
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
-        specs=packed(json.dumps({each.figure.name: each.spec for each in drawn if each.spec})),
+        specs=packed(json.dumps(specs)),
         vega=packed_vega(),
     )
 
@@ -276,15 +270,15 @@ ANSWERS = ("runtime", "scaling", "memory", "accuracy")
 learns. The others are a click away."""
 
 
-def _figures(drawn: list[Drawn]) -> dict[str, list[Drawn]]:
+def _figures(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
     """The picture beside the answers, the figures that stand open, the folded ones, and those without a chart."""
-    charts = [each for each in drawn if each.spec]
-    answers = [each for each in charts if each.figure.name in ANSWERS] or charts[:1]
+    charts = [each for each in figures if each.chart is not None]
+    answers = [each for each in charts if each.name in ANSWERS] or charts[:1]
     return {
         "picture": answers[:1],
         "figures": answers[1:],
         "folded": [each for each in charts if each not in answers],
-        "not_drawn": [each for each in drawn if not each.spec],
+        "not_drawn": [each for each in figures if each.chart is None],
     }
 
 

@@ -40,7 +40,7 @@ def test_times_are_shown_and_marked(both: bool, usual: Runs) -> None:
         runs = altered(runs, others_time_s=pl.when(pl.col("epoch") > 2).then(5.0).otherwise(0.0))
     rows = summary(runs).sort("devices")
     assert rows["disturbed"].to_list() == [both, True]
-    shown, page = terminal(runs), render(runs, [])
+    shown, page = terminal(runs), render(runs, [], {})
     for time, is_disturbed in (("12.5", both), ("7.86", True)):
         for room in (shown, page):
             assert (f"{time}{DISTURBED_MARK}" in room) == is_disturbed

@@ -11,7 +11,7 @@ from analysis import load, per_run, summary
 from analysis.claims import judge_all
 from analysis.figures import draw
 from analysis.report import answers
-from analysis.report.page import Drawn, render
+from analysis.report.page import render
 from analysis.runs.published import INDISPENSABLE, LOADED
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.tables import TABLES_VERSION
@@ -54,8 +54,7 @@ def test_all_answers_come_without_later_columns(tables: tuple[str, ...], tmp_pat
         rewrite(folder, TABLES_VERSION - 1, older)
     runs = load(tmp_path)
     assert runs.run.height == len(folders)
-    drawn = [Drawn(figure, "") for figure in draw(runs)]
-    assert "<html" in render(runs, drawn)
+    assert "<html" in render(runs, draw(runs), {})
     assert answers.headline(runs)
     assert summary(runs).height
     assert judge_all(runs)
