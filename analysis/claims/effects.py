@@ -317,7 +317,7 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
     found = [
         _pairs(Measured(some, values), each)
         for some, each in zip(looked_at, claim.contrasts, strict=True)
-        if _has_sides(some, each)
+        if some.height > 1  # a contrast takes two
     ]
     if not any(each.height for each in found):
         return []
@@ -328,13 +328,6 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
         how = "difference" if claim.compare == "difference" else "ratio"
         measured = _effect(pairs, _by_repeat(pairs, measured.values), how)
     return _effects(measured)
-
-
-def _has_sides(levels: pl.DataFrame, contrast: Contrast) -> bool:
-    """Whether levels lie on both sides."""
-    if contrast.rising:
-        return bool(levels.select(_each(levels, contrast.rising, _shown, pl.String).n_unique()).item() > 1)
-    return all(_with(levels, side).height for side in (contrast.from_ or {}, contrast.to or {}))
 
 
 def _pairs(measured: Measured, contrast: Contrast) -> pl.DataFrame:

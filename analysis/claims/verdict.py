@@ -189,7 +189,8 @@ def _judge(runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed:
 
 
 def _case(compared: ClaimedEffect, *, error: float, where: str) -> Case:
-    effect, runs = compared.effect, compared.told
+    effect = compared.effect
+    runs = [_told(compared.runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))]
     caveats = map(str, compared.pairing.caveats(of_times=compared.of_times, metric=compared.claim.metric))
     verdict, lacks = compared.decided(error)
     low, high = compared.interval(error) or (None, None)
@@ -261,8 +262,6 @@ class ClaimedEffect:
     choice: Pairing
     """Of the runs that the smallest value was chosen from: choosing compares, too."""
     runs: Runs
-    told: tuple[tuple[str, str | None, str], ...]
-    """Of the runs behind it the name of their folder, their own warnings, and their sweep."""
 
     @classmethod
     def all_of(cls, runs: Runs, claim: Claim) -> list[Self]:
@@ -270,16 +269,8 @@ class ClaimedEffect:
         found = effects(runs, claim)
         if claim.gpus_only:
             found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
-        told = _told(runs)
         return [
-            cls(
-                effect,
-                claim,
-                pairing_of(runs, effect.runs),
-                choice_of(runs, effect.candidates),
-                runs,
-                tuple(told[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))),
-            )
+            cls(effect, claim, pairing_of(runs, effect.runs), choice_of(runs, effect.candidates), runs)
             for effect in found
         ]
 
