@@ -117,9 +117,24 @@ class Runs:
         return self.tables["steps"]
 
     @property
+    def parity(self) -> pl.DataFrame:
+        """One row per run and step of the parity check."""
+        return self.tables["parity"]
+
+    @property
+    def checks(self) -> pl.DataFrame:
+        """One row per run and thing that was checked during or after training, or was not."""
+        return self.tables["checks"]
+
+    @property
     def losses(self) -> pl.DataFrame:
         """One row per run and step, or block of steps, with the mean loss before it."""
         return self.tables["losses"]
+
+    @property
+    def preprocess(self) -> pl.DataFrame:
+        """One row per run and execution of a preprocessing engine."""
+        return self.tables["preprocess"]
 
     @property
     def pushes(self) -> pl.DataFrame:

@@ -475,7 +475,7 @@ def test_a_run_killed_in_its_closing_check_says_that_it_was_not_checked(tmp_path
     assert runs.run["state"].item() == "done", text
     assert runs.run["reason"].item() == "trained 2 epochs; not checked: the closing check did not end"
     assert NO_CLOSING in runs.run["warnings"].item()
-    (row,) = runs.tables["checks"].filter(check=CLOSING).rows(named=True)
+    (row,) = runs.checks.filter(check=CLOSING).rows(named=True)
     assert (row["epoch"], row["passed"], row["detail"]) == (2, None, "it did not end")
     assert "1 not checked after training" in summary(runs)["parity"].item()
     assert any(NO_CLOSING in line for line in warnings(runs))
