@@ -164,10 +164,6 @@ def _ms(unix_s: float) -> int:
     return round(unix_s * 1000)
 
 
-_LONGEST_OF_WANDB = 64
-"""Characters of a tag."""
-
-
 def write_wandb(runs: Sequence[ExportedRun], folder: Path) -> None:
     """Write a folder `wandb/offline-run-…` per run, which `wandb sync` uploads when its owner wants that."""
     import wandb
@@ -192,18 +188,11 @@ def write_wandb(runs: Sequence[ExportedRun], folder: Path) -> None:
             group=run.tags.get("configuration"),
             job_type=run.tags.get("strategy"),
             config={**run.parameters, "tags": dict(run.tags)},
-            tags=[text[:_LONGEST_OF_WANDB] for text in _tags_of_wandb(run)],
             settings=settings,
         ) as written:
             for epoch in run.epochs:
                 written.log({f"epoch/{name}": value for name, value in epoch.numbers.items()}, step=epoch.epoch)
             written.summary.update({f"run/{name}": value for name, value in run.numbers.items()})
-
-
-def _tags_of_wandb(run: ExportedRun) -> list[str]:
-    """Those that one filters by; all are in the run's configuration, below `tags`."""
-    known = [f"{name}: {run.tags[name]}" for name in ("outcome", "parity_passed", "counts") if name in run.tags]
-    return [*known, *([f"exclusion: {run.tags['exclusion']}"] if "exclusion" in run.tags else [])]
 
 
 def write_tensorboard(runs: Sequence[ExportedRun], folder: Path) -> None:
