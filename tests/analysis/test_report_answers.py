@@ -75,7 +75,7 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_matrix_names_the_one_device_of_another_framework(tmp_path: Path) -> None:
+def test_the_matrix_names_the_one_device_of_another_framework_and_marks_too_few_repeats(tmp_path: Path) -> None:
     for batch in (64, 128):
         for strategy, devices in (("single", 1), ("ddp", 2), ("tf_single", 1), ("tf_mirrored", 2)):
             published(config(tmp_path, strategy=strategy, devices=devices, batch_size=batch), steady(10.0 / devices))
