@@ -29,6 +29,7 @@ from analysis import text
 from analysis.cache import kept
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES, IS_BASELINE, natural
 from analysis.figures import draw, specification, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
@@ -346,6 +347,18 @@ class Glance(NamedTuple):
     speed_up: str = ""
     interval: str = ""
 
+    @property
+    def mark(self) -> str:
+        """Stands for a verdict that says nothing of the speed, and that many cells may share."""
+        return _MARKS.get(self.verdict, "")
+
+
+_MARKS = {SpeedVerdict.TOO_FEW.value: "†", SpeedVerdict.NOT_INTERLEAVED.value: "‡"}
+_MEANT = {
+    "†": "too few repeats for an interval",
+    "‡": "not interleaved: measured apart from one device, no interval",
+}
+
 
 class Matrix(NamedTuple):
     """Groups of like work against configurations: whichever are fewer are the columns."""
@@ -354,6 +367,12 @@ class Matrix(NamedTuple):
     """What all groups have in common; their labels say the rest."""
     columns: list[str]
     rows: list[tuple[str, list[Glance]]]
+
+    @property
+    def meant(self) -> list[str]:
+        """What the marks of its cells mean."""
+        marks = {cell.mark for _, cells in self.rows for cell in cells}
+        return [f"{mark} {words}" for mark, words in _MEANT.items() if mark in marks]
 
 
 def matrix(runs: Runs) -> Matrix | None:

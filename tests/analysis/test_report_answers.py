@@ -85,7 +85,8 @@ def test_the_matrix_names_the_one_device_of_another_framework_and_marks_too_few_
         *("batch size 64", "batch size 128"),
         *("ddp × 2", "tf_mirrored × 2 (beside tf_single × 1)"),
     ]
-    assert {cell.verdict for _, cells in found.rows for cell in cells} == {"too few repeats"}
+    assert {cell.mark for _, cells in found.rows for cell in cells} == {"†"}
+    assert found.meant == ["† too few repeats for an interval"]
 
 
 def test_of_an_entry_of_the_environment_few_values_and_no_useless_decimals_are_shown() -> None:
