@@ -10,7 +10,6 @@ import os
 import shlex
 from collections import Counter
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,11 +65,12 @@ def _require_apart(paths: Sequence[Path | str]) -> None:
     roots = [Path(path).expanduser() for path in paths]
     for root in roots:
         require_folder(root)
-    for root, other in permutations(roots, 2):
-        if root.resolve() == other.resolve():
-            raise ConfigError(f"{root} and {other} are the same folder: name it once")
-        if root.resolve().is_relative_to(other.resolve()):
-            raise ConfigError(f"{root} lies in {other}, whose runs include its own: name one of them")
+    for place, root in enumerate(roots):
+        for other in (*roots[:place], *roots[place + 1 :]):
+            if root.resolve() == other.resolve():
+                raise ConfigError(f"{root} and {other} are the same folder: name it once")
+            if root.resolve().is_relative_to(other.resolve()):
+                raise ConfigError(f"{root} lies in {other}, whose runs include its own: name one of them")
 
 
 def _without_copies(parts: Sequence[Runs]) -> list[Runs]:

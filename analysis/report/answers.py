@@ -74,13 +74,15 @@ _MOST_LISTED = 4
 
 
 def _memory(runs: Runs) -> list[str]:
-    """The peak of each configuration's largest device, or process."""
+    """The peak of each configuration's largest device, or process, and of all its processes together."""
     peak = pl.coalesce("peak_memory_device_bytes", "peak_memory_max_bytes")
     rows = summary(runs).with_columns(took=peak).drop_nulls("took")
     kinds = {"device": "device", "host": "process"}
     largest = " or ".join(sorted({kinds[kind] for kind in rows["memory_kind"].drop_nulls()}))
     ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_peaks))
-    return _told(f"Peak memory of the largest {largest}", [_peaks(row) for row in _few(rows)], ends)
+    whole = _by_scaling(rows, lambda some: _least_and_most(_ratios(runs, some, _ratio_of_sums)))
+    together = f"; of all processes together: {whole}" if whole else ""
+    return _told(f"Peak memory of the largest {largest}", [_peaks(row) for row in _few(rows)], f"{ends}{together}")
 
 
 def _by_scaling(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
@@ -92,6 +94,15 @@ def _by_scaling(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
         return ends(rows)
     told = {kind: ends(rows.filter(pl.col("scaling") == kind)) for kind in kinds}
     return ", and ".join(f"under {kind} scaling {words}" for kind, words in told.items() if words)
+
+
+def _least_and_most(ratios: list[tuple[float, Configuration]]) -> str:
+    ends = dict.fromkeys(f"{value:.2f}" for value, _ in (*ratios[:1], *ratios[-1:]))
+    return f"{' to '.join(ends)} times" if ends else ""
+
+
+def _ratio_of_sums(pairing: Pairing) -> Ratio | None:
+    return pairing.ratio("peak_memory_sum_bytes")
 
 
 def _peaks(row: dict[str, Any]) -> str:
@@ -261,7 +272,7 @@ def answers(runs: Runs) -> list[str]:
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [f"{fastest}{_ties(runs, ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
-    return [*_one_device_is_fastest(runs, compared), *shown, *_shortest(runs, ordered)]
+    return [*_one_device_is_fastest(compared, uncompared=_uncompared(runs)), *shown, *_shortest(runs, ordered)]
 
 
 def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
@@ -339,20 +350,24 @@ _NOT_HELD = (SpeedVerdict.NOT_INTERLEAVED, SpeedVerdict.NOT_COMPARABLE)
 _FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR)
 
 
-def _one_device_is_fastest(runs: Runs, compared: pl.DataFrame) -> list[str]:
-    """Whether all of several configurations are slower than one device, or seem to be with too few repeats; nothing
-    where some that trained can't be compared with it.
-    """
+def _uncompared(runs: Runs) -> bool:
+    """Whether a configuration that trained can't be compared with one device."""
+    rows = summary(runs).filter(pl.col("speed_up").is_null(), pl.col("steady_epoch_time_s").is_not_null())
+    return not rows.filter(pl.col("verdict").ne_missing(SpeedVerdict.BASELINE.value)).is_empty()
+
+
+def _one_device_is_fastest(compared: pl.DataFrame, *, uncompared: bool) -> list[str]:
+    """Whether all of several configurations are slower than one device, or seem to be with too few repeats."""
     verdicts = compared.group_by("group").agg(pl.col("verdict").unique())["verdict"].to_list()
     rest = set().union(*verdicts) - {SpeedVerdict.SLOWER}
-    timed = summary(runs).filter(~IS_BASELINE).drop_nulls("steady_epoch_time_s").height
-    are_slower = rest <= {SpeedVerdict.TOO_FEW} and not (compared["speed_up"] >= 1).any()
-    if compared.height < 2 or compared.height < timed or not are_slower:
+    if compared.height < 2 or not rest <= {SpeedVerdict.TOO_FEW} or (compared["speed_up"] >= 1).any():
         return []
     where = f" in all {len(verdicts)} kinds of work" if len(verdicts) > 1 else ""
+    of_those = ", of what can be compared with it," if uncompared else ""
     if not all(SpeedVerdict.SLOWER in found for found in verdicts):
-        return [f"So far one device is fastest{where}, with too few repeats to be sure."]
-    return [f"One device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
+        return [f"So far{of_those} one device is fastest{where}, with too few repeats to be sure."]
+    first = "Of what can be compared with it, one" if uncompared else "One"
+    return [f"{first} device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
 
 
 def _counted(runs: Runs, compared: pl.DataFrame) -> str:
