@@ -90,10 +90,10 @@ def table(judgements: Sequence[Judgement]) -> Table:
         for judgement in judgements
         for case in judgement.cases
     ]
-    tabular = latex.Rows(_SHAPE, ("Claim", "Verdict", "Effect, its interval, and the work"), body, most=MOST_ROWS)
+    tabular = latex.Rows(_SHAPE, ("Claim", "Verdict", "Effect, its interval, and the work"), body)
     caption = "Claims of the publications, decided by their own runs"
     rows = pl.DataFrame([*_rows(judgements)], schema=_COLUMNS, orient="row")
-    return Table("claims", rows, [(caption, tabular)])
+    return Table("claims", rows, [(caption, [tabular])], most=MOST_ROWS)
 
 
 def _rows(judgements: Sequence[Judgement]) -> Iterator[tuple[object, ...]]:

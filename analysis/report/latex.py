@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from analysis import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from analysis.report.tables import Shown
     from parallelbench.results.declaration import Column
@@ -65,8 +65,7 @@ _SPECIAL = _Characters(
     }
 )
 MOST_COLUMNS, LONG_HEADING = 6, 12
-"""Of a tabular, besides the first: with headings in two lines they fit on a page, in footnotesize. A second column of
-names takes the place of two."""
+"""Of a tabular, besides the first: with headings in two lines they fit on a page, in footnotesize."""
 MOST_ROWS = 50
 """Of a tabular with one line per row: so many fit on a page, in footnotesize. LaTeX breaks none."""
 MOST_FLOATS = 16
@@ -84,41 +83,32 @@ def broken(share: float) -> str:
 
 
 class Rows(NamedTuple):
-    """A table, in plain text: as many tabulars as it needs pages."""
+    """A tabular, in plain text."""
 
     shape: Sequence[str]
     """The alignment of its columns: l, r or `broken`."""
     head: Sequence[str]
     body: Sequence[Sequence[str]]
-    names: int = 1
-    """Its first columns, which name a row: each tabular has them."""
-    most: int = MOST_ROWS
-    """Rows of a tabular."""
 
 
-Captioned = Sequence[tuple[str, Rows]]
-"""Captions, each with the table below it."""
+Captioned = Sequence[tuple[str, Sequence[Rows]]]
+"""Captions, each with the tabulars below it."""
 
 
 def by_group(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Column]) -> Captioned:
-    """One table per group of like work."""
-    words = "medians over the runs that count; *: it rests on what others disturbed"
-    shape, head = ["r" if column.numeric else "l" for column in columns], [column.title for column in columns]
-    return [
-        (f"{group}: {words}", Rows(shape, head, [[cell.shown for cell in row.cells] for row in rows]))
-        for group, rows in groups
-    ]
+    """One table per group of like work, or several where it would be wider than a page, each with the first column.
 
-
-def floats(captioned: Captioned, *, name: str) -> str:
-    """A table of its own, which LaTeX places, numbers and refers to, for each tabular. Captions say which of how many;
-    labels are tab:NAME-1, tab:NAME-2, and so on.
+    Columns without any value are omitted.
     """
-    shown = []
-    for caption, rows in captioned:
-        pages = [*_pages(rows)]
-        of = [f" ({number} of {len(pages)})" if len(pages) > 1 else "" for number in range(1, len(pages) + 1)]
-        shown += [(caption + which, page) for which, page in zip(of, pages, strict=True)]
+    words = "medians over the runs that count; *: it rests on what others disturbed"
+    return [(f"{group}: {words}", _across(rows, columns)) for group, rows in groups]
+
+
+def floats(captioned: Captioned, *, name: str, most: int = MOST_ROWS) -> str:
+    """A table of its own, which LaTeX places, numbers and refers to, for each tabular; several where one has more than
+    `most` rows. Captions say which of how many; labels are tab:NAME-1, tab:NAME-2, and so on.
+    """
+    shown = [part for caption, tabulars in captioned for part in _numbered(caption, tabulars, most=most)]
     written = (
         (CLEAR if number > 1 and number % MOST_FLOATS == 1 else "") + _float(*part, label=f"{name}-{number}")
         for number, part in enumerate(shown, 1)
@@ -126,18 +116,14 @@ def floats(captioned: Captioned, *, name: str) -> str:
     return HEAD + "\n".join(written)
 
 
-def _pages(rows: Rows) -> Iterator[Rows]:
-    """Tabulars that are neither wider nor longer than a page, without rows and columns that have nothing but dashes."""
-    names, others = [*range(rows.names)], range(rows.names, len(rows.head))
-    known = [place for place in others if any(row[place] != text.MISSING for row in rows.body)]
-    most = MOST_COLUMNS - 2 * (rows.names - 1)
-    each = -(-len(known) // max(1, -(-len(known) // most)))
-    for first in range(0, len(known), each or 1):
-        some = known[first : first + each]
-        body = [row for row in rows.body if any(row[place] != text.MISSING for place in some)]
-        of_part = [[line[place] for place in (*names, *some)] for line in (rows.shape, rows.head, *body)]
-        for start in range(2, len(of_part), rows.most):
-            yield Rows(of_part[0], of_part[1], of_part[start : start + rows.most])
+def _numbered(caption: str, tabulars: Iterable[Rows], *, most: int) -> Iterator[tuple[str, Rows]]:
+    pages = [
+        rows._replace(body=rows.body[start : start + most])
+        for rows in tabulars
+        for start in range(0, len(rows.body), most)
+    ]
+    for number, page in enumerate(pages, 1):
+        yield caption + (f" ({number} of {len(pages)})" if len(pages) > 1 else ""), page
 
 
 def _float(caption: str, rows: Rows, *, label: str) -> str:
@@ -151,6 +137,20 @@ def _float(caption: str, rows: Rows, *, label: str) -> str:
     begin = [rf"\begin{{tabular}}{{@{{}}{''.join(rows.shape)}@{{}}}}", r"\toprule"]
     end = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
     return "\n".join([*above, *begin, head, r"\midrule", *body, *end])
+
+
+def _across(rows: Sequence[Shown], columns: Sequence[Column]) -> list[Rows]:
+    """Tabulars of as many columns as fit beside the first."""
+    name, *kept = [i for i in range(len(columns)) if any(row.cells[i].shown != text.MISSING for row in rows)]
+    count = max(1, -(-len(kept) // MOST_COLUMNS))
+    each = max(1, -(-len(kept) // count))
+    parts = [[name, *kept[start : start + each]] for start in range(0, len(kept), each)] or [[name]]
+    return [_of_columns(rows, columns, part) for part in parts]
+
+
+def _of_columns(rows: Sequence[Shown], columns: Sequence[Column], kept: list[int]) -> Rows:
+    shape = ["r" if columns[i].numeric else "l" for i in kept]
+    return Rows(shape, [columns[i].title for i in kept], [[row.cells[i].shown for i in kept] for row in rows])
 
 
 def _heading(title: str, side: str) -> str:

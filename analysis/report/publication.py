@@ -127,13 +127,15 @@ def experiment_table(entries: list[tuple[str, str]]) -> Table:
     """Entry and value."""
     rows = pl.DataFrame(entries, schema={"entry": pl.String, "value": pl.String}, orient="row")
     tabular = latex.Rows(("l", latex.broken(0.6)), ("Experiment", "Values"), entries)
-    return Table("experiment", rows, [("What was run, and on what", tabular)])
+    return Table("experiment", rows, [("What was run, and on what", [tabular])])
 
 
 ACCURACY_EPOCHS = (10, 30, 50, 100)
 """Those of publication 000; the last epoch of each run is always among them."""
 ENDLESS = ("constant", "linear_warmup", "step")
 """Schedules of the learning rate that are the same however many epochs follow."""
+MOST_EPOCHS = 4
+"""Numbers of epochs beside each other that fit on a page of a paper."""
 ACCURACIES_CAPTION = (
     "test accuracy in per cent after so many epochs, mean ± standard deviation over the repeats (how many)"
 )
@@ -231,15 +233,19 @@ def _spread(row: dict[str, Any]) -> str:
 
 
 def accuracy_table(rows: pl.DataFrame) -> Table:
-    """The same, with names of groups as text, of which each has commas at most."""
-    captioned = [(f"{each.work}: {ACCURACIES_CAPTION}", _tabular(each)) for each in accuracies_side_by_side(rows)]
+    """The same, with names of groups as text, of which each has commas at most; for a paper, where there are many
+    numbers of epochs, several tables beside each other.
+    """
+    captioned = [(f"{each.work}: {ACCURACIES_CAPTION}", [*_tabulars(each)]) for each in accuracies_side_by_side(rows)]
     return Table("accuracy", rows.with_columns(pl.col("groups").list.join("; ")), captioned)
 
 
-def _tabular(each: Accuracies) -> latex.Rows:
-    head = ["Model", "Configuration", *(count_of(epochs, "epoch") for epochs in each.epochs)]
-    body = [[row.model, row.configuration, *row.cells] for row in each.rows]
-    return latex.Rows("ll" + "r" * len(each.epochs), head, body, names=2)
+def _tabulars(each: Accuracies) -> Iterator[latex.Rows]:
+    for start in range(0, len(each.epochs), MOST_EPOCHS):
+        some = slice(start, start + MOST_EPOCHS)
+        head = ["Model", "Configuration", *(count_of(epochs, "epoch") for epochs in each.epochs[some])]
+        body = [[row.model, row.configuration, *row.cells[some]] for row in each.rows]
+        yield latex.Rows("ll" + "r" * (len(head) - 2), head, body)
 
 
 _APART = (*CIRCUMSTANCES, "measure.telemetry_hz", "repeat", "data.name", "model.name", "strategy.name")
@@ -344,7 +350,7 @@ def _sorting(value: Any) -> tuple[bool, float, list[tuple[float, str]]]:
 
 def hyperparameter_table(tables: Sequence[Hyperparameters]) -> Table:
     """All of them as rows: data, model, setting, strategy (or all) and value. For a paper, of each one table of what is
-    shared, then the others by strategy.
+    shared, then the others, by as many strategies as fit.
     """
     rows = [(each.data, each.model, *row) for each in tables for row in _rows(each)]
     names = ("data", "model", "setting", "strategy", "value")
@@ -361,10 +367,17 @@ def _rows(each: Hyperparameters) -> Iterator[tuple[str, str, str]]:
                 yield name, strategy, value
 
 
-def _captioned(each: Hyperparameters) -> Iterator[tuple[str, latex.Rows]]:
-    yield f"{each.work}: settings of all", latex.Rows(("l", latex.broken(0.6)), ("Setting", "Value"), each.shared)
-    # A setting that none of the strategies beside each other has is told beside those that have it.
-    beside = min(len(each.strategies), latex.MOST_COLUMNS)
-    shape = ("l", *[latex.broken(0.7 / beside - 0.03)] * len(each.strategies))
-    body = [(name, *values) for name, values in each.differing]
-    yield f"{each.work}: settings by strategy", latex.Rows(shape, ("Setting", *each.strategies), body)
+def _captioned(each: Hyperparameters) -> Iterator[tuple[str, list[latex.Rows]]]:
+    yield f"{each.work}: settings of all", [latex.Rows(("l", latex.broken(0.6)), ("Setting", "Value"), each.shared)]
+    if each.differing:
+        yield f"{each.work}: settings by strategy", [*_by_strategy(each)]
+
+
+def _by_strategy(each: Hyperparameters) -> Iterator[latex.Rows]:
+    for start in range(0, len(each.strategies), latex.MOST_COLUMNS):
+        some = slice(start, start + latex.MOST_COLUMNS)
+        names = each.strategies[some]
+        # A setting that none of these strategies has is told beside those that have it.
+        body = [(name, *values[some]) for name, values in each.differing if {*values[some]} != {text.MISSING}]
+        shape = ("l", *[latex.broken(0.7 / len(names) - 0.03)] * len(names))
+        yield latex.Rows(shape, ("Setting", *names), body)

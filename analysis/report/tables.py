@@ -16,7 +16,7 @@ from analysis.comparison.exclusions import Exclusion, describe
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES
 from analysis.metrics.columns import brief_columns
-from analysis.report.latex import floats
+from analysis.report.latex import MOST_ROWS, floats
 from analysis.runs.published import without_tokens
 from analysis.text import DISTURBED_MARK
 from parallelbench.results.declaration import Show
@@ -42,11 +42,13 @@ class Table:
     """What the CSV file has; without columns there is none."""
     captioned: Captioned | None = None
     """What the LaTeX file has; None: there is none."""
+    most: int = MOST_ROWS
+    """Rows of a tabular in LaTeX."""
 
     @property
     def latex(self) -> str:
         """The whole file."""
-        return floats(self.captioned or (), name=self.name)
+        return floats(self.captioned or (), name=self.name, most=self.most)
 
     def write(self, folder: Path) -> None:
         """Write its files."""
