@@ -32,7 +32,7 @@ from analysis.comparison.work import (
 from analysis.report import latex
 from analysis.report.tables import Table
 from analysis.runs.reader import once
-from parallelbench.config.build import completed
+from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
 from parallelbench.errors import count_of
 from parallelbench.measure.environment import links
 from parallelbench.measure.environment_match import flatten
@@ -250,14 +250,11 @@ def _tabulars(each: Accuracies) -> Iterator[latex.Rows]:
 
 _APART = (*CIRCUMSTANCES, "measure.telemetry_hz", "repeat", "data.name", "model.name", "strategy.name")
 """Keys that train nothing, or stand elsewhere in the table."""
-_OF_RUN = {
-    **{name: name for name in ("global_batch_size", "learning_rate", "device_type", "device_name", "parameters")},
-    "repeats": "repeat",
-}
-"""Entry → the column of the run table: what settings came to, and which repeats there are."""
+_OF_RUN = ("global_batch_size", "learning_rate", "device_type", "device_name", "parameters", "repeat")
+"""Columns of the run table: what settings came to, and which repeats there are."""
 _ORDER = (
-    *("model", "parameters", "data", "loader", "epochs", "batch_size", "global_batch_size", "scaling"),
-    *("optimizer", "learning_rate", "precision", "compile", "compile_scope", "channels_last", "seed", "repeats"),
+    *("model", "parameters", "data", "preprocess", "loader", "epochs", "batch_size", "global_batch_size", "scaling"),
+    *("optimizer", "learning_rate", "precision", "compile", "compile_scope", "channels_last", "seed", "repeat"),
     *("device_type", "device_name", "cores_per_device", "devices", "nodes", "strategy"),
 )
 """Roots of settings, as they are told; the others follow."""
@@ -266,7 +263,6 @@ MOST_VALUES = 12
 EVERY = "all"
 """In the CSV file, the strategy of a setting that all share."""
 _LATER = frozenset(key.partition(".")[0] for key in BEFORE)
-"""Keys that configurations may lack, as runs of before there was a choice do."""
 
 Column = dict[str, set[str]]
 """Dotted key of a setting → its values in the runs of one strategy, each as JSON."""
@@ -297,17 +293,20 @@ def hyperparameters(runs: Runs) -> list[Hyperparameters]:
     names = ("data", "model", "strategy")
     for (data, model, strategy), rows in _of_trained(runs).group_by(names, maintain_order=True):
         column = works[str(data), str(model)][str(strategy)]
-        for name, of_run in _OF_RUN.items():
-            if known := set(map(_json, rows[of_run].drop_nulls().unique())):
+        for name in _OF_RUN:
+            if known := set(map(_json, rows[name].drop_nulls().unique())):
                 column[name] = known
         raws: dict[str, set[bytes]] = defaultdict(set)  # of thousands of runs few parts differ
         for run_id in rows["run_id"]:
-            for root, part in (dict.fromkeys(_LATER, b"") | configurations(runs)[run_id]).items():
+            parts = configurations(runs)[run_id]
+            for root, part in parts.items():
                 raws[root].add(part)
-        for root, raw in ((root, raw) for root, several in raws.items() for raw in several):
-            whole = completed({root: msgspec.json.decode(raw)} if raw else {})
-            for key, value in flatten({root: whole.get(root, {})}).items():
-                if not key.endswith("_target_") and not is_below(key, _APART):
+            for root in _LATER - parts.keys():
+                raws[root].add(b"")
+        for root, several in raws.items():
+            for raw in several:
+                whole = completed({root: msgspec.json.decode(raw)} if raw else {})
+                for key, value in flatten({root: whole.get(root, {})}).items():
                     column[key].add(_json(value))
     return [_of_work(*work, works[work]) for work in sorted(works)]
 
@@ -318,12 +317,39 @@ def _json(value: Any) -> str:
 
 def _of_work(data: str, model: str, columns: dict[str, Column]) -> Hyperparameters:
     strategies = tuple(sorted(columns, key=lambda name: (name != "single", name)))
-    keys = sorted({key for column in columns.values() for key in column}, key=_place)
-    values = {key: [columns[name].get(key, set()) for name in strategies] for key in keys}
-    alike = {key for key, each in values.items() if all(value == each[0] for value in each)}
-    shared = tuple((key, _shown(key, values[key][0])) for key in keys if key in alike)
-    differing = tuple((key, tuple(_shown(key, each) for each in values[key])) for key in keys if key not in alike)
+    changed = {name: _changed(columns[name]) for name in strategies}
+    # An option of a strategy is that strategy's alone; what another component or the run sets, others leave as it was.
+    of_all = {key for keys in changed.values() for key in keys if not key.startswith("strategy.")}
+    told = [
+        {key: v for key, v in columns[name].items() if not _is_apart(key) and _is_told(key, of_all | changed[name])}
+        for name in strategies
+    ]
+    keys = sorted({key for column in told for key in column}, key=_place)
+    alike = {key: all(column.get(key) == told[0].get(key) for column in told) for key in keys}
+    shared = tuple((_named(key), _shown(key, told[0][key])) for key in keys if alike[key])
+    differing = tuple(
+        (_named(key), tuple(_shown(key, column.get(key, set())) for column in told)) for key in keys if not alike[key]
+    )
     return Hyperparameters(data, model, strategies, shared, differing)
+
+
+def _came_later(key: str) -> bool:
+    return key in LATER_OPTIONS or key.partition(".")[0] in LATER_COMPONENTS
+
+
+def _changed(column: Column) -> set[str]:
+    """What came later and is not as before in some run: options, and of components the roots."""
+    found = {key for key, values in column.items() if _came_later(key) and values != {_json(BEFORE.get(key))}}
+    roots = {key.partition(".")[0] for key in found}
+    return (found & LATER_OPTIONS.keys()) | (roots & LATER_COMPONENTS.keys())
+
+
+def _is_told(key: str, changed: set[str]) -> bool:
+    return not _came_later(key) or key in changed or key.partition(".")[0] in changed
+
+
+def _is_apart(key: str) -> bool:
+    return key.endswith("_target_") or (is_below(key, _APART) and key not in _OF_RUN)
 
 
 def _place(key: str) -> tuple[int, str, bool, str]:
@@ -332,10 +358,14 @@ def _place(key: str) -> tuple[int, str, bool, str]:
     return (_ORDER.index(root) if root in _ORDER else len(_ORDER), root, option != "name", option)
 
 
+def _named(key: str) -> str:
+    return "repeats" if key == "repeat" else key
+
+
 def _shown(key: str, values: set[str]) -> str:
     """ "1, 2, 4", in the order of numbers; repeats that follow each other as "0 to 5"."""
     ordered = sorted((msgspec.json.decode(value) for value in values), key=_sorting)
-    if key == "repeats" and len(ordered) > 2 and ordered == [*range(ordered[0], ordered[-1] + 1)]:
+    if key == "repeat" and len(ordered) > 2 and ordered == [*range(ordered[0], ordered[-1] + 1)]:
         return f"{ordered[0]} to {ordered[-1]}"
     shown = [plain(value) for value in ordered]
     more = [f"… ({len(shown)} values)"] if len(shown) > MOST_VALUES else []
