@@ -195,6 +195,8 @@ class Claim(Node, frozen=True, kw_only=True):
     best_of: str | None = None
     """A key of which only the value with the smallest metric counts, e.g. optimizer.lr."""
     expect: Expect
+    also: str | None = None
+    """Another metric of the same comparison, shown beside it; it decides nothing."""
     gpus_only: Text | None = None
     """Why runs on CPUs can't decide it."""
     sweep: Name | Annotated[list[Name], Meta(min_length=1)]
@@ -204,13 +206,22 @@ class Claim(Node, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse metrics that don't exist."""
-        if self.metric not in METRICS:
-            raise ConfigError(f"metric={self.metric} is no choice: {choices(self.metric, METRICS)}")
-        # Devices shorten times under strong scaling, not under weak: a rate says in both what they gained.
-        if self.compare == "efficiency" and self.metric not in RATES:
-            raise ConfigError(f"metric={self.metric} has no efficiency, as it is no rate: choose {' or '.join(RATES)}")
+        for key in ("metric", "also"):
+            name = getattr(self, key)
+            if name is not None and name not in METRICS:
+                raise ConfigError(f"{key}={name} is no choice: {choices(name, METRICS)}")
+            # Devices shorten times under strong scaling, not under weak: a rate says in both what they gained.
+            if name is not None and self.compare == "efficiency" and name not in RATES:
+                raise ConfigError(f"{key}={name} has no efficiency, as it is no rate: choose {' or '.join(RATES)}")
         if (self.metric in TO_ACCURACY) != (self.target is not None):
             raise ConfigError(f"target is the accuracy of metric={' or '.join(TO_ACCURACY)}: give both or neither")
+        if self.also in TO_ACCURACY:
+            raise ConfigError(f"also={self.also} is refused: it would need a target of its own; choose another metric")
+        if self.also is not None and self.best_of is not None:
+            raise ConfigError(
+                f"also={self.also} does not apply with best_of={self.best_of}: its smallest value may be another run's "
+                "than that of the metric; leave one of both out"
+            )
         if self.epoch is not None and self.metric not in EPOCH_COLUMNS:
             raise ConfigError(f"epoch={self.epoch} does not apply to metric={self.metric} of a whole run: leave it out")
         _require_keys({**self.where, **self.scope})

@@ -29,6 +29,7 @@ from analysis.claims.claim import (
 from analysis.comparison.baseline import baseline_of
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
 from analysis.comparison.work import (
+    canonical,
     definitions,
     is_below,
     varying_keys,
@@ -271,6 +272,11 @@ class Effect:
     """Repeat → ids of all runs that the smallest value was chosen from; empty without a choice."""
     missed: frozenset[int]
     """Repeats that were run, but never reached the claim's target."""
+
+    @property
+    def compared(self) -> tuple[str, str]:
+        """What was compared, whatever the metric."""
+        return canonical(self.keys), self.step
 
 
 def effects(runs: Runs, claim: Claim) -> list[Effect]:

@@ -159,8 +159,9 @@ def effect_of(case: Case, claim: Claim) -> str:
     varies = len(ends) > 1 or claim.metric.endswith("_accuracy")  # bytes are the same in every repeat
     known = case.enough and varies and case.low is not None and case.high is not None
     span = f" ({_ends(case.low, case.high, claim)})" if known else ""  # type: ignore[arg-type]
-    repeats = count_of(len(case.effects), "repeat")
-    return f"{_value(case.median, claim)}{span}, {repeats}: {case.where}, {case.step}"
+    also = f"; {_in_words(claim.also)}: {_value(case.also, claim)}" if claim.also and case.also is not None else ""
+    place = f"{case.where}, {case.step}"
+    return f"{_value(case.median, claim)}{span}, {count_of(len(case.effects), 'repeat')}: {place}{also}"
 
 
 def _ends(low: float, high: float, claim: Claim) -> str:

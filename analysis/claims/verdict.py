@@ -10,8 +10,10 @@ from itertools import chain
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, Self
 
+import msgspec
+
 from analysis import text
-from analysis.claims.claim import OF_SAMPLES, TO_ACCURACY, UNTIMED, Claim, written
+from analysis.claims.claim import EPOCH_COLUMNS, OF_SAMPLES, TO_ACCURACY, UNTIMED, Claim, written
 from analysis.claims.effects import effects, is_unreached, labels, readings, unusable, usable
 from analysis.comparison.configurations import facts
 from analysis.comparison.issues import Blocker, Issue
@@ -134,6 +136,8 @@ class Case:
     """Further repeats of both sides that have no effect, because a run never reached the target."""
     sweeps: tuple[str, ...] = ()
     """The sweeps of these runs."""
+    also: float | None = None
+    """Median effect on the claim's other metric, in the same runs."""
     leans: Leaning = ""
     """Without a verdict, to which side the median tends."""
 
@@ -180,15 +184,23 @@ def judge_together(runs: Runs, claims: Sequence[tuple[str, Claim]]) -> list[Judg
 
 
 def _judge(runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, error: float) -> Judgement:
+    others = {effect.compared: effect for effect in _also(runs, claim)} if compared else {}
     cases = tuple(
-        _case(each, error=error, where=where)
+        _case(each, error=error, where=where, also=others.get(each.effect.compared))
         for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
     )
     verdict, reasons = _overall(cases, claim) if cases else ("inconclusive", (missing(runs, claim),))
     return Judgement(seed, claim, cases, verdict, reasons)
 
 
-def _case(compared: ClaimedEffect, *, error: float, where: str) -> Case:
+def _also(runs: Runs, claim: Claim) -> list[Effect]:
+    if not claim.also:
+        return []
+    epoch = claim.epoch if claim.also in EPOCH_COLUMNS else None
+    return effects(runs, msgspec.structs.replace(claim, metric=claim.also, also=None, target=None, epoch=epoch))
+
+
+def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | None) -> Case:
     effect = compared.effect
     runs = [_told(compared.runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))]
     caveats = map(str, compared.pairing.caveats(of_times=compared.of_times, metric=compared.claim.metric))
@@ -208,6 +220,7 @@ def _case(compared: ClaimedEffect, *, error: float, where: str) -> Case:
         runs=tuple(slug for slug, *_ in runs),
         warnings=tuple(dict.fromkeys((*(warned for _, warned, _ in runs if warned), *caveats))),
         missed=len(effect.missed),
+        also=median(value for value, *_ in also.values.values()) if also else None,
         leans=compared.leaning if verdict == "inconclusive" else "",
     )
 

@@ -191,6 +191,9 @@ def test_the_published_scaling_is_told_from_what_start_up_made_of_it(tmp_path: P
     assert (whole.verdict, warm.verdict) == ("reproduced", "reproduced")
     assert whole.cases[0].median == pytest.approx(0.6963, abs=1e-4)
     assert warm.cases[0].median == pytest.approx(0.642, abs=5e-4)
+    # Each shows the other beside itself.
+    assert warm.cases[0].also == pytest.approx(whole.cases[0].median)
+    assert whole.cases[0].also == pytest.approx(warm.cases[0].median)
     assert findings["speed_up_not_linear"].verdict == "reproduced"
 
 
@@ -300,7 +303,12 @@ BROKEN = [
     ({"contrasts": [{"from": {"devices": 1}}]}, "either from and to, or rising"),
     ({"where": {"strateg": "ddp"}}, "strateg is no key of a run: did you mean strategy?"),
     ({"compare": "efficiency"}, "metric=steady_epoch_time_s has no efficiency, as it is no rate: choose throughput_"),
+    (
+        {"metric": "throughput_samples_per_s", "also": "total_time_s", "compare": "efficiency"},
+        "also=total_time_s has no efficiency",
+    ),
     ({"metric": "steps_to_accuracy"}, "target is the accuracy of metric=steps_to_accuracy or time_to_accuracy_s"),
+    ({"also": "total_time_s", "best_of": "optimizer.lr"}, "also=total_time_s does not apply with best_of=optimizer.lr"),
     ({"epoch": 1}, "epoch=1 does not apply to metric=steady_epoch_time_s"),
     ({"quote": None}, "claim shorter: quote=None is not valid"),
 ]

@@ -95,6 +95,13 @@ def test_epochs_that_are_not_contrasted_are_equal(tmp_path: Path) -> None:
     assert (case.verdict, case.step) == ("reproduced", "devices 1 → 2, by epoch 1 → epoch 2")
 
 
+def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(usual: Runs) -> None:
+    (case,) = judge(usual, claim(metric="slowest_epoch_time_s", epoch=2, also="total_time_s"), seed="0").cases
+    assert case.also is not None
+    (case,) = judge(usual, claim(metric="steps_to_accuracy", target=0.7, also="total_time_s"), seed="0").cases
+    assert case.also is not None
+
+
 @pytest.mark.parametrize(
     ("interval", "expect", "needed", "why"),
     [
