@@ -94,7 +94,7 @@ def interval(value: float | None, low: float | None, high: float | None, *, digi
         return MISSING
     if low is None or high is None:
         return estimate(value, low, high, digits=digits)
-    return f"{estimate(value, low, high, digits=digits)} ({span(low, high, digits=digits)})"
+    return f"{estimate(value, low, high, digits=digits)} ({ends(low, high, digits=digits)})"
 
 
 def estimate(value: float, low: float | None, high: float | None, *, digits: int = 2) -> str:
@@ -104,9 +104,19 @@ def estimate(value: float, low: float | None, high: float | None, *, digits: int
     return fixed(value, _telling(digits, low, high))
 
 
+def ends(low: float, high: float, *, digits: int = 2) -> str:
+    """ "1.38–1.49"; of an interval so wide that its ends say nothing, how wide it is."""
+    return _WIDE if is_wide(low, high) else span(low, high, digits=digits)
+
+
+def is_wide(low: float, high: float) -> bool:
+    """Whether the ends of a ratio's interval say nothing."""
+    return high > WIDEST * max(low, 0.0)
+
+
 def interval_of_95(low: float, high: float) -> str:
-    """ "95 % interval 1.38–1.49"."""
-    return f"95 % interval {span(low, high)}"
+    """ "95 % interval 1.38–1.49", or how wide it is."""
+    return f"95 % {_WIDE}" if is_wide(low, high) else f"95 % interval {span(low, high)}"
 
 
 def span(low: float, high: float, *, digits: int = 2) -> str:
@@ -118,6 +128,9 @@ def span(low: float, high: float, *, digits: int = 2) -> str:
 _MOST_DIGITS = 6
 _SMALL = 0.1
 """Below it, a ratio has a third digit after the point."""
+WIDEST = 100
+"""Factor from one end of an interval to the other, beyond which its ends say nothing."""
+_WIDE = f"interval wider than a factor of {WIDEST}"
 
 
 def _telling(digits: int, *ends: float) -> int:

@@ -165,6 +165,8 @@ def effect_of(case: Case, claim: Claim) -> str:
 
 
 def _ends(low: float, high: float, claim: Claim) -> str:
+    if claim.compare != "difference" and text.is_wide(low, high):
+        return text.ends(low, high)
     first, last = _value(low, claim), _value(high, claim)
     unit = " points"  # said once
     return f"{first.removesuffix(unit) if last.endswith(unit) else first} – {last}"

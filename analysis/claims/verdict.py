@@ -73,12 +73,13 @@ def decide(
     independent: int | None = None,
     after: After | None = None,
     highest_repeat: int | None = None,
+    timed: bool = False,
     shown: Callable[[float], str] = "{:g}".format,
 ) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does.
 
-    `independent`: how many of the values are, None for all. `after`: None where that is not known. `shown`: a bound in
-    the effect's own unit.
+    `independent`: how many of the values are, None for all. `after`: None where that is not known. `timed`: a quieter
+    machine would narrow the interval. `shown`: a bound in the effect's own unit.
     """
     known = len(values) if independent is None else independent
     verdict = verdict_on(known, interval, expect)
@@ -102,7 +103,8 @@ def decide(
         return verdict, holds
     needed = repeats_to_add(lambda more: verdict_on(known + more, after(more), expect) != "inconclusive")
     if needed is None:
-        return verdict, f"{holds}, which is too near the effect for any feasible number of repeats"
+        quiet = ": measure on a quiet machine" if timed else ""
+        return verdict, f"{holds}, which is too near the effect for any feasible number of repeats{quiet}"
     return verdict, f"{holds}: {text.to_add(needed)}, which decides if the effect stays"
 
 
@@ -371,6 +373,7 @@ class ClaimedEffect:
             independent=self._independent,
             after=partial(self.interval, error),
             highest_repeat=self.pairing.highest_repeat,
+            timed=self.of_times,
             shown=self._shown,
         )
         exact = None if self._exact is None else self._exact.ends(error)

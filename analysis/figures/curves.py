@@ -263,7 +263,7 @@ def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: 
 
 def _gain(ratio: Ratio) -> str:
     why = f" ({of_speed(ratio)})" if ratio.is_apart else ""
-    told = why if ratio.low is None or ratio.high is None else f" ({text.span(ratio.low, ratio.high)})"
+    told = why if ratio.low is None or ratio.high is None else f" ({text.ends(ratio.low, ratio.high)})"
     return f"{text.estimate(ratio.median, ratio.low, ratio.high)} times as many{told}"
 
 

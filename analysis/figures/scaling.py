@@ -153,8 +153,9 @@ def _told(row: dict[str, Any]) -> str:
     if row["speed_up_low"] is None:
         return ""
     low, high = (row[f"speed_up_{end}"] / row["devices"] for end in ("low", "high"))
+    ends = text.ends(low, high) if text.is_wide(low, high) else f"{text.percent(low)}–{text.percent(high)}"
     alike = row["verdict"] in (SpeedVerdict.NO_DIFFERENCE, SpeedVerdict.EQUAL)
-    return f" ({text.percent(low)}–{text.percent(high)}{'; beside one device ' + row['verdict'] if alike else ''})"
+    return f" ({ends}{'; beside one device ' + row['verdict'] if alike else ''})"
 
 
 def _achieved(row: dict[str, Any]) -> str:

@@ -91,6 +91,14 @@ def test_an_effect_that_is_measured_to_be_nil_refutes_and_a_small_one_does_not(
         assert (why in lacks, bool(lacks)) == (True, bool(why)), lacks
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_where_no_repeats_decide_a_quiet_machine_may(timed: bool) -> None:
+    """Steps and losses are as they are on any machine."""
+    values = (0.7, 0.8, 1.2, 1.3, 0.9, 1.1)
+    _, lacks = decide(values, (0.9, 1.1), claim().expect, after=lambda more: (0.9, 1.1), timed=timed)
+    assert ("too near the effect" in lacks, "quiet machine" in lacks) == (True, timed)
+
+
 def test_weak_scaling_is_named_beside_a_claims_work(tmp_path: Path) -> None:
     """Strong scaling of the same work may stand beside it."""
     plant(tmp_path, 0.7, scaling="weak")

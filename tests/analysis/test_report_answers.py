@@ -432,3 +432,12 @@ def test_claims_at_a_glance(usual: Runs) -> None:
     ]
     assert at_a_glance(found) == "Claims of the publications: 1 of 3 refuted (longer), 1 reproduced, 0 undecided."
     assert at_a_glance(found[2:]) == "", "nothing is said of what was not measured"
+
+
+@pytest.mark.parametrize(("high", "shown"), [(1.6, "1.20–1.60"), (7.4e13, "wider than a factor of 100")])
+def test_ends_that_say_nothing_are_not_shown(high: float, shown: str) -> None:
+    """Few noisy repeats of many comparisons have such intervals, whose lower end would be shown as 0.00."""
+    low = 1.2 if high < 2 else 1e-13
+    for told in (text.interval(1.5, low, high), text.interval_of_95(low, high)):
+        assert shown in told
+        assert "0.00" not in told
