@@ -308,7 +308,8 @@ def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     of_framework = facts(runs).group_by("group", "configuration").agg(framework)
     rows = summary(runs).filter(pl.col("repeats") > 0, pl.col("scaling") == "strong")
     rows = rows.drop_nulls("steady_epoch_time_s").join(of_framework, on=("group", "configuration"))
-    rows = rows.sort("steady_epoch_time_s").unique(("group", "framework"), keep="first", maintain_order=True)
+    by_time = rows.sort("steady_epoch_time_s", "group", "configuration")
+    rows = by_time.unique(("group", "framework"), keep="first", maintain_order=True)
     rows = rows.filter(pl.len().over("group") > 1)
     if rows.is_empty():
         return []
