@@ -70,7 +70,8 @@ def train(model: nn.Sequential, run: RunConfig) -> None:
     results = [replica.step(batch_of(run)) for _ in range(2)]
     assert results[0] is not None
     assert results[1] is not None
-    (results[0] + results[1]).tolist()
+    results[0] += results[1]
+    results[0].tolist()
     copies = Copies(replica, run, world)
     copies.epoch_starts(run.epochs)
     copies.epoch_trained(results[0])
