@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launch.sweep.compose import compose_plain, group_choices
-from launch.verbs.completion import candidates, in_bash
+from launch.verbs.completion import candidates, read_line, written_in_bash
 from tests.surroundings import program
 from tests.warm import cold
 
@@ -105,20 +105,21 @@ def test_ones_own_files_are_offered_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reply"),
+    ("line", "words", "current", "reply"),
     [
-        ("p run strategy=dd", ["ddp "]),
-        ("p run 'strategy=dd", ["strategy=ddp"]),
-        ('p run strategy="dd', ["ddp"]),
-        (r"p run 'a b' c\ d strategy=dd", ["ddp "]),
-        ("p run '' strategy=dd", ["ddp "]),
-        (r'p run "a\"b\c" strat"egy"=dd', ["ddp "]),
-        ("p sub", ["submit "]),
-        ("p", []),
+        ("p run strategy=dd", ["p", "run"], "strategy=dd", "ddp "),
+        ("p run 'strategy=dd", ["p", "run"], "strategy=dd", "strategy=ddp"),
+        ('p run strategy="dd', ["p", "run"], "strategy=dd", "ddp"),
+        (r"p run strategy\=dd", ["p", "run"], "strategy=dd", "strategy=ddp "),
+        (r"p 'a b' c\ d strategy=dd", ["p", "a b", "c d"], "strategy=dd", "ddp "),
+        ("p run '' strategy=", ["p", "run", ""], "strategy=", "ddp "),
+        (r'p "a\"b\c" strat"egy"=d', ["p", r"a\"b\c".replace('\\"', '"')], "strategy=d", "ddp "),
     ],
 )
-def test_a_line_of_bash_is_read_as_bash_reads_it(line: str, reply: list[str]) -> None:
-    assert list(in_bash(line, BREAKS)) == reply
+def test_a_line_of_bash_is_read_as_bash_reads_it(line: str, words: list[str], current: str, reply: str) -> None:
+    read = read_line(line, BREAKS)
+    assert (read.words, read.current) == (words, current)
+    assert written_in_bash("strategy=ddp ", read) == reply
 
 
 def test_a_tab_loads_nothing_that_takes_long() -> None:

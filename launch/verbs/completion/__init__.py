@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +31,8 @@ def complete(shell: str, words: Sequence[str] | None) -> int:
 
 def _found(shell: str, words: Sequence[str]) -> list[str]:
     if shell == "bash":
-        return list(in_bash(words[0], words[1]))
+        line = read_line(words[0], words[1])
+        return [written_in_bash(word, line) for word in candidates(line.words[1:], line.current)] if line.words else []
     found = candidates(words[:-1], words[-1])
     if shell == "zsh" and words[-1].startswith("~"):
         return [escaped(word.rstrip(), at_start=True) + " " * word.endswith(" ") for word in found]
@@ -222,25 +222,54 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 """Characters that no shell gives a meaning to, wherever they stand."""
 
 
-def in_bash(line: str, breaks: str) -> Iterator[str]:
-    """What takes the place of the part of a line's last word that bash replaces: after a word break, such as =, or an
-    opening quote. `breaks` are the characters of COMP_WORDBREAKS.
-    """
-    for quote in ("", "'", '"'):
-        try:
-            _, *words, current = shlex.split(f"{line}x{quote}")  # with the x, the last word may be empty
-        except ValueError:
-            continue  # another quote is open, or there is no word behind the program's name
-        current = current.removesuffix("x")
-        kept = len(current) - len(line.rpartition(quote)[2]) if quote else _after_break(current, breaks)
-        for word in candidates(words, current):
-            text = word[kept:]
-            yield text.rstrip() if quote else escaped(text.rstrip(), at_start=not kept) + " " * text.endswith(" ")
-        return
+@dataclass
+class ShellLine:
+    """A line of bash, read up to the cursor."""
+
+    words: list[str] = field(default_factory=list)
+    """The words before the one at the cursor, without their quotes."""
+    current: str = ""
+    """What there is of the word at the cursor."""
+    kept: int = 0
+    """How many characters of `current` bash leaves as they are: up to a word break, such as =, or an opening quote."""
+    quote: str = ""
+    """The quote that is open at the cursor."""
 
 
-def _after_break(word: str, breaks: str) -> int:
-    return max((word.rfind(letter) for letter in breaks), default=-1) + 1
+def read_line(line: str, breaks: str) -> ShellLine:
+    """Read a line of bash; `breaks` are the characters of COMP_WORDBREAKS."""
+    read, started, before_quote = ShellLine(), False, 0
+    letters = iter(line)
+    for letter in letters:
+        if read.quote:
+            if letter == read.quote:
+                read.quote, read.kept = "", before_quote
+            elif letter == "\\" and read.quote == '"':
+                following = next(letters, "")
+                read.current += following if following in '$`"\\' else f"\\{following}"
+            else:
+                read.current += letter
+        elif letter in "'\"":
+            read.quote, before_quote, read.kept = letter, read.kept, len(read.current)
+            started = True
+        elif letter.isspace():
+            if started:
+                read.words.append(read.current)
+            read.current, read.kept, started = "", 0, False
+        else:
+            read.current += next(letters, "") if letter == "\\" else letter
+            read.kept = len(read.current) if letter in breaks and letter != "\\" else read.kept
+            started = True
+    return read
+
+
+def written_in_bash(word: str, line: ShellLine) -> str:
+    """What takes the place of the part of the current word that bash replaces."""
+    text, space = (word[:-1], " ") if word.endswith(" ") else (word, "")
+    text = text[line.kept :]
+    if line.quote:
+        return text if line.quote == "'" else "".join(f"\\{c}" if c in '$`"\\' else c for c in text)
+    return escaped(text, at_start=line.kept == 0) + space
 
 
 def escaped(text: str, *, at_start: bool) -> str:
