@@ -165,8 +165,10 @@ def chosen(overrides: list[str], fix: str) -> list[str]:
 
 def rejected(error: UnfitError, overrides: list[str], device_type: str) -> list[str]:
     """What it proposes, and is refused in turn."""
+    each = [fix for fixes in error.fixes() for fix in fixes]
+    proposals = each if len(error.refusals) == 1 else [" ".join(each)]
     wrong = []
-    for proposal in error.fixes():
+    for proposal in filter(None, proposals):
         devices = [text.partition("=")[2] for text in proposal.split() if text.startswith("device=")]
         again = refused(chosen(overrides, proposal), *devices or [device_type])
         wrong += [f"{error.reason!r}, but {proposal} gives {again.reason!r}"] if again else []
@@ -200,6 +202,7 @@ def rejected(error: UnfitError, overrides: list[str], device_type: str) -> list[
         ("strategy=ddp devices=2 optimizer=lbfgs", ["optimizer=adagrad", "strategy=sandblaster_lbfgs"]),
         ("strategy=single devices=1 optimizer=lbfgs batch_size=24", ["batch_size=96"]),
         ("launcher=inline strategy=ddp devices=2", ["launcher=local"]),
+        ("preprocess.threads=4 preprocess.executions=3", ["preprocess.threads=1 preprocess.executions=1"]),
         ("data=tokens strategy=context_parallel devices=3 model=gpt_tiny", ["data.sequence=60", "data.sequence=54"]),
         ("data=tokens model=gpt_tiny strategy=expert_parallel devices=2", ["model=gpt_moe", "strategy=ddp"]),
         ("data=tokens model=gpt_moe_tiny strategy=expert_parallel devices=6", ["devices=4", "devices=8"]),
@@ -216,7 +219,7 @@ def test_the_nearest_values_that_work_are_named(overrides: str, fixes: list[str]
     whole = [*(text for text in base if text.partition("=")[0] not in keys), *given]
     error = refused(whole)
     assert error is not None
-    assert error.fixes()[: len(fixes)] == fixes
+    assert error.fixes()[0][: len(fixes)] == fixes
     assert not rejected(error, whole, "cpu")
     assert ": choose " in str(error)
 
@@ -249,7 +252,7 @@ def test_what_a_refusal_proposes_is_accepted(strategy: str) -> None:
         except ConfigError:  # devices that nodes don't divide are no run
             continue
         if error is not None:
-            proposed += bool(error.fixes())
+            proposed += any(error.fixes())
             wrong += rejected(error, overrides, device_type)
     assert wrong == []
     assert proposed, "else nothing can fail here"
@@ -259,10 +262,21 @@ def test_all_refusals_come_together_and_what_they_propose_works_together() -> No
     overrides = [*IMAGES, "strategy=ddp", "devices=2", "batch_size=95", "precision=tf32", "nccl.per_edge=true"]
     error = refused(overrides)
     assert error is not None
-    assert error.fixes() == ["batch_size=94 nccl.per_edge=false precision=fp32"]
+    assert error.fixes() == [["batch_size=94"], ["nccl.per_edge=false"], ["precision=fp32"]]
     assert not rejected(error, overrides, "cpu")
-    assert len(error.refusals) == len(str(error).splitlines()) == 3
-    assert str(error).endswith(": choose batch_size=94 nccl.per_edge=false precision=fp32")
+    assert [line.rpartition(": ")[2] for line in str(error).splitlines()] == [
+        "choose batch_size=94",
+        "choose nccl.per_edge=false",
+        "choose precision=fp32",
+    ]
+
+
+def test_what_is_proposed_stands_behind_the_refusal_that_it_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, own = run_rules.refusals, Refusal("nobody knows how to mend this", ())
+    monkeypatch.setattr(run_rules, "refusals", lambda *run: [*rules(*run), own])
+    error = refused([*IMAGES, "strategy=ddp", "devices=2", "batch_size=95"])
+    assert str(error).splitlines()[0].endswith(": choose batch_size=94")
+    assert str(error).splitlines()[1:] == [own.reason]
 
 
 @pytest.mark.parametrize("key", ["batch_size", "strategy", "model.no_such_option", "precision=fp32"])
@@ -271,16 +285,16 @@ def test_where_no_neighbour_works_nothing_is_proposed(key: str, monkeypatch: pyt
     monkeypatch.setattr(run_rules, "refusals", lambda _run, _device_type: [refusal])
     with pytest.raises(UnfitError) as error:
         check_run(one_run([*IMAGES, "strategy=ddp", "devices=2"]).run, "cpu")
-    assert error.value.fixes() == []
+    assert error.value.fixes() == [[]]
     assert str(error.value) == error.value.reason == "batch_size=95 suits nobody"
 
 
 def test_fixes_are_searched_only_for_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[RunConfig] = []
 
-    def search(run: RunConfig, _device_type: str, _refused: Sequence[Refusal]) -> list[str]:
+    def search(run: RunConfig, _device_type: str, found: Sequence[Refusal]) -> list[list[str]]:
         searched.append(run)
-        return []
+        return [[] for _ in found]
 
     monkeypatch.setattr(run_rules, "fixes", search)
     collected, run = Refusals(), one_run([*IMAGES, "strategy=ddp", "devices=2"]).run

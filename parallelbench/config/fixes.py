@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.config.build import COMPONENTS, build, build_launcher
+from parallelbench.config.rule import Refusal
 from parallelbench.config.run import Settings
 from parallelbench.config.sites import names_of, shipped
 from parallelbench.config.structure import fits, listed
@@ -18,7 +19,6 @@ from parallelbench.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from parallelbench.config.rule import Refusal
     from parallelbench.config.run import RunConfig
     from parallelbench.config.structure import Component
 
@@ -33,23 +33,36 @@ _REACH = 64
 """Whole numbers up to so far from one are tried in its place, besides multiples and divisors of the run's sizes."""
 
 
-def fixes(run: RunConfig, device_type: str, refused: Sequence[Refusal]) -> list[str]:
-    """What to choose so that a run is accepted: at most two alternatives of one override, or else several overrides
-    together, which may leave only refusals that have no fix. Empty where none is found.
+def fixes(run: RunConfig, device_type: str, refused: Sequence[Refusal]) -> list[list[str]]:
+    """What to choose for each refusal, as overrides; none where none is found.
+
+    Of one refusal they are at most two, of which each is accepted. Where no single override mends all, there is one for
+    each: together they are accepted, or leave only what has none. Where one mends others too, these have none.
     """
-    if found := _single(run, device_type, [key for refusal in refused for key in refusal.keys]):
+    if found := _single(run, device_type, refused):
         return found
-    here, left, chosen = (run, device_type), list(refused), dict[str, str]()
+    lines: dict[Refusal, dict[str, str]] = {refusal: {} for refusal in refused}
+    stuck = set[Refusal]()
+    here, left, line = (run, device_type), list(refused), refused[0]
     for _ in range(len(refused) + _FURTHER):
-        nearer = (_nearer(left, target, _tried(*here, target.keys)) for target in left)
-        if (trial := next(filter(None, nearer), None)) is None:
+        wanted = [refusal for refusal in left if refusal not in stuck]
+        if not wanted:
             break
-        fix, here, left = trial
+        nearer = _nearer(left, wanted[0], _tried(*here, wanted[0]))
+        if nearer is None:
+            stuck.add(wanted[0])
+            continue
+        line = wanted[0] if wanted[0] in lines else line  # else it follows from the fix before
+        fix, here, left = nearer
         for override in fix.split():
-            key = override.partition("=")[0]  # options of a component that is replaced were chosen in vain
-            chosen = {other: text for other, text in chosen.items() if not f"{other}.".startswith(f"{key}.")}
-            chosen[key] = override
-    return [" ".join(chosen.values())] if chosen and {*left} <= {*refused} else []
+            key = override.partition("=")[0]
+            for overrides in lines.values():  # what was chosen before, of options of a component that is replaced too
+                for earlier in [each for each in overrides if f"{each}.".startswith(f"{key}.")]:
+                    del overrides[earlier]
+            lines[line][key] = override
+    if any(refusal not in stuck or refusal not in lines for refusal in left):
+        return [[] for _ in refused]
+    return [[" ".join(overrides.values())] if overrides else [] for overrides in lines.values()]
 
 
 def accepted(run: RunConfig, device_type: str, fix: str) -> bool:
@@ -58,22 +71,26 @@ def accepted(run: RunConfig, device_type: str, fix: str) -> bool:
     return other is not None and _judged(*other) == []
 
 
-def _single(run: RunConfig, device_type: str, keys: Sequence[str]) -> list[str]:
-    """Overrides of which each mends all; a second one of the same component comes last."""
-    found, more = list[str](), list[str]()
-    for key in keys:
-        good = (fix for fix, _, left in _tried(run, device_type, [key]) if not left)
-        of_key = list(itertools.islice(good, MOST))
-        found += [fix for fix in (of_key[:1] if key in COMPONENTS else of_key) if fix not in found]
-        more += of_key
-        if len(found) >= MOST:
-            break
-    return list(dict.fromkeys([*found, *more]))[:MOST]
+def _single(run: RunConfig, device_type: str, refused: Sequence[Refusal]) -> list[list[str]] | None:
+    """What one override mends: one for all; of a single refusal two, of which a second component comes last."""
+    for refusal in refused:
+        found, more = list[str](), list[str]()
+        for key in refusal.keys:
+            good = (fix for fix, _, left in _tried(run, device_type, Refusal("", (key,))) if not left)
+            of_key = list(itertools.islice(good, MOST))
+            found += [fix for fix in (of_key[:1] if key in COMPONENTS else of_key) if fix not in found]
+            more += of_key
+            if len(found) >= MOST:
+                break
+        if found:
+            chosen = list(dict.fromkeys([*found, *more]))[: MOST if len(refused) == 1 else 1]
+            return [chosen if each is refusal else [] for each in refused]
+    return None
 
 
-def _tried(run: RunConfig, device_type: str, keys: Sequence[str]) -> Iterator[Trial]:
-    """Overrides of these keys, nearest first, with the run that each makes and all that refuses it."""
-    for fix in dict.fromkeys(fix for key in keys for fix in ([key] if "=" in key else _neighbours(run, key))):
+def _tried(run: RunConfig, device_type: str, refusal: Refusal) -> Iterator[Trial]:
+    """What may mend a refusal, nearest first, with the run that it makes and all that refuses it."""
+    for fix in dict.fromkeys(fix for key in refusal.keys for fix in ([key] if "=" in key else _neighbours(run, key))):
         other = _applied(run, device_type, fix)
         if other and (left := _judged(*other)) is not None:
             yield fix, other, left

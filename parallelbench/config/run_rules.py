@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from parallelbench.config.build import package_of
 from parallelbench.config.fixes import accepted, fixes, in_words
 from parallelbench.config.rule import Refusal, RefusedError, enforce
@@ -38,19 +40,25 @@ class UnfitError(RefusedError):
         super().__init__(refused)
         self._run, self._device_type = run, device_type
 
-    def fixes(self) -> list[str]:
-        """What to choose, as overrides; see `parallelbench.config.fixes`."""
+    def fixes(self) -> list[list[str]]:
+        """What to choose for each refusal, as overrides; see `parallelbench.config.fixes`."""
         return fixes(self._run, self._device_type, self.refusals)
 
     def __str__(self) -> str:
-        """A line for each refusal: the value, and what must hold; the last one says what to choose."""
+        """A line for each refusal: the value, what must hold, and what to choose."""
         return self.told_with(())
 
     def told_with(self, others: Sequence[ConfigError]) -> str:
         """The same of several runs: only what all of them accept is said to choose."""
         runs = [(other._run, other._device_type) for other in others if isinstance(other, UnfitError)]
-        good = [fix for fix in self.fixes() if all(accepted(*at, fix) for at in runs)]
-        return f"{self.reason}: choose {in_words(good)}" if good else self.reason
+        chosen = self.fixes()
+        together = [[fix] for fix in chosen[0]] if len(chosen) == 1 else [[fix for each in chosen for fix in each]]
+        good = [fix for each in together if all(accepted(*at, " ".join(each)) for at in runs) for fix in each]
+        lines = []
+        for refusal, found in zip(self.refusals, chosen, strict=True):
+            said = [fix for fix in found if fix in good]
+            lines.append(f"{refusal.reason}: choose {in_words(said)}" if said else refusal.reason)
+        return "\n".join(lines)
 
 
 def refusals(run: RunConfig, device_type: str) -> Iterator[Refusal]:
@@ -134,7 +142,7 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         yield (
             run.epochs and chosen != Preprocess(),
             "preprocess has options, but preprocess.engine=none does nothing",
-            ("preprocess.recipe", "preprocess.threads", "preprocess.executions", "preprocess.engine"),
+            (" ".join(_undone(chosen)), "preprocess.engine"),
         )
         return
     who = f"preprocess.engine={chosen.engine}"
@@ -160,6 +168,13 @@ def _preprocessing(run: RunConfig, device_type: str) -> Rules:
         f"{', '.join(SELECTING)}; epochs=0 prepares alone",
         ("preprocess.recipe",),
     )
+
+
+def _undone(chosen: Preprocess) -> Iterator[str]:
+    """The overrides that give its options back their defaults."""
+    for option, usual in msgspec.structs.asdict(Preprocess()).items():
+        if getattr(chosen, option) != usual:
+            yield f"preprocess.{option}={'null' if usual is None else usual}"
 
 
 def _recomputation(run: RunConfig) -> Rules:
