@@ -6,7 +6,7 @@ import codecs
 import shlex
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -290,6 +290,7 @@ PAUSE_S, MOST_PAUSE_S = 5.0, 60.0
 """Between two updates of states, at first and at most: each one queries the scheduler."""
 POLL_S = 0.5
 """Between two looks at the files that runs and jobs print to."""
+_CHUNK = 1 << 16
 _NOT_FAILED = {*CALM, "running"}
 
 
@@ -302,19 +303,24 @@ def pauses() -> Iterator[float]:
 
 
 def watch_states(look: Callable[[], SweepStatus], *, every: bool) -> int:
-    """Show states until all runs have ended: on a terminal a table that changes, else only its last state.
+    """Show states until all runs have ended: on a terminal a table that changes, in a pipe the first and the last one.
 
-    Returns 1 if runs have failed, or can't be known from here: those are not waited for.
+    The last one stays also where Ctrl-C ends the watch. Returns 1 if runs have failed, or can't be known from here:
+    those are not waited for.
     """
     view, shown = look(), console()
-    with Live(console=shown, auto_refresh=False, transient=True) as live:
-        for pause_s in pauses():
-            live.update(rendered(view, every=every), refresh=True)
-            if not view.live:
-                break
-            time.sleep(pause_s)
-            view = look()
-    shown.print(rendered(view, every=every), crop=False)
+    if view.live and not shown.is_terminal:
+        shown.print(rendered(view, every=every), crop=False)
+    try:
+        with Live(console=shown, auto_refresh=False, transient=True) as live:
+            for pause_s in pauses():
+                live.update(rendered(view, every=every), refresh=True)
+                if not view.live:
+                    break
+                time.sleep(pause_s)
+                view = look()
+    finally:
+        shown.print(rendered(view, every=every), crop=False)
     return _ended(view)
 
 
@@ -330,24 +336,36 @@ def _failed(status: RunStatus) -> bool:
     return status.label not in _NOT_FAILED or (status.label == "missing" and bool(status.job))
 
 
+@dataclass
 class _Printed:
-    """Files that grow: what was added since the last look is printed."""
+    """Files that grow, and how much of each was printed.
 
-    def __init__(self) -> None:
-        self._readers: dict[Path, codecs.StreamReader] = {}
-        self._last: Path | None = None
+    They are opened anew for each look: NFS shows only then what another node has written.
+    """
+
+    offsets: dict[Path, int] = field(default_factory=dict)
+    decoders: dict[Path, codecs.IncrementalDecoder] = field(default_factory=dict)
+    last: Path | None = None
 
     def print_new(self, files: Sequence[Path]) -> None:
         """Print what was added; a line names the file wherever it is another one than before."""
         for file in files:
-            if file not in self._readers and file.exists():
-                # Unlike an opened text file, it keeps a letter of which only the first byte is there.
-                self._readers[file] = codecs.getreader("utf-8")(file.open("rb"), "replace")
-            if file in self._readers and (text := self._readers[file].read()):
-                if file != self._last:
+            for text in self._added(file):
+                if file != self.last:
                     print(f"==> {file} <==")
-                    self._last = file
+                    self.last = file
                 print(text, end="", flush=True)
+
+    def _added(self, file: Path) -> Iterator[str]:
+        decoder = self.decoders.setdefault(file, codecs.getincrementaldecoder("utf-8")("replace"))
+        try:
+            with file.open("rb") as opened:
+                opened.seek(self.offsets.get(file, 0))
+                while chunk := opened.read(_CHUNK):
+                    self.offsets[file] = opened.tell()
+                    yield decoder.decode(chunk)
+        except FileNotFoundError:
+            return
 
 
 def follow_output(run: RunFolder, files: Callable[[], Sequence[Path]], launchers: Sequence[Launcher]) -> int:

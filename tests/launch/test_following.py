@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from launch.launcher import RunStatus, SweepStatus
 from launch.slurm import record, scheduler
@@ -55,9 +57,25 @@ def test_watch_ends_with_1_if_runs_failed(
 ) -> None:
     assert status.watch_states(views((RUNNING, RUNNING), last), every=False) == code
     shown = capsys.readouterr().out
-    assert "running" not in shown, "a pipe gets the last table only"
+    first, ends = shown.split(" run  ")[1:]
+    assert (first.count("running"), ends.count("running")) == (2, 0), "a pipe gets the first table and the last"
     assert shown.endswith("\n")
     assert status.watch_states(views(last), every=False) == code
+
+
+def test_watch_leaves_the_table_where_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Console(file=io.StringIO(), force_terminal=True)
+    monkeypatch.setattr(status, "console", lambda: terminal)
+    monkeypatch.setattr(status.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        status.watch_states(views((RUNNING, OK)), every=False)
+    erased, _, left = terminal.file.getvalue().rpartition("\x1b[2K")  # type: ignore[attr-defined]
+    assert "running" in erased
+    assert "running" in left
 
 
 def test_what_can_not_be_known_from_here_is_not_waited_for(
@@ -118,6 +136,18 @@ def test_follow_prints_each_byte_once(
     out = capsys.readouterr().out
     assert out.startswith(f"==> {growing.log} <==\none\ntwö\nlast\n{tmp_path.name}: {last.label}")
     assert len(slept) == 3
+
+
+def test_a_file_that_is_replaced_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, printed = tmp_path / "log.txt", status._Printed()
+    printed.print_new([log])  # not there yet
+    log.write_text("one\n")
+    printed.print_new([log])
+    new = tmp_path / "new.txt"
+    new.write_text("one\ntwo\n")
+    new.replace(log)
+    printed.print_new([log])
+    assert capsys.readouterr().out == f"==> {log} <==\none\ntwo\n"
 
 
 def test_follow_waits_for_a_queued_run_and_asks_seldom(
