@@ -67,14 +67,16 @@ def test_files_of_ones_own_that_do_more_than_set_their_node_are_left_to_hydra(tm
         "model/everywhere.yaml": "# @package _global_\nepochs: 7\n",
         "model/other.yaml": "defaults: [mlp, override /optimizer: sgd, _self_]\nname: other\n",
         "model/number.yaml": "_target_: a.B\nname: number\nrate: 1e-3\n",
+        "model/sub/x.yaml": "name: x\n",
+        "model/nest.yaml": "defaults: [sub/x, _self_]\nname: nest\n",
         "experiment/mine.yaml": "# @package _global_\nepochs: 7\n",
     }
     for path, text in files.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     group_choices.cache_clear()
     for path in files:
-        group, name = path.removesuffix(".yaml").split("/")
+        group, _, name = path.removesuffix(".yaml").partition("/")
         overrides = [f"{group}={name}", "batch_size=3"]
         if name == "late":  # mlp comes later, with its name
             with pytest.raises(ConfigError, match="model=late has `name: mlp`"):

@@ -262,6 +262,8 @@ def _node(group: str, name: str, conf: Path | None) -> Plain | None:
     """The node that this file sets, over those that it inherits from; None where it may do more, or can't be read."""
     if name in group_choices().get(group, ()):
         return deepcopy(shipped(group, name))
+    if "/" in name:  # Hydra gives it a node of its own
+        return None
     try:
         text = (conf / group / f"{name}.yaml").read_text("utf-8") if conf else ""
         content: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
