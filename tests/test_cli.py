@@ -47,6 +47,22 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # --- options and overrides
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["advise", "--objective", "money"], "--objective: money is no choice: did you mean energy or memory? valid:"),
+        (["report", "here", "--width", "86"], "--width: 86 is no choice: did you mean 85? valid: 85, 175"),
+        (["report", "here", "--target", "many"], "--target: many is not valid: expected a test accuracy, e.g. 0.95"),
+    ],
+)
+def test_an_options_value_that_is_none_says_what_is_one(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words)
+    assert expected in capsys.readouterr().err
+
+
 @pytest.mark.exhaustive
 @given(
     st.permutations([["--conf", "mine"], ["--plugin=package"], ["--retry", "oom"], ["epochs=1"], ["~sweep"], ["a=b"]])

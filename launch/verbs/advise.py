@@ -8,9 +8,8 @@ import shlex
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Meta
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -104,11 +103,14 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
     notes += left_out
     of_node = [2**power for power in range(figures.devices_per_node.bit_length())]
     devices = question.devices or [(question.nodes or 1) * count for count in of_node]
-    _require_room(question, devices, figures)
+    most = run.site.max_nodes
+    if question.nodes and most and question.nodes > most:
+        raise ConfigError(f"nodes={question.nodes}, but site={run.site.name} allows a job site.max_nodes={most}")
+    allowed, beyond = _within_site(devices, run, figures)
     if question.gpt is not None:
-        rows, impossible = _gpt(question, devices, figures, knowledge)
+        rows, impossible = _gpt(question, allowed, figures, knowledge)
     else:
-        rows, impossible = _suite(question, devices, figures, knowledge)
+        rows, impossible = _suite(question, allowed, figures, knowledge)
     if knowledge.figures is not None:
         unknown = "network" in _guessed(knowledge, run) and any(row.nodes > 1 for row in rows)
         network = ["the network between nodes is assumed"] if unknown else []
@@ -118,7 +120,7 @@ def answered(question: Question, known: Sequence[str] = ()) -> Answer:
         speeds = "speeds are shares of data sheets" if run.site.hardware is not None else ASSUMED
     return Answer(
         rows=rows,
-        impossible=impossible,
+        impossible=beyond + impossible,
         figures=figures,
         notes=notes,
         speeds=speeds,
@@ -161,18 +163,24 @@ def _completed(measured: MachineFigures, otherwise: MachineFigures) -> MachineFi
     )
 
 
-def _require_room(question: Question, devices: Sequence[int], figures: MachineFigures) -> None:
-    """Refuse more nodes or devices than a job may have on the site."""
-    site = question.bases[0].site
-    if site.max_nodes is None:
-        return
-    if question.nodes and question.nodes > site.max_nodes:
-        raise ConfigError(f"nodes={question.nodes}, but site={site.name} allows a job site.max_nodes={site.max_nodes}")
-    if max(devices) > (most := site.max_nodes * figures.devices_per_node):
-        raise ConfigError(
-            f"devices={max(devices)} is beyond site={site.name}, where a job has {site.max_nodes} nodes of "
-            f"{figures.devices_per_node} devices: choose {most} or fewer"
+def _within_site(devices: Sequence[int], run: RunConfig, figures: MachineFigures) -> tuple[list[int], list[Impossible]]:
+    """Numbers of devices that the site's nodes have, and those beyond."""
+    from analysis.advisor.layouts import Impossible
+
+    nodes = run.site.max_nodes
+    most = None if nodes is None else nodes * figures.devices_per_node
+    beyond = [
+        Impossible(
+            strategy="all",
+            options=(),
+            devices=count,
+            why=f"devices={count} is beyond site={run.site.name}, where a job has {nodes} nodes of "
+            f"{figures.devices_per_node} devices: choose {most} or fewer",
         )
+        for count in devices
+        if most is not None and count > most
+    ]
+    return [count for count in devices if most is None or count <= most], beyond
 
 
 def _suite(
@@ -317,7 +325,6 @@ GPT = "gpt"
 """The model that is predicted by formula."""
 TOKENS = "data.tokens"
 """Its data set's size, which no data set of the suite has."""
-_Tokens = Annotated[float, Meta(ge=1, le=1e18)]
 GPT_KEYS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("batch_size", "site", "results"), ()),
     "scaling": ("strong",),
@@ -379,7 +386,7 @@ def asked(overrides: Sequence[str], extension: Extension) -> Question:
             options[key.removeprefix("model.")] = each.value()
         else:
             others.append(each)
-    tokens = structure(options.pop(TOKENS), _Tokens, TOKENS) if TOKENS in options else None
+    tokens = _tokens(options.pop(TOKENS)) if TOKENS in options else None
     if by_formula:
         _require_formula(others)
     named = ["single"] if by_formula else axes.get("strategy") or usable_choices(extension)["strategy"]
@@ -421,6 +428,12 @@ def _gpt_strategies(values: Sequence[Any]) -> frozenset[str]:
         if value not in GPT_STRATEGIES:
             raise ConfigError(f"strategy={value} is none of model={GPT}: choose {', '.join(GPT_STRATEGIES)}")
     return frozenset(GPT_STRATEGIES[value] for value in values)
+
+
+def _tokens(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e18:
+        raise ConfigError(f"{TOKENS}={value} is no number of tokens: give one from 1 to 1e18, e.g. {TOKENS}=300e9")
+    return float(value)
 
 
 WIDTH = 80

@@ -43,6 +43,13 @@ def _plugin(text: str = "your own package, by name or path; YAML may name its cl
     return _value("--plugin", "PACKAGE", text)
 
 
+def _accuracy(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a test accuracy, e.g. 0.95") from None
+
+
 def _positive(what: str, number: Callable[[str], float] = float) -> Callable[[str], float]:
     """Reads a number above 0, which may end in h; `what` says which, with an example."""
 
@@ -152,7 +159,7 @@ VERBS = {
             "--target",
             "SHARE",
             "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for",
-            type=float,
+            type=_accuracy,
         ),
         _value("--figure", "NAME", "only this figure, as PDF, SVG and PNG for a paper"),
         _value("--panel", "WORDS", "only its panels whose headings hold these words"),
@@ -338,7 +345,14 @@ def command_line_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argpars
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells what was typed as a terminal may get it."""
+    """Tells what was typed as a terminal may get it, and what may have been meant."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            from parallelbench.errors import choices
+
+            valid = map(str, action.choices)
+            raise argparse.ArgumentError(action, f"{value} is no choice: {choices(str(value), valid)}")
 
     def error(self, message: str) -> NoReturn:
         from parallelbench.errors import tellable
