@@ -24,7 +24,7 @@ from parallelbench.config.identity import canonical_json
 from parallelbench.config.run_rules import check_run
 from parallelbench.config.sites import expanded
 from parallelbench.environments import interpreter, require
-from parallelbench.errors import ConfigError, Refusals, raised_at, refuse_token
+from parallelbench.errors import ConfigError, Refusals, count_of, raised_at, refuse_token
 from parallelbench.measure.environment_match import flatten
 from parallelbench.redaction import kind_of_token
 from parallelbench.results.folder import Manifest, RunFolder, State, find_runs
@@ -350,7 +350,6 @@ def _read_only(path: Path) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
-STARTS_AGAIN = "starts the missing runs, from their last saved epoch where they saved one"
 Look = Sequence[tuple["RunFolder", "State"]]
 """Runs of one sweep, whose folders have been read."""
 _MANIFEST = msgspec.json.Decoder(Manifest)
@@ -378,6 +377,18 @@ def _names(folder: Path) -> set[str]:
         return set(os.listdir(folder))
     except OSError:
         return set()
+
+
+def resumption(folders: Iterable[RunFolder]) -> str:
+    """How unfinished runs that have begun resume when they are submitted again, as the end of a sentence."""
+    begun = [folder for folder in folders if folder.attempts()]
+    kept = sum(map(saved, begun))
+    parts = []
+    if kept:
+        parts.append(f"{count_of(kept, 'run')} {'resumes' if kept == 1 else 'resume'} after the last saved epoch")
+    if lost := len(begun) - kept:
+        parts.append(f"{count_of(lost, 'run')} {'starts' if lost == 1 else 'start'} over because nothing was saved")
+    return f": {'; '.join(parts)}" if parts else ""
 
 
 def saved(folder: RunFolder) -> bool:

@@ -34,7 +34,7 @@ from launch.attempt.supervisor import (
     stoppable,
     supervise,
 )
-from launch.launcher import STARTS_AGAIN, Launcher, checked
+from launch.launcher import Launcher, checked, resumption
 from parallelbench.errors import ConfigError, count_of, duration, one_line
 from parallelbench.world.affinity import own_cores
 from parallelbench.world.machine import this_machine, threads_here
@@ -81,7 +81,9 @@ class OnThisMachine(Launcher):
         try:
             self._run_all(prepared, options.retry, Display(console))
         except Interrupted as interruption:
-            console.print(f"interrupted by {interruption}; the same command {STARTS_AGAIN}")
+            over = [item.folder for item in prepared if item.folder.state().label not in ("killed", "running")]
+            next_time = resumption(item.folder for item in prepared if item.folder not in over)
+            console.print(f"interrupted by {interruption}; the same command starts the missing runs{next_time}")
             return EXIT_INTERRUPTED
         return 0 if all(item.folder.state().label in ("ok", "running") for item in prepared) else EXIT_FAILED
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from launch.launcher import STARTS_AGAIN, Launcher, RunStatus, SweepStatus, states_of
+from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import known_cluster
 from launch.slurm.errands import queue_report, reports
@@ -318,6 +318,7 @@ def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
         jobs = [job for tracker in trackers.values() for job in tracker.in_queue()]
         to_report = [job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
         unfinished = list(_unfinished(trackers))
+        next_time = resumption(folder for folder, status in unfinished if status.queued is not None)
         if jobs or to_report:
             # A sweep is cancelled as a whole, so the ids of its arrays are enough.
             scheduler.tell(["scancel", *sorted({job.whole for job in (*jobs, *to_report)}, key=int)])
@@ -326,7 +327,7 @@ def cancel_sweeps(sweeps: Sequence[Path], console: Console) -> None:
     away = Counter(status.elsewhere for _, status in unfinished if status.elsewhere)
     jobless = sum(_is_jobless(each, tracker) for tracker in trackers.values() for each in tracker.submissions)
     also = " and the job that writes the report" if to_report else ""
-    console.print(f"{count_of(len(jobs), 'job')}{also} cancelled; submitting again {STARTS_AGAIN}")
+    console.print(f"{count_of(len(jobs), 'job')}{also} cancelled; submitting again starts the missing runs{next_time}")
     if jobless:
         console.print(
             f"it is not known yet whether Slurm has {count_of(jobless, 'more array')}: cancel again in a minute",
@@ -361,6 +362,7 @@ def cancel_runs(folders: Sequence[RunFolder], console: Console) -> None:
         sweeps.setdefault(folder.path.parent, []).append(folder)
     with _locked_trackers(list(sweeps)) as trackers:
         found = {folder: _jobs(trackers[sweep], folder) for sweep, members in sweeps.items() for folder in members}
+        next_time = resumption(folder for folder, jobs in found.items() if jobs)
         jobs = [job for each in found.values() for job in each]
         if jobs:
             scheduler.tell(["scancel", *jobs])
@@ -376,7 +378,7 @@ def cancel_runs(folders: Sequence[RunFolder], console: Console) -> None:
             _print(console, f"it is not known yet whether Slurm has a job of {name}: cancel again in a minute")
         else:
             _print(console, f"{name} has no job in the queue")
-    console.print(f"{count_of(len(jobs), 'job')} cancelled; submitting again {STARTS_AGAIN}")
+    console.print(f"{count_of(len(jobs), 'job')} cancelled; submitting again starts the missing runs{next_time}")
 
 
 def _jobless(tracker: Tracker, folder: RunFolder) -> bool:

@@ -7,11 +7,13 @@ import os
 import shlex
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+import time
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from launch.attempt.processes import before_the_program, environment
 from launch.launcher import SubmitOptions, glance, launcher_of, prepare_all, states_below
@@ -141,7 +143,11 @@ def _tell_of_disturbed(folder: Path, extension: Extension, *, again: bool = Fals
     disturbed = disturbed_below(folder, states_below(folder), extension.plugin)
     for line in disturbed.lines:
         say(line)
-    if disturbed.runs and again:
+    if not disturbed.runs:
+        return
+    if busy := busy_programs():
+        say(f"busy on this machine at this moment: {', '.join(busy)}")
+    if again:
         say(
             "they were disturbed again: end what else runs here, leave it a core (fewer devices), or come at another "
             "time; losses, accuracies, bytes and peaks of memory hold as they are"
@@ -150,6 +156,24 @@ def _tell_of_disturbed(folder: Path, extension: Extension, *, again: bool = Fals
 
 _FIT_S = 120.0
 """How long a user's own code is waited for before its runs start all the same."""
+_LOOK_S = 1.0
+_BUSY_PERCENT = 10.0
+"""Share of a core."""
+
+
+def busy_programs() -> list[str]:
+    """ "firefox (process 4711, 35 % of a core)": what else computes here at this moment, most first."""
+    others = [each for each in psutil.process_iter(["name"]) if each.pid != os.getpid()]
+    list(_shares(others))  # what follows is of the time since then
+    time.sleep(_LOOK_S)
+    busy = sorted(each for each in _shares(others) if each[0] >= _BUSY_PERCENT and each[1])
+    return [f"{name} (process {pid}, {share:.0f} % of a core)" for share, name, pid in reversed(busy)]
+
+
+def _shares(processes: Sequence[psutil.Process]) -> Iterator[tuple[float, str, int]]:
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended
+            yield process.cpu_percent(), process.info["name"], process.pid
 
 
 @contextmanager

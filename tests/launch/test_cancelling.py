@@ -45,7 +45,7 @@ def test_runs_of_a_sweep_are_cancelled_by_one_command(
     RunFolder(sweep / "b").claim()
     assert cli.main(["cancel", str(sweep / "b")]) == 0
     text = capsys.readouterr().out
-    assert "1 job cancelled; submitting again starts the missing runs" in text
+    assert "1 job cancelled; submitting again starts the missing runs: 1 run starts over" in text
     fake.asked.clear()
     assert cli.main(["cancel", *(str(sweep / name) for name in "abc")]) == 0
     assert told == [["scancel", "5_1"], ["scancel", "5_0", "5_1"]], "not the other tasks of its array"

@@ -171,6 +171,9 @@ def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
     for name in "ab":
         (tmp_path / name).mkdir()
         RunFolder(tmp_path / name).claim()
+    saved = tmp_path / "b" / "checkpoints" / "attempt-1-epoch-1" / "manifest.json"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
     fake.answers["squeue"] = (
         "".join(f"5|{task}|{5 + task}|RUNNING|n1|N/A|N/A|{first.name}\n" for task in range(2))
         + f"N/A|N/A|6|PENDING|None|N/A|N/A|{second.name}\n"
@@ -180,6 +183,7 @@ def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
     assert told == [["scancel", "5", "6"]]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "3 jobs cancelled" in text
+    assert "1 run resumes after the last saved epoch; 1 run starts over because nothing was saved" in text
     assert "it is not known yet whether Slurm has 1 more array" in text
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,7 +82,7 @@ def test_disturbed_runs_are_forgotten_and_asked_for_again(
 
 
 @pytest.mark.slow
-def test_who_is_disturbed_again_learns_what_to_do_and_what_holds(
+def test_who_is_disturbed_again_learns_what_else_computes_and_what_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def disturb(_: OnThisMachine, prepared: Sequence[Prepared], retry: frozenset[str], __: object) -> None:
@@ -89,8 +92,14 @@ def test_who_is_disturbed_again_learns_what_to_do_and_what_holds(
 
     monkeypatch.setattr(OnThisMachine, "_run_all", disturb)
     overrides, _ = sweep(tmp_path, ["launcher=local"])
-    assert cli.main(["submit", *overrides, "--retry", "disturbed"]) == 0
-    assert "they were disturbed again: end what else runs here" in capsys.readouterr().out
+    with subprocess.Popen([shutil.which("sh") or "sh", "-c", "while :; do :; done"]) as busy:
+        try:
+            assert cli.main(["submit", *overrides, "--retry", "disturbed"]) == 0
+        finally:
+            busy.kill()
+    told = capsys.readouterr().out
+    assert re.search(r"busy on this machine at this moment: .*sh \(process \d+, \d+ % of a core\)", told)
+    assert "they were disturbed again: end what else runs here" in told
 
 
 def refuse(*_: object) -> str:

@@ -238,7 +238,7 @@ def test_an_interrupted_run_is_killed_in_order_and_can_be_repeated(number: signa
         os.killpg(program.process.pid, number)  # as a terminal does
         assert program.end() == 130
         assert program.survivors() == []
-        assert "the same command starts the missing runs, from their last saved epoch" in program.text
+        assert "1 run starts over because nothing was saved" in program.text
         assert "Traceback" not in program.text
     folder = the_run(results)
     outcome = outcome_of(folder)
