@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from parallelbench.frameworks import FRAMEWORKS, Framework, entries_of, session_class
 from parallelbench.measure import environment
 from parallelbench.measure.environment_match import (
     differences,
@@ -21,6 +23,15 @@ from parallelbench.measure.environment_match import (
     must_match,
 )
 from tests.analysis.factory import config
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("part", Framework._fields)
+def test_a_framework_that_cant_be_imported_says_why(framework: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = re.sub(r"\W\w+$", "", getattr(FRAMEWORKS[framework], part))
+    monkeypatch.setitem(sys.modules, module, None)  # whose import then fails
+    with pytest.raises(ImportError, match=re.escape(module)):
+        {"session": session_class, "entries": entries_of}[part](framework)
 
 
 @pytest.mark.parametrize(

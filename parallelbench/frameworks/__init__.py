@@ -14,18 +14,18 @@ class Framework(NamedTuple):
     """Where a framework's parts are."""
 
     session: str
-    """Dotted name of its `RankSession`."""
+    """Its `RankSession`, as module:name, by which an import that fails within the module is told as it is."""
     entries: str
-    """Dotted name of the function that gives its part of a run's environment."""
+    """Likewise the function that gives its part of a run's environment."""
 
 
 FRAMEWORKS = {
     "torch": Framework(
-        "parallelbench.training.torch_session.Session", "parallelbench.measure.torch_environment.entries"
+        "parallelbench.training.torch_session:Session", "parallelbench.measure.torch_environment:entries"
     ),
     "tensorflow": Framework(
-        "parallelbench.frameworks.tensorflow.session.TensorFlowSession",
-        "parallelbench.frameworks.tensorflow.world.entries",
+        "parallelbench.frameworks.tensorflow.session:TensorFlowSession",
+        "parallelbench.frameworks.tensorflow.world:entries",
     ),
 }
 """Name, as in `Strategy.framework` → its parts."""
