@@ -24,8 +24,9 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 
 
 def planned(model: nn.Module, plan: Mapping[str, Split]) -> dict[str, Split]:
-    """The plan with every `*` replaced by the matching names; `assert`s that all can be cut."""
-    splits = {name: split for pattern, split in plan.items() for name in matching(model, [pattern])}
+    """The plan with every `*` replaced by the matching names, in the model's order; `assert`s that all can be cut."""
+    found = {name: split for pattern, split in plan.items() for name in matching(model, [pattern])}
+    splits = {name: found[name] for name, _ in model.named_modules() if name in found}
     for name in splits:
         assert isinstance(model.get_submodule(name), (nn.Linear, nn.Embedding)), f"{name} is no linear layer"
     return splits

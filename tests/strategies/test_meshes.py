@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from parallelbench.config.components import Anatomy, Shard
+from parallelbench.config.components import Anatomy, Linears, Model, Shard
 from parallelbench.config.rule import enforce
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.models.modules import Dense, sequence
 from parallelbench.strategies.fsdp import shards as fsdp_shards
 from parallelbench.strategies.mesh import Mesh
 from parallelbench.strategies.tensor import even_shards
@@ -72,6 +76,29 @@ def test_copies_of_pipelines_send_what_the_formulas_say(
         over_tensor = 2 * (shards - 1) / shards * sum(summed[stage])
         assert result["activation_bytes_sent"] == 12 * 8 * (WIDTHS[3] / shards + over_tensor)
         assert result["parameter_bytes_sent"] == 0
+
+
+class Apart(Model, frozen=True, kw_only=True):
+    """An activation that is a layer of its own, between a pair; a pair in one layer; a plan in no order."""
+
+    layer_names = ("inputs", "act", "hidden", "pair", "out")
+
+    def anatomy(self) -> Anatomy:
+        return Anatomy(
+            Linears({"hidden": "row", "inputs.linear": "column", "pair.down": "row", "pair.up": "column"}, units=24)
+        )
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        pair = nn.Sequential(OrderedDict(up=nn.Linear(12, 24), down=nn.Linear(24, 12)))
+        inputs = Dense(in_channels * image_size**2, 24, relu=False)
+        return sequence(self.layer_names, [inputs, nn.ReLU(), nn.Linear(24, 12), pair, nn.Linear(12, num_classes)])
+
+
+def test_shards_go_on_from_a_column_layer_to_the_row_layer_that_sums_them() -> None:
+    run = msgspec.structs.replace(configure(*MLP, "strategy=tensor_parallel", "devices=2"), model=Apart(name="apart"))
+    values = [torch.empty(2, width, device="meta") for width in (64, 24, 24, 12, 12, 10)]
+    local = tensor_shards.local_values(values, build_model(run), run, 2)
+    assert [value.shape[1] for value in local] == [64, 12, 12, 12, 12, 10]
 
 
 def spoil_and_evaluate(rank: int, size: int, run: RunConfig, tensor: int) -> dict[str, torch.Tensor]:

@@ -104,10 +104,11 @@ def local_values(values: list[Tensor], model: nn.Module, run: RunConfig, shards:
 
     `values`: those of the whole model, the first input and the last output included, which have all tokens.
     """
-    local_ones, splits = list(values), planned(model, plan_of(run))
+    local_ones, splits, cut = list(values), planned(model, plan_of(run)), False
     for index, layer in enumerate(run.model.layer_names, start=1):
         own = [split for name, split in splits.items() if name.partition(".")[0] == layer]
-        if own[-1:] == ["column"]:
+        cut = own[-1] == "column" if own else cut  # a layer that has none gives what it takes: a shard of a shard
+        if cut:
             local_ones[index] = values[index][..., : values[index].shape[-1] // shards].contiguous()
     if divides_sequence(run):
         local_ones[1:-1] = [each[:, : each.shape[1] // shards].contiguous() for each in local_ones[1:-1]]
