@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -131,6 +132,22 @@ def test_results_are_kept_where_no_home_can_be_written(monkeypatch: pytest.Monke
     KeptResults(path, "here").add(CheckResult("a", "ok", "fine", 1.0))
     assert path.is_relative_to(tmp_path / str(os.getuid()))
     assert set(KeptResults(path, "here").passed) == {"a"}
+
+
+def test_results_go_below_the_home_that_a_variable_means_or_into_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/cache")
+    assert results.default_path().is_relative_to(tmp_path / "home" / "cache")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # of a user whom no list names
+    for cache in ("~/cache", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        assert results.default_path().is_relative_to(tmp_path / "temporary" / str(os.getuid()))
+    assert not (tmp_path / "~").exists()
 
 
 def test_whole_runs_are_rehearsed_on_as_many_cores_as_most_machines_have(tmp_path: Path) -> None:

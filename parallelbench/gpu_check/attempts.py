@@ -121,7 +121,7 @@ class WarmProcesses:
         nothing can be forked, or what is forked from has ended; the next run then gets another such process.
         """
         key = frozenset(variables.items())
-        if key in self._kept and self._kept[key].hasended():
+        if key in self._kept and self._kept[key].has_ended():
             self._kept.pop(key).close()
         if key not in self._kept:
             self._kept[key] = _Warm(inherited(os.environ) | dict(variables))
@@ -162,7 +162,7 @@ class _Warm:
         assert isinstance(code, int), "the second answer is an exit code"
         return code if in_time else None
 
-    def hasended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def _answer(self) -> int | str:

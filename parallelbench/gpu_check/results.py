@@ -177,9 +177,11 @@ def default_path(kind: str = "") -> Path:
 
     Below the folder of temporary files where there is no home that can be written, as in some containers.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     for place in (cache, f"{tempfile.gettempdir()}/{os.getuid()}"):
         folder = Path(place, "parallelbench")
+        if place.startswith("~"):
+            continue  # nobody knows this user's home
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
