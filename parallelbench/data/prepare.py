@@ -23,12 +23,11 @@ from parallelbench.data.content import OwnContent, file_digest, named
 from parallelbench.data.download import published
 from parallelbench.data.text import Text, file_of, stored_sha256, write_text
 from parallelbench.data.torchvision import MANIFEST, PreparedData, fingerprint_of
-from parallelbench.errors import ConfigError
-from parallelbench.results.files import storage_errors, sync
+from parallelbench.errors import ConfigError, StorageError
+from parallelbench.results.files import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from parallelbench.config.components import Arrays, Data
 
@@ -64,7 +63,7 @@ def prepare(data: Data, data_dir: Path, *, progress: Callable[[str], None] = pri
             f"data.files={data.files} is not prepared in {root}: name the file that holds these arrays, with "
             f"`{prepare_line(data.name, root, *data.prepare_options)}`"
         )
-    with _storage_errors(root):
+    with storage_errors(root):
         (root / "raw").mkdir(parents=True, exist_ok=True)
         with temporary_folder(root / "raw", "download") as own:
             md5, arrays = published(data, root / "raw", own, progress=progress)
@@ -81,7 +80,7 @@ def _prepare_own(data: PreparedData, source: Path, root: Path, *, progress: Call
     progress(f"{data.name}: reading {source}")
     arrays = _own_arrays(data, source)
     md5 = {source.name: file_digest(source, "md5")}
-    with _storage_errors(root), temporary_folder(root, data.folder) as temporary:
+    with storage_errors(root), temporary_folder(root, data.folder) as temporary:
         sized = with_sizes(data, arrays)
         content = fingerprint_of(write(sized, arrays, temporary, md5=md5, progress=progress))
         own = with_sizes(data, arrays, content)
@@ -105,6 +104,8 @@ def _own_arrays(data: PreparedData, path: Path) -> Arrays:
             held = {name: file[name] for name in names}
         if empty := [name for name, array in held.items() if not array.size]:
             raise ValueError(f"nothing in {', '.join(empty)}")
+    except MemoryError:
+        raise
     except Exception as error:  # numpy and zipfile raise eight kinds for what is no .npz file, or a damaged one
         raise ConfigError(f"data.files={path} is no .npz file of a data set ({error}): {fix}") from None
     for name, array in held.items():
@@ -122,7 +123,7 @@ def _prepare_text(path: str, root: Path, *, progress: Callable[[str], None]) -> 
         progress(f"text: ready in {file_of(own, root).parent}")
         return
     progress(f"text: reading {path}")
-    with _storage_errors(root), temporary_folder(root, "text") as temporary:
+    with storage_errors(root), temporary_folder(root, "text") as temporary:
         own = write_text(Path(path).expanduser(), temporary)
         with suppress(OSError):  # another process was faster: its folder holds the same
             temporary.rename(file_of(own, root).parent)
@@ -194,8 +195,16 @@ def _remove_stale(parent: Path) -> None:
             continue
 
 
-def _storage_errors(root: Path) -> AbstractContextManager[None]:
-    return storage_errors(root, option="site.data_dir=DIR", verb="read or write")
+@contextmanager
+def storage_errors(root: Path) -> Iterator[None]:
+    """Turn an `OSError` below a data folder into a `StorageError` that names the file and the fix."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or root} can't be read or written ({error.strerror or error}): "
+            "free space, correct the permissions, or choose another folder with site.data_dir"
+        ) from error
 
 
 def with_sizes(data: PreparedData, arrays: Arrays, content: str = "0" * 64) -> PreparedData:

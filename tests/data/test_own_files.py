@@ -130,6 +130,16 @@ def test_a_damaged_file_likewise(tmp_path: Path, damage: Callable[[bytes], bytes
             prepare(mnist(str(own)), tmp_path / "data", progress=lambda line: None)
 
 
+def test_too_little_memory_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **_options: object) -> None:
+        raise MemoryError
+
+    own = saved(tmp_path / "own.npz", arrays())
+    monkeypatch.setattr(np, "load", full)
+    with pytest.raises(MemoryError):
+        prepare(mnist(own), tmp_path / "data", progress=lambda line: None)
+
+
 def test_a_run_takes_the_name_and_prepare_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.files=own is no name.*prepare data=mnist data\.files=own` first"):
         _ = mnist("own").train_samples
