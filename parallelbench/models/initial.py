@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _FACTORIES = {"aten::empty", "aten::zeros", "aten::ones", "aten::full"}
+_OVERWRITES = {"aten::normal_", "aten::uniform_", "aten::fill_", "aten::zero_"}
+"""Operations in place that read nothing of what was there."""
 
 
 def unfilled(run: RunConfig) -> nn.Sequential:
@@ -63,6 +65,8 @@ class _Change:
     part: Tensor
     """A meta tensor."""
     draws: bool
+    needed: bool = True
+    """Whether something of what it leaves stays."""
     state: Tensor | None = None
     """Of the stream when it came to this; None: it has not yet."""
 
@@ -86,15 +90,25 @@ class _Values:
     def __deepcopy__(self, memo: object) -> None:
         """None: copies of a tensor without values stay without."""
 
+    def note(self, change: _Change, *, overwrites: bool) -> None:
+        """Add a change; after one that overwrites all values those before it are needless."""
+        if overwrites and change.part.numel() == self.like.numel():
+            for earlier in self.changes:
+                earlier.needed = False
+        self.changes.append(change)
+        if change.draws:
+            self.stream.to_come.append(change)
+
     @torch.no_grad()
     def of(self, tensor: Tensor) -> Tensor:
         """What takes the place of a tensor without values: the same each time."""
         if self.taken is None:
             assert tensor.shape == self.like.shape
-            for change in self.changes[:1]:
+            needed = [change for change in self.changes if change.needed]
+            for change in needed[:1]:
                 self.stream.come_to(change)  # before there is memory for both
             values = self.make()
-            for change in self.changes:
+            for change in needed:
                 change.do(values, self.stream.at(change), offset=int(change.part.storage_offset()))
             self.taken = nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
         return self.taken
@@ -125,7 +139,8 @@ class _Stream:
         scratch = torch.empty(0)
         while change.draws and change.state is None and self.to_come[0] is not change:
             passed = self.to_come.popleft()
-            passed.state = self._generator.get_state()
+            if passed.needed:
+                passed.state = self._generator.get_state()
             span = 1 + sum((n - 1) * stride for n, stride in zip(passed.part.size(), passed.part.stride(), strict=True))
             if scratch.numel() < span or scratch.dtype != passed.part.dtype:
                 scratch = torch.empty(span, dtype=passed.part.dtype)
@@ -159,9 +174,7 @@ class _Notes(TorchDispatchMode):
             assert not any(self.of(each) for each in tree_leaves((others, kwargs))), f"{name} of two tensors"
             options = {key: value for key, value in kwargs.items() if key != "generator"}
             change = _Change(lambda part, **drawn: func(part, *others, **options, **drawn), tensor.detach(), draws)
-            own.changes.append(change)
-            if draws:
-                self._stream.to_come.append(change)
+            own.note(change, overwrites=name in _OVERWRITES)
         else:
             made_here = [self.of(each) for each in tree_leaves(result) if isinstance(each, Tensor)]
             assert all(made_here) or not (draws or any(map(self.of, tree_leaves((args, kwargs))))), name
