@@ -73,7 +73,10 @@ class CausalAttention(nn.Module):
         batch, tokens, width = qkv.shape  # a rank's part of the last test samples may be empty
         of_each = self.sharing + 2
         heads = qkv.view(batch, tokens, width // (of_each * self.head_width), of_each, self.head_width)
-        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in heads.split([self.sharing, 1, 1], dim=3))
+        q, k, v = (part.flatten(2, 3) for part in heads.split([self.sharing, 1, 1], dim=3))
+        if self.rotary is None and self.sharing > 1:
+            q = q.contiguous()  # or backward would keep keys and values beside those that are repeated
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if self.rotary is not None:
             tables = self.rotary.tables(q, self.places)
             q, k = turned(q, *tables), turned(k, *tables)

@@ -167,11 +167,13 @@ def test_grouped_heads_are_whole_ones_whose_keys_are_equal() -> None:
     torch.testing.assert_close(grouped(tokens()), whole(tokens()), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("kv_heads", [None, 2, 1])
 @pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_backward_keeps_queries_keys_and_values_once(positions: str) -> None:
+def test_backward_keeps_queries_keys_and_values_once(positions: str, kv_heads: int | None) -> None:
     """Together three times the width, beside the result, a number for each query and head, and rotary tables."""
-    attention, kept = built(positions=positions).block1.attention, {}
-    qkv = torch.randn(3, 12, 48, dtype=torch.float64, requires_grad=True).clone()
+    attention, kept = built(positions=positions, kv_heads=kv_heads).block1.attention, {}
+    width = attention.qkv.out_features
+    qkv = torch.randn(3, 12, width, dtype=torch.float64, requires_grad=True).clone()
 
     def pack(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
