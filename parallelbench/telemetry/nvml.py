@@ -63,8 +63,9 @@ def opened(count: int, *, warn: Callable[[str, str], None], clock: Callable[[], 
 
     `warn` is called with a reason and the GPU.
     """
-    gpus, found = visible_gpus()[:count], list[SampledGpu]()
+    found: list[SampledGpu] = []
     try:
+        gpus = visible_gpus()[:count]
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         warn(f"NVML can't be used ({error})", "all GPUs")
@@ -75,7 +76,10 @@ def opened(count: int, *, warn: Callable[[str, str], None], clock: Callable[[], 
         elif gpu.failure is not None:
             warn(gpu.failure, gpu.uuid or "a GPU")
         else:
-            found.append(SampledGpu(gpu.uuid, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), warn, clock))
+            try:
+                found.append(SampledGpu(gpu.uuid, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), warn, clock))
+            except pynvml.NVMLError as error:
+                warn(str(error), gpu.uuid)
     return found
 
 

@@ -9,6 +9,7 @@
  * Names: energy (mJ), instant and power (mW), utilization (%), memory (bytes), clock (MHz), temperature (C),
  * throttle (bits), processes (that compute on it), cores (bits: those of its NUMA node), mode (compute mode), peers
  * (status of its access to all others), name (one word). What a device does not name is not supported. With -DOLD_DRIVER newer functions are absent.
+ * "handle !15" is what a look for it by its UUID returns, "count !999", of the first device, what counting them does.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -104,7 +105,13 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
   return SUCCESS;
 }
 
-int nvmlDeviceGetCount_v2(unsigned *found) { *found = (unsigned)count; return SUCCESS; }
+static int call(Device *device, const char *name) {
+  unsigned long long number;
+  int error = next(device, name, &number);
+  return error == NOT_SUPPORTED ? SUCCESS : error;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *found) { *found = (unsigned)count; return call(&devices[0], "count"); }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
   if (index >= (unsigned)count) return INVALID_ARGUMENT;
@@ -116,7 +123,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device) {
   for (int i = 0; i < count; i++)
-    if (!strcmp(devices[i].uuid, uuid)) { *device = &devices[i]; return SUCCESS; }
+    if (!strcmp(devices[i].uuid, uuid)) { *device = &devices[i]; return call(*device, "handle"); }
   return NOT_FOUND;
 }
 

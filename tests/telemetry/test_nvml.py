@@ -94,6 +94,8 @@ def test_an_old_driver_lacks_the_counter_and_has_one_power_only(tmp_path: Path) 
     [
         ("device GPU-a mig\nenergy 1000\n", {}, "GPU-a"),
         ("device GPU-a\nenergy 1000\n", {"CUDA_VISIBLE_DEVICES": "MIG-1"}, "MIG-1"),
+        ("device GPU-a\nenergy 1000\nhandle !15\n", {}, "GPU-a"),
+        ("device GPU-a\nenergy 1000\ncount !999\n", {}, "all GPUs"),
         (None, {}, "all GPUs"),
     ],
 )
