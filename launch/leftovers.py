@@ -27,8 +27,12 @@ YOUNG_S = 600.0
 _INTENT = {"config.yaml", "overrides.txt"}
 """All that a run consists of that was never begun."""
 _LIVE = ("running", "queued", "unknown")
-_OF_RUNS = (".*.tmp", "attempts/.*.tmp", "attempts/*/.*.tmp", "attempts/*/preprocess", "attempts/*/reference")
-"""Within a run's folder: files and folders that were being written, prepared samples, and what frameworks exchange."""
+_OF_RUNS = (
+    *(".*.tmp", "attempts/.*.tmp", "attempts/*/.*.tmp", "attempts/*/preprocess", "attempts/*/reference"),
+    "attempts/*/prepared-*.npy",
+)
+"""Within a run's folder: files and folders that were being written, prepared samples (earlier versions' in files of
+their own), and what frameworks exchange."""
 _OF_SWEEPS = (".report.*.tmp", ".report.*.old", ".compacted.*.tmp", f"{FORGOTTEN}-*.tmp")
 
 

@@ -129,7 +129,7 @@ class PreparedRows(Data, frozen=True, kw_only=True):
     """Also where some labels don't occur any more."""
 
     def load(self, data_dir: Path) -> Arrays:
-        """Never: the rank that prepared the rows has the arrays."""
+        """Never: every rank has the arrays."""
         raise AssertionError("prepared rows lie in no file")
 
 

@@ -138,15 +138,17 @@ def test_what_dead_attempts_left_goes_and_what_counts_stays(tmp_path: Path) -> N
     for name in (*inside, whole, part, *kept):
         (run.path / name).parent.mkdir(parents=True, exist_ok=True)
         (run.path / name).write_bytes(bytes(1_000_000))
+    older = run.path / "attempts/1/prepared-images.npy"
+    older.write_bytes(bytes(1_000_000))
     aged(run.path)
-    leftovers = {run.path / name.rpartition("/")[0] for name in inside}
+    leftovers = {older} | {run.path / name.rpartition("/")[0] for name in inside}
     killed = {run: RunStatus(MISSING, "killed")}
     assert set(listed(killed)) == leftovers | {run.path / "checkpoints" / "attempt-1-epoch-3"}
     done = {run: RunStatus(DONE, "ok")}
     assert set(listed(done)) == leftovers | {run.path / "checkpoints"}
     assert listed({run: RunStatus(MISSING, "running")}) == []
     found = list(stale(done))
-    assert sum(each.size_bytes for each in found) == 6_000_000
+    assert sum(each.size_bytes for each in found) == 7_000_000
     assert all(each.remove() for each in found)
     assert all((run.path / name).exists() for name in kept)
 
