@@ -204,6 +204,7 @@ def test_the_scale_of_the_loss_is_kept() -> None:
 
 ALONE = World()
 STATE = {"replica": {"x": torch.arange(5.0)}, "list": [1, None, "text"]}
+UNUSED = "the checkpoint after epoch 1 of attempt 1 was not used: it is damaged, or of another version of the suite"
 
 
 def newest(checkpoints: Checkpoints, usable: Callable[[Key], bool] = lambda key: True) -> tuple[Key, Any, list[Any]]:
@@ -362,8 +363,24 @@ def test_a_run_goes_on_under_a_version_whose_further_columns_may_be_null(
     warned: list[str] = []
     resumed = EpochBoundary(run, attempt, ALONE, journal=mock.Mock(), warn=warned.append).resume()
     assert (resumed is not None) == is_used
-    why = "it is damaged, or of another version of the suite"
-    assert warned == ([] if is_used else [f"the checkpoint after epoch 1 of attempt 1 was not used: {why}"])
+    assert warned == ([] if is_used else [UNUSED])
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "is_used"),
+    [("gpt_tiny", "query", False), ("gpt_moe_tiny", "query", False), ("gpt_tiny", "qkv", True), ("vit", "query", True)],
+)
+def test_a_language_model_does_not_go_on_from_layers_that_it_has_no_more(
+    model: str, layer: str, is_used: bool, tmp_path: Path
+) -> None:
+    run = config(tmp_path, model=model, launcher=component("launcher", {"name": "local", "checkpoint": "always"}))
+    _, attempt = begin(run, Fake())
+    write_epochs(run, attempt, Fake(), epochs=1)
+    state = {"replica": {"tensors": {f"block1.attention.{layer}.weight": torch.ones(2)}}}
+    assert Checkpoints(attempt.checkpoints, ALONE).save(Key(1, 1), state) is None
+    warned: list[str] = []
+    resumed = EpochBoundary(run, attempt, ALONE, journal=mock.Mock(), warn=warned.append).resume()
+    assert (resumed is not None, warned) == (is_used, [] if is_used else [UNUSED])
 
 
 def test_a_file_of_a_checkpoint_that_the_disk_has_lost_is_passed_over(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from parallelbench.errors import StorageError, one_line
 from parallelbench.measure.memory import release_host
+from parallelbench.models.gpt import Gpt
 from parallelbench.results.files import new_file, storage_errors, sync, write_file
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import OtherVersionError, kept_entries
@@ -63,14 +64,19 @@ class Checkpoints:
     damaged: list[Key] = field(default_factory=list)
     """Checkpoints that `newest` could not use."""
 
-    def newest(self, measured: Callable[[Key], list[Row] | None]) -> tuple[Key, State, list[Row]] | None:
-        """The newest checkpoint whose files all ranks can read, with this rank's state and what it has `measured`.
+    def newest(
+        self, measured: Callable[[Key], list[Row] | None], *, fits: Callable[[State], bool] = lambda _: True
+    ) -> tuple[Key, State, list[Row]] | None:
+        """The newest checkpoint whose files all ranks can read, with this rank's state, which `fits`, and what it has
+        `measured`.
 
         Raises `StorageError` where the disk does not answer: what is there may be whole, and a later attempt read it.
         """
         for key in self._proposals():
             entries = measured(key)
             state = None if entries is None else self._read(key)
+            if state is not None and not fits(state):
+                state = None
             if not any(self.world.gather(state is None)):
                 assert state is not None
                 assert entries is not None
@@ -275,7 +281,12 @@ class EpochBoundary:
                 return kept_entries(path, through=key.epoch)
             return None
 
-        newest = self._checkpoints.newest(measured)
+        def fits(state: State) -> bool:
+            """Development versions had a layer each for queries, keys and values of `gpt`."""
+            names = state["replica"].get("tensors", ()) if isinstance(self._run.model, Gpt) else ()
+            return not any(".attention.query." in name for name in names)
+
+        newest = self._checkpoints.newest(measured, fits=fits)
         for key in self._checkpoints.damaged:
             self._warn(
                 f"the checkpoint after epoch {key.epoch} of attempt {key.attempt} was not used: it is damaged, or of "
