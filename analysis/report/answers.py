@@ -263,9 +263,8 @@ def answers(runs: Runs) -> list[str]:
     several = compared["group"].n_unique() > 1
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
-    rows = (ordered.unique("group", keep="first", maintain_order=True) if several else ordered).to_dicts()[
-        :_MOST_LISTED
-    ]
+    first = ordered.unique("group", keep="first", maintain_order=True) if several else ordered
+    rows = first.head(_MOST_LISTED).to_dicts()
     more = compared.height - len(rows)
     if several and more:
         shown = [_counted(runs, compared), *_extremes(runs, ordered)]
