@@ -145,8 +145,8 @@ def _telling(digits: int, *ends: float) -> int:
 def together(verdicts: int) -> str:
     """What holds of several verdicts that are looked at together."""
     return (
-        f"The intervals allow for {verdicts} verdicts: on average at most 1 in 20 of those that say faster or "
-        "slower is wrong."
+        f"The verdicts allow for each other ({verdicts} of them): on average at most 1 in 20 of those that say faster "
+        "or slower is wrong. So one may show no difference where its own 95 % interval leaves out 1."
     )
 
 

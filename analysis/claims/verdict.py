@@ -78,8 +78,9 @@ def decide(
 ) -> tuple[Verdict, str]:
     """The verdict on an effect, and what would decide it where nothing does.
 
-    `independent`: how many of the values are, None for all. `after`: None where that is not known. `timed`: a quieter
-    machine would narrow the interval. `shown`: a bound in the effect's own unit.
+    `interval`: the one that the verdict rests on, which allows for other verdicts. `independent`: how many of the
+    values are, None for all. `after`: None where that is not known. `timed`: a quieter machine would narrow the
+    interval. `shown`: a bound in the effect's own unit.
     """
     known = len(values) if independent is None else independent
     verdict = verdict_on(known, interval, expect)
@@ -98,7 +99,7 @@ def decide(
     held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
     if not held:  # it lies within the margin
         return verdict, f"the effect is within the margin ({shown(expect.by)})"
-    holds = f"the interval holds {text.listed([shown(edge) for edge in held])}"
+    holds = f"the interval that allows for all claims holds {text.listed([shown(edge) for edge in held])}"
     if after is None:
         return verdict, holds
     needed = repeats_to_add(lambda more: verdict_on(known + more, after(more), expect) != "inconclusive")
@@ -124,8 +125,8 @@ class Case:
     """Of the effects; in logarithms where they are ratios."""
     low: float | None
     high: float | None
-    """The interval of the effect; None with too few repeats, or where the sides were not interleaved. Steps and time to
-    an accuracy are known to an epoch only, so the interval reaches from their least to their largest possible value.
+    """The 95 % interval of the effect; None with too few repeats, or where the sides were not interleaved. Steps and
+    time to an accuracy are known to an epoch only, so it reaches from their least to their largest possible value.
     """
     verdict: Verdict
     lacks: str
@@ -174,7 +175,7 @@ def judge(runs: Runs, claim: Claim, *, seed: str) -> Judgement:
 
 
 def judge_together(runs: Runs, claims: Sequence[tuple[str, Claim]]) -> list[Judgement]:
-    """Evaluate claims with the numbers of their publications; the intervals allow for all of their verdicts."""
+    """Evaluate claims with the numbers of their publications; the verdicts allow for each other."""
     of_claims = [ClaimedEffect.all_of(runs, claim) for _, claim in claims]
     every = (effect for compared in of_claims for effect in compared)
     able = [each for each in every if not each.forbidden and each.interval(ERROR) is not None]
@@ -207,7 +208,7 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | N
     runs = [_told(compared.runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))]
     caveats = map(str, compared.pairing.caveats(of_times=compared.of_times, metric=compared.claim.metric))
     verdict, lacks = compared.decided(error)
-    low, high = compared.interval(error) or (None, None)
+    low, high = compared.interval(ERROR) or (None, None)
     return Case(
         where=where,
         step=effect.step,

@@ -99,14 +99,17 @@ def _shares_options(run: ComparedRun, other: ComparedRun) -> bool:
     return all(one[key] == two[key] for key in shared.difference(WHICH_STRATEGY))
 
 
-def beside_fastest(runs: Runs, group: str, fastest: str, others: Sequence[str]) -> dict[str, SpeedVerdict]:
-    """Other configurations of the same work → the verdict of their own pairs with the fastest.
+def beside_fastest(
+    runs: Runs, group: str, fastest: str, others: Sequence[str], *, among: int
+) -> dict[str, SpeedVerdict]:
+    """Other configurations of the same work → the verdict of their own pairs with the fastest, which was chosen `among`
+    so many by the same runs.
 
     Two intervals beside one device may overlap where every pair of the two says the same.
     """
     pairings = {other: _paired(runs, (group, fastest), (group, other)) for other in others}
     ratios = {other: None if pairing.blockers() else pairing.speed_up() for other, pairing in pairings.items()}
-    error = of_several(ratios.values())
+    error = of_several(ratios.values(), fastest_of=among)
     return {
         other: SpeedVerdict.NOT_COMPARABLE if pairings[other].blockers() else of_speed(ratio and ratio.at(error))
         for other, ratio in ratios.items()
@@ -206,11 +209,9 @@ def _unlike(runs: Runs, configurations: list[Configuration]) -> Issue | None:
 
 
 @once
-def error_of_intervals(runs: Runs, metric: str | None = None) -> float:
-    """The error of each interval of a metric's ratio (None: of the speed-up): all that are not one device's own are
-    looked at together.
-    """
-    return of_several(each.speed_up() if metric is None else each.ratio(metric) for each in _others(runs))
+def error_of_verdicts(runs: Runs) -> float:
+    """The error of each verdict on a speed-up: all but one device's own are given together."""
+    return of_several(each.speed_up() for each in _others(runs))
 
 
 def speed_ups_and_repeats(runs: Runs) -> list[tuple[Ratio, int]]:
@@ -237,8 +238,7 @@ def gain(runs: Runs, pairing: Pairing | None, *, devices: int, baseline: bool, d
     """
     pairing = pairing or Pairing(())
     steady, energy = pairing.speed_up(), pairing.ratio(ENERGY)
-    steady = steady and steady.at(error_of_intervals(runs))
-    energy = energy and energy.at(error_of_intervals(runs, ENERGY))
+    steady = steady and steady.at(error_of_verdicts(runs))
     whole = pairing.speed_up(with_startup=True)
     verdict = of_speed(steady) if steady else None
     if pairing.blockers():

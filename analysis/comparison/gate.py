@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis import text
-from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, POWER, repeats_to_add
+from analysis.comparison.ratio import DECIDING_REPEATS, ERROR, POWER, repeats_to_add
 from analysis.comparison.sides import OVERALL
 from analysis.comparison.verdict import SpeedVerdict
 from parallelbench.errors import ConfigError
@@ -39,28 +39,27 @@ def percentage(given: str) -> float:
 def gate(comparison: Comparison, *, margin: float) -> Gate:
     """Whether any configuration, or all together, is slower by more than `margin` (0.03: 3 %) with confidence.
 
-    It fails where the lower end of an interval exceeds 1 + margin. The intervals are those for so many configurations
+    It fails where the lower end of a deciding interval exceeds 1 + margin. These allow for so many configurations
     (Bonferroni): of changes that are slower by exactly the margin, 2.5 % fail at most, however many configurations
-    there are, and of harmless ones fewer. It passes where all intervals end at or below 1 + margin. Everything else is
-    undecided: what was not seen for lack of repeats does not pass.
+    there are, and of harmless ones fewer. It passes where all 95 % intervals end at or below 1 + margin. Everything
+    else is undecided: what was not seen for lack of repeats does not pass.
     """
     judged = [(row.configuration, row.time) for row in comparison.rows]
     undecided = {
         f"{row.configuration}: {row.shown_verdict}": _remedy(row.verdict, row.time)
         for row in comparison.rows
-        if not _has_interval(row.time)
+        if not _is_judged(row.time)
     }
     if len(judged) > 1 and not undecided:
         judged.append((OVERALL, comparison.overall))
-        if not _has_interval(comparison.overall):
+        if not _is_judged(comparison.overall):
             remedy = _remedy(comparison.verdict, comparison.overall)
             undecided[f"{OVERALL}: {comparison.shown_verdict}"] = remedy
-    known = [(name, time) for name, time in judged if time is not None and _has_interval(time)]
+    known = [(name, time) for name, time in judged if time is not None and _is_judged(time)]
     together = [(name, time.at(ERROR / len(known))) for name, time in known]
-    if slower := [(name, time) for name, time in together if (time.low or 0) > 1 + margin]:
-        worst = [
-            f"{name} by {_percent(time.median - 1)} (at least {_percent((time.low or 0) - 1)})" for name, time in slower
-        ]
+    least = [(name, time.median, time.deciding[0]) for name, time in together if time.deciding]
+    if slower := [each for each in least if each[2] > 1 + margin]:
+        worst = [f"{name} by {_percent(median - 1)} (at least {_percent(low - 1)})" for name, median, low in slower]
         return Gate(SLOWER, f"FAIL: slower by more than {_percent(margin)}: {', '.join(worst)}")
     undecided |= {f"{name}: no counted run on side B": _MISSING for name in comparison.only_a}
     undecided |= {f"side B lacks {lost}": _MISSING for lost in comparison.lost}
@@ -74,10 +73,10 @@ _MISSING = "measure the missing runs"
 
 
 def _remedy(verdict: SpeedVerdict, time: Ratio | None) -> str:
-    """What gives a row an interval."""
+    """What lets a row be judged."""
     match verdict:
         case SpeedVerdict.TOO_FEW if time is not None:
-            return text.to_add(FEWEST_REPEATS - time.n)
+            return text.to_add(DECIDING_REPEATS - time.n)
         case SpeedVerdict.NOT_INTERLEAVED:
             return "measure both sides in turn"
         case SpeedVerdict.NOT_COMPARABLE:
@@ -87,14 +86,14 @@ def _remedy(verdict: SpeedVerdict, time: Ratio | None) -> str:
     return _MISSING
 
 
-def _has_interval(time: Ratio | None) -> bool:
-    return time is not None and time.low is not None
+def _is_judged(time: Ratio | None) -> bool:
+    return time is not None and time.deciding is not None
 
 
 def _not_slower(known: Sequence[tuple[str, Ratio]], together: Sequence[tuple[str, Ratio]], margin: float) -> Gate:
-    """Passed where no interval reaches beyond the margin. `together`: with intervals for so many configurations."""
+    """Passed where no interval reaches beyond the margin. `together`: judged for so many configurations."""
     # All must pass, so each may be judged as if it were alone (intersection–union).
-    name, worst = max(((name, time.at(ERROR)) for name, time in known), key=lambda each: each[1].high or 0)
+    name, worst = max(known, key=lambda each: each[1].high or 0)
     high, allowed, power = worst.high or 0, _percent(margin), _power(together, margin)
     if high <= 1 + margin:
         ends = (
@@ -126,7 +125,10 @@ def _is_decided_after(
 
 def _power(judged: Sequence[tuple[str, Ratio]], margin: float) -> str:
     """The slow-down that these repeats would have shown."""
-    seen, name = max((time.smallest_seen(1 + margin) or 0, name) for name, time in judged)
+    each = [(time.smallest_seen(1 + margin), name) for name, time in judged]
+    if blind := [name for seen, name in each if seen is None]:
+        return f"too few repeats to fail any of so many configurations, however slow ({text.listed(blind)})"
+    seen, name = max((seen or 0, name) for seen, name in each)
     return (
         f"with these repeats a slow-down of {_percent(seen - 1)} or more fails in {100 * POWER:.0f} % of cases ({name})"
     )

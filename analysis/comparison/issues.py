@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.ratio import FEWEST_REPEATS
+from analysis.comparison.ratio import DECIDING_REPEATS
 from analysis.comparison.run import is_energy
 from analysis.comparison.work import PROBED, Differences, plain
 from analysis.metrics.disturbance import POOL_S, SHARE, UNSURE_OF_EACH_S, UNSURE_S
@@ -181,8 +181,8 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
             return (
                 "the two sides were measured apart",
                 ", so the ratios include any change of the machine in between and have neither interval nor verdict: "
-                f"measure both in turn, by one submit of {FEWEST_REPEATS} or more further repeats (sweep.repeats), or "
-                f"submit each side {FEWEST_REPEATS} times or more, in alternation",
+                f"measure both in turn, by one submit of {DECIDING_REPEATS} or more further repeats (sweep.repeats), or "
+                f"submit each side {DECIDING_REPEATS} times or more, in alternation, the one first and then the other (A B, B A)",
             )
         case Caveat.ORDER:
             return (

@@ -10,6 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, permutations
+from math import inf, isfinite, sqrt
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from analysis.comparison.issues import (
@@ -26,7 +28,15 @@ from analysis.comparison.issues import (
     unlike_probes,
     unrecorded,
 )
-from analysis.comparison.ratio import PER_EPOCH, WITH_STARTUP, Fraction, is_apart, ratio_of_pairs
+from analysis.comparison.ratio import (
+    FEWEST_REPEATS,
+    PER_EPOCH,
+    WITH_STARTUP,
+    Fraction,
+    is_apart,
+    of_pools,
+    ratio_of_pairs,
+)
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import COMPARED, highest_repeats, is_below, without
 from analysis.runs.reader import once
@@ -34,7 +44,7 @@ from parallelbench.measure import environment_match
 from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.run import Span
@@ -100,7 +110,7 @@ class Pairing:
     @cached_property
     def is_one_after_the_other(self) -> bool:
         """Whether the runs of one side mostly came before those of another. Runs of one sweep are interleaved."""
-        return one_after_the_other([[run.span[0] for run in side] for side in self._sides])
+        return one_after_the_other([[run.span for run in side] for side in self._sides])
 
     @cached_property
     def pools(self) -> tuple[int, ...]:
@@ -378,25 +388,65 @@ def pools(pairs: Sequence[Sequence[ComparedRun]]) -> tuple[int, ...]:
     - they share a session: what differed between these sessions is in all their ratios;
     - the time between the starts of one pair's runs overlaps with another pair's: what changed meanwhile is in both
       ratios. So sides that were measured one after the other are one pool, however many submits each side has.
+
+    All are one pool where one side steadily comes first: a machine that slows down steadily is in every ratio.
     """
     sessions = [{run.session for run in pair} for pair in pairs]
     within: dict[Hashable, list[int]] = defaultdict(list)
     for number, found in enumerate(sessions):
         if len(found) == 1:
             within[next(iter(found))].append(number)
-    alone = {n for numbers in within.values() if _in_turn([pairs[n] for n in numbers]) for n in numbers}
+    alone = {n for of_session in within.values() if _in_turn([pairs[n] for n in of_session]) for n in of_session}
     across = [number for number in range(len(pairs)) if number not in alone]
     stretch = dict(zip(across, overlapping([_between_starts(pairs[number]) for number in across]), strict=True))
-    return joined(
+    numbers = joined(
         [
             {("alone", number)} if number in alone else {*found, ("stretch", stretch[number])}
             for number, found in enumerate(sessions)
         ]
     )
+    return (0,) * len(pairs) if _one_comes_first(pairs, numbers) else numbers
 
 
 def _in_turn(pairs: Sequence[Sequence[ComparedRun]]) -> bool:
-    return not one_after_the_other([[run.span[0] for run in side] for side in zip(*pairs, strict=True)])
+    return not came_before([[run.span for run in side] for side in zip(*pairs, strict=True)])
+
+
+def _one_comes_first(pairs: Sequence[Sequence[ComparedRun]], pools_of: Sequence[int]) -> bool:
+    """Whether, of any two sides, one steadily comes before the other from pool to pool."""
+    sides = [[run.span for run in side] for side in zip(*pairs, strict=True)]
+    return any(comes_first(of_pools(leads, pools_of)) for leads in _leads(sides))
+
+
+def _leads(sides: Sequence[Sequence[Span]]) -> Iterator[list[float]]:
+    """Of every two sides the lead of the first one, pair by pair."""
+    for one, other in combinations(sides, 2):
+        yield [lead_s(first, second) for first, second in zip(one, other, strict=True)]
+
+
+def lead_s(one: Span, other: Span) -> float:
+    """How much later than one run the other was, from middle to middle; 0 where either was half through while the other
+    ran, and where a time is unknown.
+    """
+    first, second = (fmean(span) if all(map(isfinite, span)) else inf for span in (one, other))
+    if inf in (first, second) or one[0] <= second <= one[1] or other[0] <= first <= other[1]:
+        return 0.0
+    return second - first
+
+
+STEADY_LEAD = 2.0
+"""Mean of the leads, in standard errors, from which one side comes first.
+
+Under a steady drift that is all there is, log ratios are the leads times a constant, so their t statistic is that of
+the leads, and stays below every critical one. Rounds in reversed pairs reach 1 at most.
+"""
+
+
+def comes_first(leads: Sequence[float]) -> bool:
+    """Whether one side steadily comes first, by its leads in independent pairs, at least three."""
+    if len(leads) < FEWEST_REPEATS:
+        return False
+    return abs(fmean(leads)) * sqrt(len(leads)) > STEADY_LEAD * stdev(leads)
 
 
 def _between_starts(pair: Sequence[ComparedRun]) -> Span:
@@ -437,18 +487,27 @@ def joined(groups: Sequence[Collection[Hashable]]) -> tuple[int, ...]:
 ONE_SIDED = 0.75
 """Share of pairs of runs, one of each side, in which the same side comes first, from which sides are apart.
 
-Of sides in turn, in rounds with an order of their own, it is at most 0.5 + 0.5 ÷ repeats: 0.75 for two repeats. Of two
-sides in turn only by one early run, it is 1 − 1 ÷ repeats.
+Of sides in turn it is at most 0.5 + 0.5 ÷ repeats: 0.75 for two repeats. Of two sides in turn only by one early run, it
+is 1 − 1 ÷ repeats.
 """
 
 
-def one_after_the_other(sides: Sequence[Sequence[float]]) -> bool:
-    """Whether the runs of any side mostly began before those of another: what changes with time is in their ratio.
+def one_after_the_other(sides: Sequence[Sequence[Span]]) -> bool:
+    """Whether what changes with time may be in the ratio of any two sides: one came before the other as a whole (a
+    machine that changed once), or pair by pair (a machine that drifts steadily).
 
-    `sides`: of each the Unix times at which its runs began, at least two. The measure is that of Mann and Whitney
-    (1947), the probability that a run of one side comes before one of the other. Runs of unknown times don't count.
+    `sides`: of each the spans of its runs, at least two, pair by pair.
     """
-    known = [[time for time in side if abs(time) != float("inf")] for side in sides]
+    return came_before(sides) or any(map(comes_first, _leads(sides)))
+
+
+def came_before(sides: Sequence[Sequence[Span]]) -> bool:
+    """Whether the runs of any side mostly began before those of another.
+
+    The measure is that of Mann and Whitney (1947), the probability that a run of one side comes before one of the
+    other. Runs of unknown times don't count.
+    """
+    known = [[start for start, _ in side if isfinite(start)] for side in sides]
     return any(_is_one_sided(one, other) for one, other in combinations(known, 2) if min(len(one), len(other)) > 1)
 
 

@@ -28,11 +28,11 @@ CONFIDENCE = 0.95
 ERROR = 1 - CONFIDENCE
 """How often an interval may leave out the true ratio, however often it is looked at while repeats are added."""
 FEWEST_REPEATS = 3
-"""Fewest independent pairs for an interval and a verdict: fewer don't show how much they vary."""
+"""Fewest independent pairs for an interval: fewer don't show how much they vary."""
+DECIDING_REPEATS = 4
+"""Fewest independent pairs for a verdict: of machines with two speeds, three pairs agree by chance too often."""
 ENOUGH_REPEATS = 6
 """Fewest repeats for a verdict on a claim: with fewer, an interval depends on the shape of the noise."""
-FEW_REPEATS = 4
-"""Fewest pairs for a narrow interval: with 3 it reaches four times as far to each side as the pairs vary."""
 
 
 class Fraction(NamedTuple):
@@ -66,14 +66,14 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratios of paired repeats, their median, and its interval (None where there are too few)."""
+    """The ratios of paired repeats, their median, its 95 % interval, and the wider interval that a verdict rests on."""
 
     pairs: tuple[tuple[int, float], ...]
     """(repeat, ratio) of every repeat that both sides have, in order."""
     pools: tuple[int, ...]
     """Of each pair its pool: pairs of one pool share what differed between the sides' submits."""
     error: float = ERROR
-    """How often the interval may leave out the true ratio."""
+    """How often the verdict may be wrong: less than 5 % where several verdicts are given."""
 
     @property
     def n(self) -> int:
@@ -97,56 +97,66 @@ class Ratio:
 
     @cached_property
     def _spread(self) -> Spread | None:
-        return Spread.of_ratios([value for _, value in self.pairs], self.pools)
+        return None if self.is_apart else Spread.of_ratios([value for _, value in self.pairs], self.pools)
 
     @cached_property
-    def _ends(self) -> Ends | None:
-        return self.after(0)
-
-    def after(self, more: int) -> Ends | None:
-        """The interval after so many more repeats of each side, measured in turn, if the ratios vary alike."""
-        return None if self._spread is None else self._spread.ends(self.error, more)
+    def interval(self) -> Ends | None:
+        """The 95 % interval, however many other ratios are shown; None with fewer than `FEWEST_REPEATS` pairs, and of
+        sides that were measured apart.
+        """
+        return None if self._spread is None else self._spread.ends(ERROR)
 
     @property
     def low(self) -> float | None:
-        """Lower end of the interval."""
-        return self._ends[0] if self._ends else None
+        """Lower end of the 95 % interval."""
+        return self.interval[0] if self.interval else None
 
     @property
     def high(self) -> float | None:
-        """Upper end of the interval."""
-        return self._ends[1] if self._ends else None
+        """Upper end of the 95 % interval."""
+        return self.interval[1] if self.interval else None
+
+    @cached_property
+    def deciding(self) -> Ends | None:
+        """The interval that the verdict rests on, with `error`; None with fewer than `DECIDING_REPEATS` pairs."""
+        return self.after(0)
+
+    def after(self, more: int) -> Ends | None:
+        """The deciding interval after so many more repeats of each side, in turn, if the ratios vary alike."""
+        if self._spread is None or self._spread.n + more < DECIDING_REPEATS:
+            return None
+        return self._spread.ends(self.error, more)
 
     def at(self, error: float) -> Ratio:
-        """The same with an interval that leaves out the true ratio so often at most."""
+        """The same with a verdict that is wrong so often at most."""
         return replace(self, error=error)
 
     @property
     def further_repeats(self) -> int | None:
         """How many more repeats of each side would decide where no difference is shown, if the ratios vary alike; None
-        where something is shown, where there is no interval, and for more than a hundred.
+        where something is shown, where there is no verdict, and for more than a hundred.
         """
-        if self._ends is None or of_ends(self._ends) is not SpeedVerdict.NO_DIFFERENCE:
+        if self.deciding is None or of_ends(self.deciding) is not SpeedVerdict.NO_DIFFERENCE:
             return None
         return repeats_to_add(
             lambda more: (ends := self.after(more)) is not None and of_ends(ends) is not SpeedVerdict.NO_DIFFERENCE
         )
 
     def differs_from_1(self, error: float) -> bool:
-        """Whether the interval with this error leaves out 1."""
-        ends = None if self._spread is None else self._spread.ends(error)
+        """Whether a verdict with this error says that the sides differ."""
+        ends = self.at(error).deciding
         return ends is not None and not ends[0] <= 1 <= ends[1]
 
     def smallest_seen(self, margin: float) -> float | None:
-        """The ratio that would leave the lower end above `margin` in `POWER` of all cases, with as many pools that
-        vary as these; None where there is no interval.
+        """The ratio whose deciding interval would lie above `margin` in `POWER` of all cases, with as many pools that
+        vary as these; None where no ratio would, however large.
         """
         from scipy.special import nctdtrinc
 
         n = len(self.logarithms)
-        if n < FEWEST_REPEATS:
+        if n < DECIDING_REPEATS or math.isinf(limit := critical(n, self.error)):
             return None
-        further = nctdtrinc(n - 1, 1 - POWER, critical(n, self.error)) / math.sqrt(n)
+        further = nctdtrinc(n - 1, 1 - POWER, limit) / math.sqrt(n)
         return margin * _exp(float(further) * statistics.stdev(self.logarithms))
 
 
@@ -170,7 +180,7 @@ def ratio_median(ratios: Sequence[float]) -> float:
 
 def is_apart(pairs: int, pools: int) -> bool:
     """Whether enough pairs were measured, of which too few are independent: more pairs like them change nothing."""
-    return pools < min(pairs, FEWEST_REPEATS)
+    return pools < min(pairs, DECIDING_REPEATS)
 
 
 def of_pools(values: Sequence[float], pools: Sequence[int]) -> tuple[float, ...]:
@@ -217,7 +227,8 @@ class Spread:
 
     def ends(self, error: float, more: int = 0) -> Ends:
         """The interval with this error, after so many more repeats of each side, if these vary alike."""
-        reach = half_width(self.n + more, error) * self.deviation
+        width = half_width(self.n + more, error)
+        reach = width if math.isinf(width) else width * self.deviation
         low, high = min(self.mean - reach, self.median), max(self.mean + reach, self.median)
         return (_exp(low), _exp(high)) if self.of_logarithms else (low, high)
 
@@ -236,16 +247,30 @@ def _spread(values: tuple[float, ...]) -> tuple[float, float]:
 
 
 def half_width(n: int, error: float = ERROR) -> float:
-    """How far the interval of n values reaches to each side, in standard deviations: t ÷ √n."""
+    """How far the interval of n values reaches to each side, in standard deviations: t ÷ √n. Infinite where n values
+    can't decide with so small an error.
+    """
     return critical(n, error) / math.sqrt(n)
 
 
 @lru_cache(maxsize=4096)
 def critical(n: int, error: float = ERROR) -> float:
-    """The t statistic of n values that equal ones exceed with a probability of `at_one_look(n, error)`."""
+    """The t statistic of n values that equal ones exceed with a probability of `at_one_look(n, error)`; infinite where
+    n values agree by chance more often than `error` on a machine with two speeds.
+    """
     from scipy.special import stdtrit  # a twentieth of a second to import
 
+    if by_two_speeds(n) > error:
+        return math.inf
     return float(stdtrit(n - 1, 1 - at_one_look(n, error) / 2))
+
+
+def by_two_speeds(n: int) -> float:
+    """How often n pairs of equal sides all favour the same one, where each run takes one of two speeds by chance (boost
+    states, kinds of nodes): all runs of one side are fast and all of the other slow, or the reverse, (1/4)ⁿ each. No
+    interval can see it, since such pairs don't vary.
+    """
+    return 2 * 0.25**n
 
 
 def at_one_look(n: int, error: float) -> float:
@@ -266,23 +291,29 @@ def repeats_to_add(decides: Callable[[int], bool], *, most: int = MOST_FURTHER) 
     return next((more for more in range(1, most + 1) if decides(more)), None)
 
 
-def error_of_each(decided: Sequence[Callable[[float], bool]]) -> float:
-    """The error of each of several intervals, so that on average 5 % of the verdicts are wrong at most.
+def error_of_each(decided: Sequence[Callable[[float], bool]], *, comparisons: int | None = None) -> float:
+    """The error of each of several verdicts, so that on average 5 % of those that decide are wrong at most.
 
-    `decided`: of each comparison, whether its interval with a given error decides it. Where nothing differs, none of
-    all verdicts is wrong in 95 % of cases. (Benjamini and Hochberg, J. R. Stat. Soc. B 1995; intervals: Benjamini and
-    Yekutieli, J. Am. Stat. Assoc. 2005.)
+    `decided`: of each comparison, whether a verdict with a given error decides it. `comparisons`: among how many these
+    were selected (None: they are all). Where nothing differs, none of all verdicts is wrong in 95 % of cases.
+    (Benjamini and Hochberg, J. R. Stat. Soc. B 1995; intervals: Benjamini and Yekutieli, J. Am. Stat. Assoc. 2005.)
     """
+    among = max(comparisons or len(decided), 1)
     found = len(decided)
     while found > 1:
-        still = sum(decides(ERROR * found / len(decided)) for decides in decided)
+        still = sum(decides(ERROR * found / among) for decides in decided)
         if still >= found:  # more than before: a claim may be refuted by a wide interval that a narrow one leaves open
             break
         found = still
-    return ERROR * max(found, 1) / max(len(decided), 1)
+    return ERROR * max(found, 1) / among
 
 
-def of_several(ratios: Iterable[Ratio | None]) -> float:
-    """The error of each interval where several are looked at together (`analysis.comparison.ratio.error_of_each`)."""
-    known = [ratio for ratio in ratios if ratio is not None and ratio.low is not None]
-    return error_of_each([ratio.differs_from_1 for ratio in known])
+def of_several(ratios: Iterable[Ratio | None], *, fastest_of: int = 0) -> float:
+    """The error of each verdict where several are given together (`analysis.comparison.ratio.error_of_each`).
+
+    `fastest_of`: the ratios are those to the fastest of so many, chosen by the same runs. Any pair may then be the one
+    that is asked for, so all pairs are allowed for.
+    """
+    known = [ratio for ratio in ratios if ratio is not None and ratio.deciding is not None]
+    of_pairs = fastest_of * (fastest_of - 1) // 2
+    return error_of_each([ratio.differs_from_1 for ratio in known], comparisons=max(len(known), of_pairs))

@@ -200,14 +200,12 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
 
 
 def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | None]:
-    """The rows, and all together: of each metric intervals for as many ratios as there are."""
+    """The rows, and all together: verdicts on their times that allow for each other."""
     overall = _overall(rows)
-    errors = {name: of_several(row.ratios.get(name) for row in rows) for name in MEASURED}
-    # A rate is a time the other way round: its interval is, too.
-    errors[TIME] = errors[RATE] = of_several([*(row.time for row in rows), *([overall] if len(rows) > 1 else [])])
-    widened = ({name: ratio and ratio.at(errors[name]) for name, ratio in row.ratios.items()} for row in rows)
-    whole = overall and overall.at(errors[TIME])
-    return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, widened, strict=True)), whole
+    error = of_several([*(row.time for row in rows), *([overall] if len(rows) > 1 else [])])
+    judged = ({**row.ratios, TIME: row.time and row.time.at(error)} for row in rows)
+    whole = overall and overall.at(error)
+    return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, judged, strict=True)), whole
 
 
 _UNBELIEVABLE = (Blocker.SUPERLINEAR, Blocker.ABOVE_PEAK, Blocker.CORES)

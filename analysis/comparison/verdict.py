@@ -33,9 +33,9 @@ def of_speed(ratio: Ratio | None) -> SpeedVerdict:
     """The verdict on a ratio of speeds. None: no repeat was paired."""
     if ratio is None:
         return SpeedVerdict.NO_PAIR
-    if ratio.low is None or ratio.high is None:
+    if ratio.deciding is None:
         return SpeedVerdict.NOT_INTERLEAVED if ratio.is_apart else SpeedVerdict.TOO_FEW
-    return of_ends((ratio.low, ratio.high))
+    return of_ends(ratio.deciding)
 
 
 def of_ends(ends: Ends) -> SpeedVerdict:

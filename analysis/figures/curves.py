@@ -16,7 +16,6 @@ from analysis.comparison.baseline import LIMITS
 from analysis.comparison.configurations import displayed, learned, learning
 from analysis.comparison.issues import said_once
 from analysis.comparison.pairing import Pairing, paired
-from analysis.comparison.ratio import of_several
 from analysis.comparison.run import compared_runs
 from analysis.comparison.sides import RATE
 from analysis.comparison.verdict import of_speed
@@ -232,8 +231,7 @@ class Across:
             for (work, configuration), members in compared.group_by("panel", "configuration", maintain_order=True)
         }
         ratios = {key: ratio for key, pairing in pairings.items() if (ratio := pairing.ratio(self.metric))}
-        error = of_several(ratios.values())
-        told = per_group(compared, partial(_changes, self, pairings, error=error), by="panel") or nothing
+        told = per_group(compared, partial(_changes, self, pairings), by="panel") or nothing
         several = compared["panel"].n_unique() > 1
         caveats = (
             (f"{configuration} ({work})" if several else str(configuration), caveat)
@@ -244,7 +242,7 @@ class Across:
         return "\n".join([told, *said_once(caveats, of=len(ratios))])
 
 
-def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: pl.DataFrame, *, error: float) -> str:
+def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: pl.DataFrame) -> str:
     # Not all need have been measured over the same levels: the largest batch may not have fitted all.
     shown: dict[tuple[int, int], list[str]] = defaultdict(list)
     refused = []
@@ -253,7 +251,7 @@ def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: 
         refused += [f"{configuration} is not compared: {issue}" for issue in pairing.blockers()]
         if ratio := pairing.ratio(across.metric):
             ends = members.select(low=pl.col("x").min(), high=pl.col("x").max()).row(0)
-            shown[ends].append(f"{_gain(ratio.at(error))} with {configuration}")
+            shown[ends].append(f"{_gain(ratio)} with {configuration}")
     steps = [
         f"from {across.name.lower()} {low:,} to {high:,}, {across.counted} are {text.listed(gains, most=4)}"
         for (low, high), gains in shown.items()

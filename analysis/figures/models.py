@@ -9,7 +9,7 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device, baseline_of, error_of_intervals, limited, refused
+from analysis.comparison.baseline import against_one_device, baseline_of, limited, refused
 from analysis.comparison.configurations import displayed, has_disturbed
 from analysis.comparison.work import component_labels, groups_across, natural
 from analysis.figures.chart import (
@@ -121,14 +121,14 @@ def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
 
 def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = None) -> list[tuple[Ratio, str]]:
     """The paired ratio of the metric to one device's (None: the speed-up), and the model; in ascending order."""
-    pairings, error = against_one_device(runs), error_of_intervals(runs, metric)
+    pairings = against_one_device(runs)
     of_models = [
         (pairings[group, configuration], model)
         for group, configuration, model in rows.select("group", "configuration", "model").rows()
         if (group, configuration) in pairings
     ]
     ratios = [(pairing.speed_up() if metric is None else pairing.ratio(metric), model) for pairing, model in of_models]
-    known = [(ratio.at(error), model) for ratio, model in ratios if ratio]
+    known = [(ratio, model) for ratio, model in ratios if ratio]
     return sorted(known, key=lambda pair: (pair[0].median, pair[1]))
 
 

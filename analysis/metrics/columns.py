@@ -264,7 +264,7 @@ PER_FACT = (
 )
 """What `facts` adds to the table `run` and to `per_run`."""
 
-_INTERVAL = "end of the interval (95 %, or more where several verdicts are given) of"
+_INTERVAL = "end of the 95 % interval of"
 _TOO_FEW = "too few pairs, or one device itself"
 _NO_PAIR = "no pair of repeats"
 PER_CONFIGURATION = (
@@ -282,13 +282,14 @@ PER_CONFIGURATION = (
     Column("speed_up_low", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
     Column("speed_up_high", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
     count("speed_up_pairs", "repeats that were paired"),
-    text("verdict", "faster or slower than one device; equal within 5 % where the interval holds 1 and lies within "
-        "that margin; no difference shown where it holds 1 and reaches further; too few repeats for an interval; not "
+    text("verdict", "faster or slower than one device; equal within 5 % where the deciding interval, which allows for "
+        "all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 and "
+        "reaches further; too few repeats below 4; not "
         "interleaved where the sides were measured apart; no repeat in common; disturbed where others took cores or "
         "GPUs of all runs of a side; not comparable where the environments differ in what must match", null=_NO_PAIR,
         heading="Against one device", show=Show.VERDICT, beside=("speed_up_pairs", "strategy")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
-        "ratios vary as now", null="decided, no interval, or more than 100 further ones",
+        "ratios vary as now", null="decided, too few repeats, or more than 100 further ones",
         heading="Repeats that would decide", where_known=True),
     share("efficiency", "speed_up ÷ devices, 1 = ideal", null=_NO_PAIR, heading="Efficiency, steady",
         brief="effi-\nciency"),

@@ -16,7 +16,7 @@ from analysis.comparison.baseline import ENERGY, against_one_device, beside_fast
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
 from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat
-from analysis.comparison.ratio import FEWEST_REPEATS, MOST_FURTHER
+from analysis.comparison.ratio import DECIDING_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES, IS_BASELINE, configurations
 from analysis.report.claims import judged
@@ -185,7 +185,7 @@ def next_steps(runs: Runs) -> list[str]:
     named = [
         number for line in (*few_repeats(runs), *(each.why for each in open_claims)) for number in _repeats_named(line)
     ]
-    in_turn = [each.highest_repeat + 1 + FEWEST_REPEATS for each in apart]
+    in_turn = [each.highest_repeat + 1 + DECIDING_REPEATS for each in apart]
     repeats = max([*rows["repeats_to_decide"].drop_nulls(), *named, *in_turn], default=None)
     gone = set(facts(runs)["exclusion"])
     retried = [each.value for each in _AT_RANDOM if each.value in gone]
@@ -247,7 +247,7 @@ def _may_be_decided(repeats: int) -> pl.Expr:
     """
     few = pl.col("verdict") == SpeedVerdict.TOO_FEW.value
     apart = pl.col("verdict") == SpeedVerdict.NOT_INTERLEAVED.value
-    in_turn = apart & (pl.col("speed_up_pairs") + FEWEST_REPEATS <= repeats)
+    in_turn = apart & (pl.col("speed_up_pairs") + DECIDING_REPEATS <= repeats)
     return pl.col("repeats_to_decide").is_not_null() | few | in_turn
 
 
@@ -307,6 +307,7 @@ def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     of_framework = facts(runs).group_by("group", "configuration").agg(framework)
     rows = summary(runs).filter(pl.col("repeats") > 0, pl.col("scaling") == "strong")
     rows = rows.drop_nulls("steady_epoch_time_s").join(of_framework, on=("group", "configuration"))
+    candidates = rows.group_by("group").len()
     by_time = rows.sort("steady_epoch_time_s", "group", "configuration")
     rows = by_time.unique(("group", "framework"), keep="first", maintain_order=True)
     rows = rows.filter(pl.len().over("group") > 1)
@@ -317,7 +318,10 @@ def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     first, *others = rows.filter(group=group).to_dicts()
     named = f" ({group})" if rows["group"].n_unique() > 1 else ""
     took = [f"{row['configuration']} {text.seconds(row['steady_epoch_time_s'])}" for row in (first, *others)]
-    verdicts = beside_fastest(runs, group, first["configuration"], [row["configuration"] for row in others])
+    among = candidates.row(by_predicate=pl.col("group") == group)[1]
+    verdicts = beside_fastest(
+        runs, group, first["configuration"], [row["configuration"] for row in others], among=among
+    )
     slower = all(verdict is SpeedVerdict.SLOWER for verdict in verdicts.values())
     proof = "their own pairs tell them apart" if slower else "without a verdict between them"
     of = firsts.total()
@@ -332,7 +336,7 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
     """
     alike = ordered.filter(pl.col(key) == pl.col(key).first() for key in ("group", "framework"))
     fastest, *others = alike["configuration"]
-    verdicts = beside_fastest(runs, alike["group"][0], fastest, others)
+    verdicts = beside_fastest(runs, alike["group"][0], fastest, others, among=alike.height)
 
     def those(*of: SpeedVerdict) -> str:
         names = [name for name, verdict in verdicts.items() if verdict in of]
@@ -432,9 +436,14 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
         rest += " (more than the ideal: by chance, by an error, or one device alone lacks cache or memory)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         return f"{does} {speed} ({pairs}, but measured apart from it: no interval): {rest}."
-    if row["verdict"] == SpeedVerdict.TOO_FEW:
+    if row["speed_up_low"] is None:
         return f"{does} {speed} in {pairs}, too few for an interval: {rest}."
-    told = f"{speed} ({text.interval_of_95(row['speed_up_low'], row['speed_up_high'])}, {pairs})"
+    interval = text.interval_of_95(row["speed_up_low"], row["speed_up_high"])
+    if row["verdict"] == SpeedVerdict.TOO_FEW:
+        return f"{does} {speed} ({interval}, {pairs}, too few for a verdict): {rest}."
+    excludes_1 = not row["speed_up_low"] <= 1 <= row["speed_up_high"]
+    undecided = row["verdict"] in (SpeedVerdict.NO_DIFFERENCE, SpeedVerdict.EQUAL)
+    told = f"{speed} ({interval}, {pairs}{_AMONG if excludes_1 and undecided else ''})"
     if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
         return f"{what}: {row['verdict']}: {told}; {_would_decide(row['repeats_to_decide'])}."
     return (
@@ -442,6 +451,10 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
         if row["verdict"] == SpeedVerdict.EQUAL
         else f"{does} {told}: {rest}."
     )
+
+
+_AMONG = "; not enough among so many verdicts"
+"""Beside a 95 % interval that leaves out 1, of a verdict that shows no difference."""
 
 
 def _would_decide(repeats: int | None) -> str:

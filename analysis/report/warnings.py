@@ -11,7 +11,6 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import (
-    error_of_intervals,
     limited,
     refused,
     speed_ups_and_repeats,
@@ -21,7 +20,7 @@ from analysis.comparison.baseline import (
 from analysis.comparison.configurations import counted, facts, has_disturbed, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.issues import FLAGS, Caveat
-from analysis.comparison.ratio import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width
+from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
@@ -116,23 +115,19 @@ def _packed(runs: Runs) -> list[str]:
 
 
 def few_repeats(runs: Runs) -> list[str]:
-    """How many repeats would narrow the intervals; sides that were measured apart are told of elsewhere."""
+    """How many repeats would give the ratios a verdict; sides that were measured apart are told of elsewhere."""
     pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
     few, most = (of((n for n, _ in pairs), default=ENOUGH_REPEATS) for of in (min, max))
-    if few >= FEW_REPEATS:
+    if few >= DECIDING_REPEATS:
         return []
-    some, rest = ("All" if most == few else "Some"), f"rest on {_pairs(few)} only and"
-    if few < FEWEST_REPEATS:
-        advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
-        without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
-        names = text.listed(_named(runs, dict.fromkeys(without.select(_KEYS).rows(), "")))
-        return [f"{some} ratios {rest} have no interval ({names}): {advice}."]
-    error = error_of_intervals(runs)
-    widths = ", ".join(f"{half_width(n, error):.1f} times with {n} pairs" for n in (6, 10) if n > few)
-    return [
-        f"{some} intervals {rest} are wide: to each side they reach {half_width(few, error):.1f} times the standard "
-        f"deviation of the pairs; {widths}."
-    ]
+    advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
+    without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
+    names = text.listed(_named(runs, dict.fromkeys(without.select(_KEYS).rows(), "")))
+    some, lack = (
+        ("All" if most == few else "Some"),
+        "neither interval nor verdict" if few < FEWEST_REPEATS else "no verdict",
+    )
+    return [f"{some} ratios rest on {_pairs(few)} only and have {lack} ({names}): {advice}."]
 
 
 def _pairs(n: int) -> str:

@@ -122,10 +122,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
     for point in points:
         composer.ready(point)  # before the runs are looked at: what can't be composed refuses all alike
     for repeat in range(sweep.repeats):
-        order = list(points)
-        if sweep.order == "interleaved":
-            random.Random(f"{sweep.name} {repeat}").shuffle(order)
-        for point in order:
+        for point in _round(sweep, composer, points, repeat):
             with refused:
                 plain = composer.apply(point)
                 plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
@@ -145,6 +142,22 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
     for line in left_out:
         tell(line)
     return list(planned.values())
+
+
+def _round(sweep: Sweep, composer: _Composer, points: list[Point], repeat: int) -> list[Point]:
+    """The points in the order of one round.
+
+    Rounds come in pairs: a drawn order, then its reverse. So every configuration runs before every other one as often
+    as after it, and a machine that drifts steadily favours none. A pair is told by the number of its repeats, so that
+    repeats that are submitted one by one are reversed, too.
+    """
+    if sweep.order == "listed" or not points:
+        return points
+    first = structure(composer.apply(points[0]).get("repeat"), int, "repeat")
+    pair, is_second = divmod(first + repeat, 2)
+    order = list(points)
+    random.Random(f"{sweep.name} {pair} {points}").shuffle(order)
+    return order[::-1] if is_second else order
 
 
 def _fitting(plain: Plain, point: Point, sweep: Sweep, plugin: str | None) -> RunConfig | str:

@@ -73,11 +73,11 @@ def test_steps_of_another_run_than_theirs_decide_nothing(tmp_path: Path) -> None
     [
         ((0.992, 1.005), 0.02, "refuted", ""),  # nil, to within the margin of 2 per cent
         ((0.9, 1.005), 0.02, "refuted", ""),  # nil or the opposite
-        ((0.992, 1.03), 0.02, "inconclusive", "the interval holds "),
+        ((0.992, 1.03), 0.02, "inconclusive", "allows for all claims holds "),
         ((1.001, 1.005), 0.02, "inconclusive", "the effect is within the margin (0.02)"),
         ((1.021, 1.05), 0.02, "reproduced", ""),
         ((0.489, 0.491), 0.02, "refuted", ""),
-        ((0.999, 1.001), 0.0, "inconclusive", "the interval holds "),  # without a margin nothing is nil
+        ((0.999, 1.001), 0.0, "inconclusive", "allows for all claims holds "),  # without a margin nothing is nil
     ],
 )
 def test_an_effect_that_is_measured_to_be_nil_refutes_and_a_small_one_does_not(

@@ -105,9 +105,24 @@ def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(usual
 @pytest.mark.parametrize(
     ("interval", "expect", "needed", "why"),
     [
-        ((0.74, 1.34), {"above": 1, "by": 0.02}, 0, "the interval holds 1 and 1.02, which is too near the effect"),
-        ((0.966, 1.054), {"between": [0.95, 1.05]}, 3, "the interval holds 1.05: add 3 repeats per side, in turn"),
-        ((0.966, 1.054), {"above": 1.05}, 3, "the interval holds 1.05: add 3 repeats per side, in turn"),
+        (
+            (0.74, 1.34),
+            {"above": 1, "by": 0.02},
+            0,
+            "the interval that allows for all claims holds 1 and 1.02, which is too near the effect",
+        ),
+        (
+            (0.966, 1.054),
+            {"between": [0.95, 1.05]},
+            3,
+            "the interval that allows for all claims holds 1.05: add 3 repeats per side, in turn",
+        ),
+        (
+            (0.966, 1.054),
+            {"above": 1.05},
+            3,
+            "the interval that allows for all claims holds 1.05: add 3 repeats per side, in turn",
+        ),
     ],
 )
 def test_only_bounds_that_the_interval_holds_are_in_the_way_and_the_repeats_that_are_told_decide(

@@ -15,17 +15,17 @@ from analysis.report.warnings import warnings
 from analysis.runs.reader import Runs
 from parallelbench.cli import main
 from tests.analysis.factory import STARTUP, Fake, config, failed, one_and_two, published, steady
+from tests.analysis.test_two_sides import BETWEEN, begins
 from tests.faults import fault
 
-LATER = Fake.started_at + 5e4
-"""In turn with the other side, whose repeats begin every 1e5 s."""
+LATER = BETWEEN
 pytestmark = pytest.mark.slow
 
 
 def measured(root: Path, times: list[float], *, fake: dict[str, Any] | None = None, **changes: Any) -> Runs:
     """Repeats that take these times per epoch."""
     for repeat, time_s in enumerate(times):  # each in a submit of its own
-        at = (fake or {}).get("started_at", Fake.started_at) + 1e5 * repeat
+        at = begins((fake or {}).get("started_at", Fake.started_at), repeat)
         published(config(root, repeat=repeat, **changes), steady(time_s, **(fake or {}) | {"started_at": at}))
     return load(root)
 
@@ -110,10 +110,9 @@ def test_the_gate_does_not_pass_what_one_side_has_lost(tmp_path: Path) -> None:
     judged = gate.gate(found, margin=0.5)
     assert judged.code == gate.UNDECIDED
     assert "side B lacks 2 of 4 repeats of ddp × 2" in judged.message
-    later = {"started_at": LATER}
-    measured(tmp_path / "c", [10.0, 10.1, 10.2], fake=later)
-    fewer = measured(tmp_path / "c", [6.0, 6.1, 6.2], fake=later, strategy="ddp", devices=2)
-    assert gate.gate(compare(fewer, a), margin=0.5).code == gate.PASSED, "more repeats do no harm"
+    times = [10.0, 10.1, 10.2, 10.3, 10.4]
+    fewer, more = measured(tmp_path / "c", times[:4], fake={"started_at": LATER}), measured(tmp_path / "d", times)
+    assert gate.gate(compare(fewer, more), margin=0.5).code == gate.PASSED, "more repeats do no harm"
 
 
 @pytest.mark.exhaustive

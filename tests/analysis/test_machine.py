@@ -167,33 +167,45 @@ def test_epochs_of_unequal_length_are_said_in_the_same_words(tmp_path: Path) -> 
 
 
 ROUNDS = [float(repeat) for repeat in range(6)]
+UNKNOWN = float("-inf")
+IN_TURN = [0.5, -0.5] * 3
+"""Later in even rounds, earlier in odd ones."""
 
 
 @pytest.mark.parametrize(
     ("one", "other", "apart"),
     [
-        (ROUNDS, [time + 0.5 for time in ROUNDS], False),
+        (ROUNDS, [time + lead for time, lead in zip(ROUNDS, IN_TURN, strict=True)], False),
+        ([0.0, 2.0, 4.0, 6.0], [1.0, 3.0, 5.0, 7.0], True),  # A B A B: a steady drift is in every pair
+        ([0.0, 3.0, 4.0, 7.0], [1.0, 2.0, 5.0, 6.0], False),  # A B, B A
+        ([0.0, 3.0, 4.0, 7.0, 8.0], [1.0, 2.0, 5.0, 6.0, 9.0], False),  # one round of a pair is to come
+        ([0.0, 3.0, 4.0, 6.0], [1.0, 2.0, 5.0, 7.0], False),  # a round that was not reversed, of four
+        (ROUNDS, [time + 0.05 for time in ROUNDS], False),  # at the same time, on other nodes
         (ROUNDS[:2], [0.5, 1.5], False),
         (ROUNDS[:2], [2.0, 3.0], True),
         (ROUNDS, [time + 6 for time in ROUNDS], True),
         (ROUNDS, [-1.0, *(time + 6 for time in ROUNDS[1:])], True),  # one early run
         (ROUNDS, [-3.0, -2.0, -1.0, 6.0, 7.0, 8.0], False),  # half before, half after: a steady drift cancels
         (ROUNDS[:1], [9.0], False),  # a single pair has no interval anyway
-        ([float("-inf")] * 6, ROUNDS, False),  # unknown
+        ([UNKNOWN] * 6, ROUNDS, False),
     ],
 )
 def test_which_sides_were_measured_one_after_the_other(one: list[float], other: list[float], apart: bool) -> None:
-    assert one_after_the_other([one, other]) is apart
-    assert one_after_the_other([other, one]) is apart
+    sides = [[(at, at + 0.4) for at in starts] for starts in (one, other)]
+    assert one_after_the_other(sides) is apart
+    assert one_after_the_other(sides[::-1]) is apart
 
 
 def test_sides_that_were_not_interleaved_are_named_with_what_would_help(tmp_path: Path, usual: Runs) -> None:
     """One early pair is no second measurement of what changed in between."""
-    starts = [(1.7e9 + 1e5 * repeat, (1.7e9 + 5e4 if repeat < 2 else 1.8e9) + 1e5 * repeat) for repeat in range(7)]
+    starts = [
+        (1.7e9 + 1e5 * repeat, (1.7e9 + 3e4 * (-1) ** repeat if repeat < 3 else 1.8e9) + 1e5 * repeat)
+        for repeat in range(8)
+    ]
     one_and_two(tmp_path, ((steady(10.0, started_at=at), steady(5.5, started_at=late)) for at, late in starts))
     for runs, verdict, words in (
         (later(usual, 1e7, but=1), "not interleaved", ("sides were measured apart", "both in turn, by one submit")),
-        # Two pairs in turn, and one that stands for all others, show how much changes; most still came first.
+        # Three pairs in turn, and one that stands for all others, show how much changes; most still came first.
         (
             load(tmp_path),
             "faster",

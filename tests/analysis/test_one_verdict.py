@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,6 @@ import pytest
 
 from analysis import UnlikeWork, by, load, notebook, summary
 from analysis.claims import Publication, judge, judge_all
-from analysis.comparison.baseline import against_one_device
 from analysis.comparison.configurations import learned
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.issues import Blocker, Caveat
@@ -193,7 +194,7 @@ def test_the_launcher_shares_the_cores_out_among_gpus_and_a_cpu_device_keeps_its
 @pytest.mark.cases("1-not comparable")
 @pytest.mark.parametrize(("nodes", "verdict"), [(1, SpeedVerdict.NOT_COMPARABLE), (2, SpeedVerdict.FASTER)])
 def test_the_interface_is_another_only_between_nodes(nodes: int, verdict: SpeedVerdict, tmp_path: Path) -> None:
-    for repeat, (one_s, two_s) in enumerate(((10.0, 7.0), (11.0, 7.5), (10.5, 7.4))):
+    for repeat, (one_s, two_s) in enumerate(((10.0, 7.0), (11.0, 7.5), (10.5, 7.4), (10.6, 7.4))):
         for ways, time_s, value in ((ONE, one_s, "8"), (TWO | {"nodes": nodes}, two_s, "4")):
             entries = environment(**{"variables.GLOO_SOCKET_IFNAME": value})
             published(config(tmp_path, repeat=repeat, **ways), steady(time_s, environment=entries))
@@ -300,7 +301,8 @@ def test_a_figure_across_works_gives_the_verdict_of_compare(apart: bool, tmp_pat
     for repeat, wobble in enumerate((1.0, 1.01, 0.99, 1.02, 0.98, 1.0)):
         for batch, time_s in ((64, 10.0), (128, 5.0 * wobble)):
             for strategy, devices in (("single", 1), ("ddp", 2)):
-                at = Fake.started_at + 1e5 * repeat + (batch > 64) * (1e7 if apart else 5e4)
+                later_s = 1e7 if apart else 3e4 * (-1) ** repeat
+                at = Fake.started_at + 1e5 * repeat + (batch > 64) * later_s
                 run = config(tmp_path, repeat=repeat, batch_size=batch, strategy=strategy, devices=devices)
                 published(run, steady(time_s, started_at=at))
     runs = load(tmp_path)
@@ -314,22 +316,37 @@ def test_a_figure_across_works_gives_the_verdict_of_compare(apart: bool, tmp_pat
     assert ("measured apart" in figure.finding) is apart
 
 
-@pytest.mark.exhaustive
-def test_the_energy_of_all_configurations_is_judged_together(tmp_path: Path) -> None:
-    """Of four, which no repeat tells from one device, none has an interval as if it were the only one."""
-    for repeat, wobble in enumerate((1.0, 1.02, 0.98, 1.03, 0.97, 1.0)):
-        for strategy, devices in (("single", 1), ("ddp", 2), ("fsdp", 2), ("zero1", 2), ("tensor_parallel", 2)):
-            power_w = 300.0 / devices * (1.0 if devices == 1 else wobble)
-            fake = steady(10.0, device_type="cuda", device_name="GPU", gpu_power_w=lambda e, r, w=power_w: w)
-            published(config(tmp_path, repeat=repeat, strategy=strategy, devices=devices), fake)
+def test_a_ratio_has_one_interval_whatever_is_shown_beside_it(tmp_path: Path) -> None:
+    """Four configurations, three of which nothing tells from one device: the verdict on the fourth allows for them."""
+    ways = {"ddp": 0.965, "fsdp": 1.0, "zero1": 1.01, "tensor_parallel": 0.99}
+    wobbles = (
+        (1.0, 1.02, 0.98, 1.03, 0.97, 1.0),
+        (1.01, 0.98, 1.03, 0.97, 1.0, 1.02),
+        (0.98, 1.02, 1.0, 1.0, 1.03, 0.97),
+    )
+    quiet = (1.0, 1.02, 0.985, 1.015, 0.98, 1.0)
+    for repeat in range(6):
+        published(config(tmp_path, repeat=repeat), steady(10.0))
+        for place, (strategy, factor) in enumerate(ways.items()):
+            wobble = wobbles[place - 1][repeat] if place else quiet[repeat]
+            published(config(tmp_path, repeat=repeat, strategy=strategy, devices=2), steady(10.0 * factor * wobble))
     runs = load(tmp_path)
-    pairings = against_one_device(runs)
-    for row in summary(runs).filter(pl.col("devices") == 2).to_dicts():
-        alone = pairings[row["group"], row["configuration"]].ratio("gpu_energy_per_sample_j")
-        assert alone is not None
-        widened = alone.at(0.05 / 4)
-        assert (row["energy_ratio_low"], row["energy_ratio_high"]) == (widened.low, widened.high)
-        assert row["energy_ratio_low"] < (alone.low or 0)
+    # exp(m ± t·s/√6) as in `made_up`, of the speed-ups 1 / (0.965 · wobble).
+    logs = [-math.log(0.965 * wobble) for wobble in quiet]
+    mean, reach = statistics.fmean(logs), 4.331853 * statistics.stdev(logs) / math.sqrt(6)
+    ends = pytest.approx((math.exp(mean - reach), math.exp(mean + reach)), rel=1e-6)
+    assert math.exp(mean - reach) > 1, "by itself it is faster"
+
+    (row,) = summary(runs).filter(strategy="ddp").to_dicts()
+    assert (row["speed_up_low"], row["speed_up_high"]) == ends
+    assert row["verdict"] == "no difference shown", "among four"
+    (told,) = [line for line in answers.headline(runs) if line.startswith("ddp × 2")]
+    assert "not enough among so many verdicts" in told
+    (alone,) = by(runs, "strategy", "ddp", "single", across=["devices"]).rows
+    assert alone.time is not None
+    assert ((alone.time.low, alone.time.high), alone.verdict) == (ends, "slower"), "one comparison, one verdict"
+    shorter = judge(runs, SHORTER, seed="0").cases
+    assert [(1 / (case.high or 1), 1 / (case.low or 1)) for case in shorter] == [ends]
 
 
 @pytest.mark.exhaustive

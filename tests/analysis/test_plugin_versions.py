@@ -15,6 +15,7 @@ from analysis.comparison.issues import Caveat
 from analysis.comparison.work import labels
 from parallelbench.models.cnn import CnnSmall
 from tests.analysis.factory import Fake, config, foreign, published, steady
+from tests.analysis.test_two_sides import BETWEEN, begins
 
 ONE, TWO = "mystrategies@1111222233334444", "mystrategies@5555666677778888"
 IN_TURN = 1.7e9
@@ -30,7 +31,7 @@ def strategy_of(root: Path, sources: str, times: list[float], *, at: float = IN_
     for repeat, time_s in enumerate(times):
         run = foreign(config(root, devices=2, repeat=repeat), "mine")
         run = structs.replace(run, plugin_sources=sources, same_plugin=now)
-        fake = steady(time_s, started_at=at + 1e5 * repeat, environment=environment(now or sources))
+        fake = steady(time_s, started_at=begins(at, repeat), environment=environment(now or sources))
         published(run, fake)
 
 
@@ -51,8 +52,8 @@ def test_two_versions_of_a_strategy_are_two_variants_beside_one_baseline(tmp_pat
 
 @pytest.mark.slow
 def test_two_folders_of_two_versions_are_compared_only_where_that_is_named(tmp_path: Path) -> None:
-    strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2])
-    strategy_of(tmp_path / "b", TWO, [3.0, 3.3, 3.7], at=IN_TURN + 5e4)
+    strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2, 7.8])
+    strategy_of(tmp_path / "b", TWO, [3.0, 3.3, 3.7, 3.9], at=BETWEEN)
     sides = load(tmp_path / "a"), load(tmp_path / "b")
     with pytest.raises(UnlikeWork, match=rf"strategy\.plugin_sources: {ONE} and {TWO}") as refusal:
         compare(*sides)
@@ -64,8 +65,8 @@ def test_two_folders_of_two_versions_are_compared_only_where_that_is_named(tmp_p
 
 @pytest.mark.slow
 def test_sources_that_count_as_the_same_are_compared_and_named(tmp_path: Path) -> None:
-    strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2])
-    strategy_of(tmp_path / "b", ONE, [6.0, 6.6, 7.2], at=IN_TURN + 5e4, now=TWO)
+    strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2, 7.8])
+    strategy_of(tmp_path / "b", ONE, [6.0, 6.6, 7.2, 7.8], at=BETWEEN, now=TWO)
     found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
     assert [row.verdict for row in found.rows] == ["equal within 5 %"]
     assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."

@@ -298,8 +298,8 @@ def test_what_was_measured_apart_is_not_said_to_be_untold_and_one_pasted_command
     assert not any("Not told apart" in line for line in told)
     turns = "One submit measures all sides of the new repeats in turn."
     why = "That may decide 2 comparisons with one device."
-    assert told[-1] == f"Next: submit the sweep again with `sweep.repeats=9`. {turns} {why}"
-    runs = measure(range(6, 9), apart=False)
+    assert told[-1] == f"Next: submit the sweep again with `sweep.repeats=10`. {turns} {why}"
+    runs = measure(range(6, 10), apart=False)
     assert set(summary(runs)["verdict"]) == {"baseline", "faster"}
     assert not any(line.startswith("Next") for line in answers.headline(runs))
 

@@ -41,16 +41,16 @@ def test_what_was_not_measured_makes_no_pair_and_nothing_is_divided_by_0() -> No
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [
-        ([1.2, 1.3, 1.25], "faster"),
-        ([0.8, 0.9, 0.85], "no difference shown"),
-        ([0.8, 0.82, 0.81], "slower"),
-        ([0.9, 1.1, 1.3], "no difference shown"),
-        ([1.01, 1.2, 1.3], "no difference shown"),
-        ([1.0, 1.0, 1.0], "equal within 5 %"),
+        ([1.2, 1.3, 1.25, 1.25], "faster"),
+        ([0.75, 0.95, 0.8, 0.9], "no difference shown"),
+        ([0.8, 0.82, 0.81, 0.81], "slower"),
+        ([0.9, 1.1, 1.3, 1.2], "no difference shown"),
+        ([1.01, 1.2, 1.3, 1.2], "no difference shown"),
+        ([1.0, 1.0, 1.0, 1.0], "equal within 5 %"),
         ([0.99, 1.0, 1.01] * 3, "equal within 5 %"),
-        ([1.03, 1.031, 1.029], "faster"),
-        ([1.1, 1.1, 1.1], "faster"),
-        ([1.1, 1.1], "too few repeats"),
+        ([1.03, 1.031, 1.029, 1.03], "faster"),
+        ([1.1, 1.1, 1.1, 1.1], "faster"),
+        ([1.1, 1.1, 1.1], "too few repeats"),  # of machines with two speeds, three agree by chance
     ],
 )
 def test_the_verdict_follows_from_the_interval_and_turns_over_with_the_sides(values: list[float], verdict: str) -> None:
@@ -61,7 +61,7 @@ def test_the_verdict_follows_from_the_interval_and_turns_over_with_the_sides(val
     assert of_time(inverse) == verdict
 
 
-@pytest.mark.parametrize("values", [[0.9, 1.1, 1.0], [1.05, 1.37, 1.05, 1.37]])
+@pytest.mark.parametrize("values", [[0.9, 1.1, 1.0, 1.0], [1.05, 1.37, 1.05, 1.37]])
 def test_repeats_that_would_decide_do_decide_one_way_or_the_other(values: list[float]) -> None:
     def of(count: int) -> Ratio:
         ratio = paired_ratio({r: values[r % len(values)] for r in range(count)}, dict.fromkeys(range(count), 1.0))
@@ -105,7 +105,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
 def test_what_is_slower_is_found_to_be() -> None:
     assert verdicts(NOISE["skewed"], 6, slower=1.10).count("slower") > 900
     assert "faster" not in verdicts(NOISE["skewed"], 6, slower=1.10)
-    assert "slower" not in set(verdicts(NOISE["even"], 3, slower=0.8))
+    assert "slower" not in set(verdicts(NOISE["even"], 4, slower=0.8))
 
 
 # --- what holds together

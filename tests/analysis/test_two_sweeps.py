@@ -59,15 +59,15 @@ def test_runs_of_the_smaller_sweep_are_apart_from_the_larger_ones_baseline(both:
 
 @pytest.mark.exhaustive
 def test_rows_that_tie_each_others_pairs_leave_a_note_on_all_of_them(tmp_path: Path) -> None:
-    """Each configuration has three independent pairs or four; together all six are one."""
-    for place, pools in enumerate(([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 3])):
+    """Each configuration has four independent pairs or five; together all eight are one."""
+    for place, pools in enumerate(([0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 1, 2, 2, 3, 3, 4])):
         for repeat, pool in enumerate(pools):
             at = Fake.started_at + 1e7 * pool + 1e4 * repeat
-            for side, later in (("a", 0.0), ("b", 2e5)):
+            for side, later in (("a", 0.0), ("b", 2e5 * (-1) ** pool)):
                 run = config(tmp_path / side, sweep_name=side, repeat=repeat, batch_size=64 * (place + 1))
                 published(run, steady(10.0 + repeat / 100, started_at=at + later))
     found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
-    assert [len(set(row.time.pools)) for row in found.rows if row.time] == [3, 4]
+    assert [len(set(row.time.pools)) for row in found.rows if row.time] == [4, 5]
     assert {row.verdict for row in found.rows} == {SpeedVerdict.EQUAL}
     assert found.verdict is SpeedVerdict.NOT_INTERLEAVED
     (note,) = [note for note in found.notes if "measured apart" in note]
