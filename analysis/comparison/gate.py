@@ -55,7 +55,7 @@ def gate(comparison: Comparison, *, margin: float) -> Gate:
         if not _is_judged(comparison.overall):
             remedy = _remedy(comparison.verdict, comparison.overall)
             undecided[f"{OVERALL}: {comparison.shown_verdict}"] = remedy
-    known = [(name, time) for name, time in judged if time is not None and _is_judged(time)]
+    known = [(name, time.at(ERROR)) for name, time in judged if time is not None and _is_judged(time)]
     together = [(name, time.at(ERROR / len(known))) for name, time in known]
     least = [(name, time.median, time.deciding[0]) for name, time in together if time.deciding]
     if slower := [each for each in least if each[2] > 1 + margin]:
@@ -118,7 +118,7 @@ def _is_decided_after(
     more: int, known: Sequence[tuple[str, Ratio]], together: Sequence[tuple[str, Ratio]], *, margin: float
 ) -> bool:
     """Whether so many more repeats pass all, or fail any, if the ratios stay."""
-    ends = [time.at(ERROR).after(more) for _, time in known]
+    ends = [time.after(more) for _, time in known]
     wider = [time.after(more) for _, time in together]
     return all(e and e[1] <= 1 + margin for e in ends) or any(e and e[0] > 1 + margin for e in wider)
 

@@ -123,9 +123,12 @@ class Ratio:
 
     def after(self, more: int) -> Ends | None:
         """The deciding interval after so many more repeats of each side, in turn, if the ratios vary alike."""
+        return self._deciding(self.error, more)
+
+    def _deciding(self, error: float, more: int = 0) -> Ends | None:
         if self._spread is None or self._spread.n + more < DECIDING_REPEATS:
             return None
-        return self._spread.ends(self.error, more)
+        return self._spread.ends(error, more)
 
     def at(self, error: float) -> Ratio:
         """The same with a verdict that is wrong so often at most."""
@@ -144,7 +147,7 @@ class Ratio:
 
     def differs_from_1(self, error: float) -> bool:
         """Whether a verdict with this error says that the sides differ."""
-        ends = self.at(error).deciding
+        ends = self._deciding(error)
         return ends is not None and not ends[0] <= 1 <= ends[1]
 
     def smallest_seen(self, margin: float) -> float | None:

@@ -46,6 +46,16 @@ def _remembering(share: float, steps: np.ndarray) -> np.ndarray:
     return steps
 
 
+def _steadily(times: float) -> Noise:
+    """A machine that slows down by so many times its noise with each run."""
+    return lambda rng, shape: np.exp(0.002 * times * np.arange(shape[-1]) + rng.normal(0, 0.002, shape))
+
+
+def two_speeds(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Boost states, or two kinds of nodes, 20 % apart."""
+    return np.exp((rng.random(shape) < 0.5) * math.log(1.2) + rng.normal(0, 0.01, shape))
+
+
 NOISE: dict[str, Noise] = {
     "even": lambda rng, shape: np.exp(rng.normal(0, 0.02, shape)),
     "skewed": lambda rng, shape: 1 + rng.gamma(1.5, 0.02, shape),
@@ -55,7 +65,31 @@ NOISE: dict[str, Noise] = {
         + np.log1p(rng.gamma(2.0, 0.01, shape))
         + (rng.random(shape) < 0.03) * rng.exponential(0.05, shape)
     ),
+    **{f"steady drift, {times} times the noise a run": _steadily(times) for times in (2, 5, 10)},
+    "two speeds": two_speeds,
 }
+
+
+def _about_its_median(noise: Noise) -> Noise:
+    """Half of the runs take less than 1, half more."""
+    median = float(np.median(noise(np.random.default_rng(0), (400_000,))))
+    return lambda rng, shape: noise(rng, shape) / median
+
+
+def _about_its_mean(noise: Noise) -> Noise:
+    """The geometric mean of the runs is 1."""
+    mean = float(np.exp(np.log(noise(np.random.default_rng(0), (400_000,))).mean()))
+    return lambda rng, shape: noise(rng, shape) / mean
+
+
+QUIET: Noise = lambda rng, shape: np.exp(rng.normal(0, 0.005, shape))  # noqa: E731
+UNLIKE: dict[str, Noise] = {
+    "strongly skewed": lambda rng, shape: (1 + rng.gamma(0.5, 0.1, shape)) * QUIET(rng, shape),
+    "disturbed by 20 % in one run of ten": lambda rng, shape: (
+        QUIET(rng, shape) * np.exp((rng.random(shape) < 0.1) * rng.exponential(0.2, shape))
+    ),
+}
+"""Noise of one side beside another side that is quiet."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +106,17 @@ class Start:
 
 
 IN_TURN, FIRST, IN_TWOS = "in turn", "first", "in twos"
-"""Orders of submits: A B A B, all of A first, A A B B."""
+"""Orders of submits: A B, B A; all of A first; A A B B."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known at a look."""
+
+    ratios: list[Ratio]
+    """Of each configuration to the baseline."""
+    to_fastest: list[Ratio]
+    """Of all others to the one that is fastest so far."""
 
 
 @dataclass(frozen=True)
@@ -88,34 +132,44 @@ class Design:
     shared: float = 0.0
     """Of the machine's drift of 3 % between submits, the autocorrelation from each submit to the next one."""
     order: str = IN_TURN
+    configurations: int = CONFIGURATIONS
+    """Beside the baseline."""
+    of_baseline: Noise | None = None
+    """The baseline's own noise, if it is unlike the others'."""
 
     def times(self, rng: np.random.Generator) -> np.ndarray:
         """Shape (configurations + 1, repeats): the baseline's first; all are equally fast."""
-        sides = CONFIGURATIONS + 1
-        times = self.noise(rng, (self.repeats * sides,)).reshape(self.repeats, sides)
-        times = rng.permuted(times, axis=1).T  # each round in an order of its own, as sweeps are
+        sides = self.configurations + 1
+        measured = self.noise(rng, (self.repeats * sides,)).reshape(self.repeats, sides)
+        places = np.array([rng.permutation(sides) for _ in range(-(-self.repeats // 2))])
+        # Rounds come in pairs, a drawn order and its reverse, as sweeps are.
+        of_rounds = np.stack([places, sides - 1 - places], axis=1).reshape(-1, sides)[: self.repeats]
+        times = np.take_along_axis(measured, of_rounds, axis=1).T
+        if self.of_baseline:
+            times[0] = self.of_baseline(rng, (self.repeats,))
         if self.sessions:
             own = rng.normal(0, DRIFT, 2 * self.sessions)
             own[1:] *= math.sqrt(1 - self.shared**2)
             drift = _remembering(self.shared, own)
-            times *= np.exp(drift[self._submits()][[0] + [1] * CONFIGURATIONS])
+            times *= np.exp(drift[self._submits()][[0] + [1] * self.configurations])
         return times
 
     def _submits(self) -> np.ndarray:
         """Shape (2, repeats): of each side and repeat the place of its submit among all."""
         session = np.arange(self.repeats) * self.sessions // self.repeats
         before = {
-            IN_TURN: lambda side: 2 * session + side,
+            IN_TURN: lambda side: 2 * session + (side + session) % 2,
             FIRST: lambda side: session + side * self.sessions,
             IN_TWOS: lambda side: 4 * (session // 2) + 2 * side + session % 2,
         }
         return np.stack([before[self.order](side) for side in (0, 1)])
 
-    def ratios(self, times: np.ndarray, repeats: int) -> list[Ratio]:
-        """Of each configuration to the baseline, by the first repeats."""
+    def ratios(self, times: np.ndarray, repeats: int, *, to: int = 0) -> list[Ratio]:
+        """Of each other configuration to this one, by the first repeats."""
         found = [
-            ratio_of_pairs(list(enumerate((of / times[0])[:repeats].tolist())), self._pools[repeats])
-            for of in times[1:]
+            ratio_of_pairs(list(enumerate((of / times[to])[:repeats].tolist())), self._pools[repeats])
+            for place, of in enumerate(times)
+            if place != to
         ]
         return [ratio for ratio in found if ratio]
 
@@ -131,16 +185,26 @@ class Design:
         pairs = list(zip(*starts, strict=True))
         return {n: dict(enumerate(pools(pairs[:n]))) for n in range(1, self.repeats + 1)}  # type: ignore[arg-type]
 
-    def looks(self, times: np.ndarray) -> Iterator[list[Ratio]]:
-        """The ratios at each look."""
+    def looks(self, times: np.ndarray) -> Iterator[Seen]:
+        """What is known at each look."""
         for repeats in range(FEWEST_REPEATS if self.stops else self.repeats, self.repeats + 1):
-            yield self.ratios(times, repeats)
+            fastest = int(np.median(times[:, :repeats], axis=1).argmin())
+            yield Seen(self.ratios(times, repeats), self.ratios(times, repeats, to=fastest))
 
 
-def report(ratios: list[Ratio]) -> bool:
+DIFFERS = (SpeedVerdict.FASTER, SpeedVerdict.SLOWER)
+
+
+def report(seen: Seen) -> bool:
     """Whether the report says faster or slower of any configuration."""
-    error = of_several(ratios)
-    return any(of_speed(ratio.at(error)) in (SpeedVerdict.FASTER, SpeedVerdict.SLOWER) for ratio in ratios)
+    error = of_several(seen.ratios)
+    return any(of_speed(ratio.at(error)) in DIFFERS for ratio in seen.ratios)
+
+
+def fastest(seen: Seen) -> bool:
+    """Whether the report's headline tells any configuration apart from the fastest one."""
+    error = of_several(seen.to_fastest, fastest_of=len(seen.to_fastest) + 1)
+    return any(of_speed(ratio.at(error)) in DIFFERS for ratio in seen.to_fastest)
 
 
 def _comparison(ratios: list[Ratio]) -> Comparison:
@@ -148,22 +212,21 @@ def _comparison(ratios: list[Ratio]) -> Comparison:
     return Comparison(*together(tuple(rows)), only_a=(), only_b=(), lost=(), gained=(), notes=())
 
 
-def compare(ratios: list[Ratio]) -> bool:
+def compare(seen: Seen) -> bool:
     """Whether `compare` does, or of all together."""
-    found = _comparison(ratios)
-    said = [row.verdict for row in found.rows] + [found.verdict]
-    return SpeedVerdict.FASTER in said or SpeedVerdict.SLOWER in said
+    found = _comparison(seen.ratios)
+    return any(verdict in DIFFERS for verdict in [*(row.verdict for row in found.rows), found.verdict])
 
 
-def gate_fails(ratios: list[Ratio]) -> bool:
+def gate_fails(seen: Seen) -> bool:
     """Whether the gate fails without any margin."""
-    return gate(_comparison(ratios), margin=0.0).code == SLOWER
+    return gate(_comparison(seen.ratios), margin=0.0).code == SLOWER
 
 
 EXPECT = Expect(above=1.0)
 
 
-def claims(ratios: list[Ratio]) -> bool:
+def claims(seen: Seen) -> bool:
     """Whether any of several claims "takes longer" is reproduced or refuted."""
 
     def decides(ratio: Ratio, error: float) -> bool:
@@ -171,19 +234,27 @@ def claims(ratios: list[Ratio]) -> bool:
         ends = interval(values, ratio.pools, error=error)
         return decide(values, ends, EXPECT, independent=len(ratio.logarithms))[0] != "inconclusive"
 
-    able = [ratio for ratio in ratios if ratio.low is not None]
+    able = [ratio for ratio in seen.ratios if ratio.low is not None]
     error = error_of_each([lambda error, ratio=ratio: decides(ratio, error) for ratio in able])  # type: ignore[misc]
     return any(decides(ratio, error) for ratio in able)
 
 
-ROOMS: dict[str, Callable[[list[Ratio]], bool]] = {
+ROOMS: dict[str, Callable[[Seen], bool]] = {
     "report": report,
+    "fastest": fastest,
     "compare": compare,
     "claims": claims,
     "gate": gate_fails,
 }
 DESIGNS: dict[str, Design] = {
     **{f"{name}, 6 repeats": Design(noise, 6) for name, noise in NOISE.items()},
+    **{f"{name}, {n} repeats": Design(NOISE[name], n) for name in ("even", "two speeds") for n in (3, 4, 5)},
+    **{
+        f"one side {name}, the others quiet, equal medians, 4 repeats": Design(
+            QUIET, 4, of_baseline=_about_its_median(noise)
+        )
+        for name, noise in UNLIKE.items()
+    },
     "one submit per side, 3 % drift between them": Design(NOISE["even"], 6, sessions=1),
     "3 submits per side, 3 % drift between them": Design(NOISE["even"], 6, sessions=3),
     "6 submits per side, likewise": Design(NOISE["even"], 6, sessions=6),
@@ -193,8 +264,10 @@ DESIGNS: dict[str, Design] = {
         )
         for name in (IN_TURN, IN_TWOS, FIRST)
     },
-    f"even, looked at after each of {MOST_REPEATS} repeats": Design(NOISE["even"], MOST_REPEATS, stops=True),
-    f"skewed, looked at after each of {MOST_REPEATS} repeats": Design(NOISE["skewed"], MOST_REPEATS, stops=True),
+    **{
+        f"{name}, looked at after each of {MOST_REPEATS} repeats": Design(noise, MOST_REPEATS, stops=True)
+        for name, noise in NOISE.items()
+    },
     f"{MOST_REPEATS} submits per side, 3 % drift, looked at after each": Design(
         NOISE["even"], MOST_REPEATS, sessions=MOST_REPEATS, stops=True
     ),
@@ -215,6 +288,17 @@ def false_alarms(design: Design, trials: int, *, seed: int = 5) -> dict[str, int
     return found
 
 
+LONGEST = 20
+"""Repeats after each of which the tables below are looked at."""
+SIZES = (1, 4, 9, 19)
+"""Configurations beside the baseline."""
+
+
+def looked_at(noise: Noise, configurations: int, *, of_baseline: Noise | None = None) -> Design:
+    """A sweep that is looked at after each of many repeats."""
+    return Design(noise, LONGEST, stops=True, configurations=configurations, of_baseline=of_baseline)
+
+
 # --- one interval by itself
 
 
@@ -223,7 +307,8 @@ def misses(noise: Noise, *, most: int, trials: int, critical_of: Callable[[int],
     rng = np.random.default_rng(seed)
     outside = 0
     for _ in range(-(-trials // 5000)):
-        times = rng.permuted(noise(rng, (5000, 2 * most)).reshape(5000, most, 2), axis=2)
+        times = noise(rng, (5000, 2 * most)).reshape(5000, most, 2)
+        times[:, 1::2] = times[:, 1::2, ::-1]  # A B, B A
         logs = np.log(times[:, :, 1] / times[:, :, 0])
         n, looks = np.arange(1, most + 1), slice(FEWEST_REPEATS - 1, most)
         mean = np.cumsum(logs, axis=1) / n
@@ -234,7 +319,7 @@ def misses(noise: Noise, *, most: int, trials: int, critical_of: Callable[[int],
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print all tables."""
     shown = {f"looks at 3 to {most}": most for most in (3, 6, 10, 20, 50, 100)}
     print("| noise | interval |", " | ".join(shown), "|")
     for name, noise in NOISE.items():
@@ -244,7 +329,19 @@ def main() -> None:
     print("\n| simulated |", " | ".join(ROOMS), "|")
     for name, design in DESIGNS.items():
         found = false_alarms(design, 1000)
-        print(f"| {name} |", " | ".join(f"{count / 10:.1f}" for count in found.values()), "|")
+        print(f"| {name} |", " | ".join(f"{count / 10:.1f}" for count in found.values()), "|", flush=True)
+    print(f"\n| looked at after each of {LONGEST} repeats | beside the baseline |", " | ".join(ROOMS), "|")
+    unlike = {
+        f"one side {name}, equal {middle}": about(noise)
+        for name, noise in UNLIKE.items()
+        for middle, about in (("medians", _about_its_median), ("geometric means", _about_its_mean))
+    }
+    unlike["one side two speeds, the other quiet between them"] = lambda rng, shape: two_speeds(rng, shape) / 1.2**0.5
+    for name, noise in (NOISE | unlike).items():
+        for size in SIZES if name in NOISE else SIZES[:1]:
+            design = looked_at(noise, size) if name in NOISE else looked_at(QUIET, size, of_baseline=noise)
+            found = false_alarms(design, 1000)
+            print(f"| {name} | {size} |", " | ".join(f"{count / 10:.1f}" for count in found.values()), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from launch.sweep.compose import NOTHING, Extension, by_hydra, resolve, resolved_by_omegaconf
+from analysis.comparison.ratio import DECIDING_REPEATS
+from launch.sweep.compose import NOTHING, Extension, by_hydra, group_choices, resolve, resolved_by_omegaconf
 from launch.sweep.expansion import PlannedRun, Point, _set, expand, one_run, points_of
 from parallelbench.config.build import from_mapping
 from parallelbench.config.identity import run_id
@@ -203,9 +204,29 @@ def test_interleaved_repeats_are_permutations_of_their_own_one_after_the_other()
     assert [p.run.repeat for p in plan] == [repeat for repeat in range(4) for _ in range(8)]
     orders = [order_of(repeat) for repeat in range(4)]
     assert all(sorted(order) == list(range(1, 9)) for order in orders)
-    assert len({tuple(order) for order in orders}) == 4
+    assert (orders[1], orders[3]) == (orders[0][::-1], orders[2][::-1])
+    assert orders[2] not in orders[:2]
     assert orders == [order_of(repeat) for repeat in range(4)], "the same every time"
     assert orders != [order_of(repeat, "sweep.name=other") for repeat in range(4)]
+
+
+def test_every_configuration_comes_before_every_other_as_often_as_after_it() -> None:
+    """Anybody's two configurations, too, and repeats that are submitted one by one."""
+    asked = ["strategy=fsdp,ddp", "devices=2", "model=mlp", "data=digits"]
+    whole = [(p.run.strategy.name, p.run.repeat) for p in expand([*asked, "sweep.repeats=6"])]
+    firsts = [name for name, _ in whole[::2]]
+    assert firsts.count("ddp") == 3
+    one_by_one = [p for repeat in range(6) for p in expand([*asked, f"repeat={repeat}"])]
+    assert [(p.run.strategy.name, p.run.repeat) for p in one_by_one] == whole
+
+
+def test_shipped_sweeps_have_repeats_enough_for_a_verdict() -> None:
+    """But those that are as a publication did it, once, and the one of a single run."""
+    repeats = {name: expand([f"sweep={name}"])[-1].run.repeat + 1 for name in group_choices()["sweep"]}
+    once = {name for name, count in repeats.items() if count == 1}
+    assert once == {"adhoc", "asu_data_parallel_faithful", "asu_model_parallel_faithful"}
+    assert {count % 2 for name, count in repeats.items() if name not in once} == {0}, "rounds come in pairs"
+    assert min(count for name, count in repeats.items() if name not in once) >= DECIDING_REPEATS
 
 
 def test_listed_is_as_written() -> None:
