@@ -58,7 +58,7 @@ def test_experiments_set_keys_of_the_whole_configuration(mine: Extension) -> Non
     assert [each.run.epochs for each in expand(["experiment=quick", "epochs=3"], mine)] == [3], "the command line wins"
     assert [each.run.optimizer.name for each in expand(["experiment=quick", "optimizer=adam"], mine)] == ["adam"]
     assert sorted(each.run.epochs for each in expand(["experiment=quick,long", "devices=1"], mine)) == [2, 9]
-    assert len(expand(["experiment=quick", "sweep=demo"], mine)) == 21
+    assert len(expand(["experiment=quick", "sweep=demo"], mine)) == 24
 
 
 def test_experiments_that_set_nothing_or_do_not_exist_are_refused(mine: Extension) -> None:

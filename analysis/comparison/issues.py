@@ -181,8 +181,9 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
             return (
                 "the two sides were measured apart",
                 ", so the ratios include any change of the machine in between and have neither interval nor verdict: "
-                f"measure both in turn, by one submit of {DECIDING_REPEATS} or more further repeats (sweep.repeats), or "
-                f"submit each side {DECIDING_REPEATS} times or more, in alternation, the one first and then the other (A B, B A)",
+                f"measure both in turn, by one submit of {DECIDING_REPEATS} or more further repeats (sweep.repeats), "
+                f"or submit each side {DECIDING_REPEATS} times or more, in alternation, now the one first and then the "
+                "other (A B, B A)",
             )
         case Caveat.ORDER:
             return (

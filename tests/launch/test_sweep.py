@@ -136,15 +136,15 @@ def test_a_choice_list_on_the_command_line_is_a_sweep() -> None:
 def test_a_key_on_the_command_line_replaces_the_files_values_and_a_list_adds_an_axis() -> None:
     assert {run[1] for run in described("sweep=demo", "model=mlp")} == {"mlp"}
     assert {run[3] for run in described("sweep=demo", "devices=4")} == {4}
-    assert len(described("sweep=demo", "strategy=ddp")) == 14, "ddp with 1 and 2 devices, seven times"
+    assert len(described("sweep=demo", "strategy=ddp")) == 16, "ddp with 1 and 2 devices, eight times"
     assert {run[4] for run in described("sweep=demo", "epochs=1,2")} == {1, 2}
-    assert len(described("sweep=demo", "epochs=1,2")) == 42
-    assert len(described("sweep=demo", "batch_size=64,128,256")) == 63
+    assert len(described("sweep=demo", "epochs=1,2")) == 48
+    assert len(described("sweep=demo", "batch_size=64,128,256")) == 72
 
 
 def test_duplicates_collapse() -> None:
     assert len(described("epochs=1,1,2")) == 2
-    assert len(described("sweep=demo", "strategy=single", "devices=1")) == 7
+    assert len(described("sweep=demo", "strategy=single", "devices=1")) == 8
 
 
 def test_options_of_a_group_file_that_only_the_list_chooses() -> None:
