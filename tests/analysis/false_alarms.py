@@ -7,7 +7,7 @@ Times are simulated; what is said of them is said by the analysis itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -277,14 +277,14 @@ DESIGNS: dict[str, Design] = {
 }
 
 
-def false_alarms(design: Design, trials: int, *, seed: int = 5) -> dict[str, int]:
+def false_alarms(design: Design, trials: int, *, rooms: Sequence[str] = tuple(ROOMS), seed: int = 5) -> dict[str, int]:
     """Of each room, in how many simulated comparisons of equal configurations it says that any differs."""
     rng = np.random.default_rng(seed)
-    found = dict.fromkeys(ROOMS, 0)
+    found = dict.fromkeys(rooms, 0)
     for _ in range(trials):
         looks = list(design.looks(design.times(rng)))
-        for name, says in ROOMS.items():
-            found[name] += any(map(says, looks))
+        for name in rooms:
+            found[name] += any(map(ROOMS[name], looks))
     return found
 
 
@@ -330,7 +330,8 @@ def main() -> None:
     for name, design in DESIGNS.items():
         found = false_alarms(design, 1000)
         print(f"| {name} |", " | ".join(f"{count / 10:.1f}" for count in found.values()), "|", flush=True)
-    print(f"\n| looked at after each of {LONGEST} repeats | beside the baseline |", " | ".join(ROOMS), "|")
+    rooms = ("report", "fastest")  # the others find fewer, above
+    print(f"\n| looked at after each of {LONGEST} repeats | beside the baseline |", " | ".join(rooms), "|")
     unlike = {
         f"one side {name}, equal {middle}": about(noise)
         for name, noise in UNLIKE.items()
@@ -340,7 +341,7 @@ def main() -> None:
     for name, noise in (NOISE | unlike).items():
         for size in SIZES if name in NOISE else SIZES[:1]:
             design = looked_at(noise, size) if name in NOISE else looked_at(QUIET, size, of_baseline=noise)
-            found = false_alarms(design, 1000)
+            found = false_alarms(design, 1000, rooms=rooms)
             print(f"| {name} | {size} |", " | ".join(f"{count / 10:.1f}" for count in found.values()), "|", flush=True)
 
 
