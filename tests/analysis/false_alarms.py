@@ -307,9 +307,10 @@ def misses(noise: Noise, *, most: int, trials: int, critical_of: Callable[[int],
     rng = np.random.default_rng(seed)
     outside = 0
     for _ in range(-(-trials // 5000)):
-        times = noise(rng, (5000, 2 * most)).reshape(5000, most, 2)
-        times[:, 1::2] = times[:, 1::2, ::-1]  # A B, B A
-        logs = np.log(times[:, :, 1] / times[:, :, 0])
+        times = np.log(noise(rng, (5000, 2 * most))).reshape(5000, most, 2)
+        drawn = rng.choice([-1.0, 1.0], (5000, -(-most // 2), 1))
+        signs = np.concatenate([drawn, -drawn], axis=2).reshape(5000, -1)[:, :most]  # A B, B A, or B A, A B
+        logs = signs * (times[:, :, 1] - times[:, :, 0])
         n, looks = np.arange(1, most + 1), slice(FEWEST_REPEATS - 1, most)
         mean = np.cumsum(logs, axis=1) / n
         squares = np.maximum(np.cumsum(logs**2, axis=1) - n * mean**2, 0)[:, looks]
