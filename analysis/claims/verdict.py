@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,13 +10,11 @@ from itertools import chain
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, Self
 
-import msgspec
-
 from analysis import text
-from analysis.claims.claim import EPOCH_COLUMNS, OF_SAMPLES, TO_ACCURACY, UNTIMED, Claim, written
+from analysis.claims.claim import LAST, OF_SAMPLES, PER_EPOCH, TO_ACCURACY, UNTIMED, Claim, written
 from analysis.claims.effects import effects, is_unreached, labels, readings, unusable, usable
 from analysis.comparison.configurations import facts
-from analysis.comparison.issues import Blocker, Issue
+from analysis.comparison.issues import Blocker, Issue, warmed
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
 from analysis.metrics.disturbed_times import resting_on_disturbed
@@ -116,6 +114,8 @@ class Case:
     """Data, model and the other keys in which it differs from the other cases."""
     step: str
     """The levels that are compared."""
+    sides: str
+    """The names of the compared configurations, where another case has the same work and step; else empty."""
     device: str
     """The device that it was measured on."""
     effects: tuple[tuple[int, float], ...]
@@ -142,6 +142,11 @@ class Case:
     """Median effect on the claim's other metric, in the same runs."""
     leans: Leaning = ""
     """Without a verdict, to which side the median tends."""
+
+    @property
+    def compared(self) -> str:
+        """The step, and the sides where it alone does not tell them."""
+        return f"{self.step} ({self.sides})" if self.sides else self.step
 
     @property
     def enough(self) -> bool:
@@ -186,23 +191,26 @@ def judge_together(runs: Runs, claims: Sequence[tuple[str, Claim]]) -> list[Judg
 
 
 def _judge(runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, error: float) -> Judgement:
-    others = {effect.compared: effect for effect in _also(runs, claim)} if compared else {}
+    wheres = labels([each.effect for each in compared])
+    sides = _sides(runs, compared, wheres)
     cases = tuple(
-        _case(each, error=error, where=where, also=others.get(each.effect.compared))
-        for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
+        _case(each, error=error, where=where, sides=names)
+        for each, where, names in zip(compared, wheres, sides, strict=True)
     )
     verdict, reasons = _overall(cases, claim) if cases else ("inconclusive", (missing(runs, claim),))
     return Judgement(seed, claim, cases, verdict, reasons)
 
 
-def _also(runs: Runs, claim: Claim) -> list[Effect]:
-    if not claim.also:
-        return []
-    epoch = claim.epoch if claim.also in EPOCH_COLUMNS else None
-    return effects(runs, msgspec.structs.replace(claim, metric=claim.also, also=None, target=None, epoch=epoch))
+def _sides(runs: Runs, compared: Sequence[ClaimedEffect], wheres: Sequence[str]) -> list[str]:
+    """`Case.sides` of each effect: the compared keys may have further values, such as nodes or a strategy's options."""
+    names = dict(facts(runs).select("run_id", "configuration").rows())
+    places = [(where, each.effect.step) for each, where in zip(compared, wheres, strict=True)]
+    counts = Counter(places)
+    told = (dict.fromkeys(names[run_id] for run_id in chain(*each.effect.runs.values())) for each in compared)
+    return [" → ".join(sides) if counts[place] > 1 else "" for place, sides in zip(places, told, strict=True)]
 
 
-def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | None) -> Case:
+def _case(compared: ClaimedEffect, *, error: float, where: str, sides: str) -> Case:
     effect = compared.effect
     runs = [_told(compared.runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))]
     caveats = map(str, compared.pairing.caveats(of_times=compared.of_times, metric=compared.claim.metric))
@@ -211,6 +219,7 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | N
     return Case(
         where=where,
         step=effect.step,
+        sides=sides,
         device=str(effect.keys.get("device_name") or effect.keys.get("device_type")),
         effects=tuple((repeat, value) for repeat, (value, *_) in effect.values.items()),
         median=compared.median,
@@ -222,7 +231,7 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | N
         runs=tuple(slug for slug, *_ in runs),
         warnings=tuple(dict.fromkeys((*(warned for _, warned, _ in runs if warned), *caveats))),
         missed=len(effect.missed),
-        also=median(value for value, *_ in also.values.values()) if also else None,
+        also=compared.also,
         leans=compared.leaning if verdict == "inconclusive" else "",
     )
 
@@ -294,15 +303,39 @@ class ClaimedEffect:
         """Whether it depends on the machine, and on when it was measured."""
         return self.claim.metric not in UNTIMED
 
+    @property
+    def also(self) -> float | None:
+        """Median effect on the claim's other metric; None where it was not measured, or must not be compared."""
+        metric, values = self.claim.also, list(self.effect.also.values())
+        if metric is None or not values or self._blockers(metric):
+            return None
+        return ratio_median(values) if self._is_ratio(values) else median(values)
+
+    def _blockers(self, metric: str) -> tuple[Issue, ...]:
+        """What forbids to compare these runs by a metric."""
+        found = (
+            pairing.blockers(of_times=metric not in UNTIMED, per_epoch=metric in OF_SAMPLES, metric=metric)
+            for pairing in (self.pairing, self.choice)
+        )
+        return next(filter(None, found), ()) or self._warmed(metric)
+
+    def _warmed(self, metric: str) -> tuple[Issue, ...]:
+        """What a parity check before the training forbids of metrics of the first epoch: to compare it with a later
+        one, or with one that was not warmed up.
+        """
+        epochs = set[int | str]().union(*(self.claim.epochs(contrast) for contrast in self.claim.contrasts))
+        runs = [run for pair in self.pairing.pairs for run in pair.runs]
+        of_first = 1 in epochs or (LAST in epochs and any(run.definition["epochs"] == 1 for run in runs))
+        if metric not in PER_EPOCH or not of_first:
+            return ()
+        if len(epochs) > 1 and any(run.is_warmed for run in runs):
+            return (Issue(Blocker.WARMED, {"checked": (True, True)}),)
+        return tuple(warmed(runs, "first_epoch_time_s")[0])
+
     @cached_property
     def forbidden(self) -> str:
         """Why the effect decides nothing, whatever it is; empty where it may."""
-        metric, of_times = self.claim.metric, self.of_times
-        found = (
-            pairing.blockers(of_times=of_times, per_epoch=metric in OF_SAMPLES, metric=metric)
-            for pairing in (self.pairing, self.choice)
-        )
-        issues = next(filter(None, found), ())
+        issues = self._blockers(self.claim.metric)
         if missed := self.effect.missed:
             repeats = len(missed | self.effect.values.keys())
             issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)

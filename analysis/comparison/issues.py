@@ -67,6 +67,8 @@ class Blocker(Enum):
     """The metric is memory: of processes on one side, of devices on the other."""
     SHORT = "short"
     """The metric is an energy, and epochs are too short for the counters."""
+    WARMED = "warmed"
+    """The metric is of the start-up or the first epoch, before which the parity check warmed up some of the runs."""
 
 
 class Caveat(Enum):
@@ -90,6 +92,8 @@ class Caveat(Enum):
     """A machine changed its speed between the start and the end of a run."""
     ENERGY = "energy"
     """The metric is an energy that was measured less well than others are."""
+    WARMED = "warmed"
+    """The metric is of the whole training, before which the parity check warmed up some of the runs."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,10 @@ def _words_of_blocker(issue: Issue) -> tuple[str, str]:
             )
         case Blocker.SHORT:
             return f"energies are not compared, as {FLAGS['short']} (short)", ": take more data"
+        case Blocker.WARMED:
+            ((_, (one, other)),) = issue.differences.items()
+            whose = "these runs" if one == other else "one side only"
+            return f"the parity check warmed up {whose} before start-up and first epoch", _MEASURE_COLD
     raise AssertionError(issue.kind)
 
 
@@ -211,7 +219,12 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
         case Caveat.ENERGY:
             flags = ", ".join(f"{FLAGS[flag]} ({flag})" for flag in issue.differences)
             return f"energies of the compared runs are less exact than others: {flags}", ""
+        case Caveat.WARMED:
+            return "the parity check warmed up one side only before its first epoch, which is in these times", ""
     raise AssertionError(issue.kind)
+
+
+_MEASURE_COLD = ": to compare these, measure both sides with measure.parity=false, in a sweep of its own"
 
 
 _CAUSES = (
@@ -422,6 +435,26 @@ def of_energies(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], 
     less = [flag for flag in FLAGS if flag in found and flag != "short"]
     limits = [Issue(Caveat.ENERGY, dict.fromkeys(less, (None, None)))] if less else []
     return [Issue(Blocker.SHORT, {})] if "short" in found else [], limits
+
+
+OF_START_UP = (
+    *("startup_without_parity_s", "first_epoch_time_s", "total_time_s", "throughput_with_startup_samples_per_s"),
+    *("end_to_end_time_s", "gpu_hours"),
+)
+"""Metrics that the parity check makes better: it connects the ranks and loads the kernels, and is not counted."""
+WITH_FIRST_EPOCH = ("total_training_time_s", "training_time_s", "time_to_accuracy_s")
+"""Metrics of all epochs, of which it makes the first one faster."""
+
+
+def warmed(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], list[Issue]]:
+    """What a parity check before some of the runs forbids for a metric, and what it limits."""
+    if len({run.is_warmed for run in runs}) < 2:
+        return [], []
+    unlike: Differences = {"checked": (False, True)}
+    return (
+        [Issue(Blocker.WARMED, unlike)] if metric in OF_START_UP else [],
+        [Issue(Caveat.WARMED, unlike)] if metric in WITH_FIRST_EPOCH else [],
+    )
 
 
 def unlike_memory(runs: Sequence[ComparedRun]) -> bool:

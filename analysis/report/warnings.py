@@ -11,6 +11,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import (
+    against_one_device,
     error_of_intervals,
     limited,
     refused,
@@ -20,8 +21,8 @@ from analysis.comparison.baseline import (
 )
 from analysis.comparison.configurations import counted, facts, has_disturbed, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
-from analysis.comparison.issues import FLAGS, Caveat
-from analysis.comparison.ratio import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, half_width
+from analysis.comparison.issues import FLAGS, Blocker, Caveat
+from analysis.comparison.ratio import ENOUGH_REPEATS, FEW_REPEATS, FEWEST_REPEATS, WITH_STARTUP, half_width
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
@@ -67,6 +68,7 @@ def warnings(runs: Runs) -> list[str]:
         *disturbed_lines(runs),
         *disturbed_times(runs, facts(runs).filter(has_disturbed("time_to_accuracy_s"))["run_id"].to_list()),
         *_packed(runs),
+        *_warmed(runs),
         *format_skipped(runs.skipped, root=runs.root),
         *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
         *few_repeats(runs),
@@ -113,6 +115,20 @@ def _packed(runs: Runs) -> list[str]:
         f"No start-up from {count_of(rows.height, 'packed run')} (launcher.pack=true): a process that had loaded "
         "torch, a new one for each repeat, was forked for each. They are compared with each other only."
     ]
+
+
+def _warmed(runs: Runs) -> list[str]:
+    """The configurations whose speed-up with start-up is withheld, and how to measure it."""
+    issues = {
+        key: issue
+        for key, pairing in against_one_device(runs).items()
+        for issue in pairing.blockers(metric=WITH_STARTUP.metric)
+        if issue.kind is Blocker.WARMED and pairing.speed_up()
+    }
+    if not issues:
+        return []
+    names = _named(runs, dict.fromkeys(issues, ""))
+    return [f"No speed-up with start-up for {text.listed(names)}: {next(iter(issues.values()))}."]
 
 
 def few_repeats(runs: Runs) -> list[str]:

@@ -83,6 +83,12 @@ def in_environments(runs: Runs, one: dict[str, Any], other: dict[str, Any]) -> R
     return altered(runs, "run", environment_json=pl.col("strategy").replace_strict(texts))
 
 
+def cold(runs: Runs) -> Runs:
+    """As with `measure.parity=false`: ddp × 2, which is checked otherwise, starts as single × 1 does."""
+    never = {"parity_passed": pl.lit(None, pl.Boolean), "startup_parity_s": pl.lit(None, pl.Float64)}
+    return altered(runs, "run", startup_s=pl.lit(2.4), **never)
+
+
 def later(runs: Runs, by_s: float, *, but: int = 0) -> Runs:
     """ddp × 2 began so much later, but in the first repeats."""
     by = pl.when(IN_TWO & (pl.col("repeat") >= but)).then(by_s).otherwise(0.0)
