@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from analysis import text
 from analysis.claims.claim import LAST, OF_SAMPLES, PER_EPOCH, TO_ACCURACY, UNTIMED, Claim, written
@@ -63,6 +63,15 @@ def verdict_on(independent: int, interval: tuple[float, float] | None, expect: E
     return "refuted" if beyond else "inconclusive"
 
 
+class Decision(NamedTuple):
+    """A verdict on an effect, and what would decide it where nothing does."""
+
+    verdict: Verdict
+    lacks: str = ""
+    repeats: int | None = None
+    """How many repeats in all may decide it; None where repeats would not, or it is not known."""
+
+
 def decide(
     values: Sequence[float],
     interval: tuple[float, float] | None,
@@ -73,7 +82,7 @@ def decide(
     highest_repeat: int | None = None,
     timed: bool = False,
     shown: Callable[[float], str] = "{:g}".format,
-) -> tuple[Verdict, str]:
+) -> Decision:
     """The verdict on an effect, and what would decide it where nothing does.
 
     `independent`: how many of the values are, None for all. `after`: None where that is not known. `timed`: a quieter
@@ -82,28 +91,33 @@ def decide(
     known = len(values) if independent is None else independent
     verdict = verdict_on(known, interval, expect)
     if verdict != "inconclusive":
-        return verdict, ""
+        return Decision(verdict)
+
+    def in_all(more: int) -> int | None:
+        return None if highest_repeat is None else highest_repeat + 1 + more
+
     if missing := max(ENOUGH_REPEATS - known, 0):
         advice = text.to_add(missing, after=highest_repeat)
         if known == len(values):
-            return verdict, f"{count_of(known, 'repeat')} of {ENOUGH_REPEATS}: {advice}"
+            return Decision(verdict, f"{count_of(known, 'repeat')} of {ENOUGH_REPEATS}: {advice}", in_all(missing))
         if interval is None:
-            return verdict, f"{APART}, {advice}"
+            return Decision(verdict, f"{APART}, {advice}", in_all(missing))
         shared = f"count as {known} of {ENOUGH_REPEATS}, as submits share them"
-        return verdict, f"{count_of(len(values), 'repeat')} that {shared}: {advice}"
+        return Decision(verdict, f"{count_of(len(values), 'repeat')} that {shared}: {advice}", in_all(missing))
     assert interval is not None, "so many independent repeats have one"
     bounds = sorted({*expect.region, *expect.open})
     held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
     if not held:  # it lies within the margin
-        return verdict, f"the effect is within the margin ({shown(expect.by)})"
+        return Decision(verdict, f"the effect is within the margin ({shown(expect.by)})")
     holds = f"the interval holds {text.listed([shown(edge) for edge in held])}"
     if after is None:
-        return verdict, holds
+        return Decision(verdict, holds)
     needed = repeats_to_add(lambda more: verdict_on(known + more, after(more), expect) != "inconclusive")
     if needed is None:
         quiet = ": measure on a quiet machine" if timed else ""
-        return verdict, f"{holds}, which is too near the effect for any feasible number of repeats{quiet}"
-    return verdict, f"{holds}: {text.to_add(needed)}, which decides if the effect stays"
+        return Decision(verdict, f"{holds}, which is too near the effect for any feasible number of repeats{quiet}")
+    advice = text.to_add(needed, after=highest_repeat)
+    return Decision(verdict, f"{holds}: {advice}, which decides if the effect stays", in_all(needed))
 
 
 @dataclass(frozen=True)
@@ -142,6 +156,8 @@ class Case:
     """Median effect on the claim's other metric, in the same runs."""
     leans: Leaning = ""
     """Without a verdict, to which side the median tends."""
+    repeats: int | None = None
+    """How many repeats in all may give one."""
 
     @property
     def compared(self) -> str:
@@ -165,6 +181,12 @@ class Judgement:
     verdict: Verdict
     reasons: tuple[str, ...]
     """In how many cases it holds, and what is missing for a verdict."""
+
+    @property
+    def repeats(self) -> int | None:
+        """How many repeats in all may decide it, where repeats may."""
+        needed = [case.repeats for case in self.cases if case.repeats]
+        return max(needed, default=None) if self.verdict == "inconclusive" else None
 
     @property
     def why(self) -> str:
@@ -214,7 +236,7 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, sides: str) -> C
     effect = compared.effect
     runs = [_told(compared.runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))]
     caveats = map(str, compared.pairing.caveats(of_times=compared.of_times, metric=compared.claim.metric))
-    verdict, lacks = compared.decided(error)
+    decision = compared.decided(error)
     low, high = compared.interval(error) or (None, None)
     return Case(
         where=where,
@@ -225,14 +247,15 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, sides: str) -> C
         median=compared.median,
         low=low,
         high=high,
-        verdict=verdict,
-        lacks=lacks,
+        verdict=decision.verdict,
+        lacks=decision.lacks,
+        repeats=decision.repeats,
         sweeps=tuple(sorted({sweep for *_, sweep in runs})),
         runs=tuple(slug for slug, *_ in runs),
         warnings=tuple(dict.fromkeys((*(warned for _, warned, _ in runs if warned), *caveats))),
         missed=len(effect.missed),
         also=compared.also,
-        leans=compared.leaning if verdict == "inconclusive" else "",
+        leans=compared.leaning if decision.verdict == "inconclusive" else "",
     )
 
 
@@ -391,15 +414,15 @@ class ClaimedEffect:
     def _exact(self) -> Spread | None:
         return self._spread(self._values)
 
-    def decided(self, error: float) -> tuple[Verdict, str]:
+    def decided(self, error: float) -> Decision:
         """The verdict, and what would decide it where nothing does."""
         if self.forbidden:
-            return "inconclusive", self.forbidden
+            return Decision("inconclusive", self.forbidden)
         expect = self.claim.expect
         if self.is_saturated:
             short = f"{self._shown(expect.region[0])} or less below 100 %"
-            return "inconclusive", f"saturated: both sides are {short}, so no rise by more could show"
-        verdict, lacks = decide(
+            return Decision("inconclusive", f"saturated: both sides are {short}, so no rise by more could show")
+        decision = decide(
             self._values,
             self.interval(error),
             expect,
@@ -410,9 +433,9 @@ class ClaimedEffect:
             shown=self._shown,
         )
         exact = None if self._exact is None else self._exact.ends(error)
-        if verdict == "inconclusive" and verdict_on(self._independent, exact, expect) != "inconclusive":
-            lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
-        return verdict, lacks
+        if decision.verdict == "inconclusive" and verdict_on(self._independent, exact, expect) != "inconclusive":
+            return Decision("inconclusive", "accuracy is measured too rarely: lower measure.steps_per_epoch")
+        return decision
 
     def is_decided(self, error: float) -> bool:
         """Whether there is a verdict."""

@@ -5,6 +5,7 @@ machines did.
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
@@ -214,7 +215,7 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
             )
         case Caveat.DRIFT:
             return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}", (
-                ": the interval of a ratio includes what that did to it; a ratio without interval is not to be quoted"
+                ": quote a ratio only with its interval, which allows for it"
             )
         case Caveat.ENERGY:
             flags = ", ".join(f"{FLAGS[flag]} ({flag})" for flag in issue.differences)
@@ -265,7 +266,7 @@ def _remedies(differences: Differences, across: Sequence[str]) -> str:
     if any(key in PROBED or environment_match.must_match(key) for key in differences):
         ways.append("measure both in one environment, by one submit")
     if across:
-        ways.append(f"compare across what differs: `parallelbench compare … --across {','.join(across)}`")
+        ways.append(f"compare across what differs: `parallelbench compare … --across {shlex.quote(','.join(across))}`")
     if not ways:
         ways.append("choose folders, or --by, so that each side has one of these")
     return f"; {', or '.join(ways)}"
@@ -425,6 +426,20 @@ FLAGS = {
 """Flags of energies that are not to be quoted, in words. Ratios of `short` ones are not even shown: by how much they
 are wrong depends on the length of the epochs, which the sides need not share.
 """
+
+
+def is_quotable() -> pl.Expr:
+    """Of rows with `energy_flags`, whether no flag says that their energy is not to be quoted, or ranked."""
+    return ~pl.any_horizontal(_has_flag(flag) for flag in FLAGS)
+
+
+def is_comparable_energy() -> pl.Expr:
+    """Of rows with `energy_flags`, whether their energy may be shown beside others'."""
+    return ~_has_flag("short")
+
+
+def _has_flag(flag: str) -> pl.Expr:
+    return pl.col("energy_flags").fill_null("").str.split(" ").list.contains(flag)
 
 
 def of_energies(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], list[Issue]]:

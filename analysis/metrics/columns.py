@@ -159,7 +159,7 @@ PER_RUN = (
         heading="Step", tables=("runs",), show=Show.MILLISECONDS,
         epochs=(_SLOWEST_S / pl.col("steps")).filter(_STEADY, pl.col("steps") > 0).median()),
     Metric("steady_epochs", "epochs that every rank finished, without each attempt's first one", null="none",
-        type="int32", epochs=_STEADY.sum()),
+        type="int32", epochs=pl.when(_STEADY.any()).then(_STEADY.sum())),
     Metric("disturbed_epochs", "those of them that were disturbed, as far as it was measured",
         null="not measured in any of them", heading="Disturbed epochs", tables=("runs",),
         type="int32", epochs=_count_known(pl.col("disturbed").filter(_STEADY))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import polars as pl
@@ -71,7 +71,7 @@ def warnings(runs: Runs) -> list[str]:
         *_warmed(runs),
         *format_skipped(runs.skipped, root=runs.root),
         *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
-        *few_repeats(runs),
+        *([few.line] if (few := few_repeats(runs)) else []),
         *_by_chance(runs),
         *_baselines(runs),
         *_samples(runs),
@@ -131,24 +131,34 @@ def _warmed(runs: Runs) -> list[str]:
     return [f"No speed-up with start-up for {text.listed(names)}: {next(iter(issues.values()))}."]
 
 
-def few_repeats(runs: Runs) -> list[str]:
+class FewRepeats(NamedTuple):
+    """That ratios rest on few repeats, and how many in all would give those intervals that have none."""
+
+    line: str
+    repeats: int | None
+
+
+def few_repeats(runs: Runs) -> FewRepeats | None:
     """How many repeats would narrow the intervals; sides that were measured apart are told of elsewhere."""
     pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
     few, most = (of((n for n, _ in pairs), default=ENOUGH_REPEATS) for of in (min, max))
     if few >= FEW_REPEATS:
-        return []
+        return None
     some, rest = ("All" if most == few else "Some"), f"rest on {_pairs(few)} only and"
     if few < FEWEST_REPEATS:
-        advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
+        highest_repeat = max(highest for n, highest in pairs if n == few)
+        advice = text.to_add(ENOUGH_REPEATS - few, after=highest_repeat)
         without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
         names = text.listed(_named(runs, dict.fromkeys(without.select(_KEYS).rows(), "")))
-        return [f"{some} ratios {rest} have no interval ({names}): {advice}."]
+        line = f"{some} ratios {rest} have no interval ({names}): {advice}."
+        return FewRepeats(line, highest_repeat + 1 + ENOUGH_REPEATS - few)
     error = error_of_intervals(runs)
     widths = ", ".join(f"{half_width(n, error):.1f} times with {n} pairs" for n in (6, 10) if n > few)
-    return [
+    line = (
         f"{some} intervals {rest} are wide: to each side they reach {half_width(few, error):.1f} times the standard "
         f"deviation of the pairs; {widths}."
-    ]
+    )
+    return FewRepeats(line, None)
 
 
 def _pairs(n: int) -> str:

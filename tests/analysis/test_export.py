@@ -99,6 +99,16 @@ def test_a_run_begins_when_it_was_launched_or_with_what_an_earlier_attempt_left(
         assert found == {0: launched_at or 0.0, 3: begins}
 
 
+@pytest.mark.parametrize(
+    ("given", "name"), [("demo", "demo"), ("a-x2 (oom)", "a-x2 (oom)"), ("../../x", "__.._x"), ("..", "_"), ("", "_")]
+)
+def test_no_result_names_a_folder_outside_of_the_export(given: str, name: str, sweep: Path) -> None:
+    runs = altered(load(sweep), "run", sweep=pl.lit(given), slug=pl.lit(given))
+    found = exported_runs(runs)
+    assert {run.sweep for run in found} == {name}
+    assert all("/" not in run.name and run.name not in (".", "..") for run in found)
+
+
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_without_the_library_one_line_says_what_to_install(
     tracker: str, sweep: Path, capsys: pytest.CaptureFixture[str]
