@@ -215,7 +215,7 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
             )
         case Caveat.DRIFT:
             return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}", (
-                ": quote a ratio only with its interval, which allows for it"
+                ": quote a ratio only with its interval, which allows for the change"
             )
         case Caveat.ENERGY:
             flags = ", ".join(f"{FLAGS[flag]} ({flag})" for flag in issue.differences)

@@ -394,7 +394,7 @@ def _counted(runs: Runs, compared: pl.DataFrame) -> str:
     return f"{count_of(every.height, 'configuration')} in {works}: {', '.join(parts)}.{changed}"
 
 
-_WITH_INTERVAL = "quote a speed-up only with its interval, which allows for it"
+_WITH_INTERVAL = "quote a speed-up only with its interval, which allows for the change"
 _DRIFTED = f"The machine's own speed changed by more than {100 * PROBE_TOLERANCE:.0f} % while"
 
 
