@@ -93,9 +93,9 @@ def _exported(row: Mapping[str, Any], rows: pl.DataFrame | None) -> ExportedRun:
     )
 
 
-def file_name(words: str) -> str:
-    """The same words where they name a file; else without what would lead to another folder."""
-    return re.sub(r"^\.+|[/\\\x00-\x1f\x7f]", "_", words) or "_"
+def file_name(given: str) -> str:
+    """The same name where it is one of a file; else without what would lead to another folder."""
+    return re.sub(r"^\.+|[/\\\x00-\x1f\x7f]", "_", given) or "_"
 
 
 def _numbers(row: Mapping[str, Any], columns: Iterable[Column]) -> dict[str, float]:

@@ -69,7 +69,7 @@ class Blocker(Enum):
     SHORT = "short"
     """The metric is an energy, and epochs are too short for the counters."""
     WARMED = "warmed"
-    """The metric is of the start-up or the first epoch, before which the parity check warmed up some of the runs."""
+    """The metric is of the start-up or the first epoch, before which the parity check warmed up any of the runs."""
 
 
 class Caveat(Enum):
@@ -456,19 +456,20 @@ OF_START_UP = (
     *("startup_without_parity_s", "first_epoch_time_s", "total_time_s", "throughput_with_startup_samples_per_s"),
     *("end_to_end_time_s", "gpu_hours"),
 )
-"""Metrics that the parity check makes better: it connects the ranks and loads the kernels, and is not counted."""
+"""Metrics that the parity check makes better: it connects the ranks and loads the kernels, and is not counted. With
+more ranks it hides more, so not even two checked runs are compared by these.
+"""
 WITH_FIRST_EPOCH = ("total_training_time_s", "training_time_s", "time_to_accuracy_s")
 """Metrics of all epochs, of which it makes the first one faster."""
 
 
 def warmed(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], list[Issue]]:
     """What a parity check before some of the runs forbids for a metric, and what it limits."""
-    if len({run.is_warmed for run in runs}) < 2:
-        return [], []
-    unlike: Differences = {"checked": (False, True)}
+    checked = {run.is_warmed for run in runs}
+    sides: Differences = {"checked": (False not in checked, True)}
     return (
-        [Issue(Blocker.WARMED, unlike)] if metric in OF_START_UP else [],
-        [Issue(Caveat.WARMED, unlike)] if metric in WITH_FIRST_EPOCH else [],
+        [Issue(Blocker.WARMED, sides)] if metric in OF_START_UP and True in checked else [],
+        [Issue(Caveat.WARMED, sides)] if metric in WITH_FIRST_EPOCH and len(checked) > 1 else [],
     )
 
 

@@ -294,7 +294,7 @@ PER_CONFIGURATION = (
         brief="effi-\nciency"),
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
         "throughput_with_startup_samples_per_s", heading="Efficiency with start-up",
-        null=f"{_NO_PAIR}, or the parity check warmed up one side only (compare with measure.parity=false)"),
+        null=f"{_NO_PAIR}, or parity was checked before (measure.parity=false leaves it out)"),
     Column("energy_ratio", "energy per sample ÷ that of one device: median over paired repeats; below 1 takes less",
         null=f"{_NO_PAIR}, or epochs too short for the counters (energy_flags: short)",
         heading="Per sample, against one device, and interval", tables=("energy",), show=Show.INTERVAL,
