@@ -185,6 +185,15 @@ def test_start_up_is_not_compared_where_one_side_was_warmed_up(usual: Runs, verd
     assert (steady_state.verdict, steady_state.also, steady_state.warnings) == ("reproduced", None, ())
 
 
+def test_start_up_is_not_compared_where_both_sides_were_warmed_up(usual: Runs) -> None:
+    """More ranks take longer to connect, which the check hides."""
+    runs = altered(usual, "run", startup_parity_s=pl.lit(0.6))
+    assert with_startup(runs)[:2] == (None, False)
+    found = judge(runs, claim(metric="total_time_s"), seed="0")
+    assert (found.verdict, COLD in found.why) == ("inconclusive", True)
+    assert judge(runs, claim(metric="total_training_time_s"), seed="0").cases[0].warnings == ()
+
+
 def test_start_up_is_compared_where_both_sides_were_cold(usual: Runs) -> None:
     """A start-up of 2.4 s, whose last 0.2 s are in the first epoch, which takes 20 s; then three epochs."""
     runs = cold(usual)
