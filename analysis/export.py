@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class ExportedRun:
 
     run_id: str
     sweep: str
+    """The name of its sweep; like `name` the name of a file: a result may come from anybody."""
     name: str
     """The run's folder, and why it does not count, if it does not."""
     started_at: float
@@ -81,14 +83,19 @@ def _exported(row: Mapping[str, Any], rows: pl.DataFrame | None) -> ExportedRun:
     marked = f" ({row['exclusion']})" if row["exclusion"] else ""
     return ExportedRun(
         run_id=row["run_id"],
-        sweep=row["sweep"],
-        name=f"{row['slug']}{marked}",
+        sweep=file_name(row["sweep"]),
+        name=file_name(f"{row['slug']}{marked}"),
         started_at=min(known, default=0.0),
         parameters=dict(_flat(completed(json.loads(row["config_json"])))),
         tags=_tags(row),
         numbers=_numbers(row, facts_columns()),
         epochs=epochs,
     )
+
+
+def file_name(given: str) -> str:
+    """The same name where it is one of a file; else without what would lead to another folder."""
+    return re.sub(r"^\.+|[/\\\x00-\x1f\x7f]", "_", given) or "_"
 
 
 def _numbers(row: Mapping[str, Any], columns: Iterable[Column]) -> dict[str, float]:
@@ -184,7 +191,7 @@ def write_wandb(runs: Sequence[ExportedRun], folder: Path) -> None:
             dir=str(folder),
             project=run.sweep,
             name=run.name,
-            id=run.run_id[:32],
+            id=file_name(run.run_id[:32]),
             group=run.tags.get("configuration"),
             job_type=run.tags.get("strategy"),
             config={**run.parameters, "tags": dict(run.tags)},

@@ -28,13 +28,7 @@ from analysis.claims.claim import (
 )
 from analysis.comparison.baseline import baseline_of
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
-from analysis.comparison.work import (
-    canonical,
-    definitions,
-    is_below,
-    varying_keys,
-    work_label,
-)
+from analysis.comparison.work import definitions, is_below, varying_keys, work_label
 from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed, undisturbed_epochs
 from analysis.metrics.epochs import AS_TEXT, gathered, numbered
 from analysis.metrics.runs import (
@@ -126,8 +120,9 @@ class Measured(NamedTuple):
     """
     values: pl.DataFrame
     """A row for each `level` and `repeat` with its `value`, `least` and `most`, null where a run never reached the
-    claim's target; `runs`, the ids of the runs behind it, those of one side before those of the other; and
-    `candidates`, those that the smallest value was chosen from, empty without a choice.
+    claim's target; `also`, the claim's other metric of the same runs, null where it was not measured; `runs`, the ids
+    of the runs behind it, those of one side before those of the other; and `candidates`, those that the smallest value
+    was chosen from, empty without a choice.
     """
 
 
@@ -174,7 +169,14 @@ def _steps(runs: Runs) -> pl.DataFrame:
 
 @once
 def _measured(
-    runs: Runs, metric: str, target: float | None, epochs: frozenset[int | str], *, devices: bool, best_of: str | None
+    runs: Runs,
+    metric: str,
+    target: float | None,
+    epochs: frozenset[int | str],
+    *,
+    also: str | None,
+    devices: bool,
+    best_of: str | None,
 ) -> Measured:
     """What was measured at these epochs. `devices`: claims compare numbers of devices, but not strategies."""
     of_runs, keys = _configurations(runs)
@@ -185,6 +187,7 @@ def _measured(
     rows = pl.concat(
         rows.join(readings(runs, metric, target, epoch), on="run_id", how="left", maintain_order="left")
         .filter(pl.col("value").is_not_null() | missed)
+        .join(_besides(runs, also, epoch), on="run_id", how="left", maintain_order="left")
         .with_columns(epoch=pl.lit(_json(epoch)))
         for epoch in sorted(epochs, key=str)
     )
@@ -202,11 +205,21 @@ def _measured(
     )
     # A second run of a repeat doesn't count.
     values = rows.unique(("level", "repeat"), keep="first", maintain_order=True)
-    values = values.select("level", "repeat", "value", "least", "most", runs=pl.concat_list("run_id"), candidates=_NONE)
+    own = ("level", "repeat", "value", "least", "most", "also")
+    values = values.select(*own, runs=pl.concat_list("run_id"), candidates=_NONE)
     if devices:
         levels, values = _as_every_strategy(runs, levels, values)
     measured = Measured(levels.drop("of"), values)
     return _best(measured, best_of) if best_of else measured
+
+
+@once
+def _besides(runs: Runs, also: str | None, epoch: int | str) -> pl.DataFrame:
+    """`run_id` and `also`, a claim's other metric of the runs that may be used for it; empty where it has none."""
+    if also is None:
+        return pl.DataFrame(schema={"run_id": pl.String, "also": pl.Float64})
+    rows = readings(runs, also, None, epoch).join(usable(runs, also), on="run_id", how="semi")
+    return rows.select("run_id", also="value")
 
 
 @once
@@ -247,7 +260,7 @@ def _best(measured: Measured, key: str) -> Measured:
     values = measured.values.join(levels.select("level", "one"), on="level", maintain_order="left")
     smallest = pl.col("value").arg_min().fill_null(0)
     values = values.group_by("one", "repeat", maintain_order=True).agg(
-        pl.col("value", "least", "most", "runs").get(smallest),
+        pl.col("value", "least", "most", "also", "runs").get(smallest),
         candidates=pl.col("runs").filter(pl.col("value").is_not_null()).explode(),
     )
     levels = levels.filter(pl.col("level") == pl.col("one")).drop("one")
@@ -272,11 +285,8 @@ class Effect:
     """Repeat → ids of all runs that the smallest value was chosen from; empty without a choice."""
     missed: frozenset[int]
     """Repeats that were run, but never reached the claim's target."""
-
-    @property
-    def compared(self) -> tuple[str, str]:
-        """What was compared, whatever the metric."""
-        return canonical(self.keys), self.step
+    also: dict[int, float]
+    """Repeat → the effect on the claim's other metric, in the same runs, where they measured it."""
 
 
 def effects(runs: Runs, claim: Claim) -> list[Effect]:
@@ -290,7 +300,7 @@ def is_unreached(runs: Runs, claim: Claim) -> bool:
 
 
 def _effects(measured: Measured) -> list[Effect]:
-    columns = ("level", "repeat", "value", "least", "most", "runs", "candidates")
+    columns = ("level", "repeat", "value", "least", "most", "also", "runs", "candidates")
     rows: dict[int, list[tuple[Any, ...]]] = {}
     for level, *row in measured.values.select(columns).rows():
         rows.setdefault(level, []).append(tuple(row))
@@ -304,6 +314,7 @@ def _effects(measured: Measured) -> list[Effect]:
                 keys={key: _read(each[key]) for key in keys if each[key]},
                 step=each["step"],
                 values={repeat: (value, least, most) for repeat, value, least, most, *_ in known},
+                also={repeat: also for repeat, _, _, _, also, *_ in known if also is not None},
                 runs={repeat: tuple(runs) for repeat, *_, runs, _ in known},
                 candidates={repeat: tuple(chosen_from) for repeat, *_, chosen_from in known if chosen_from},
                 missed=frozenset(repeat for repeat, value, *_ in of_level if value is None),
@@ -317,7 +328,9 @@ def _compared(runs: Runs, claim: Claim) -> list[Effect]:
     contrasts = (*claim.contrasts, *([claim.more] if claim.more else []))
     devices = any("devices" in each.roots and "strategy" not in each.roots for each in contrasts)
     epochs = frozenset[int | str]().union(*(claim.epochs(each) for each in claim.contrasts))
-    levels, values = _measured(runs, claim.metric, claim.target, epochs, devices=devices, best_of=claim.best_of)
+    levels, values = _measured(
+        runs, claim.metric, claim.target, epochs, also=claim.also, devices=devices, best_of=claim.best_of
+    )
     levels = _with(_with(levels, claim.where), claim.scope)
     looked_at = [_with(levels, {"epoch": [*claim.epochs(each)]}) for each in claim.contrasts]
     found = [
@@ -404,12 +417,13 @@ def _effect(pairs: pl.DataFrame, rows: pl.DataFrame, how: str) -> Measured:
     combine = _COMBINE[how]
     rows = rows.with_columns(
         *(combine(pl.col(end), pl.col(f"{name}_above")).alias(name) for name, end in ends.items()),
+        combine(pl.col("also"), pl.col("also_above")).alias("also"),
         *(pl.concat_list(name, f"{name}_above").alias(name) for name in ("runs", "candidates")),
     )
     rows = rows.filter("missed" | pl.all_horizontal(pl.col(*ends).is_not_null())).sort("level", "repeat")
     pairs = pairs.join(rows, on="level", how="semi", maintain_order="left")
     levels = pairs.drop("below", "above", "epoch_below", "devices_above", "devices_below")
-    return Measured(levels, rows.select("level", "repeat", *ends, "runs", "candidates"))
+    return Measured(levels, rows.select("level", "repeat", *ends, "also", "runs", "candidates"))
 
 
 def _ratio(below: pl.Expr, above: pl.Expr) -> pl.Expr:

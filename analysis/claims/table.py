@@ -160,7 +160,7 @@ def effect_of(case: Case, claim: Claim) -> str:
     known = case.enough and varies and case.low is not None and case.high is not None
     span = f" ({_ends(case.low, case.high, claim)})" if known else ""  # type: ignore[arg-type]
     also = f"; {_in_words(claim.also)}: {_value(case.also, claim)}" if claim.also and case.also is not None else ""
-    place = f"{case.where}, {case.step}"
+    place = f"{case.where}, {case.compared}"
     return f"{_value(case.median, claim)}{span}, {count_of(len(case.effects), 'repeat')}: {place}{also}"
 
 

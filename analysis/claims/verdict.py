@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal, Self
-
-import msgspec
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from analysis import text
-from analysis.claims.claim import EPOCH_COLUMNS, OF_SAMPLES, TO_ACCURACY, UNTIMED, Claim, written
+from analysis.claims.claim import LAST, OF_SAMPLES, PER_EPOCH, TO_ACCURACY, UNTIMED, Claim, written
 from analysis.claims.effects import effects, is_unreached, labels, readings, unusable, usable
 from analysis.comparison.configurations import facts
-from analysis.comparison.issues import Blocker, Issue
+from analysis.comparison.issues import Blocker, Issue, warmed
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
 from analysis.metrics.disturbed_times import resting_on_disturbed
@@ -65,6 +63,15 @@ def verdict_on(independent: int, interval: tuple[float, float] | None, expect: E
     return "refuted" if beyond else "inconclusive"
 
 
+class Decision(NamedTuple):
+    """A verdict on an effect, and what would decide it where nothing does."""
+
+    verdict: Verdict
+    lacks: str = ""
+    repeats: int | None = None
+    """How many repeats in all may decide it; None where repeats would not, or it is not known."""
+
+
 def decide(
     values: Sequence[float],
     interval: tuple[float, float] | None,
@@ -75,7 +82,7 @@ def decide(
     highest_repeat: int | None = None,
     timed: bool = False,
     shown: Callable[[float], str] = "{:g}".format,
-) -> tuple[Verdict, str]:
+) -> Decision:
     """The verdict on an effect, and what would decide it where nothing does.
 
     `interval`: the one that the verdict rests on, which allows for other verdicts. `independent`: how many of the
@@ -85,28 +92,33 @@ def decide(
     known = len(values) if independent is None else independent
     verdict = verdict_on(known, interval, expect)
     if verdict != "inconclusive":
-        return verdict, ""
+        return Decision(verdict)
+
+    def in_all(more: int) -> int | None:
+        return None if highest_repeat is None else highest_repeat + 1 + more
+
     if missing := max(ENOUGH_REPEATS - known, 0):
         advice = text.to_add(missing, after=highest_repeat)
         if known == len(values):
-            return verdict, f"{count_of(known, 'repeat')} of {ENOUGH_REPEATS}: {advice}"
+            return Decision(verdict, f"{count_of(known, 'repeat')} of {ENOUGH_REPEATS}: {advice}", in_all(missing))
         if interval is None:
-            return verdict, f"{APART}, {advice}"
+            return Decision(verdict, f"{APART}, {advice}", in_all(missing))
         shared = f"count as {known} of {ENOUGH_REPEATS}, as submits share them"
-        return verdict, f"{count_of(len(values), 'repeat')} that {shared}: {advice}"
+        return Decision(verdict, f"{count_of(len(values), 'repeat')} that {shared}: {advice}", in_all(missing))
     assert interval is not None, "so many independent repeats have one"
     bounds = sorted({*expect.region, *expect.open})
     held = [bound for bound in bounds if interval[0] <= bound <= interval[1]]
     if not held:  # it lies within the margin
-        return verdict, f"the effect is within the margin ({shown(expect.by)})"
+        return Decision(verdict, f"the effect is within the margin ({shown(expect.by)})")
     holds = f"the interval that allows for all claims holds {text.listed([shown(edge) for edge in held])}"
     if after is None:
-        return verdict, holds
+        return Decision(verdict, holds)
     needed = repeats_to_add(lambda more: verdict_on(known + more, after(more), expect) != "inconclusive")
     if needed is None:
         quiet = ": measure on a quiet machine" if timed else ""
-        return verdict, f"{holds}, which is too near the effect for any feasible number of repeats{quiet}"
-    return verdict, f"{holds}: {text.to_add(needed)}, which decides if the effect stays"
+        return Decision(verdict, f"{holds}, which is too near the effect for any feasible number of repeats{quiet}")
+    advice = text.to_add(needed, after=highest_repeat)
+    return Decision(verdict, f"{holds}: {advice}, which decides if the effect stays", in_all(needed))
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,8 @@ class Case:
     """Data, model and the other keys in which it differs from the other cases."""
     step: str
     """The levels that are compared."""
+    sides: str
+    """The names of the compared configurations, where another case has the same work and step; else empty."""
     device: str
     """The device that it was measured on."""
     effects: tuple[tuple[int, float], ...]
@@ -143,6 +157,13 @@ class Case:
     """Median effect on the claim's other metric, in the same runs."""
     leans: Leaning = ""
     """Without a verdict, to which side the median tends."""
+    repeats: int | None = None
+    """How many repeats in all may give one."""
+
+    @property
+    def compared(self) -> str:
+        """The step, and the sides where it alone does not tell them."""
+        return f"{self.step} ({self.sides})" if self.sides else self.step
 
     @property
     def enough(self) -> bool:
@@ -161,6 +182,12 @@ class Judgement:
     verdict: Verdict
     reasons: tuple[str, ...]
     """In how many cases it holds, and what is missing for a verdict."""
+
+    @property
+    def repeats(self) -> int | None:
+        """How many repeats in all may decide it, where repeats may."""
+        needed = [case.repeats for case in self.cases if case.repeats]
+        return max(needed, default=None) if self.verdict == "inconclusive" else None
 
     @property
     def why(self) -> str:
@@ -187,44 +214,49 @@ def judge_together(runs: Runs, claims: Sequence[tuple[str, Claim]]) -> list[Judg
 
 
 def _judge(runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, error: float) -> Judgement:
-    others = {effect.compared: effect for effect in _also(runs, claim)} if compared else {}
+    wheres = labels([each.effect for each in compared])
+    sides = _sides(runs, compared, wheres)
     cases = tuple(
-        _case(each, error=error, where=where, also=others.get(each.effect.compared))
-        for each, where in zip(compared, labels([each.effect for each in compared]), strict=True)
+        _case(each, error=error, where=where, sides=names)
+        for each, where, names in zip(compared, wheres, sides, strict=True)
     )
     verdict, reasons = _overall(cases, claim) if cases else ("inconclusive", (missing(runs, claim),))
     return Judgement(seed, claim, cases, verdict, reasons)
 
 
-def _also(runs: Runs, claim: Claim) -> list[Effect]:
-    if not claim.also:
-        return []
-    epoch = claim.epoch if claim.also in EPOCH_COLUMNS else None
-    return effects(runs, msgspec.structs.replace(claim, metric=claim.also, also=None, target=None, epoch=epoch))
+def _sides(runs: Runs, compared: Sequence[ClaimedEffect], wheres: Sequence[str]) -> list[str]:
+    """`Case.sides` of each effect: the compared keys may have further values, such as nodes or a strategy's options."""
+    names = dict(facts(runs).select("run_id", "configuration").rows())
+    places = [(where, each.effect.step) for each, where in zip(compared, wheres, strict=True)]
+    counts = Counter(places)
+    told = (dict.fromkeys(names[run_id] for run_id in chain(*each.effect.runs.values())) for each in compared)
+    return [" → ".join(sides) if counts[place] > 1 else "" for place, sides in zip(places, told, strict=True)]
 
 
-def _case(compared: ClaimedEffect, *, error: float, where: str, also: Effect | None) -> Case:
+def _case(compared: ClaimedEffect, *, error: float, where: str, sides: str) -> Case:
     effect = compared.effect
     runs = [_told(compared.runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))]
     caveats = map(str, compared.pairing.caveats(of_times=compared.of_times, metric=compared.claim.metric))
-    verdict, lacks = compared.decided(error)
+    decision = compared.decided(error)
     low, high = compared.interval(ERROR) or (None, None)
     return Case(
         where=where,
         step=effect.step,
+        sides=sides,
         device=str(effect.keys.get("device_name") or effect.keys.get("device_type")),
         effects=tuple((repeat, value) for repeat, (value, *_) in effect.values.items()),
         median=compared.median,
         low=low,
         high=high,
-        verdict=verdict,
-        lacks=lacks,
+        verdict=decision.verdict,
+        lacks=decision.lacks,
+        repeats=decision.repeats,
         sweeps=tuple(sorted({sweep for *_, sweep in runs})),
         runs=tuple(slug for slug, *_ in runs),
         warnings=tuple(dict.fromkeys((*(warned for _, warned, _ in runs if warned), *caveats))),
         missed=len(effect.missed),
-        also=median(value for value, *_ in also.values.values()) if also else None,
-        leans=compared.leaning if verdict == "inconclusive" else "",
+        also=compared.also,
+        leans=compared.leaning if decision.verdict == "inconclusive" else "",
     )
 
 
@@ -295,15 +327,33 @@ class ClaimedEffect:
         """Whether it depends on the machine, and on when it was measured."""
         return self.claim.metric not in UNTIMED
 
+    @property
+    def also(self) -> float | None:
+        """Median effect on the claim's other metric; None where it was not measured, or must not be compared."""
+        metric, values = self.claim.also, list(self.effect.also.values())
+        if metric is None or not values or self._blockers(metric):
+            return None
+        return ratio_median(values) if self._is_ratio(values) else median(values)
+
+    def _blockers(self, metric: str) -> tuple[Issue, ...]:
+        """What forbids to compare these runs by a metric."""
+        found = (
+            pairing.blockers(of_times=metric not in UNTIMED, per_epoch=metric in OF_SAMPLES, metric=metric)
+            for pairing in (self.pairing, self.choice)
+        )
+        return next(filter(None, found), ()) or self._warmed(metric)
+
+    def _warmed(self, metric: str) -> tuple[Issue, ...]:
+        """What a parity check before the training forbids of metrics of each epoch, where the first one is meant."""
+        epochs = set[int | str]().union(*(self.claim.epochs(contrast) for contrast in self.claim.contrasts))
+        runs = [run for pair in self.pairing.pairs for run in pair.runs]
+        of_first = 1 in epochs or (LAST in epochs and any(run.definition["epochs"] == 1 for run in runs))
+        return tuple(warmed(runs, "first_epoch_time_s")[0]) if metric in PER_EPOCH and of_first else ()
+
     @cached_property
     def forbidden(self) -> str:
         """Why the effect decides nothing, whatever it is; empty where it may."""
-        metric, of_times = self.claim.metric, self.of_times
-        found = (
-            pairing.blockers(of_times=of_times, per_epoch=metric in OF_SAMPLES, metric=metric)
-            for pairing in (self.pairing, self.choice)
-        )
-        issues = next(filter(None, found), ())
+        issues = self._blockers(self.claim.metric)
         if missed := self.effect.missed:
             repeats = len(missed | self.effect.values.keys())
             issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)
@@ -359,15 +409,15 @@ class ClaimedEffect:
     def _exact(self) -> Spread | None:
         return self._spread(self._values)
 
-    def decided(self, error: float) -> tuple[Verdict, str]:
+    def decided(self, error: float) -> Decision:
         """The verdict, and what would decide it where nothing does."""
         if self.forbidden:
-            return "inconclusive", self.forbidden
+            return Decision("inconclusive", self.forbidden)
         expect = self.claim.expect
         if self.is_saturated:
             short = f"{self._shown(expect.region[0])} or less below 100 %"
-            return "inconclusive", f"saturated: both sides are {short}, so no rise by more could show"
-        verdict, lacks = decide(
+            return Decision("inconclusive", f"saturated: both sides are {short}, so no rise by more could show")
+        decision = decide(
             self._values,
             self.interval(error),
             expect,
@@ -378,9 +428,9 @@ class ClaimedEffect:
             shown=self._shown,
         )
         exact = None if self._exact is None else self._exact.ends(error)
-        if verdict == "inconclusive" and verdict_on(self._independent, exact, expect) != "inconclusive":
-            lacks = "accuracy is measured too rarely: lower measure.steps_per_epoch"
-        return verdict, lacks
+        if decision.verdict == "inconclusive" and verdict_on(self._independent, exact, expect) != "inconclusive":
+            return Decision("inconclusive", "accuracy is measured too rarely: lower measure.steps_per_epoch")
+        return decision
 
     def is_decided(self, error: float) -> bool:
         """Whether there is a verdict."""

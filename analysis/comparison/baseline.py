@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import text
 from analysis.comparison.exclusions import excluded
-from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_once
+from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_once, unlike_probes
 from analysis.comparison.pairing import Pairing, RepeatPair, paired
 from analysis.comparison.ratio import of_several
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.verdict import SpeedVerdict, of_speed
-from analysis.comparison.work import BASELINES, WHICH_STRATEGY, is_below, labels
+from analysis.comparison.work import BASELINES, PROBED, WHICH_STRATEGY, is_below, labels
 from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once
 from parallelbench.measure.environment_match import FRAMEWORK
@@ -200,8 +200,9 @@ def _unlike(runs: Runs, configurations: list[Configuration]) -> Issue | None:
     first, *others = sorted(configurations, key=lambda one: not members[one][0].is_baseline)
     every = [run for one in (first, *others) for run in members[one]]
     alike = Pairing(tuple(RepeatPair(run.repeat, (every[0], run)) for run in every[1:]))
-    if alike.unlike_environments:
-        return Issue(Blocker.ENVIRONMENT, alike.unlike_environments)
+    entries = {key: values for key, values in alike.unlike_environments.items() if key not in PROBED}
+    if unlike := entries | unlike_probes([members[one] for one in (first, *others)]):
+        return Issue(Blocker.ENVIRONMENT, unlike)
     pairings = [_paired(runs, first, other) for other in others]
     blockers = (issue for pairing in pairings for issue in pairing.blockers())
     withheld = (issue for pairing in pairings for issue in pairing.caveats() if issue.kind is Caveat.APART)

@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import against_one_device, baseline_of, gain
-from analysis.comparison.exclusions import Exclusion, excluded
+from analysis.comparison.exclusions import TIMING_ONLY, Exclusion, excluded
 from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels, natural
 from analysis.metrics.columns import aggregate, repeated_columns, summary_columns
 from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed
@@ -121,9 +121,8 @@ def displayed(runs: Runs) -> pl.DataFrame:
 
 def learned(runs: Runs) -> pl.DataFrame:
     """The rows of `facts` whose losses, accuracies and bytes count: also those of which the times alone are invalid."""
-    timing_only = [exclusion.value for exclusion in Exclusion if exclusion.timing_only]
     trained = (pl.col("outcome") == "ok") & (pl.col("state") == "done")
-    allowed = pl.col("exclusion").is_null() | (trained & pl.col("exclusion").is_in(timing_only))
+    allowed = pl.col("exclusion").is_null() | (trained & pl.col("exclusion").is_in(TIMING_ONLY))
     return facts(runs).filter(allowed)
 
 

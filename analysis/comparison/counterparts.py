@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 NO_COUNTERPART = "no run of one device with its seed, batch size and learning rate"
 OTHER_DATA = "its run of one device trained on other contents of the data set"
-NOT_ALIKE = "it does not train like one device, or an older version measured it"
+NOT_ALIKE = (
+    "its training takes other steps by design (an asynchronous strategy, batch statistics of each shard, or random "
+    "numbers of each rank)"
+)
 _SAME = ("group", "repeat", "global_batch_size", "learning_rate", "steps_per_epoch")
 _LOSSES = ("train_loss", "test_loss")
 

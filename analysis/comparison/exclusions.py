@@ -74,6 +74,9 @@ class Exclusion(Enum):
         return member
 
 
+TIMING_ONLY = [exclusion.value for exclusion in Exclusion if exclusion.timing_only]
+
+
 def describe(exclusion: str, detail: str | None) -> str:
     """ "oom: out of memory on rank 1": the value of an `Exclusion`, and the run's own detail or else the words."""
     return f"{exclusion}: {detail or Exclusion(exclusion).words}"
@@ -117,8 +120,10 @@ def excluded(runs: Runs) -> pl.DataFrame:
     )  # fmt: skip
     rows = runs.run.with_columns(exclusion=exclusion).drop_nulls("exclusion")
     table = rows.select("run_id", "exclusion", exclusion_detail=detail)
-    table = pl.concat([table, _unlike_repeats(runs, table)])
-    return pl.concat([table, _duplicates(runs, table)])
+    for find in (_unlike_repeats, _duplicates):
+        found = find(runs, table)  # a graver reason takes the place of one that is about times alone
+        table = pl.concat([table.join(found, on="run_id", how="anti", maintain_order="left"), found])
+    return table
 
 
 _MEASURE_AGAIN = f"submit the sweep again with `--retry {Exclusion.DISTURBED.value}`"
@@ -138,16 +143,16 @@ def _disturbed(runs: Runs) -> dict[str, str]:
 
 def _unlike_repeats(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
     """Repeats of a configuration that are unlike the one that finished first, as two sides must not be: no median is
-    made of both. Code of plugins makes configurations of its own.
+    made of both. Code of plugins makes configurations of its own. Of runs whose times are invalid the data alone count.
     """
-    known, found = compared_runs(runs), []
+    known, found, untimed = compared_runs(runs), [], set(gone["run_id"])
     firsts: dict[tuple[str, str], tuple[ComparedRun, str]] = {}
     columns = ("run_id", "slug", "group", "configuration")
     for run_id, slug, *configuration in _in_order(runs, gone).select(columns).rows():
         run = known[run_id]
         first, name = firsts.setdefault((configuration[0], configuration[1]), (run, slug))
         member, unlike = Exclusion.OTHER_DATA, unlike_contents([(first, run)])
-        if not unlike and first.environment is not run.environment:
+        if not unlike and first.environment is not run.environment and run_id not in untimed:
             member, unlike = Exclusion.OTHER_ENVIRONMENT, differences(first.environment, run.environment)
         if unlike:
             remedy = "forget the runs that were measured by mistake, and submit again"
@@ -156,11 +161,14 @@ def _unlike_repeats(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_order(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
-    """The other runs, with group and configuration, the one that finished first before all others."""
+    """The runs that count, with group and configuration, the one that finished first before all others; then those of
+    which losses and accuracies count all the same.
+    """
     finished = numbered_epochs(runs).group_by("run_id").agg(pl.col("finished_at").max()).with_columns(AS_TEXT)
-    rows = runs.run.select("run_id", "slug", "repeat").join(gone, on="run_id", how="anti")
+    rows = runs.run.select("run_id", "slug", "repeat").join(gone, on="run_id", how="left")
+    rows = rows.filter(pl.col("exclusion").is_null() | pl.col("exclusion").is_in(TIMING_ONLY))
     rows = rows.join(labels(runs), on="run_id").join(finished, on="run_id", how="left")
-    return rows.sort("finished_at", "slug", nulls_last=True)
+    return rows.sort(pl.col("exclusion").is_not_null(), "finished_at", "slug", nulls_last=True)
 
 
 def _duplicates(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:

@@ -5,6 +5,7 @@ machines did.
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
@@ -67,6 +68,8 @@ class Blocker(Enum):
     """The metric is memory: of processes on one side, of devices on the other."""
     SHORT = "short"
     """The metric is an energy, and epochs are too short for the counters."""
+    WARMED = "warmed"
+    """The metric is of the start-up or the first epoch, before which the parity check warmed up any of the runs."""
 
 
 class Caveat(Enum):
@@ -90,6 +93,8 @@ class Caveat(Enum):
     """A machine changed its speed between the start and the end of a run."""
     ENERGY = "energy"
     """The metric is an energy that was measured less well than others are."""
+    WARMED = "warmed"
+    """The metric is of the whole training, before which the parity check warmed up some of the runs."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,10 @@ def _words_of_blocker(issue: Issue) -> tuple[str, str]:
             )
         case Blocker.SHORT:
             return f"energies are not compared, as {FLAGS['short']} (short)", ": take more data"
+        case Blocker.WARMED:
+            ((_, (one, other)),) = issue.differences.items()
+            whose = "these runs" if one == other else "one side only"
+            return f"the parity check warmed up {whose} before start-up and first epoch", _MEASURE_COLD
     raise AssertionError(issue.kind)
 
 
@@ -207,12 +216,17 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
             )
         case Caveat.DRIFT:
             return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}", (
-                ": the interval of a ratio includes what that did to it; a ratio without interval is not to be quoted"
+                ": quote a ratio only with its interval, which allows for the change"
             )
         case Caveat.ENERGY:
             flags = ", ".join(f"{FLAGS[flag]} ({flag})" for flag in issue.differences)
             return f"energies of the compared runs are less exact than others: {flags}", ""
+        case Caveat.WARMED:
+            return "the parity check warmed up one side only before its first epoch, which is in these times", ""
     raise AssertionError(issue.kind)
+
+
+_MEASURE_COLD = ": to compare these, measure both sides with measure.parity=false, in a sweep of its own"
 
 
 _CAUSES = (
@@ -253,7 +267,7 @@ def _remedies(differences: Differences, across: Sequence[str]) -> str:
     if any(key in PROBED or environment_match.must_match(key) for key in differences):
         ways.append("measure both in one environment, by one submit")
     if across:
-        ways.append(f"compare across what differs: `parallelbench compare … --across {','.join(across)}`")
+        ways.append(f"compare across what differs: `parallelbench compare … --across {shlex.quote(','.join(across))}`")
     if not ways:
         ways.append("choose folders, or --by, so that each side has one of these")
     return f"; {', or '.join(ways)}"
@@ -415,6 +429,20 @@ are wrong depends on the length of the epochs, which the sides need not share.
 """
 
 
+def is_quotable() -> pl.Expr:
+    """Of rows with `energy_flags`, whether no flag says that their energy is not to be quoted, or ranked."""
+    return ~pl.any_horizontal(_has_flag(flag) for flag in FLAGS)
+
+
+def is_comparable_energy() -> pl.Expr:
+    """Of rows with `energy_flags`, whether their energy may be shown beside others'."""
+    return ~_has_flag("short")
+
+
+def _has_flag(flag: str) -> pl.Expr:
+    return pl.col("energy_flags").fill_null("").str.split(" ").list.contains(flag)
+
+
 def of_energies(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], list[Issue]]:
     """What the flags of the energies behind a metric forbid, and what they limit."""
     if not is_energy(metric):
@@ -423,6 +451,27 @@ def of_energies(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], 
     less = [flag for flag in FLAGS if flag in found and flag != "short"]
     limits = [Issue(Caveat.ENERGY, dict.fromkeys(less, (None, None)))] if less else []
     return [Issue(Blocker.SHORT, {})] if "short" in found else [], limits
+
+
+OF_START_UP = (
+    *("startup_without_parity_s", "first_epoch_time_s", "total_time_s", "throughput_with_startup_samples_per_s"),
+    *("end_to_end_time_s", "gpu_hours"),
+)
+"""Metrics that the parity check makes better: it connects the ranks and loads the kernels, and is not counted. With
+more ranks it hides more, so not even two checked runs are compared by these.
+"""
+WITH_FIRST_EPOCH = ("total_training_time_s", "training_time_s", "time_to_accuracy_s")
+"""Metrics of all epochs, of which it makes the first one faster."""
+
+
+def warmed(runs: Sequence[ComparedRun], metric: str) -> tuple[list[Issue], list[Issue]]:
+    """What a parity check before some of the runs forbids for a metric, and what it limits."""
+    checked = {run.is_warmed for run in runs}
+    sides: Differences = {"checked": (False not in checked, True)}
+    return (
+        [Issue(Blocker.WARMED, sides)] if metric in OF_START_UP and True in checked else [],
+        [Issue(Caveat.WARMED, sides)] if metric in WITH_FIRST_EPOCH and len(checked) > 1 else [],
+    )
 
 
 def unlike_memory(runs: Sequence[ComparedRun]) -> bool:

@@ -27,6 +27,7 @@ from analysis.comparison.issues import (
     unlike_memory,
     unlike_probes,
     unrecorded,
+    warmed,
 )
 from analysis.comparison.ratio import (
     FEWEST_REPEATS,
@@ -139,7 +140,8 @@ class Pairing:
 
     def _blockers_of(self, metric: str) -> list[Issue]:
         unlike = metric.startswith("peak_memory") and unlike_memory(self._runs)
-        return [Issue(Blocker.MEMORY, {})] if unlike else of_energies(self._runs, metric)[0]
+        memory = [Issue(Blocker.MEMORY, {})] if unlike else []
+        return [*memory, *of_energies(self._runs, metric)[0], *warmed(self._runs, metric)[0]]
 
     def _blockers(self, *, of_times: bool, per_epoch: bool) -> list[Issue]:
         issues = []
@@ -207,7 +209,7 @@ class Pairing:
         key = "caveats", of_times, per_sample, metric
         if key not in self._issues:
             if metric:
-                own = of_energies(self._runs, metric)[1]
+                own = [*of_energies(self._runs, metric)[1], *warmed(self._runs, metric)[1]]
                 self._issues[key] = (*self.caveats(of_times=of_times, per_sample=per_sample), *own)
             elif per_sample:
                 unequal = [Issue(Caveat.SAMPLES, _samples(couple)) for couple in self.unlike_samples[:1]]

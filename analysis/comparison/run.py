@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from analysis.comparison.work import PROBED, components, definitions, is_baseline
+from analysis.comparison.work import PROBED, definitions, is_baseline
 from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import per_run
@@ -45,6 +45,10 @@ class ComparedRun:
     """Samples that it trains on in an epoch; likewise."""
     data_sha256: str | None
     """What its data set holds; likewise."""
+    is_warmed: bool
+    """Whether the parity check ran before its training, which warms up devices and libraries. It never runs for
+    `single`, whatever `measure.parity` says.
+    """
 
     def value(self, metric: str) -> float | None:
         """A metric of `per_run`, or a number of the run table; None where it was not measured, or rests on epochs that
@@ -91,6 +95,8 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
     """Run id → the data of the run that a comparison needs."""
     environments, defined = circumstances_of(runs), definitions(runs)
     columns = ("run_id", "repeat", "train_samples", "dropped_samples", "data_sha256")
+    # The check may run without a verdict; packed runs have a verdict without its time.
+    checked = pl.any_horizontal(pl.col("startup_parity_s", "parity_passed").is_not_null())
     return {
         run_id: ComparedRun(
             runs=runs,
@@ -101,8 +107,9 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
             data_samples=samples,
             epoch_samples=None if samples is None or dropped is None else samples - dropped,
             data_sha256=content,
+            is_warmed=warmed,
         )
-        for run_id, repeat, samples, dropped, content in runs.run.select(columns).rows()
+        for run_id, repeat, samples, dropped, content, warmed in runs.run.select(*columns, warmed=checked).rows()
     }
 
 
@@ -136,10 +143,6 @@ def _energy_flags(runs: Runs, metric: str) -> dict[str, frozenset[str]]:
     return dict(flags)
 
 
-PARITY = "measure.parity"
-"""Reported beside the environment where it differs."""
-
-
 @once
 def environments_of(runs: Runs) -> dict[str, Work]:
     """Run id → the entries of its environment that must match or are reported. Equal ones share one object."""
@@ -158,17 +161,13 @@ def environments_of(runs: Runs) -> dict[str, Work]:
 
 
 def circumstances_of(runs: Runs) -> dict[str, Work]:
-    """Run id → its environment, whether a warm process was forked, and whether parity was checked: the check warms up
-    the devices and their libraries.
-
-    Equal ones share one object.
-    """
-    shared: dict[tuple[int, bool | None, bool], Work] = {}
+    """Run id → its environment, and whether a warm process was forked. Equal ones share one object."""
+    shared: dict[tuple[int, bool], Work] = {}
     of_runs = {}
     for run_id, packed in runs.run.select("run_id", pl.col("packed").fill_null(False)).rows():
-        environment, parity = environments_of(runs)[run_id], components(runs, "measure")[run_id].get(PARITY)
-        own = {PARITY: parity, environment_match.PACKED: packed}
-        of_runs[run_id] = shared.setdefault((id(environment), parity, packed), environment | own)
+        environment = environments_of(runs)[run_id]
+        own = {environment_match.PACKED: packed}
+        of_runs[run_id] = shared.setdefault((id(environment), packed), environment | own)
     return of_runs
 
 

@@ -170,9 +170,10 @@ def shown_verdict(verdict: SpeedVerdict, time: Ratio | None) -> str:
 def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
     """Compare the runs of `b` with those of `a`, configuration by configuration, repeat by repeat.
 
-    Only runs count that the report counts. Raises `UnlikeWork` where work or environment of the sides differ in what
-    must match, unless `across` names the keys (a component such as "strategy" with all its options); `ConfigError`
-    where there is nothing to compare.
+    Only runs count that the report counts. Raises `UnlikeWork` where the works of the sides differ in what must match,
+    or the environments of all rows, unless `across` names the keys (a component such as "strategy" with all its
+    options); `ConfigError` where there is nothing to compare. Of several rows, one that is not comparable, as in the
+    report, has a note in place of a ratio.
     """
     across = tuple(across)
     for runs in (a, b):
@@ -186,7 +187,6 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
     _require_believable(matched.rows)
     rows, overall = together(tuple(map(_compared, matched.rows)))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
-    # Differences of environments were refused above; what else blocks a row leaves it without a ratio.
     lost, gained = (tuple(_lacking(*sides)) for sides in ((one, other), (other, one)))
     return Comparison(
         rows,
@@ -212,11 +212,12 @@ _UNBELIEVABLE = (Blocker.SUPERLINEAR, Blocker.ABOVE_PEAK, Blocker.CORES)
 
 
 def _require_believable(rows: Sequence[ComparedRow]) -> None:
-    """Refuse where several devices are faster than one by more than their number, or one does more than it can."""
-    for row in rows:
-        for issue in row.pairing.blockers():
-            if issue.kind in _UNBELIEVABLE:
-                raise ConfigError(f"{row.configuration} ({row.group}) is not compared: {issue}")
+    """Refuse where in every row several devices are faster than one by more than their number, or one does more than
+    it can.
+    """
+    found = [[issue for issue in row.pairing.blockers() if issue.kind in _UNBELIEVABLE] for row in rows]
+    if rows and all(found):
+        raise ConfigError(f"{rows[0].configuration} ({rows[0].group}) is not compared: {found[0][0]}")
 
 
 def _lacking(one: Side, other: Side) -> Iterator[str]:
@@ -388,8 +389,10 @@ def match(a: Side, b: Side) -> Matched:
     unlike = unlike_works(works, others)
     if not (unlike or shared) and works and others:
         unlike = min((nearest(work, others) for work in works), key=len)
-    for row in rows:
-        unlike = row.pairing.unlike_environments | unlike
+    environments = [row.pairing.unlike_environments for row in rows]
+    if all(environments):  # else the rows that are alike are compared
+        for each in environments:
+            unlike = each | unlike
     return Matched(unlike, rows, tuple(map(a.name, only_a)), tuple(map(b.name, only_b)))
 
 

@@ -10,6 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.configurations import displayed, gains, has_disturbed, summary, unreached
+from analysis.comparison.issues import is_comparable_energy, is_quotable
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
@@ -310,22 +311,35 @@ def _cost(row: dict[str, Any]) -> str:
     return f"{energy}, {text.ratio(row, 'energy_ratio')} times that of one device"
 
 
+_energies = _measured(
+    {"energy_flags": pl.col("energy_flags")},
+    gpu_energy_per_epoch_j="An epoch (median of the later ones)",
+    energy_to_accuracy_j=pl.format(
+        "To the target{}", pl.format(", {} test accuracy", written(text.accuracy, "accuracy_target")).fill_null("")
+    ),
+)
+
+
+def _not_quoted(runs: Runs) -> list[str]:
+    """The configurations that are not ranked, as their readings are flagged."""
+    left = summary(runs).filter(~is_quotable()).drop_nulls("gpu_energy_per_sample_j")["configuration"]
+    names = text.listed(left.unique(maintain_order=True).to_list())
+    return [f"Not ranked, as their readings are flagged (see the warnings): {names}."] if names else []
+
+
 energy = Bars(
     order=10,
     title="Energy by strategy and device count",
-    rows=_measured(
-        gpu_energy_per_epoch_j="An epoch (median of the later ones)",
-        energy_to_accuracy_j=pl.format(
-            "To the target{}", pl.format(", {} test accuracy", written(text.accuracy, "accuracy_target")).fill_null("")
-        ),
-    ),
+    rows=lambda runs: _energies(runs).filter(is_comparable_energy()).drop("energy_flags"),
     unit="Energy of all GPUs (J)",
     label=written(_joules, "median"),
     scale="panel",  # an epoch takes a sliver of what the target takes
     finding=Sentence(
+        rows=lambda runs: summary(runs).filter(is_quotable()),
         by="gpu_energy_per_sample_j",
         each=_cost,
         whole="a sample costs {}",
+        more=_not_quoted,
         nothing="No run that counts measured the energy of its GPUs.",
     ),
 )

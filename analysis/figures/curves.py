@@ -13,7 +13,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import LIMITS
-from analysis.comparison.configurations import displayed, learned, learning
+from analysis.comparison.configurations import displayed, has_disturbed, learned, learning
 from analysis.comparison.issues import said_once
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.run import compared_runs
@@ -422,14 +422,17 @@ def _epoch_rates(runs: Runs) -> pl.DataFrame:
     """A row per displayed run and epoch, of the first two, in works that were measured on several numbers of devices;
     none where no run has a second epoch. `which` is the first or the second epoch.
     """
-    rows = displayed(runs).select("run_id", *NAMES, pl.col("framework").fill_null("torch"), panel="group")
+    marked = {f"disturbed_{which}": has_disturbed(f"{which}_epoch_time_s") for which in ("first", "second")}
+    rows = displayed(runs).select("run_id", *NAMES, pl.col("framework").fill_null("torch"), panel="group", **marked)
     rows = rows.filter(pl.col("devices").n_unique().over("group") > 1)
     epoch, warm = pl.col("epoch"), ~pl.col("warm_up")
     which = pl.when(epoch == 2, warm).then(pl.lit(SECOND)).when(epoch == 1, ~warm).then(pl.lit(FIRST))
     rate = "epoch_throughput_samples_per_s"
     epochs = numbered_epochs(runs).select("run_id", "epoch", "warm_up", rate).filter(epoch <= 2)
     epochs = epochs.select(AS_TEXT, rate, which=which, value=rate).drop_nulls()
-    joined = rows.join(epochs, on="run_id", maintain_order="left_right").drop("run_id")
+    joined = rows.join(epochs, on="run_id", maintain_order="left_right")
+    own = pl.when(pl.col("which") == SECOND).then("disturbed_second").otherwise("disturbed_first")
+    joined = joined.with_columns(disturbed=pl.col("disturbed") | own).drop("run_id", *marked)
     joined = joined.filter((pl.col("which") == SECOND).any())
     return joined.sort(natural("group"), pl.col("which") != SECOND, maintain_order=True)
 
@@ -472,13 +475,17 @@ def _second_epochs(runs: Runs) -> pl.DataFrame:
     numbers of devices.
     """
     works = groups_across(runs, _SAMPLES.roots)
-    rows = displayed(runs).select(
-        pl.col("run_id").replace_strict(works, return_dtype=pl.String).alias("panel"),
-        *NAMES,
-        pl.col("framework").fill_null("torch"),  # results of before there were others have none
-        "train_samples",
-        "second_epoch_time_s",
-        value="second_epoch_time_s",
+    rows = (
+        displayed(runs)
+        .with_columns(disturbed=pl.col("disturbed") | has_disturbed("second_epoch_time_s"))
+        .select(
+            pl.col("run_id").replace_strict(works, return_dtype=pl.String).alias("panel"),
+            *NAMES,
+            pl.col("framework").fill_null("torch"),  # results of before there were others have none
+            "train_samples",
+            "second_epoch_time_s",
+            value="second_epoch_time_s",
+        )
     )
     several = [pl.col(name).n_unique().over("panel") > 1 for name in ("train_samples", "devices")]
     rows = rows.drop_nulls("value").filter(*several)

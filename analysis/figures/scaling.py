@@ -58,8 +58,8 @@ class Scaling(Bars):
 
 
 def _speed_ups(runs: Runs) -> pl.DataFrame:
-    """Speed-ups in steady state and with start-up; none where all ran on one device."""
-    data = gains(runs).filter(pl.col("devices").max() > 1)
+    """Speed-ups in steady state and with start-up; none of a kind that one device alone has."""
+    data = gains(runs).filter(pl.col("devices").max().over("group", "kind") > 1)
     return panel(data, pl.col("kind").replace(_KINDS))
 
 

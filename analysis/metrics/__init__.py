@@ -1,5 +1,4 @@
-"""What is derived from the raw rows of a run, and how. Nothing else in the suite aggregates over ranks or
-epochs.
+"""What is derived from the raw rows of a run, and how: the metrics of runs and epochs are aggregated here only.
 
 A metric that was not measured, or that needs more epochs than there are, is null.
 """

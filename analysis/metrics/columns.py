@@ -159,7 +159,7 @@ PER_RUN = (
         heading="Step", tables=("runs",), show=Show.MILLISECONDS,
         epochs=(_SLOWEST_S / pl.col("steps")).filter(_STEADY, pl.col("steps") > 0).median()),
     Metric("steady_epochs", "epochs that every rank finished, without each attempt's first one", null="none",
-        type="int32", epochs=_STEADY.sum()),
+        type="int32", epochs=pl.when(_STEADY.any()).then(_STEADY.sum())),
     Metric("disturbed_epochs", "those of them that were disturbed, as far as it was measured",
         null="not measured in any of them", heading="Disturbed epochs", tables=("runs",),
         type="int32", epochs=_count_known(pl.col("disturbed").filter(_STEADY))),
@@ -294,7 +294,8 @@ PER_CONFIGURATION = (
     share("efficiency", "speed_up ÷ devices, 1 = ideal", null=_NO_PAIR, heading="Efficiency, steady",
         brief="effi-\nciency"),
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
-        "throughput_with_startup_samples_per_s", null=_NO_PAIR, heading="Efficiency with start-up"),
+        "throughput_with_startup_samples_per_s", heading="Efficiency with start-up",
+        null=f"{_NO_PAIR}, or parity was checked before (measure.parity=false leaves it out)"),
     Column("energy_ratio", "energy per sample ÷ that of one device: median over paired repeats; below 1 takes less",
         null=f"{_NO_PAIR}, or epochs too short for the counters (energy_flags: short)",
         heading="Per sample, against one device, and interval", tables=("energy",), show=Show.INTERVAL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from analysis import text
 from analysis.comparison.baseline import ENERGY, against_one_device, beside_fastest, refused
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
-from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat
+from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, is_quotable
 from analysis.comparison.ratio import DECIDING_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES, IS_BASELINE, configurations
@@ -117,11 +118,11 @@ def _ratio_of_peaks(pairing: Pairing) -> Ratio | None:
 def _energy(runs: Runs) -> list[str]:
     """Energy of the GPUs per sample, of each configuration that has one to quote; on GPUs without such, why."""
     what, of_gpus = "Energy of the GPUs for a sample", summary(runs).filter(memory_kind="device")
-    rows = summary(runs).filter(_unflagged()).drop_nulls(ENERGY)
+    rows = summary(runs).filter(is_quotable()).drop_nulls(ENERGY)
     each = [f"{text.number(row[ENERGY])} J with {row['configuration']}" for row in _few(rows)]
     ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_energies))
     if told := _told(what, each, ends):
-        left = of_gpus.filter(~_unflagged()).drop_nulls(ENERGY).height
+        left = of_gpus.filter(~is_quotable()).drop_nulls(ENERGY).height
         more = f" {count_of(left, 'configuration')} left out, whose readings are flagged (see the warnings)."
         return [f"{told[0]}{more}"] if left else told
     flags = sorted({flag for found in of_gpus["energy_flags"].drop_nulls() for flag in found.split()} & FLAGS.keys())
@@ -133,11 +134,6 @@ def _ratio_of_energies(pairing: Pairing) -> Ratio | None:
     """None where the energies of either side are flagged."""
     flagged = any(caveat.kind is Caveat.ENERGY for caveat in pairing.caveats(metric=ENERGY))
     return None if flagged else pairing.ratio(ENERGY)
-
-
-def _unflagged() -> pl.Expr:
-    """Of rows of `summary`, whether no flag says that their energy is not to be quoted."""
-    return ~pl.any_horizontal(pl.col("energy_flags").fill_null("").str.contains(flag) for flag in FLAGS)
 
 
 def _told(what: str, each: list[str], ends: str) -> list[str]:
@@ -180,13 +176,12 @@ def next_steps(runs: Runs) -> list[str]:
     to try again.
     """
     rows, sweeps = summary(runs), runs.run["sweep"].unique(maintain_order=True).to_list()
-    apart = _apart(runs)
-    open_claims = [each for each in judged(runs) if each.cases and _repeats_named(each.why)]
-    named = [
-        number for line in (*few_repeats(runs), *(each.why for each in open_claims)) for number in _repeats_named(line)
-    ]
+    apart, few = _apart(runs), few_repeats(runs)
     in_turn = [each.highest_repeat + 1 + DECIDING_REPEATS for each in apart]
-    repeats = max([*rows["repeats_to_decide"].drop_nulls(), *named, *in_turn], default=None)
+    of_few = [few.repeats] if few else []
+    of_comparisons = max([*rows["repeats_to_decide"].drop_nulls(), *of_few, *in_turn], default=0)
+    of_claims = [each.repeats for each in judged(runs) if each.repeats]
+    repeats = max([of_comparisons, *of_claims]) or None
     gone = set(facts(runs)["exclusion"])
     retried = [each.value for each in _AT_RANDOM if each.value in gone]
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
@@ -194,8 +189,10 @@ def next_steps(runs: Runs) -> list[str]:
         return []
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
     undecided = rows.filter(_may_be_decided(repeats if repeats and apart else 0)).height
-    left = [count_of(undecided, "comparison with one device", "comparisons with one device")] * bool(undecided)
-    left += [count_of(len(open_claims), "claim")] * bool(open_claims)
+    compared = count_of(undecided, "comparison with one device", "comparisons with one device")
+    if 0 < of_comparisons < (repeats or 0):
+        compared += f" (sweep.repeats={of_comparisons} may be enough)"
+    left = [compared] * bool(undecided) + [count_of(len(of_claims), "claim")] * bool(of_claims)
     why = f" That may decide {text.listed(left)}." if left else ""
     turns = " One submit measures all sides of the new repeats in turn." if apart else ""
     if len(sweeps) > 1:
@@ -219,9 +216,24 @@ def _is_in_one_submit(pairing: Pairing) -> bool:
 
 
 def _asked(runs: Runs) -> str:
-    """The words that all runs were asked for with, as a shell takes them; empty where they differ or are not known."""
+    """The words that all runs were asked for with, quoted for a shell; empty where they differ or are not known."""
     asked = {_asked_for(Path(folder)) for folder in runs.run["folder"]}
-    return asked.pop() if len(asked) == 1 else ""
+    return quoted_overrides(asked.pop()) if len(asked) == 1 else ""
+
+
+_OVERRIDE = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w.@/-]*=[^`]*")
+
+
+def quoted_overrides(line: str) -> str:
+    """The overrides of a line of somebody's folder, each quoted; empty where any is no override: the reader pastes them
+    into a shell.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return ""
+    harmless = all(_OVERRIDE.fullmatch(word) and word.isprintable() for word in words)
+    return shlex.join(words) if harmless else ""
 
 
 def _has_own_files(runs: Runs, asked: str) -> bool:
@@ -229,7 +241,7 @@ def _has_own_files(runs: Runs, asked: str) -> bool:
     groups = (*COMPONENTS, "launcher", "site")
     parts = {(group, its[group]) for its in configurations(runs).values() for group in groups if group in its}
     chosen = {(group, str(msgspec.json.decode(part).get("name"))) for group, part in parts}
-    chosen |= {("sweep", each.removeprefix("sweep=")) for each in asked.split() if each.startswith("sweep=")}
+    chosen |= {("sweep", each.removeprefix("sweep=")) for each in shlex.split(asked) if each.startswith("sweep=")}
     return any(shipped(group, name) is None for group, name in chosen)
 
 
@@ -249,10 +261,6 @@ def _may_be_decided(repeats: int) -> pl.Expr:
     apart = pl.col("verdict") == SpeedVerdict.NOT_INTERLEAVED.value
     in_turn = apart & (pl.col("speed_up_pairs") + DECIDING_REPEATS <= repeats)
     return pl.col("repeats_to_decide").is_not_null() | few | in_turn
-
-
-def _repeats_named(line: str) -> list[int]:
-    return [int(found) for found in re.findall(r"sweep\.repeats=(\d+)", line)]
 
 
 def answers(runs: Runs) -> list[str]:
@@ -331,8 +339,8 @@ def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
 
 
 def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
-    """What did the same work, and is not shown to be slower than the first; of what too few repeats can't tell, and
-    what was never held against it.
+    """What did the same work, and is not shown to be slower than the first, which is named: the sentence before may be
+    about one device. Then what too few repeats can't tell from it, and what was never held against it.
     """
     alike = ordered.filter(pl.col(key) == pl.col(key).first() for key in ("group", "framework"))
     fastest, *others = alike["configuration"]
@@ -344,10 +352,11 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
 
     decided = (*_NOT_HELD, *_FEW, SpeedVerdict.SLOWER)
     tied = [name for name, verdict in verdicts.items() if verdict not in decided]
-    told = f" Not told apart from it: {text.listed(tied)}." if tied else ""
-    told += f" Not tested against it, as measured apart from it: {apart}." if (apart := those(_NOT_HELD[0])) else ""
-    told += f" Not comparable with it: {unlike}." if (unlike := those(_NOT_HELD[1])) else ""
-    return f"{told} Too few repeats to tell it from {few}." if (few := those(*_FEW)) else told
+    told = f" Not told apart from {fastest}: {text.listed(tied)}." if tied else ""
+    apart, unlike, few = those(_NOT_HELD[0]), those(_NOT_HELD[1]), those(*_FEW)
+    told += f" Not tested against {fastest}, as measured apart from it: {apart}." if apart else ""
+    told += f" Not comparable with {fastest}: {unlike}." if unlike else ""
+    return f"{told} Too few repeats to tell {fastest} from {few}." if few else told
 
 
 _NOT_HELD = (SpeedVerdict.NOT_INTERLEAVED, SpeedVerdict.NOT_COMPARABLE)
@@ -389,7 +398,7 @@ def _counted(runs: Runs, compared: pl.DataFrame) -> str:
     return f"{count_of(every.height, 'configuration')} in {works}: {', '.join(parts)}.{changed}"
 
 
-_WITH_INTERVAL = "quote a speed-up only with its interval, which includes what that did to it"
+_WITH_INTERVAL = "quote a speed-up only with its interval, which allows for the change"
 _DRIFTED = f"The machine's own speed changed by more than {100 * PROBE_TOLERANCE:.0f} % while"
 
 
@@ -428,28 +437,26 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
     times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
     one_device = f"{BASELINES[row['framework']]} × 1" if row["several_frameworks"] else "one device"
     speed, pairs = f"{times} times as fast as {one_device}", count_of(row["speed_up_pairs"], "repeat")
-    rest = f"{text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else pairs
+    rest = f": {text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else ""
     if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
         whole = row["devices"] * row["efficiency_with_startup"]
         rest += f"; whole runs of this length, start-up included, {text.fixed(whole, 2)} times as fast"
     if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
         rest += " (more than the ideal: by chance, by an error, or one device alone lacks cache or memory)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
-        return f"{does} {speed} ({pairs}, but measured apart from it: no interval): {rest}."
+        return f"{does} {speed} ({pairs}, but measured apart from it: no interval){rest}."
     if row["speed_up_low"] is None:
-        return f"{does} {speed} in {pairs}, too few for an interval: {rest}."
+        return f"{does} {speed} in {pairs}, too few for an interval{rest}."
     interval = text.interval_of_95(row["speed_up_low"], row["speed_up_high"])
     if row["verdict"] == SpeedVerdict.TOO_FEW:
-        return f"{does} {speed} ({interval}, {pairs}, too few for a verdict): {rest}."
+        return f"{does} {speed} ({interval}, {pairs}, too few for a verdict){rest}."
     excludes_1 = not row["speed_up_low"] <= 1 <= row["speed_up_high"]
     undecided = row["verdict"] in (SpeedVerdict.NO_DIFFERENCE, SpeedVerdict.EQUAL)
     told = f"{speed} ({interval}, {pairs}{_AMONG if excludes_1 and undecided else ''})"
     if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
         return f"{what}: {row['verdict']}: {told}; {_would_decide(row['repeats_to_decide'])}."
     return (
-        f"{what}: {row['verdict']}: {told}: {rest}."
-        if row["verdict"] == SpeedVerdict.EQUAL
-        else f"{does} {told}: {rest}."
+        f"{what}: {row['verdict']}: {told}{rest}." if row["verdict"] == SpeedVerdict.EQUAL else f"{does} {told}{rest}."
     )
 
 

@@ -101,7 +101,7 @@ def _rows(judgements: Sequence[Judgement]) -> Iterator[tuple[object, ...]]:
         claim = judgement.claim
         head = (judgement.seed, claim.name, claim.section, judgement.verdict, judgement.why)
         for case in judgement.cases:
-            place = (" ".join(case.sweeps), case.where, case.step, case.device, claim.metric, claim.compare)
+            place = (" ".join(case.sweeps), case.where, case.compared, case.device, claim.metric, claim.compare)
             yield (*head, *place, len(case.effects), case.median, case.low, case.high, case.verdict, case.lacks)
         if not judgement.cases:
             yield (*head, "", "", "", "", claim.metric, claim.compare, 0, None, None, None, "", "")

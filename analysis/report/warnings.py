@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import (
+    against_one_device,
     limited,
     refused,
     speed_ups_and_repeats,
@@ -19,8 +20,8 @@ from analysis.comparison.baseline import (
 )
 from analysis.comparison.configurations import counted, facts, has_disturbed, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
-from analysis.comparison.issues import FLAGS, Caveat
-from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS
+from analysis.comparison.issues import FLAGS, Blocker, Caveat
+from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
@@ -66,9 +67,10 @@ def warnings(runs: Runs) -> list[str]:
         *disturbed_lines(runs),
         *disturbed_times(runs, facts(runs).filter(has_disturbed("time_to_accuracy_s"))["run_id"].to_list()),
         *_packed(runs),
+        *_warmed(runs),
         *format_skipped(runs.skipped, root=runs.root),
         *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
-        *few_repeats(runs),
+        *([few.line] if (few := few_repeats(runs)) else []),
         *_by_chance(runs),
         *_baselines(runs),
         *_samples(runs),
@@ -114,20 +116,41 @@ def _packed(runs: Runs) -> list[str]:
     ]
 
 
-def few_repeats(runs: Runs) -> list[str]:
+def _warmed(runs: Runs) -> list[str]:
+    """The configurations whose speed-up with start-up is withheld, and how to measure it."""
+    issues = {
+        key: issue
+        for key, pairing in against_one_device(runs).items()
+        for issue in pairing.blockers(metric=WITH_STARTUP.metric)
+        if issue.kind is Blocker.WARMED and pairing.speed_up()
+    }
+    if not issues:
+        return []
+    names = _named(runs, dict.fromkeys(issues, ""))
+    return [f"No speed-up with start-up for {text.listed(names)}: {next(iter(issues.values()))}."]
+
+
+class FewRepeats(NamedTuple):
+    """That ratios rest on too few repeats for a verdict, and how many in all would be enough."""
+
+    line: str
+    repeats: int
+
+
+def few_repeats(runs: Runs) -> FewRepeats | None:
     """How many repeats would give the ratios a verdict; sides that were measured apart are told of elsewhere."""
     pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
     few, most = (of((n for n, _ in pairs), default=ENOUGH_REPEATS) for of in (min, max))
     if few >= DECIDING_REPEATS:
-        return []
-    advice = text.to_add(ENOUGH_REPEATS - few, after=max(highest for n, highest in pairs if n == few))
+        return None
+    highest_repeat = max(highest for n, highest in pairs if n == few)
+    advice = text.to_add(ENOUGH_REPEATS - few, after=highest_repeat)
     without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
     names = text.listed(_named(runs, dict.fromkeys(without.select(_KEYS).rows(), "")))
-    some, lack = (
-        ("All" if most == few else "Some"),
-        "neither interval nor verdict" if few < FEWEST_REPEATS else "no verdict",
-    )
-    return [f"{some} ratios rest on {_pairs(few)} only and have {lack} ({names}): {advice}."]
+    some = "All" if most == few else "Some"
+    lack = "neither interval nor verdict" if few < FEWEST_REPEATS else "no verdict"
+    line = f"{some} ratios rest on {_pairs(few)} only and have {lack} ({names}): {advice}."
+    return FewRepeats(line, highest_repeat + 1 + ENOUGH_REPEATS - few)
 
 
 def _pairs(n: int) -> str:

@@ -5,7 +5,6 @@ Of runs that lie in several folders one is read, and what is said of the others 
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
@@ -28,7 +27,7 @@ from analysis.runs.published import (
 from analysis.text import listed
 from parallelbench.errors import ConfigError, count_of, no_permission
 from parallelbench.results.attempt import Outcome, read_config
-from parallelbench.results.folder import WITHOUT_RUNS, RunFolder, find_runs, require_folder
+from parallelbench.results.folder import NO_CONFIGURATION, RunFolder, find_runs, other_folders, require_folder
 from parallelbench.results.journal import read_tables
 from parallelbench.results.publish import configured_columns, run_row
 from parallelbench.results.sensor_columns import add_telemetry, read_telemetry
@@ -193,11 +192,12 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
     folders = find_runs(root)
     collection = Collection(folders, lambda folder: _read_journals(folder, plugin))
     unread = [Skipped(folder, _one_line(error)) for folder, error in collection.errors]
+    foreign = [Skipped(path, NO_CONFIGURATION, is_run=False) for path in other_folders(root, folders)]
     kept, twins = without_twins(collection.found)
     return Runs(
         root=root,
         tables=collection.tables(kept),
-        skipped=tuple(sorted([*_foreign(root, folders), *unread, *twins], key=lambda s: s.path)),
+        skipped=tuple(sorted([*foreign, *unread, *twins], key=lambda s: s.path)),
         notes=_notes(run for run in collection.found if run.folder.path in kept),
         plugin=plugin,
     )
@@ -206,22 +206,6 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
 def _notes(runs: Iterable[Found]) -> tuple[str, ...]:
     counts = Counter(run.note for run in runs if run.note)
     return tuple(f"{count_of(count, 'run')} of {note}" for note, count in counts.items())
-
-
-def _foreign(root: Path, folders: list[RunFolder]) -> list[Skipped]:
-    """Folders beside runs that are no runs: half-written (a crash before `config.yaml`), or of something else."""
-    if any(folder.path == root for folder in folders):
-        return []
-    expected: dict[Path, set[str]] = {root: set()}
-    for folder in folders:
-        expected.setdefault(folder.path.parent, set()).add(folder.path.name)
-    return [
-        Skipped(Path(entry.path), "no config.yaml: half-written, or not a run", is_run=False)
-        for home, names in expected.items()
-        for entry in os.scandir(home)
-        if entry.name not in names and entry.name not in WITHOUT_RUNS and not entry.name.startswith(".")
-        if entry.is_dir() and Path(entry.path) not in expected
-    ]
 
 
 def read_samples(folder: Path) -> pl.DataFrame:

@@ -20,7 +20,13 @@ from launch.sweep.expansion import overrides_of, varying
 from launch.verbs.console import console, existing, listing, print_status, say
 from parallelbench.errors import ConfigError, count_of, duration
 from parallelbench.results.attempt import DISTURBED
-from parallelbench.results.folder import RunFolder, is_configuration_of_run, no_runs
+from parallelbench.results.folder import (
+    NO_CONFIGURATION,
+    RunFolder,
+    is_configuration_of_run,
+    no_runs,
+    other_folders,
+)
 from parallelbench.results.journal import read_entries
 
 if TYPE_CHECKING:
@@ -38,7 +44,9 @@ def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_js
     root, launchers = existing(folder), all_launchers(extension.plugin)
 
     def look() -> SweepStatus:
-        return overview(_states(root), launchers)
+        states = _states(root)
+        view = overview(states, launchers)
+        return replace(view, notes=[*view.notes, *_left_out(root, states)])
 
     if watch:
         code = watch_states(look, every=every)
@@ -47,7 +55,7 @@ def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_js
         return code
     states = _states(root)
     view, disturbed = overview(states, launchers), disturbed_below(root, states, extension.plugin)
-    view = replace(view, notes=[*view.notes, *disturbed.lines], disturbed=disturbed.runs)
+    view = replace(view, notes=[*view.notes, *_left_out(root, states), *disturbed.lines], disturbed=disturbed.runs)
     if as_json:
         print_status(view)
     else:
@@ -83,6 +91,17 @@ def disturbed_below(root: Path, states: Look, plugin: str | None) -> Disturbed:
     rows = runs.run.join(excluded(runs), on="run_id")
     folders = rows.filter(rows["exclusion"] == DISTURBED)["folder"]
     return Disturbed(disturbed_lines(runs), {RunFolder(Path(folder)) for folder in folders})
+
+
+MOST_LEFT_OUT = 3
+"""Folders that a line names."""
+
+
+def _left_out(root: Path, states: Look) -> list[str]:
+    """The folders beside the runs that have no state, with the reason."""
+    others = sorted(str(path.relative_to(root)) for path in other_folders(root, [run for run, _ in states]))
+    more = f" and {len(others) - MOST_LEFT_OUT} more" if len(others) > MOST_LEFT_OUT else ""
+    return [f"left out: {', '.join(others[:MOST_LEFT_OUT])}{more}: {NO_CONFIGURATION}"] if others else []
 
 
 def _states(root: Path) -> Look:

@@ -275,6 +275,25 @@ def subfolders(path: Path | str) -> list[str]:
         return []
 
 
+def other_folders(root: Path, runs: list[RunFolder]) -> list[Path]:
+    """The folders beside these runs below `root` that are none: half-written, or of something else."""
+    if any(run.path == root for run in runs):
+        return []
+    expected: dict[Path, set[str]] = {root: set()}
+    for run in runs:
+        expected.setdefault(run.path.parent, set()).add(run.path.name)
+    return [
+        Path(path)
+        for home, names in expected.items()
+        for path in subfolders(home)
+        if os.path.basename(path) not in names and _may_hold_runs(path) and Path(path) not in expected
+    ]
+
+
+NO_CONFIGURATION = "no config.yaml: half-written, or not a run"
+"""What is said of such a folder."""
+
+
 def file_sha256(path: Path) -> str:
     """sha256 of a file's content, in hex."""
     with path.open("rb") as file:

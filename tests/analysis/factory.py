@@ -25,6 +25,7 @@ from parallelbench.results.publish import publish
 from parallelbench.results.recording import Recorder
 from parallelbench.results.tables import CLIPPING, TABLES
 from parallelbench.strategies.single import Single
+from parallelbench.training.checks.parity import checks_parity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -147,6 +148,7 @@ class Fake:
     device_name: str = "Imaginary CPU"
     oversubscribed: bool = False
     parity_passed: bool | None = True
+    """Where parity is checked: never of `single`, and not with `measure.parity=false`."""
     parity_model: str | None = None
     rounding: float | None = 2.0**-24
     warnings: str | None = None
@@ -201,12 +203,14 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
     """Journals of all ranks with `epochs` finished epochs."""
     keys = {"run_id": run_id(run), "attempt": attempt.number}
     processes = fake.processes or run.devices
+    passed = fake.parity_passed if checks_parity(run) else None
+    startup = STARTUP if passed is not None else STARTUP | {"startup_s": 2.4, "startup_parity_s": None}
     journals = [Journal(attempt.path / f"journal-rank{rank}.jsonl") for rank in range(processes)]
     journals[0].event(
         "facts",
         device_name=fake.device_name,
         parameters=fake.parameters,
-        parity_passed=fake.parity_passed,
+        parity_passed=passed,
         parity_model=fake.parity_model,
         rounding=fake.rounding,
         theoretical_bubble=fake.theoretical_bubble,
@@ -218,10 +222,10 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         data_sha256=fake.data_sha256,
         **fake.speeds,
         **dict(zip(("probed_latency_s", "probed_bandwidth_bytes_per_s"), fake.probed or (None, None), strict=True)),
-        **(STARTUP | fake.startup),
+        **(startup | fake.startup),
     )
-    if fake.parity_passed is not None:
-        _write(journals[0], "parity", [_parity(keys, step, passed=fake.parity_passed) for step in (1, 2, 3)])
+    if passed is not None:
+        _write(journals[0], "parity", [_parity(keys, step, passed=passed) for step in (1, 2, 3)])
     _write(journals[0], "checks", [keys | {"epoch": epochs, "check": "steps", "detail": "made up"}])
     for epoch in range(1, epochs + 1):
         keys["attempt"] = attempt.number + (fake.resumed_after is not None and epoch > fake.resumed_after)
@@ -290,7 +294,7 @@ def published(run: RunConfig, fake: Fake | None = None) -> RunFolder:
     fake = fake or Fake()
     folder, attempt = _claimed(run, fake)
     write_epochs(run, attempt, fake, epochs=run.epochs)
-    failed = fake.parity_passed is False
+    failed = fake.parity_passed is False  # by the check before the training, or by that after it
     outcome = attempt.finish(
         "parity_failed" if failed else "ok", "loss differs by 0.5" if failed else "trained to the end"
     )

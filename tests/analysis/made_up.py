@@ -1,6 +1,6 @@
-"""Six made-up sweeps with their answers by hand, which every room is asked (`test_one_verdict.py`).
+"""Made-up sweeps with their answers by hand, which every room is asked (`test_one_verdict.py`).
 
-All are single × 1 and ddp × 2 on processors, six repeats of four epochs, measured in turn. They are written once, get
+Most are single × 1 and ddp × 2 on processors, six repeats of four epochs, measured in turn. They are written once, get
 an energy as GPUs have, and are altered in memory, as other tests alter them.
 """
 
@@ -18,7 +18,7 @@ from analysis import load
 from analysis.figures import specification
 from analysis.runs.published import LOADED
 from analysis.runs.reader import Runs
-from tests.analysis.factory import Fake, config, published, steady
+from tests.analysis.factory import MIB, Fake, config, published, steady
 
 ONE, TWO = {"strategy": "single", "devices": 1}, {"strategy": "ddp", "devices": 2}
 REPEATS, EPOCHS = range(6), 4
@@ -86,6 +86,12 @@ def in_environments(runs: Runs, one: dict[str, Any], other: dict[str, Any]) -> R
     return altered(runs, "run", environment_json=pl.col("strategy").replace_strict(texts))
 
 
+def cold(runs: Runs) -> Runs:
+    """As with `measure.parity=false`: ddp × 2, which is checked otherwise, starts as single × 1 does."""
+    never = {"parity_passed": pl.lit(None, pl.Boolean), "startup_parity_s": pl.lit(None, pl.Float64)}
+    return altered(runs, "run", startup_s=pl.lit(2.4), **never)
+
+
 def later(runs: Runs, by_s: float, *, but: int = 0) -> Runs:
     """ddp × 2 began so much later, but in the first repeats."""
     by = pl.when(IN_TWO & (pl.col("repeat") >= but)).then(by_s).otherwise(0.0)
@@ -103,6 +109,17 @@ def disturbed(runs: Runs, *epochs: int, share: float = 0.48) -> Runs:
     """Others took a share of a core of rank 0 of ddp × 2 in these epochs."""
     where = IN_TWO & (pl.col("rank") == 0) & pl.col("epoch").is_in(epochs)
     return altered(runs, others_time_s=pl.when(where).then(share * pl.col("epoch_time_s")).otherwise(0.0))
+
+
+def probed(runs: Runs, slow: pl.Expr) -> Runs:
+    """Probes of 2 Gflop/s, before and after each run; of slow ones of half as many."""
+    speed = pl.when(slow).then(1e9).otherwise(2e9)
+    return altered(runs, "run", **{f"probed_{moment}_matmul_flop_per_s": speed for moment in ("start", "end")})
+
+
+def flagged(runs: Runs, flag: str) -> Runs:
+    """The energies of ddp × 2 are flagged."""
+    return altered(runs, "epochs", telemetry_flags=pl.when(IN_TWO).then(pl.lit(flag)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +172,18 @@ SWEEPS = {
         time_s=(12 * 0.99 + 13 * 1.02) / SPEED_UP / 6,
         time_ratio=1 / SPEED_UP / 3,
     ),
+    "one slow probe": Sweep(
+        alter=lambda runs: probed(runs, ~IN_TWO & (pl.col("repeat") == 0)),
+        verdict="faster",
+        speed_up=SPEED_UP,
+        interval=(1.5606051, 1.6406628),
+        shorter="reproduced",
+    ),
+    "slow probes": Sweep(
+        alter=lambda runs: probed(runs, IN_TWO),
+        verdict="not comparable",
+        why="sides' machines were not equally fast",
+    ),
     "disturbed": Sweep(alter=lambda runs: disturbed(runs, 3, 4), verdict="disturbed", counted=0, why="disturbed"),
     "noise": Sweep(
         alter=lambda runs: slower(runs, *(SPEED_UP / w * n for w, n in zip(WOBBLE, NOISE, strict=True))),
@@ -166,3 +195,28 @@ SWEEPS = {
     ),
 }
 """Times of noise, by hand: 13, 8.25, 13.2, 11.7, 16.8 and 12 s."""
+
+
+VARIANTS = (
+    ({"strategy": {"name": "ddp", "bucket_mib": 1}, "devices": 2}, 8.0, 300.0),
+    ({"strategy": {"name": "ddp", "bucket_mib": 25}, "devices": 2}, 6.0, 450.0),
+    ({"strategy": "fsdp", "devices": 2}, 9.0, 200.0),
+    ({"strategy": "fsdp", "devices": 4}, 5.0, 150.0),
+    ({"strategy": "fsdp", "devices": 2, "nodes": 2}, 9.5, 210.0),
+    ({"strategy": "fsdp", "devices": 4, "nodes": 2}, 5.5, 160.0),
+)
+"""Ways to train besides one device, which takes 10 s and 250 MiB: two variants of one strategy, and one on one node and
+on two. Of each the time of an epoch in s, and the peak of each process in MiB.
+"""
+
+
+def of_variants(root: Path) -> Runs:
+    """Publish them, in turn."""
+    ways = (({"strategy": "single", "devices": 1}, 10.0, 250.0), *VARIANTS)
+    for repeat, wobble in enumerate(WOBBLE):
+        for place, (way, time_s, peak_mib) in enumerate(ways):
+            began = Fake.started_at + ROUND_S * (repeat + place / 10)
+            peak_bytes = int(peak_mib * MIB)
+            fake = steady(time_s * wobble, started_at=began, host_peak_rss_bytes=lambda *_, b=peak_bytes: b)
+            published(config(root, repeat=repeat, **way), fake)
+    return load(root)

@@ -15,9 +15,12 @@ from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
 from tests.analysis.factory import Fake, begin, config, failed, published, write_epochs
 
+WAY: dict[str, Any] = {"strategy": "ddp", "devices": 2}
+"""Whose parity is checked."""
+
 
 def held(tmp_path: Path, again: Fake | None, bundled: Fake | None = None, **changes: Any) -> Agreement:
-    one, other = (config(tmp_path / name, **changes) for name in ("one", "other"))
+    one, other = (config(tmp_path / name, **WAY | changes) for name in ("one", "other"))
     published(one, bundled)
     if again is not None:
         published(other, again)
@@ -109,6 +112,6 @@ def test_what_does_not_train_like_one_device_is_judged_by_its_accuracy(tmp_path:
 def test_what_was_not_trained_again_does_not_agree(tmp_path: Path) -> None:
     missing = held(tmp_path, None)
     assert (missing.unfinished, missing.agrees) == ("not trained yet", False)
-    failed(config(tmp_path / "other"), "oom", "out of memory on rank 1", epochs=1)
-    ended = both(tmp_path, config(tmp_path / "one"))
+    failed(config(tmp_path / "other", **WAY), "oom", "out of memory on rank 1", epochs=1)
+    ended = both(tmp_path, config(tmp_path / "one", **WAY))
     assert (ended.unfinished, ended.agrees) == ("oom: out of memory on rank 1", False)

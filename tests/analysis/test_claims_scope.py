@@ -86,7 +86,7 @@ def test_an_effect_that_is_measured_to_be_nil_refutes_and_a_small_one_does_not(
     by = {"by": margin} if margin else {}
     rises, falls = claim(expect={"above": 1} | by).expect, claim(expect={"below": 1} | by).expect
     for ends, expect in ((interval, rises), ((2 - interval[1], 2 - interval[0]), falls)):
-        verdict, lacks = decide([sum(ends) / 2] * 6, ends, expect)
+        verdict, lacks, _ = decide([sum(ends) / 2] * 6, ends, expect)
         assert verdict == said
         assert (why in lacks, bool(lacks)) == (True, bool(why)), lacks
 
@@ -95,7 +95,7 @@ def test_an_effect_that_is_measured_to_be_nil_refutes_and_a_small_one_does_not(
 def test_where_no_repeats_decide_a_quiet_machine_may(timed: bool) -> None:
     """Steps and losses are as they are on any machine."""
     values = (0.7, 0.8, 1.2, 1.3, 0.9, 1.1)
-    _, lacks = decide(values, (0.9, 1.1), claim().expect, after=lambda more: (0.9, 1.1), timed=timed)
+    _, lacks, _ = decide(values, (0.9, 1.1), claim().expect, after=lambda more: (0.9, 1.1), timed=timed)
     assert ("too near the effect" in lacks, "quiet machine" in lacks) == (True, timed)
 
 

@@ -12,7 +12,7 @@ from analysis.claims import judge, judge_all
 from analysis.claims.verdict import decide
 from analysis.runs.reader import Runs
 from tests.analysis.factory import Fake, config, one_and_two, published, steady
-from tests.analysis.made_up import in_environments, later
+from tests.analysis.made_up import cold, in_environments, later
 from tests.analysis.test_claims import REPEATS, claim, two_devices
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
@@ -87,7 +87,7 @@ def test_an_epoch_is_not_compared_with_itself(tmp_path: Path) -> None:
 
 def test_epochs_that_are_not_contrasted_are_equal(tmp_path: Path) -> None:
     """Devices halve the first epoch as they halve the second: no epoch is held against another's."""
-    runs = two_devices(tmp_path, (0.5,) * 6)
+    runs = two_devices(tmp_path, (0.5,) * 6, measure={"parity": False})
     gains = claim(
         metric="slowest_epoch_time_s", more={"from": {"epoch": 1}, "to": {"epoch": 2}}, expect={"between": [0.9, 1.1]}
     )
@@ -96,9 +96,10 @@ def test_epochs_that_are_not_contrasted_are_equal(tmp_path: Path) -> None:
 
 
 def test_what_lies_beside_the_effect_may_be_no_metric_of_epochs_or_targets(usual: Runs) -> None:
-    (case,) = judge(usual, claim(metric="slowest_epoch_time_s", epoch=2, also="total_time_s"), seed="0").cases
+    runs = cold(usual)
+    (case,) = judge(runs, claim(metric="slowest_epoch_time_s", epoch=2, also="total_time_s"), seed="0").cases
     assert case.also is not None
-    (case,) = judge(usual, claim(metric="steps_to_accuracy", target=0.7, also="total_time_s"), seed="0").cases
+    (case,) = judge(runs, claim(metric="steps_to_accuracy", target=0.7, also="total_time_s"), seed="0").cases
     assert case.also is not None
 
 
@@ -132,8 +133,8 @@ def test_only_bounds_that_the_interval_holds_are_in_the_way_and_the_repeats_that
         return (0.97, 1.04) if needed and more >= needed else interval
 
     values, asked = (1.0,) * 6, claim(expect=expect).expect
-    verdict, lacks = decide(values, interval, asked, after=after)
-    assert verdict == "inconclusive"
+    verdict, lacks, repeats = decide(values, interval, asked, after=after, highest_repeat=7)
+    assert (verdict, repeats) == ("inconclusive", needed + 8 if needed else None), "which the next command takes"
     assert lacks.startswith(why)
     assert not needed or decide(values, after(needed), asked)[0] != "inconclusive"
 
@@ -143,8 +144,9 @@ def test_repeats_that_share_a_submit_are_not_counted_as_enough(repeats: int, ind
     """Each further one, measured in turn, counts; of those that are there, only the independent ones do."""
     interval = (0.5, 1.5) if independent > 2 else None
     asked = claim(expect={"above": 1}).expect
-    _, lacks = decide((1.0,) * repeats, interval, asked, independent=independent, highest_repeat=repeats - 1)
+    _, lacks, told = decide((1.0,) * repeats, interval, asked, independent=independent, highest_repeat=repeats - 1)
     assert lacks.endswith(f"(sweep.repeats={in_all})")
+    assert told == in_all
 
 
 def test_epochs_that_were_cut_short_are_no_epochs_of_the_publication(tmp_path: Path) -> None:

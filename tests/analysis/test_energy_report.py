@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three repeats of one GPU and of two that need 1.5 times the energy; one configuration whose GPU was lost."""
-    root = tmp_path_factory.mktemp("sweep")
+    root, often = tmp_path_factory.mktemp("sweep"), {"sample_every_s": 0.5, "epoch_every_s": 20.0}
     for repeat in range(3):
-        published(config(root, repeat=repeat), powered(lambda e, r: 100.0, epoch_time_s=lambda e, r: 4.0))
+        published(config(root, repeat=repeat), powered(lambda e, r: 100.0, epoch_time_s=lambda e, r: 4.0, **often))
         run = config(root, repeat=repeat, strategy="ddp", devices=2)
-        published(run, powered(lambda e, r: 150.0, epoch_time_s=lambda e, r: 2.0 + 0.01 * r))
+        published(run, powered(lambda e, r: 150.0, epoch_time_s=lambda e, r: 2.0 + 0.01 * r, **often))
         run = config(root, repeat=repeat, strategy="fsdp", devices=2)
-        published(run, powered(lambda e, r: None if r else 150.0, epoch_time_s=lambda e, r: 2.5))
+        published(run, powered(lambda e, r: None if r else 150.0, epoch_time_s=lambda e, r: 2.5, **often))
     return root / "demo"
 
 

@@ -92,6 +92,25 @@ def test_sizes_of_the_training_set_share_an_axis_and_are_named_once(tmp_path: Pa
     assert image.count(">480,000<") == 1
 
 
+def test_a_disturbed_second_epoch_is_marked_and_not_ranked(tmp_path: Path) -> None:
+    """The later epochs were not, so the run counts."""
+    for copies in (1, 4):
+        for strategy, devices in (("single", 1), ("ddp", 2)):
+            run = config(
+                tmp_path, data={"name": "mnist", "copies": copies}, strategy=strategy, devices=devices, epochs=4
+            )
+            taken_s = 5.0 if strategy == "ddp" else 0.0
+            fake = Fake(
+                epoch_time_s=lambda epoch, rank: 10.0,
+                others_time_s=lambda epoch, rank, s=taken_s: s if epoch == 2 else 0.0,
+            )
+            published(run, fake)
+    runs = load(tmp_path)
+    marked = {row["configuration"] for row in rows_of(epoch_time_data.figure(runs)) if row["disturbed"]}
+    assert marked == {"ddp × 2"}
+    assert "apart from these" in epoch_time_data.finding(runs)
+
+
 def test_one_size_or_one_number_of_devices_makes_no_figure(tmp_path: Path) -> None:
     timed(tmp_path, 2.0, 1.0)
     timed(tmp_path, 2.0, 1.0, epochs=1, strategy="ddp", devices=2)

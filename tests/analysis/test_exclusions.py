@@ -9,11 +9,12 @@ import pytest
 
 from analysis import by, compare, format_exclusions, load
 from analysis.comparison import gate
-from analysis.comparison.configurations import facts, learning, summary
+from analysis.comparison.configurations import facts, learned, learning, summary
 from analysis.comparison.exclusions import excluded
 from analysis.report.warnings import warnings
 from analysis.runs.reader import Runs
 from parallelbench.cli import main
+from parallelbench.config.identity import run_id
 from tests.analysis.factory import STARTUP, Fake, config, failed, one_and_two, published, steady
 from tests.analysis.test_two_sides import BETWEEN, begins
 from tests.faults import fault
@@ -124,6 +125,33 @@ def test_of_two_values_of_a_key_the_failed_runs_are_told_too(tmp_path: Path) -> 
     assert [note for note in found.notes if "half-written" in note] == list(found.notes[-1:])
     assert found.lost == ("1 of 3 repeats of single × 1",)
     assert by(runs, "strategy", "ddp", "single", across=["devices"]).lost == ()
+
+
+@pytest.mark.parametrize("invalid", [{"measure": {"deterministic": True}}, {}])
+def test_other_data_are_no_repeat_whatever_else_is_wrong_with_the_times(
+    invalid: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of which losses and accuracies would count otherwise."""
+    disturbed = {} if invalid else {"others_time_s": lambda epoch, rank: 0.5}
+    for repeat, content in enumerate(("0" * 64, "0" * 64, "1" * 64)):
+        run = config(tmp_path, repeat=repeat, **invalid)
+        at = Fake.started_at + 1e5 * repeat
+        published(run, Fake(data_sha256=content, test_accuracy=lambda _, r=repeat: r / 8, started_at=at, **disturbed))
+    runs = load(tmp_path)
+    assert set(learned(runs)["repeat"]) == {0, 1}
+    gone = dict(excluded(runs).join(runs.run, on="run_id").select("repeat", "exclusion").rows())
+    times = "deterministic" if invalid else "disturbed"
+    assert gone == {0: times, 1: times, 2: "other data"}
+
+
+def test_of_a_repeat_that_was_measured_twice_what_was_learned_counts_once(tmp_path: Path) -> None:
+    """The undisturbed one, though the other one finished first."""
+    published(config(tmp_path), Fake(others_time_s=lambda epoch, rank: 0.5))
+    unchecked = config(tmp_path, measure={"parity": False})
+    published(unchecked, Fake(started_at=Fake.started_at + 1e5))
+    runs = load(tmp_path)
+    assert learned(runs)["run_id"].to_list() == [run_id(unchecked)]
+    assert excluded(runs)["exclusion"].to_list() == ["duplicate"]
 
 
 # --- what has no time, and per what energy is

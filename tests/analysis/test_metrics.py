@@ -52,6 +52,10 @@ def test_times_of_a_run_and_its_epochs(tmp_path: Path) -> None:
     assert summary(load(tmp_path))["steady_step_time_s"].to_list() == pytest.approx([3.0 / 11])
 
 
+def test_one_epoch_has_no_steady_ones(tmp_path: Path) -> None:
+    assert _one(tmp_path, Fake(), epochs=1)["steady_epochs"] is None
+
+
 def test_each_of_many_epochs_has_its_own_times(tmp_path: Path) -> None:
     """Groups of ranks come in no order once there are many."""
     _one(tmp_path, Fake(epoch_time_s=lambda epoch, rank: float(epoch + rank)), epochs=2000)

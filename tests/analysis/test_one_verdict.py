@@ -7,12 +7,14 @@ import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from analysis import UnlikeWork, by, load, notebook, summary
 from analysis.claims import Publication, judge, judge_all
+from analysis.claims.table import effect_of
 from analysis.comparison.configurations import learned
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.issues import Blocker, Caveat
@@ -20,6 +22,7 @@ from analysis.comparison.pairing import paired
 from analysis.comparison.run import compared_runs
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.figures import draw
+from analysis.figures.curves import FIRST, SECOND, epoch_rates
 from analysis.report import answers, warnings
 from analysis.runs.published import LOADED
 from analysis.runs.reader import Runs
@@ -35,8 +38,13 @@ from tests.analysis.made_up import (
     SWEEPS,
     TWO,
     altered,
+    cold,
+    disturbed,
     environment,
+    flagged,
     in_environments,
+    of_variants,
+    rows_of,
 )
 from tests.analysis.test_claims import claim
 from tests.analysis.test_notebooks import FOLDER
@@ -71,7 +79,8 @@ def test_every_room_gives_the_answers(
     assert two["speed_up_pairs"] == (6 if sweep.speed_up else 0)
     assert (two["speed_up_low"], two["speed_up_high"]) == (pytest.approx(sweep.interval) if sweep.interval else NO_ENDS)
     ends = (pytest.approx(1 / sweep.interval[1]), pytest.approx(1 / sweep.interval[0])) if sweep.interval else NO_ENDS
-    assert (two["efficiency_with_startup"] is None) == (sweep.speed_up is None)
+    started = summary(cold(runs)).row(1, named=True)["efficiency_with_startup"]
+    assert (started is None) == (sweep.speed_up is None)
     assert two["energy_ratio"] == (sweep.speed_up and pytest.approx(ENERGY_RATIO))
 
     try:
@@ -110,6 +119,71 @@ def test_every_room_gives_the_answers(
         assert sweep.why in said, room
         assert sweep.why or not any(each.why and each.why in said for each in SWEEPS.values()), room
     assert sweep.speed_up is None or f"{sweep.speed_up:.2f} times as fast" in answers.headline(runs)[0]
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return of_variants(tmp_path_factory.mktemp("variants"))
+
+
+@pytest.mark.parametrize(
+    ("contrast", "where", "cases"),
+    [
+        (
+            {"from": ONE, "to": TWO},
+            {},
+            {"ddp × 2, bucket mib 1.0": (0.8, 2.4), "ddp × 2, bucket mib 25.0": (0.6, 3.6)},
+        ),
+        (
+            {"from": {"devices": 2}, "to": {"devices": 4}},
+            {"strategy": "fsdp"},
+            {"fsdp × 2 → fsdp × 4": (5 / 9, 1.5), "fsdp × 2 on 2 nodes → fsdp × 4 on 2 nodes": (5.5 / 9.5, 320 / 210)},
+        ),
+    ],
+)
+def test_each_case_of_a_claim_names_its_own_configuration_with_its_own_numbers(
+    contrast: dict[str, Any], where: dict[str, Any], cases: dict[str, tuple[float, float]], variants: Runs
+) -> None:
+    """Time and memory of all processes together."""
+    asked = claim(contrasts=[contrast], where=where, also="peak_memory_sum_bytes")
+    found = judge(variants, asked, seed="0")
+    lines = {effect_of(case, asked): case for case in found.cases}
+    named = {name: next(case for line, case in lines.items() if f"{name})" in line) for name in cases}
+    assert {name: (case.median, case.also) for name, case in named.items()} == {
+        name: pytest.approx(values, rel=1e-6) for name, values in cases.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("flag", "compared", "drawn"), [("short", False, {"single × 1"}), ("from_power", True, {"single × 1", "ddp × 2"})]
+)
+def test_energies_that_are_not_to_be_quoted_are_not_ranked(
+    flag: str, compared: bool, drawn: set[str], usual: Runs
+) -> None:
+    """One device needs 0.189 J for a sample: 300 J for 1,587 of them, less the tail. Two need 1.2 times as much."""
+    (figure,) = draw(usual, ["energy"])
+    assert figure.finding.index("single × 1") < figure.finding.index("ddp × 2"), "else the test shows nothing"
+    runs = flagged(usual, flag)
+    (figure,) = draw(runs, ["energy"])
+    ranked, left = figure.finding.split("\n")
+    assert "single × 1" in ranked
+    assert "ddp × 2" not in ranked
+    assert left == "Not ranked, as their readings are flagged (see the warnings): ddp × 2."
+    assert {row["configuration"] for row in rows_of(figure.chart)} == drawn
+    assert (summary(runs).row(1, named=True)["energy_ratio"] is not None) == compared
+    (line,) = [line for line in answers.headline(runs) if line.startswith("Energy")]
+    assert "ddp × 2" not in line
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_rates_of_disturbed_epochs_are_marked_and_not_ranked(epoch: int, usual: Runs) -> None:
+    assert "this does not rank them" not in epoch_rates.finding(usual)
+    runs = disturbed(usual, epoch)
+    assert excluded(runs).is_empty(), "one of three steady epochs at most"
+    assert "this does not rank them, since others disturbed runs of ddp × 2" in epoch_rates.finding(runs)
+    assert "apart from these" in epoch_rates.finding(runs)
+    marked = {(row["configuration"], row["which"]) for row in rows_of(epoch_rates.figure(runs)) if row["disturbed"]}
+    assert marked == {("ddp × 2", FIRST if epoch == 1 else SECOND)}
 
 
 BY_THEMSELVES = {PACKED, LINKS}

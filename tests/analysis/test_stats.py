@@ -123,7 +123,7 @@ def test_the_mean_of_two_ratios_and_that_of_their_inverses_are_inverses() -> Non
 
 @pytest.mark.parametrize("noise", NOISE)
 def test_looking_after_every_repeat_leaves_out_the_truth_no_more_often(noise: str) -> None:
-    """Of noise that lasts for some runs, the two rounds of a pair share a little: docs/comparisons.md has the figure."""
+    """Of noise that lasts for some runs, the rounds of a pair share a little: docs/comparisons.md has the figure."""
     found = misses(NOISE[noise], most=20, trials=20_000, critical_of=critical)
     least, most = (0.0, 0.005) if "steady" in noise else (0.03, 0.054 if noise == "drifting" else 0.05)
     assert least <= found <= most + 3 * math.sqrt(0.05 / 20_000)

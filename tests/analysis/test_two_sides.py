@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from analysis import UnlikeWork, by, compare, load
 from analysis.comparison import gate, printed
 from analysis.comparison.baseline import refused
+from analysis.comparison.configurations import summary
 from analysis.runs.reader import Runs
 from parallelbench import cli
 from parallelbench.errors import ConfigError
@@ -300,6 +301,34 @@ def test_submits_of_one_side_after_those_of_the_other_are_no_more_than_one(tmp_p
     # As it advises, it decides.
     c = sweep(tmp_path / "c", {"single": [10.3 * w for w in wobble]}, at=BETWEEN)
     assert (compare(a, c).rows[0].verdict, gate.gate(compare(a, c), margin=0.01).code) == ("slower", 1)
+
+
+@pytest.mark.parametrize("what", ["too fast", "slow probes", "another torch"])
+def test_a_row_that_is_not_comparable_leaves_the_others_as_in_the_report(what: str, tmp_path: Path) -> None:
+    """`ddp` against `single` on two models, of which one is not comparable; then on that one alone."""
+    for model in ("mlp", "cnn_small"):
+        for repeat in range(4):
+            for later_s, (strategy, time_s) in enumerate((("single", 10.0), ("ddp", 6.0 + repeat / 100))):
+                odd = model == "mlp" and strategy == "ddp"
+                fake: dict[str, Any] = {"started_at": begins(BETWEEN if later_s else Fake.started_at, repeat)}
+                speed = 1e9 if what == "slow probes" and odd else 2e9
+                fake["speeds"] = {f"probed_{moment}_matmul_flop_per_s": speed for moment in ("start", "end")}
+                if what == "another torch" and odd:
+                    fake["environment"] = Fake.environment.replace("2.15.0", "2.11.0")
+                run = config(tmp_path, model=model, strategy=strategy, devices=1 + later_s, repeat=repeat)
+                published(run, steady(time_s / (10 if what == "too fast" and odd else 1), **fake))
+    runs = load(tmp_path)
+    found = by(runs, "configuration", "single × 1", "ddp × 2")
+    verdicts = {row.group: row.shown_verdict for row in found.rows}
+    assert verdicts == {"digits · cnn_small": "faster", "digits · mlp": "not comparable"}
+    report = summary(runs).filter(pl.col("devices") == 2)
+    assert dict(report.select("group", "verdict").rows()) == verdicts
+    assert (found.overall, found.verdict.value) == (None, "not all have a time")
+    assert any("digits · mlp" in note for note in found.notes), "which says why"
+    assert gate.gate(found, margin=0.5).code == gate.UNDECIDED
+    alone = runs.only(runs.run.filter(pl.col("model") == "mlp")["run_id"].to_list())
+    with pytest.raises(ConfigError):
+        by(alone, "configuration", "single × 1", "ddp × 2")
 
 
 @pytest.mark.exhaustive

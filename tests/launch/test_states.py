@@ -84,6 +84,19 @@ def test_the_states_of_all_runs_below_a_folder(tmp_path: Path) -> None:
     assert states_below(tmp_path / "empty") == []
 
 
+def test_status_names_what_lies_beside_the_runs_without_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(config(tmp_path))
+    (tmp_path / "demo" / "half" / "attempts").mkdir(parents=True)
+    (tmp_path / "demo" / "report").mkdir()
+    for root, name in ((tmp_path, "demo/half"), (tmp_path / "demo", "half")):
+        assert cli.main(["status", str(root)]) == 0
+        assert f"left out: {name}: no config.yaml" in " ".join(capsys.readouterr().out.split())
+        assert cli.main(["status", str(root), "--json"]) == 0
+        assert "half" in capsys.readouterr().out
+
+
 def test_states_of_planned_runs_come_in_their_order(tmp_path: Path) -> None:
     runs = [config(tmp_path, epochs=epochs, sweep_name=name) for name in ("a", "b", "a") for epochs in (1, 2, 3)]
     done = published(runs[1])
