@@ -106,8 +106,8 @@ class Sweep(Node, frozen=True, kw_only=True):
     order: Literal["interleaved", "listed"]
     """interleaved: every repeat runs all configurations in an order of its own. listed: as written."""
     unfit: Literal["refused", "left_out"] = "refused"
-    """What becomes of configurations that their strategy refuses, on so many devices or with so few samples in a batch:
-    refused: the sweep is refused as a whole. left_out: each is left out, with a line that says why."""
+    """What becomes of configurations that are refused: refused: so is the sweep as a whole. left_out: each is left out,
+    with a line that says why."""
 
 
 class Settings(Node, frozen=True, kw_only=True):
