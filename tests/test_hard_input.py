@@ -25,6 +25,12 @@ FILES = {
     "tag": ("model", "name: tag\na: !!python/name:os.system\n", "line 2: could not determine"),
     "tag_of_sweep": ("sweep", "name: [!!python/object/apply:os.system [ls]]\n", "line 1: could not determine"),
     "no_bool": ("strategy", "name: no_bool\na: !!bool x\n", "a value is not what its tag says"),
+    "base_sixty": ("launcher", "defaults: [slurm]\ntime_limit_min: 1:30:00\n", "line 2: 1:30:00 is"),
+    "base_sixty_of_sweep": (
+        "sweep",
+        "blocks:\n- grid: {launcher.time_limit_min: [60, 16:00]}\n",
+        "as a time it is 16 in minutes, 960 in seconds",
+    ),
     "latin": ("model", b"name: caf\xe9\n", "UTF-8"),
 }
 

@@ -660,8 +660,8 @@ def proposal_of(
     if write:
         import yaml
 
-        words = (text.partition("=") for text in question.overrides)
-        common = [(key.lstrip("+"), yaml.safe_load(value)) for key, _, value in words]
+        words = parse(question.overrides, question.extension.conf)
+        common = [(word.key_or_group, word.value()) for word in words]
         _copy_conf(question.extension.conf, folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(yaml.safe_dump(sweep_of(found, common, name="next_runs"), sort_keys=False))

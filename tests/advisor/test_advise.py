@@ -436,7 +436,7 @@ def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     """End to end with a model of the suite: counted by torch in a child process, ranked, and a sweep written."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     results = f"results={tmp_path / 'results'}"
-    found = answer(capsys, *MLP, results, "++batch_size=64", "devices=1,2", "--budget", "20h")
+    found = answer(capsys, *MLP, results, "++batch_size=64", "optimizer.lr=3e-3", "devices=1,2", "--budget", "20h")
     assert {each["extrapolates"][0] for each in found["rows"]} == {"everything"}
     assert all(each["memory_bytes"] > 0 for each in found["rows"])
     assert "nothing was measured on site=default" in found["notes"][0]
@@ -446,7 +446,7 @@ def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     plan = expand(["sweep=next_runs"], Extension(conf=tmp_path / "results" / "advice"))
     assert len(plan) == 3 * len(proposal["runs"])
     assert {planned.run.model.name for planned in plan} == {"mlp"}
-    assert {planned.run.batch_size for planned in plan} == {64}
+    assert {(planned.run.batch_size, planned.run.optimizer.lr) for planned in plan} == {(64, 0.003)}
     assert {(p.run.strategy.name, p.run.devices) for p in plan} == {
         (each["strategy"], each["devices"]) for each in proposal["runs"]
     }
