@@ -84,6 +84,8 @@ REFUSED: list[tuple[str, str, str, str]] = [
     ("strategy._target_=parallelbench.errors.ConfigError", "", "is refused: it is no strategy", ""),
     # what Hydra reads, and what it is not asked for
     ("epochs", "", "'epochs'", "epochs=1"),
+    ("train.py", "", "programs of one's own can't be run: choose what is trained", ""),
+    ("demo", "", "did you mean sweep=demo?", "sweep=demo"),
     ("~sweep", "", "~sweep would delete a key", ""),
     ("~repeat", "", "set repeat=VALUE; `parallelbench help repeat`", "repeat=1"),
     ("epochs=range(1,1000000000)", "", "10000 values", ""),

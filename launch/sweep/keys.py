@@ -42,6 +42,8 @@ def refuse_habit(text: str, groups: Mapping[str, tuple[str, ...]]) -> None:
     key = text.lstrip("+~").partition("=")[0].partition("@")[0]
     if not key:
         raise ConfigError(f"can't read the override {text!r}: write it as key=value")
+    if "=" not in text and not text.startswith("~"):
+        raise ConfigError(f"can't read the override {text!r}: {_without_value(text, groups)}")
     dotted = key.replace("/", ".")
     if dotted == "hydra" or dotted.startswith("hydra."):
         raise ConfigError(f"{text} is a setting of Hydra's, {INSTEAD}")
@@ -57,6 +59,17 @@ def refuse_habit(text: str, groups: Mapping[str, tuple[str, ...]]) -> None:
             f"{text} needs a folder experiment/ of your own: name the folder that it lies in with --conf DIR. The "
             f"suite's own experiments are sweeps, e.g. sweep=demo"
         )
+
+
+def _without_value(word: str, groups: Mapping[str, tuple[str, ...]]) -> str:
+    """What a word may be meant for that sets no key: a program, or the choice of a group."""
+    if word.endswith((".py", ".sh", ".ipynb")):
+        return (
+            "programs of one's own can't be run: choose what is trained and how, e.g. model=mlp data=digits "
+            "strategy=ddp devices=2; classes of your own come with --plugin (`parallelbench init` writes a package)"
+        )
+    chosen = [f"{group}={word}" for group, names in groups.items() if word in names]
+    return f"did you mean {' or '.join(chosen)}?" if chosen else "write it as key=value"
 
 
 def unknown_key(key: str, node: Any) -> str:

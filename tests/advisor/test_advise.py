@@ -389,6 +389,21 @@ def test_what_no_formula_has_is_refused_before_anything_is_counted(
         assert any(why in each["why"] for each in found["impossible"])
 
 
+def test_what_can_be_trained_and_has_no_formula_is_not_called_impossible(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=gpt_tiny", "data=text", "strategy=context_parallel", "device=cpu", "devices=2"]
+    found = answer(capsys, *words)
+    assert (found["rows"], [each["trains"] for each in found["impossible"]]) == ([], [True])
+    assert "possible" not in found["advice"]
+    assert "context_parallel" in found["advice"]
+    assert main(["advise", *words]) == 0
+    text = capsys.readouterr().out
+    assert "not predicted: context_parallel × 2" in text
+    assert "possible" not in text
+    odd = answer(capsys, *words, "data.sequence=66", "model.sequence=66")
+    assert [each["trains"] for each in odd["impossible"]] == [False]
+    assert "No layout is possible" in odd["advice"]
+
+
 @pytest.mark.parametrize("budget", ["0h", "many", "3d", "nan"])
 def test_a_budget_is_a_number_of_hours(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
