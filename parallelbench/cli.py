@@ -17,7 +17,8 @@ from parallelbench.errors import (
     refusal,
     refuse_token,
 )
-from parallelbench.world.allowance import limit_pools, require_home
+from parallelbench.processes import print_any_character
+from parallelbench.world.allowance import limit_pools, require_folder, require_home
 
 if TYPE_CHECKING:
     import argparse
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
     options = None
+    print_any_character()
     try:
         options = _options(sys.argv[1:] if arguments is None else list(arguments))
         if options.verb != "completion":
+            require_folder()
             require_home()
             limit_pools()
         code = _do(options)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -56,6 +58,13 @@ def without_foreign() -> Iterator[None]:
         yield
     finally:
         os.environ.update(taken)
+
+
+def print_any_character() -> None:
+    """Let this process print what its terminal has no character for as an escape: no print may fail for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 _PR_SET_PDEATHSIG = 1

@@ -241,6 +241,8 @@ def environment(
         # A stray conf.py or analysis/ in the working directory must not shadow ours.
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
+        # Logs are UTF-8, whatever the terminal is: printing must not end a rank.
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
         # torch counts GPUs as the driver's tools do.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": str(threads_per_process(run, device_type, cores)),

@@ -27,6 +27,14 @@ POOL, REST, V8_POOL = 4, 8, 16
 """Threads that are enough for a library's pool, what a command needs besides its pools, and V8's at most."""
 
 
+def require_folder() -> None:
+    """Refuse where the working folder was deleted: nothing can be looked for, or started, in it."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(f"the folder that you are in is gone ({error.strerror}): cd into another one") from None
+
+
 def require_home() -> None:
     """Refuse where nobody knows what `~` is; libraries get a name for a user who has none."""
     try:
