@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import time
 import traceback
 from pathlib import Path
@@ -22,6 +23,7 @@ from parallelbench.errors import (
     own_place,
 )
 from parallelbench.results.files import fill
+from parallelbench.world.allowance import processor_time_is_up
 
 if TYPE_CHECKING:
     from parallelbench.results.attempt import Attempt
@@ -91,6 +93,8 @@ def classify(error: BaseException) -> tuple[str, str]:
     if died := _LOADER_DIED.search(text):
         if died[1] == "Bus error":
             return "error", f"{name}: {text.strip()} {_LITTLE_SHARED_MEMORY}"
+        if died[1] == signal.strsignal(signal.SIGXCPU):
+            return "error", f"a worker process of the loader {processor_time_is_up()}"
         return "killed", f"a worker process of the loader died ({died[1] or died[0]}){_BY_WHOM}"
     if "unable to allocate shared memory" in text:
         return "error", f"{text} {_LITTLE_SHARED_MEMORY}"

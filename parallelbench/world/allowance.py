@@ -84,6 +84,23 @@ def threads_left() -> int | None:
     return limit - used
 
 
+def end_in_words() -> None:
+    """Let a limit on processor time (`ulimit -t`) end this process by SIGXCPU, not by the SIGKILL of anybody."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft >= hard):
+        resource.setrlimit(resource.RLIMIT_CPU, (max(1, hard - 1), hard))
+        resource.setrlimit(
+            resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+        )  # which it would dump
+
+
+def processor_time_is_up() -> str:
+    """What has happened to a process that SIGXCPU has ended, and what helps."""
+    limits = [each for each in resource.getrlimit(resource.RLIMIT_CPU) if each != resource.RLIM_INFINITY]
+    limit = f" of {min(limits)} s" if limits else ""
+    return f"used up its processor time: raise the limit{limit} (`ulimit -t`), or run where there is none, as in a job"
+
+
 def require_figures() -> None:
     """Refuse to draw figures where V8 could only end this process."""
     _require_address_space(FIGURES_GIB, "figures are drawn in")

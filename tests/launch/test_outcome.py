@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 from launch.attempt.outcome import exit_codes, interrupted, judge, publish_if_finished, stopped
+from launch.attempt.processes import before_the_program
 from parallelbench.config.components import Strategy
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
@@ -423,6 +425,47 @@ def test_dev_shm_that_takes_no_semaphore_is_named(monkeypatch: pytest.MonkeyPatc
     assert "/dev/shm" in reason
     assert words in reason
     assert "loader.workers=0" in reason
+
+
+@fault(
+    "lifecycle",
+    "A limit on processor time",
+    injection="`ulimit -t`, which is SIGKILL's where the soft limit is the hard one",
+    outcome="the process ends by SIGXCPU; the outcome is error, which is not tried again, and names the limit",
+)
+@pytest.mark.slow
+def test_what_uses_up_its_processor_time_ends_by_a_signal_that_says_so() -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+        before_the_program()
+
+    done = subprocess.run([sys.executable, "-S", "-c", "while True: pass"], preexec_fn=limited, check=False)
+    assert done.returncode == -signal.SIGXCPU
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_limit_on_processor_time_is_named_and_not_tried_again(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr("parallelbench.world.allowance.resource.getrlimit", lambda _: (1799, 1800))
+    exit_with(attempt, {processes - 1: -signal.SIGXCPU})
+    for rank in range(processes - 1):
+        say(attempt, rank, "peer", "lost another rank", 2.0)
+    outcome, reason = judge(attempt, processes, 1)
+    assert outcome == "error"
+    assert outcome not in RETRYABLE
+    assert "processor time" in reason
+    assert "1799 s (`ulimit -t`)" in reason
+    worker = RuntimeError("DataLoader worker (pid 7) is killed by signal: CPU time limit exceeded. ")
+    assert (classify(worker)[0], "`ulimit -t`" in classify(worker)[1]) == ("error", True)
+
+
+def test_one_process_of_another_framework_is_told_by_what_it_was_killed(attempt: Attempt) -> None:
+    """Its starter ends with 128 + 9, as a shell does, and has recorded the signal."""
+    exit_with(attempt, {0: -signal.SIGKILL})
+    outcome, reason = judge(attempt, 1, 137)
+    assert outcome == "killed"
+    assert "SIGKILL" in reason
 
 
 # --- publishing instead of judging
