@@ -22,6 +22,7 @@ from parallelbench.errors import (
     one_line,
     own_place,
 )
+from parallelbench.processes import end_at_once
 from parallelbench.results.files import fill
 from parallelbench.world.allowance import processor_time_is_up
 
@@ -77,7 +78,7 @@ def give_up(attempt: Attempt, rank: int, error: Exception) -> None:
     record(attempt, rank, error)
     print(one_line(str(error)), flush=True)
     time.sleep(LINGER_S)
-    os._exit(1)
+    end_at_once(1)
 
 
 def classify(error: BaseException) -> tuple[str, str]:
