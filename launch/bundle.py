@@ -153,9 +153,9 @@ def _environments(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _day(runs: Runs) -> str:
-    """The day of the last measurement, in UTC."""
-    last = runs.epochs["finished_at"].max()
-    return datetime.fromtimestamp(float(last), tz=UTC).strftime("%Y-%m-%d")  # type: ignore[arg-type]
+    """The day of the last measurement, in UTC; a run that only prepares data has no epochs."""
+    times = [*runs.epochs["finished_at"].drop_nulls(), *runs.run["launched_at"].drop_nulls()]
+    return datetime.fromtimestamp(max(times), tz=UTC).strftime("%Y-%m-%d")
 
 
 def _readme(name: str, title: str, runs: int) -> str:

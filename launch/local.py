@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from launch.attempt.processes import (
     command_line,
     environment,
 )
-from launch.attempt.signals import heed
+from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import (
     Interrupted,
     NotBegun,
@@ -35,7 +36,7 @@ from launch.attempt.supervisor import (
     supervise,
 )
 from launch.launcher import Launcher, checked, resumption
-from parallelbench.errors import ConfigError, count_of, duration, one_line
+from parallelbench.errors import ConfigError, StorageError, count_of, duration, one_line
 from parallelbench.world.affinity import own_cores
 from parallelbench.world.machine import this_machine, threads_here
 
@@ -81,8 +82,8 @@ class OnThisMachine(Launcher):
         try:
             self._run_all(prepared, options.retry, Display(console))
         except Interrupted as interruption:
-            over = [item.folder for item in prepared if item.folder.state().label not in ("killed", "running")]
-            next_time = resumption(item.folder for item in prepared if item.folder not in over)
+            states = {item.folder: item.folder.state() for item in prepared}
+            next_time = resumption(each for each, state in states.items() if state.to_run or state.label == "running")
             console.print(f"interrupted by {interruption}; the same command starts the missing runs{next_time}")
             return EXIT_INTERRUPTED
         return 0 if all(item.folder.state().label in ("ok", "running") for item in prepared) else EXIT_FAILED
@@ -112,13 +113,15 @@ class OnThisMachine(Launcher):
             item.write_intent()
         done = len(prepared) - len(to_start) - rest.total()
         submit = secrets.token_hex(8)
-        with stoppable(), WarmWorkers() as workers, display.sweep(total=len(to_start), done=done, failed=rest):
+        whole = display.sweep(total=len(to_start), done=done, failed=rest)
+        with stoppable(), _Stop().heeding(display.stopping) as stop, WarmWorkers() as workers, whole:
             for item in to_start:
                 heed()  # also what came while the run before was judged
-                train = partial(self._train_shown, display, workers)
+                train = partial(self._train_shown, display, workers, stop)
                 outcome = self._start(item, retry, train, submit=submit)
                 if isinstance(outcome, NotBegun):
                     display.not_started(item.folder.path.name, outcome.reason)
+                stop.raise_any()
 
     def _start(
         self, item: Prepared, retry: frozenset[str], train: Callable[[Training], Outcome], *, submit: str
@@ -136,9 +139,9 @@ class OnThisMachine(Launcher):
                 submit=submit,
             )
 
-    def _train_shown(self, display: Display, workers: WarmWorkers, training: Training) -> Outcome:
+    def _train_shown(self, display: Display, workers: WarmWorkers, stop: _Stop, training: Training) -> Outcome:
         name, begun_at = training.folder.path.name, time.monotonic()
-        with display.run(name, epochs=training.run.epochs):
+        with stop.of(training), display.run(name, epochs=training.run.epochs):
             outcome = self._train(training, display, workers)
             display.report(name, outcome, time.monotonic() - begun_at)
         return outcome
@@ -175,6 +178,54 @@ def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
     prepared = checked(replace(planned, run=run), oversubscribed=oversubscribed)
     require_allowed(run, run.device)
     return prepared
+
+
+class _Stop:
+    """What a signal does that asks to stop: a run that saves checkpoints trains its epoch to the end, and saves.
+
+    A second signal ends the run at once, as Ctrl-C does in any case.
+    """
+
+    def __init__(self) -> None:
+        self._training: Training | None = None
+        self._asked_by: signal.Signals | None = None
+
+    @contextmanager
+    def heeding(self, tell: Callable[[str, str], object]) -> Iterator[_Stop]:
+        """Within `stoppable`. `tell` is called with the name of a run that is asked to stop, and with the signal's."""
+
+        def ask(number: signal.Signals) -> None:
+            training = self._training
+            if self._asked_by is not None or training is None or not _saves(training.run):
+                raise Interrupted(number.name)
+            try:
+                training.attempt.ask_to_stop()
+            except StorageError:
+                raise Interrupted(number.name) from None
+            self._asked_by = number
+            tell(training.folder.path.name, number.name)
+
+        # An ignored signal stays ignored.
+        with noting([each for each in (signal.SIGTERM, signal.SIGHUP) if action_of(each)], ask):
+            yield self
+
+    @contextmanager
+    def of(self, training: Training) -> Iterator[None]:
+        """While a run trains."""
+        self._training = training
+        try:
+            yield
+        finally:
+            self._training = None
+
+    def raise_any(self) -> None:
+        """Raise `Interrupted` where a run was asked to stop: no other one begins."""
+        if self._asked_by is not None:
+            raise Interrupted(self._asked_by.name)
+
+
+def _saves(run: RunConfig) -> bool:
+    return run.launcher.checkpoint != "never" and not run.launcher.in_this_process and run.epochs > 1
 
 
 _STYLES = {"ok": "green", "parity_failed": "yellow"}
@@ -239,6 +290,13 @@ class Display:
     def not_started(self, name: str, reason: str) -> None:
         """One line for a run that another process has taken up, or ended, since this one chose it."""
         self.console.print(f"not started: {escape(name)} {escape(reason)}", highlight=False)
+
+    def stopping(self, name: str, asked_by: str) -> None:
+        """One line for a run that was asked to stop."""
+        self.console.print(
+            f"{asked_by}: {escape(name)} stops after its epoch, and saves; a second signal, or Ctrl-C, ends it at once",
+            highlight=False,
+        )
 
     def report(self, name: str, outcome: Outcome, seconds: float) -> None:
         """One lasting line per finished run."""

@@ -22,7 +22,7 @@ import msgspec
 from launch.attempt.processes import before_the_program, environment
 from launch.launcher import check_data, launcher_of
 from launch.sweep.compose import compose_plain, group_choices, resolve
-from launch.sweep.expansion import single
+from launch.sweep.expansion import as_in_file
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.identity import by_first_name, canonical_json, run_id
 from parallelbench.config.plugin import plugin_of
@@ -232,7 +232,7 @@ def try_out_here(members: Sequence[PlannedRun]) -> Choice:
             "tune` on one that has, e.g. in a job with a GPU (srun --gpus=1 …)"
         )
     check_data(run)
-    alone = msgspec.structs.replace(run, strategy=single(), devices=1, nodes=1, device=device_type)
+    alone = msgspec.structs.replace(run, strategy=as_in_file("single"), devices=1, nodes=1, device=device_type)
     work = f"{run.model.name} (tried with {run.data.name}, batch {alone.global_batch_size})"
     request = TrialRequest(
         run=to_mapping(alone),

@@ -17,7 +17,8 @@ from parallelbench.errors import (
     refusal,
     refuse_token,
 )
-from parallelbench.world.allowance import limit_pools, require_home
+from parallelbench.processes import leave, noticing_exits, print_any_character
+from parallelbench.world.allowance import limit_pools, require_folder, require_home
 
 if TYPE_CHECKING:
     import argparse
@@ -26,13 +27,20 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
+    return _main(list(arguments)) if arguments is not None else leave(_main(sys.argv[1:]))
+
+
+def _main(arguments: list[str]) -> int:
     options = None
+    print_any_character()
     try:
-        options = _options(sys.argv[1:] if arguments is None else list(arguments))
+        options = _options(arguments)
         if options.verb != "completion":
+            require_folder()
             require_home()
             limit_pools()
-        code = _do(options)
+        with noticing_exits():
+            code = _do(options)
         sys.stdout.flush()
         return code
     except (ConfigError, StorageError) as error:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import runpy
 import sys
 
+from parallelbench.processes import print_any_character
+
 ENTRY = "parallelbench.entry"
 
 if __name__ == "__main__":
+    print_any_character()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

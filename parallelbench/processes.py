@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,6 +60,57 @@ def without_foreign() -> Iterator[None]:
         yield
     finally:
         os.environ.update(taken)
+
+
+def print_any_character() -> None:
+    """Let this process print what its terminal has no character for as an escape: no print may fail for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+end_at_once = os._exit
+"""As it is before a user's code runs here."""
+
+
+@contextmanager
+def noticing_exits() -> Iterator[None]:
+    """Let `os._exit` raise `SystemExit` in this process meanwhile: a user's code that ends it is told with its place.
+
+    Forks end as ever.
+    """
+    this, before = os.getpid(), os._exit
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != this:
+            end_at_once(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = before
+
+
+_LEAVING_S = 10.0
+"""How long threads that are no daemons may take to end once all is done."""
+
+
+def leave(code: int) -> int:
+    """The exit code, with which this process ends soon even if a thread of a user's code never does."""
+    main = threading.main_thread()
+    if any(thread is not main and not thread.daemon for thread in threading.enumerate()):
+        threading.Thread(target=_end_later, args=(code,), daemon=True).start()
+    return code
+
+
+def _end_later(code: int) -> None:
+    time.sleep(_LEAVING_S)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    end_at_once(code)
 
 
 _PR_SET_PDEATHSIG = 1

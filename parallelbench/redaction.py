@@ -41,8 +41,10 @@ _BODY = r"[A-Za-z0-9+/=\s\\:,.-]"
 _NAMES = (
     *("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "ACCESS_KEY", "SECRET_KEY", "PRIVATE_KEY", "_JWT"),
     *("access_token", "auth_token", "api_key", "password", "passwd", "secret_key", "AccountKey", "SharedAccessKey"),
-    *("X-Amz-Signature", "X-Amz-Security-Token"),
+    "X-Amz-Security-Token",
 )
+_BEFORE_A_NAME = r"(?:(?<![A-Za-z0-9_])|u0026|%26|%3[Ff])"
+"""In a URL, also within another one, and within JSON."""
 _SHAPES = (
     TokenShape(
         ("PRIVATE KEY",),
@@ -73,6 +75,17 @@ _SHAPES = (
     _prefixed("munge-credential", "MUNGE:", then="[A-Za-z0-9+/=]{20,}:?"),
     TokenShape((".atlasv1.",), "Terraform-token", r"(?<![A-Za-z0-9])[A-Za-z0-9]{10,}\.atlasv1\.[A-Za-z0-9_-]{20,}"),
     TokenShape(("://",), "password", r"""://[^\s/:"'\\]*:(?P<secret>(?!redacted-)[^\s/"'\\]+)@"""),
+    TokenShape(
+        ("sig=", "sig%3D", "ignature=", "ignature%3D"),  # of Azure; of Amazon, Google and others
+        "signature",
+        rf"{_BEFORE_A_NAME}(?:[A-Za-z]+-)*(?:sig|[Ss]ignature)(?:=|%3D)"
+        r"(?P<secret>(?!redacted-)(?=[A-Za-z_.~-]*[0-9%+/])[A-Za-z0-9%+/=_.~-]{16,})",
+    ),
+    TokenShape(
+        ("token=", "token%3D", "key=", "key%3D"),
+        "URL-token",
+        rf"(?:[?&;]|u0026|%26|%3[Ff])(?:token|key)(?:=|%3D)(?P<secret>(?!redacted-){_WITH_DIGIT})",
+    ),
     TokenShape(
         ("Bearer ", "bearer ", "Basic "),
         "authorization",

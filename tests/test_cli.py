@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
 import subprocess
@@ -42,6 +44,41 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert printed.err.startswith("parallelbench: ")
     assert len(printed.err.splitlines()) == 1
     return printed.err.strip()
+
+
+# --- where it is called
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "strategy=ddp", "devices=1,2", "sweep.unfit=left_out", "batch_size=127"],
+        ["plan", "model=×"],
+        ["submit", "--help"],
+        ["help"],
+        ["status", "results"],
+        ["status", "nowhere\udcff…"],
+    ],
+)
+def test_a_terminal_that_lacks_characters_gets_escapes(
+    here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], encoding: str
+) -> None:
+    """Characters that a stream's encoding lacks would raise: no error, other than those of argparse, may come out."""
+    published(config(here / "results"))
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding, errors="strict"))
+    with contextlib.suppress(SystemExit):
+        assert cli.main(words) in (0, 2)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    assert sys.stdout.buffer.getvalue() or sys.stderr.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_working_folder_that_is_gone_is_told_in_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here.rmdir()
+    for words in (["plan"], ["submit"], ["status", "results"], ["doctor"], ["init", "mine"]):
+        assert refused(capsys, *words).startswith("parallelbench: the folder that you are in is gone")
 
 
 # --- options and overrides

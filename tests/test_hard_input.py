@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,9 @@ import pytest
 
 from parallelbench import cli
 from parallelbench.errors import tellable
+from parallelbench.processes import noticing_exits
 from tests.analysis.factory import config, published
+from tests.faults import fault
 from tests.helpers import TINY
 from tests.test_cli import here, listing, refused
 
@@ -25,6 +29,12 @@ FILES = {
     "tag": ("model", "name: tag\na: !!python/name:os.system\n", "line 2: could not determine"),
     "tag_of_sweep": ("sweep", "name: [!!python/object/apply:os.system [ls]]\n", "line 1: could not determine"),
     "no_bool": ("strategy", "name: no_bool\na: !!bool x\n", "a value is not what its tag says"),
+    "base_sixty": ("launcher", "defaults: [slurm]\ntime_limit_min: 1:30:00\n", "line 2: 1:30:00 is"),
+    "base_sixty_of_sweep": (
+        "sweep",
+        "blocks:\n- grid: {launcher.time_limit_min: [60, 16:00]}\n",
+        "as a time it is 16 in minutes, 960 in seconds",
+    ),
     "latin": ("model", b"name: caf\xe9\n", "UTF-8"),
 }
 
@@ -143,6 +153,65 @@ def test_what_was_typed_is_told_escaped(here: Path, capsys: pytest.CaptureFixtur
 
 def test_what_would_steer_a_terminal_is_escaped() -> None:
     assert tellable("ü × – … 71.6\u202f% \u202e\x1b\xa0\nend") == "ü × – … 71.6\u202f% \\u202e\\x1b\\xa0\nend"
+
+
+# --- code that ends the process, or keeps it alive
+
+LEAVING = {
+    "reads": """
+import os
+
+
+class Images:
+    def __init__(self, train): pass
+    def __len__(self): return 64
+    def __getitem__(self, index): os._exit(0)
+""",
+    "is_imported": """
+from os import _exit
+_exit(0)
+""",
+}
+
+
+@pytest.mark.slow
+@fault(
+    "storage and input",
+    "A user's code that ends the process",
+    injection="`os._exit(0)` in a data set that is read, and in a module that is imported, while a sweep is planned",
+    outcome="exit code 2, and file and line of the call: it would look like success",
+)
+@pytest.mark.parametrize(("name", "verb"), [("reads", "plan"), ("reads", "submit"), ("is_imported", "plan")])
+def test_code_that_ends_the_process_is_no_success(here: Path, name: str, verb: str) -> None:
+    (here / "mine.py").write_text(LEAVING[name])
+    words = [verb, "--plugin", "./mine.py", "data=torch_dataset", "data.dataset=mine.Images", "model=mlp", "epochs=1"]
+    command = [sys.executable, "-m", "parallelbench.cli", *words]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 2, said
+    line = next(number for number, text in enumerate(LEAVING[name].splitlines(), 1) if "_exit(0)" in text)
+    assert f"mine.py:{line}: this code ended the program (SystemExit: os._exit(0))" in said
+    assert not (here / "results").exists()
+
+
+def test_forks_end_by_os_exit_as_ever() -> None:
+    with noticing_exits():
+        if not (pid := os.fork()):
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        with pytest.raises(SystemExit, match=r"os\._exit\(3\)"):
+            os._exit(3)
+
+
+@pytest.mark.slow
+def test_a_thread_that_never_ends_keeps_nobody_alive() -> None:
+    code = (
+        "import threading\nfrom parallelbench import processes\nprocesses._LEAVING_S = 0.1\n"
+        "threading.Thread(target=threading.Event().wait).start()\nprint('done')\n"
+        "raise SystemExit(processes.leave(3))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
+    assert (done.returncode, done.stdout) == (3, "done\n")
 
 
 # --- folders

@@ -1,4 +1,4 @@
-"""What looks like a token is written nowhere: thirty shapes of tokens are planted, and every file is searched."""
+"""What looks like a token is written nowhere: over forty shapes of tokens are planted, and every file is searched."""
 
 from __future__ import annotations
 
@@ -82,6 +82,18 @@ TOKENS = {
     "munge": (f"MUNGE:{drawn(80)}:", None),
     "URL": (f"postgresql://me:{drawn(12, 'url')}@db.example.org/runs", drawn(12, "url")),
     "URL of a user with @": (f"https://me@here.org:{drawn(10, '@')}@git.example.org/x.git", drawn(10, "@")),
+    "Azure, signed URL": (
+        f"https://me.blob.core.windows.net/a.npz?sv=2024-11-04&se=2026-12-01T00%3A00Z&sp=r&sig={drawn(40, 'sas')}%3D",
+        drawn(40, "sas"),
+    ),
+    "Azure, within another URL": (f"?u=https%3A%2F%2Fme.net%2Fa%3Fsp%3Dr%26sig%3D{drawn(40, 'in')}", drawn(40, "in")),
+    "S3, signed URL": (f"https://b.s3.amazonaws.com/k?X-Amz-Date=20261128T1Z&X-Amz-Signature={HEX * 2}", HEX * 2),
+    "S3, signed as before": (
+        f"https://b.s3.amazonaws.com/k?Expires=1795860000&Signature={drawn(20, 's3')}%2B{drawn(20, 's3')}%3D",
+        drawn(20, "s3"),
+    ),
+    "Google, signed URL": (f"https://storage.googleapis.com/b/k?X-Goog-Signature={HEX * 16}", HEX * 16),
+    "GitHub, raw file": (f"https://raw.githubusercontent.com/me/x/data.csv?token={drawn(29, 'raw')}", drawn(29, "raw")),
     "header": (f"Authorization: Bearer {drawn(40, 'h')}", drawn(40, "h")),
     "password": (f"password={drawn(14, 'pw')}", drawn(14, "pw")),
     "Weights & Biases": (f"WANDB_API_KEY={hashlib.sha1(b'wandb').hexdigest()}", hashlib.sha1(b"wandb").hexdigest()),
@@ -111,6 +123,8 @@ def test_what_is_no_token_stays() -> None:
         *(sha256, f"digits-cnn_small-ddp-x2-r0-{sha256[:8]}", f"sha256:{sha256}", f"/home/me/runs/{sha256}/result"),
         *("task-of-a-long-name-that-goes-on-20261125", "disk-usage", "hf_hub_download_of_a_data_set", "sk-learn-1.5"),
         *("npm_config_user_agent_of_a_program", "tcp://10.0.0.1:29500", "ssh://git@github.com:22/me/x.git"),
+        *("f(signature=signature_of_a_function)", "sig=SIGTERM", "config=cnn_small_on_digits_20261128", "sig=15"),
+        *("https://host.org/a?key=value&sort=newest", "https://host.org/page?design=20261128202611282026"),
         *("https://me@host.org/path:1@2", "tokens_per_sample: 128", "TOKENIZERS_PARALLELISM=false", "GPU-" + sha256),
         *("s3://bucket/key:with/colon@2x.png", "monkey=1", "[::1]:29500", "-----BEGIN CERTIFICATE-----"),
     ):
@@ -261,7 +275,7 @@ FILE = TOKENS["GitHub"][0]
 @fault(
     "storage and input",
     "Secrets in variables, in what is printed and in errors",
-    injection="36 shapes of tokens in variables, in what a strategy of one's own prints and raises, and in its file",
+    injection="42 shapes of tokens in variables, in what a strategy of one's own prints and raises, and in its file",
     outcome="neither the runs' files nor a report, a bundle or an export hold any of them",
 )
 def test_no_file_of_a_run_a_report_a_bundle_or_an_export_holds_a_token(

@@ -14,6 +14,7 @@ from parallelbench.errors import ConfigError, count_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from analysis.advisor.layouts import Impossible
     from analysis.advisor.step import Phases
 
 
@@ -217,11 +218,11 @@ def efficiency(rows: Sequence[Row]) -> dict[int, float]:
     return {count: best[min(best)].device_s / row.device_s for count, row in best.items()}
 
 
-def sentence(rows: Sequence[Row], objective: Objective) -> str:
+def sentence(rows: Sequence[Row], objective: Objective, impossible: Sequence[Impossible] = ()) -> str:
     """One sentence: the choice, its time, and what speaks against the others."""
     choice = chosen(rows, objective)
     if choice is None:
-        return nothing(rows)
+        return nothing(rows, impossible)
     reasons = [*doubts(rows, choice, objective), *limits(rows, choice)]
     return f"{what_to_do(choice)} ({how_long(choice)}); {'; '.join(reasons) or 'nothing else is possible'}."
 
@@ -249,8 +250,10 @@ def limits(rows: Sequence[Row], choice: Row) -> list[str]:
     return [text for text in (_too_large(rows, choice), _knee(rows, choice)) if text]
 
 
-def nothing(rows: Sequence[Row]) -> str:
-    """Why no row can be chosen."""
+def nothing(rows: Sequence[Row], impossible: Sequence[Impossible] = ()) -> str:
+    """Why no row can be chosen; `impossible`: what there is no row for."""
+    if not rows and (unknown := list(dict.fromkeys(each.strategy for each in impossible if each.trains))):
+        return f"No formula predicts {', '.join(unknown)} here, which can be trained: measure it with `submit`."
     if not rows:
         return "No layout is possible on these devices: the reasons are listed."
     alike = [row for row in rows if row.trains_alike]

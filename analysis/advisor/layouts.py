@@ -171,12 +171,14 @@ def layouts_of(columns: Mapping[str, object]) -> Layouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Impossible:
-    """A layout that can't be, and why."""
+    """A layout that can't be, or that nothing can be said of, and why."""
 
     strategy: str
     options: tuple[str, ...]
     devices: int
     why: str
+    trains: bool = False
+    """Whether it can be, and only no formula has it."""
 
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)

@@ -61,9 +61,10 @@ class SuiteCandidate:
     options: tuple[str, ...]
     """Overrides in which it differs from what was asked for, without strategy and devices."""
 
-    def refused(self, why: str) -> Impossible:
-        """The same, where it can't be."""
-        return Impossible(strategy=self.run.strategy.name, options=self.options, devices=self.run.devices, why=why)
+    def refused(self, why: str, *, trains: bool = False) -> Impossible:
+        """The same, where it can't be; or, where it `trains`, can't be predicted."""
+        strategy, devices = self.run.strategy.name, self.run.devices
+        return Impossible(strategy=strategy, options=self.options, devices=devices, why=why, trains=trains)
 
 
 def suite_candidates(
@@ -122,7 +123,7 @@ def _of_strategy(run: RunConfig, given: frozenset[str]) -> tuple[list[SuiteCandi
     try:
         check_formula(possible[0].run)
     except ConfigError as error:
-        return [], [possible[0].refused(error.reason)]
+        return [], [possible[0].refused(error.reason, trains=True)]
     return possible, []
 
 
@@ -179,7 +180,7 @@ def suite_rows(
             found = measured.get(configuration_id(each.run))
             rows.append(row if found is None else _as_measured(row, found))
         except ConfigError as error:
-            impossible.append(each.refused(str(error)))
+            impossible.append(each.refused(str(error), trains=True))
     return rows, impossible
 
 

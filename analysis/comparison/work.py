@@ -12,6 +12,7 @@ import polars as pl
 
 from analysis.runs.reader import once
 from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
+from parallelbench.frameworks import FRAMEWORKS
 from parallelbench.measure.environment_match import flatten
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def plain(value: Any) -> str:
 
 BASELINE = ("single", 1)
 """Strategy and devices of what every other configuration of a group is compared with, in torch."""
-BASELINES = {"torch": BASELINE[0], "tensorflow": "tf_single"}
+BASELINES = {name: framework.one_device for name, framework in FRAMEWORKS.items()}
 """Framework → its strategy on one device: with that the others of the framework are compared."""
 COMPARED = ("strategy", "devices", "nodes", "repeat")
 """Keys in which runs of the same work may differ."""

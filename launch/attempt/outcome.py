@@ -16,6 +16,7 @@ from parallelbench.results.exits import read_exits
 from parallelbench.results.journal import read_entries, read_tables
 from parallelbench.results.publish import publish, was_closed
 from parallelbench.training.failure import RankError, classify
+from parallelbench.world.allowance import processor_time_is_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,8 +152,10 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
             # What starts ranks has failed by itself, and will again: nobody killed it.
             return "error", f"no rank was started (exit code {returncode}){_last_words(attempt)}"
     for rank in sorted(silent, key=lambda rank: codes.get(rank, 0) >= 0):
-        name = f"rank {rank}" if processes > 1 else "the process"
-        return "killed", f"{name} {_death(codes.get(rank))}"
+        name, code = f"rank {rank}" if processes > 1 else "the process", codes.get(rank)
+        if code == -signal.SIGXCPU:  # and would be again
+            return "error", f"{name} {processor_time_is_up()}"
+        return "killed", f"{name} {_death(code)}"
     if errors:
         return "error", f"rank {errors[0].rank}: {errors[0].reason}"
     if waited:
@@ -239,9 +242,8 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 def exit_codes(attempt: Attempt, processes: int, returncode: int) -> dict[int, int]:
     """Exit codes per rank as far as they are known: of several, those of the ranks that failed by themselves."""
-    if processes == 1:
-        return {0: returncode}
-    return {rank: code for exits in read_exits(attempt.path, processes) for rank, code in exits.codes.items()}
+    codes = {rank: code for exits in read_exits(attempt.path, processes) for rank, code in exits.codes.items()}
+    return {0: codes.get(0, returncode)} if processes == 1 else codes
 
 
 def _death(code: int | None) -> str:

@@ -29,7 +29,7 @@ from parallelbench.results.exits import exits_file
 from parallelbench.results.files import storage_errors, write_all
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.training.worker import LAUNCHED_AT, WATCHED_BY
-from parallelbench.world.allowance import MEETING_HERE
+from parallelbench.world.allowance import MEETING_HERE, end_in_words
 from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def before_the_program() -> None:
     """Run in a child between fork and exec."""
     # If the supervisor is killed, the kernel ends its child. Workers ask for the same with respect to torchrun.
     die_with_parent()
+    end_in_words()
     # Slurm may send its warning to all processes of a job. Only the supervisor handles it; it would end torchrun.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
@@ -241,6 +242,8 @@ def environment(
         # A stray conf.py or analysis/ in the working directory must not shadow ours.
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
+        # Logs are UTF-8, whatever the terminal is: printing must not end a rank.
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
         # torch counts GPUs as the driver's tools do.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": str(threads_per_process(run, device_type, cores)),

@@ -474,7 +474,7 @@ def used(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> Hour
     for attempt in attempts:
         if (supervisor := attempt.supervisor()) is not None and supervisor.job:
             own = by_token.get(supervisor.job.partition(".")[0], submissions[-1])
-            total += Hours.of(seconds(attempt), devices=own.devices, gpus=own.asks_for_gpus)
+            total += Hours.of(seconds(attempt), devices=own.devices, gpus=own.has_gpus)
     return total
 
 
@@ -500,12 +500,12 @@ def left(
         if restarts is not None:
             began.setdefault(restarts, []).append(_began(attempt))
     if not began:
-        return Hours.of(most_seconds(submission.launcher), devices=submission.devices, gpus=submission.asks_for_gpus)
+        return Hours.of(most_seconds(submission.launcher), devices=submission.devices, gpus=submission.has_gpus)
     last = max(began)
     whole_s = max(0, submission.launcher.attempts - last - 1) * limit_s if again else 0.0
     ends_at = min(began[last]) + limit_s if ends_at is None else ends_at
     this_s = limit_s if paused else max(0.0, ends_at - time.time())
-    return Hours.of(whole_s + (this_s if running else 0.0), devices=submission.devices, gpus=submission.asks_for_gpus)
+    return Hours.of(whole_s + (this_s if running else 0.0), devices=submission.devices, gpus=submission.has_gpus)
 
 
 def _restarts(submission: Submission, attempt: Attempt) -> int | None:

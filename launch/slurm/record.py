@@ -42,6 +42,11 @@ def asks_for_gpus(site: Site, device_type: str) -> bool:
     return bool(site.gpus_per_node) and (device_type == "cuda" or site.device == "cpu")
 
 
+def has_gpus(site: Site, device_type: str) -> bool:
+    """Whether a run's job takes GPUs from others: those that it asks for, or all of nodes that it has to itself."""
+    return asks_for_gpus(site, device_type) or (site.exclusive and bool(site.gpus_per_node))
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """One `sbatch`: which runs, for which job, with which settings."""
 
@@ -93,9 +98,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         return f"parallelbench-{self.token}"
 
     @property
-    def asks_for_gpus(self) -> bool:
-        """Whether its devices are GPUs that Slurm allocates."""
-        return asks_for_gpus(self.site, self.device_type)
+    def has_gpus(self) -> bool:
+        """Whether `devices` are GPUs that nobody else has meanwhile."""
+        return has_gpus(self.site, self.device_type)
 
     def job_of(self, task: int) -> str | None:
         """What Slurm calls a task: `17_3`, or `17` where there is only one."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.slurm import record
-from launch.slurm.record import Submission, asks_for_gpus
+from launch.slurm.record import Submission, asks_for_gpus, has_gpus
 from parallelbench.config.plugin import plugin_of
 from parallelbench.config.sites import SlurmLauncher
 from parallelbench.entry import ENTRY
@@ -129,7 +129,7 @@ def memory_mib(run: RunConfig, devices: int) -> int:
 
 def charged_devices(shape: Shape, site: Site) -> int:
     """Devices that a job is charged for: all GPUs of its nodes where it has the nodes to itself, else its own."""
-    return shape.nodes * site.gpus_per_node if site.exclusive and shape.gpus_per_node else shape.devices
+    return shape.nodes * site.gpus_per_node if site.exclusive and site.gpus_per_node else shape.devices
 
 
 def _too_many(run: RunConfig, devices: int) -> str:
@@ -407,9 +407,9 @@ class Hours:
     """A sum over devices."""
 
     gpu: float = 0.0
-    """Of GPUs that the jobs request from Slurm."""
+    """Of GPUs that the jobs request from Slurm, or that are in nodes which they have to themselves."""
     cpu: float = 0.0
-    """Of devices that are cores, in jobs that request no GPU."""
+    """Of devices that are cores, in other jobs."""
 
     @classmethod
     def of(cls, seconds: float, *, devices: int, gpus: bool) -> Hours:
@@ -452,7 +452,11 @@ class JobGroup:
     def most_hours(self) -> Hours:
         """Device-hours if every job is started as often as allowed, and uses its time limit each time."""
         most_s = len(self.tasks()) * most_seconds(slurm(self.runs[0].planned.run))
-        return Hours.of(most_s, devices=self._charged, gpus=bool(self.shape.gpus_per_node))
+        return Hours.of(most_s, devices=self._charged, gpus=self._has_gpus)
+
+    @property
+    def _has_gpus(self) -> bool:
+        return has_gpus(self.runs[0].planned.run.site, self.device_type)
 
     @property
     def _charged(self) -> int:
@@ -460,7 +464,7 @@ class JobGroup:
 
     def most_in_words(self) -> str:
         """ "3.00 GPU-hours (1 job × 1 GPU × 60 min × 3 attempts)"."""
-        launcher, device = slurm(self.runs[0].planned.run), "GPU" if self.shape.gpus_per_node else "device"
+        launcher, device = slurm(self.runs[0].planned.run), "GPU" if self._has_gpus else "device"
         factors = (
             *(count_of(len(self.tasks()), "job"), count_of(self._charged, device)),
             *(f"{launcher.time_limit_min} min", count_of(launcher.attempts, "attempt")),

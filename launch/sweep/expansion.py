@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from launch.launcher import launcher_of
 from launch.sweep.compose import (
     NOTHING,
     Extension,
@@ -32,17 +33,21 @@ from launch.sweep.keys import unknown_key
 from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, build, from_mapping, load_yaml
 from parallelbench.config.identity import PLACES, run_id
 from parallelbench.config.plugin import imported_sources, training_plugin
+from parallelbench.config.rule import RefusedError
 from parallelbench.config.run import Sweep, SweepBlock
-from parallelbench.config.run_rules import check_fit
+from parallelbench.config.run_rules import refusals
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
+from parallelbench.frameworks import FRAMEWORKS
 from parallelbench.results.folder import ASKED, find_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from launch.launcher import Launcher
     from parallelbench.config.components import Strategy
+    from parallelbench.config.rule import Refusal
     from parallelbench.config.run import RunConfig
     from parallelbench.results.folder import RunFolder
 
@@ -91,8 +96,8 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
     """All runs of the sweep that the overrides describe, in the order in which they should run.
 
     A key on the command line replaces the sweep file's values of that key; a choice list (`devices=1,2`) is one more
-    axis. `tell` is called with a line for each configuration that `sweep.unfit` leaves out. Raises `ConfigError` for
-    anything that is not valid.
+    axis. `tell` is called with a line for each configuration that `sweep.unfit` leaves out, and for each strategy of
+    one device that stands for others. Raises `ConfigError` for anything that is not valid.
     """
     parsed = parse(overrides, extension.conf)
     fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
@@ -117,7 +122,7 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
 
 def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell) -> list[PlannedRun]:
     planned: dict[tuple[str, bool], PlannedRun] = {}
-    left_out: dict[str, None] = {}
+    fitting = _Fitting(sweep, composer.extension.plugin)
     sources, refused = Sources(composer.extension), Refusals()
     for point in points:
         composer.ready(point)  # before the runs are looked at: what can't be composed refuses all alike
@@ -127,9 +132,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
                 plain = composer.apply(point)
                 plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
                 tune = structure(plain.get("tune"), bool, "tune")
-                run = _fitting(plain, point, sweep, composer.extension.plugin)
-                if isinstance(run, str):
-                    left_out[run] = None
+                if (run := fitting.run(plain, point)) is None:
                     continue
                 run = sources.given_to(run)
                 _check_setup(run, composer.extension)
@@ -137,9 +140,9 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
                 same = planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
                 check_place(run, same.run, next(iter(planned.values())).run)
         refused.raise_any()
-    if left_out and not planned:
-        raise ConfigError("\n".join([f"sweep={sweep.name} has no configuration that fits:", *left_out]))
-    for line in left_out:
+    if fitting.left_out and not planned:
+        raise ConfigError("\n".join([f"sweep={sweep.name} has no configuration that fits:", *fitting.left_out]))
+    for line in fitting.lines():
         tell(line)
     return list(planned.values())
 
@@ -160,17 +163,75 @@ def _round(sweep: Sweep, composer: _Composer, points: list[Point], repeat: int) 
     return order[::-1] if is_second else order
 
 
-def _fitting(plain: Plain, point: Point, sweep: Sweep, plugin: str | None) -> RunConfig | str:
-    """The run of a point, or a line that says why the sweep leaves it out; raises `ConfigError` unless it does."""
-    try:
-        run = _on_one_device(from_mapping(plain, plugin), point)
-        if sweep.unfit == "left_out":
-            check_fit(run, run.site.device if run.device == "auto" else run.device)
-    except ConfigError as error:
-        if sweep.unfit != "left_out":
-            raise
-        return f"left out, {plain['strategy']['name']} × {plain['devices']}: {one_line(error.reason)}"
-    return run
+class _Fitting:
+    """The runs of a sweep's points, less those that the sweep leaves out; one device's strategy stands for others."""
+
+    def __init__(self, sweep: Sweep, plugin: str | None) -> None:
+        self.left_out: dict[str, None] = {}
+        """A line for each configuration that was left out."""
+        self._leaves_out, self._plugin = sweep.unfit == "left_out", plugin
+        self._stands_for: dict[str, dict[str, None]] = {}
+        self._launchers: dict[str, Launcher] = {}
+
+    def run(self, plain: Plain, point: Point) -> RunConfig | None:
+        """The run of a point; None where the sweep leaves it out. Raises `ConfigError` where it is refused."""
+        try:
+            run = self._on_one_device(from_mapping(plain, self._plugin), point)
+            if self._leaves_out and (refused := self._refusals(run)):
+                raise RefusedError(refused)
+        except ConfigError as error:
+            if not self._leaves_out:
+                raise
+            line = f"left out, {plain['strategy']['name']} × {plain['devices']}: {one_line(error.reason)}"
+            self.left_out[line] = None
+            return None
+        return run
+
+    def lines(self) -> Iterator[str]:
+        """What to tell of the sweep: what stands for what, and what was left out."""
+        for name, others in self._stands_for.items():
+            need = "needs" if len(others) == 1 else "need"
+            yield f"at devices=1, strategy={name} stands for {', '.join(others)}, which {need} several devices"
+        yield from self.left_out
+
+    def _on_one_device(self, run: RunConfig, point: Point) -> RunConfig:
+        """A sweep over `devices` replaces a strategy that needs several of them by its framework's own at one device.
+
+        It needs several where a refusal at one device is about their number: other refusals hold.
+        """
+        if run.devices > 1 or "devices" not in point or not any(map(_is_about_devices, self._refusals(run))):
+            return run
+        alone = one_device(run.strategy)
+        self._stands_for.setdefault(alone.name, {})[run.strategy.name] = None
+        return msgspec.structs.replace(run, strategy=alone)
+
+    def _refusals(self, run: RunConfig) -> tuple[Refusal, ...]:
+        """All that refuses a run on the devices that it will have."""
+        device_type: str = run.device
+        if device_type == "auto":
+            name = run.launcher.name  # of a sweep's runs, which share it: a look at this machine takes time
+            launcher = self._launchers.get(name) or self._launchers.setdefault(name, launcher_of(run))
+            device_type = launcher.device_type(run)
+        return tuple(refusals(run, device_type))
+
+
+def _is_about_devices(refusal: Refusal) -> bool:
+    """Whether another number of devices is among what it proposes."""
+    return any(word.partition("=")[0] == "devices" for key in refusal.keys for word in key.split())
+
+
+def one_device(strategy: Strategy) -> Strategy:
+    """The strategy of one device in the same framework, with the options that both have."""
+    alone = as_in_file(FRAMEWORKS[strategy.framework].one_device)
+    both = {*alone.__struct_fields__} & {*strategy.__struct_fields__} - {"name"}
+    return msgspec.structs.replace(alone, **{option: getattr(strategy, option) for option in both})
+
+
+@cache
+def as_in_file(name: str) -> Strategy:
+    """A strategy of the suite's with the options of its file."""
+    strategy: Strategy = build(compose_plain([f"strategy={name}"])["strategy"], "strategy")
+    return strategy
 
 
 def _check_setup(run: RunConfig, extension: Extension) -> None:
@@ -189,24 +250,6 @@ def _setup_of(site: str, conf: Path | None) -> list[str] | None:
         return None
     setup: list[str] = resolve(compose_plain([f"site={site}"], conf))["site"]["setup"]
     return setup
-
-
-def _on_one_device(run: RunConfig, point: Point) -> RunConfig:
-    """A sweep over `devices` replaces a strategy that needs several devices by `single` at one device."""
-    if run.devices > 1 or "devices" not in point:
-        return run
-    try:
-        run.strategy.check(run, "cpu")
-    except ConfigError:
-        return msgspec.structs.replace(run, strategy=single())
-    return run
-
-
-@cache
-def single() -> Strategy:
-    """The strategy of one device."""
-    strategy: Strategy = build(compose_plain(["strategy=single"])["strategy"], "strategy")
-    return strategy
 
 
 def _as_overrides(point: Point, repeat: int) -> list[str]:
@@ -340,8 +383,8 @@ def check_place(run: RunConfig, planned: RunConfig, first: RunConfig) -> None:
     `planned` is the same run as some block asks for it: chance would choose one of them. `first`: of the sweep.
     """
     differing = [key for key in (*PLACES, "measure") if getattr(run, key) != getattr(planned, key)]
-    places = ((each.launcher.name, each.results, each.sweep_name) for each in (run, first))
-    names = ("launcher", "results", "sweep.name")
+    places = ((each.launcher.name, each.site.name, each.results, each.sweep_name) for each in (run, first))
+    names = ("launcher", "site", "results", "sweep.name")
     differing += [key for key, here, there in zip(names, *places, strict=True) if here != there]
     if differing:
         raise ConfigError(

@@ -19,12 +19,31 @@ INSTEAD = (
     "the folder, --conf DIR adds files of your own, and `parallelbench show` prints the configuration"
 )
 
+ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "lr_rate"), "optimizer.lr"),
+    **dict.fromkeys(("lr_scheduler", "scheduler"), "lr_schedule"),
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "num_devices", "world_size"), "devices"),
+    **dict.fromkeys(("nnodes", "num_nodes"), "nodes"),
+    **dict.fromkeys(("amp", "dtype", "mixed_precision", "torch_dtype"), "precision"),
+    **dict.fromkeys(
+        (f"{what}_{how}" for what in ("gradient", "activation") for how in ("checkpoint", "checkpointing")),
+        "activation_recomputation",
+    ),
+    **dict.fromkeys(("grad_clip", "gradient_clip", "gradient_clipping", "max_grad_norm", "max_norm"), "clip_norm"),
+    **dict.fromkeys(("accumulation_steps", "gradient_accumulation_steps"), "strategy.micro_batches"),
+    **dict.fromkeys(("num_workers", "workers"), "loader.workers"),
+    **dict.fromkeys(("cuda_graph", "cuda_graphs"), "graph"),
+}
+"""What other libraries call a key, in any group → the key."""
+
 
 def refuse_habit(text: str, groups: Mapping[str, tuple[str, ...]]) -> None:
     """Raise `ConfigError` for an override that means something to Hydra, and nothing here."""
     key = text.lstrip("+~").partition("=")[0].partition("@")[0]
     if not key:
         raise ConfigError(f"can't read the override {text!r}: write it as key=value")
+    if "=" not in text and not text.startswith("~"):
+        raise ConfigError(f"can't read the override {text!r}: {_without_value(text, groups)}")
     dotted = key.replace("/", ".")
     if dotted == "hydra" or dotted.startswith("hydra."):
         raise ConfigError(f"{text} is a setting of Hydra's, {INSTEAD}")
@@ -40,6 +59,17 @@ def refuse_habit(text: str, groups: Mapping[str, tuple[str, ...]]) -> None:
             f"{text} needs a folder experiment/ of your own: name the folder that it lies in with --conf DIR. The "
             f"suite's own experiments are sweeps, e.g. sweep=demo"
         )
+
+
+def _without_value(word: str, groups: Mapping[str, tuple[str, ...]]) -> str:
+    """What a word may be meant for that sets no key: a program, or the choice of a group."""
+    if word.endswith((".py", ".sh", ".ipynb")):
+        return (
+            "programs of one's own can't be run: choose what is trained and how, e.g. model=mlp data=digits "
+            "strategy=ddp devices=2; classes of your own come with --plugin (`parallelbench init` writes a package)"
+        )
+    chosen = [f"{group}={word}" for group, names in groups.items() if word in names]
+    return f"did you mean {' or '.join(chosen)}?" if chosen else "write it as key=value"
 
 
 def unknown_key(key: str, node: Any) -> str:
@@ -62,6 +92,8 @@ def unknown_key(key: str, node: Any) -> str:
             f"{key} is not a key of {parts[0]}={chosen}, but of {parts[0]}={','.join(of)}: choose one of them, or, "
             "where several are compared, give it in a block of a sweep file that chooses only them"
         )
+    if meant := ELSEWHERE.get(parts[-1]):
+        return f"{key} is not a key: did you mean {meant}{_of_other_choices(meant, node)}?"
     below = _below(parts[-1], node, parts[0] if len(parts) == 2 else "") if len(parts) <= 2 else ""
     return f"{key} is not a key: {below or choices(part, valid)}"
 
@@ -88,6 +120,13 @@ def _below(word: str, node: Any, group: str) -> str:
     if not nearest or (nearest != [word] and any(name in nearest or name.startswith(word) for name in beside)):
         return ""
     return f"did you mean {' or '.join((elsewhere | here)[nearest[0]])}?"
+
+
+def _of_other_choices(key: str, node: Mapping[str, Any]) -> str:
+    """What to add to a key that a choice of its group has which was not made."""
+    group, _, option = key.partition(".")
+    of = known()["keys"].get(key, {"of": ()})["of"]
+    return f", a key of {group}={','.join(of)}" if of and option not in node[group] else ""
 
 
 def _leaves(value: Any, above: str) -> Iterator[str]:

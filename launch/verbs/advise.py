@@ -306,7 +306,7 @@ def advise(
         told = {
             "rows": [row.as_dict() for row in rows],
             "impossible": [asdict(each) for each in answer.impossible],
-            "advice": sentence(rows, objective),
+            "advice": sentence(rows, objective, answer.impossible),
             "notes": answer.notes,
             "objective": objective,
             "next_runs": proposal,
@@ -468,7 +468,7 @@ def print_brief(
 
     choice = chosen(rows, wanted)
     if choice is None:
-        lines = {"do": nothing(rows), "sure": "\n".join(_impossible(answer.impossible))}
+        lines = {"do": nothing(rows, answer.impossible), "sure": "\n".join(_impossible(answer.impossible))}
     else:
         epoch = "" if choice.epoch_s is None else f", {_time(choice.epoch_s)} per epoch"
         lines = {
@@ -632,12 +632,13 @@ def _time(seconds: float) -> str:
 
 def _impossible(impossible: Sequence[Impossible]) -> Iterator[str]:
     """Each reason once, with what it holds for."""
-    found: dict[str, list[str]] = defaultdict(list)
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for each in impossible:
-        found[each.why].append(f"{each.strategy} × {each.devices}")
-    for why, cases in found.items():
+        what = "not predicted" if each.trains else "impossible"
+        found[what, each.why].append(f"{each.strategy} × {each.devices}")
+    for (what, why), cases in found.items():
         more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
-        yield f"impossible: {', '.join(cases[:3])}{more}: {why}"
+        yield f"{what}: {', '.join(cases[:3])}{more}: {why}"
 
 
 def proposal_of(
@@ -660,8 +661,8 @@ def proposal_of(
     if write:
         import yaml
 
-        words = (text.partition("=") for text in question.overrides)
-        common = [(key.lstrip("+"), yaml.safe_load(value)) for key, _, value in words]
+        words = parse(question.overrides, question.extension.conf)
+        common = [(word.key_or_group, word.value()) for word in words]
         _copy_conf(question.extension.conf, folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(yaml.safe_dump(sweep_of(found, common, name="next_runs"), sort_keys=False))

@@ -310,11 +310,12 @@ def _chosen(overrides: Sequence[str], extension: Extension) -> list[PlannedRun]:
     from launch.verbs.advise import answered
 
     question = asked_of(overrides, extension)
-    rows = answered(question).rows
+    answer = answered(question)
     plan: list[PlannedRun] = []
     for count in question.devices or ():
-        of_count = [row for row in rows if row.devices == count]
-        choice, text = chosen(of_count, "time"), sentence(of_count, "time")
+        of_count = [row for row in answer.rows if row.devices == count]
+        others = [each for each in answer.impossible if each.devices == count]
+        choice, text = chosen(of_count, "time"), sentence(of_count, "time", others)
         if choice is None:
             raise ConfigError(f"{AUTO} finds no strategy on devices={count}: {text}")
         placed = [] if "nodes" in question.given or question.bases[0].site.name == "default" else [choice.nodes]

@@ -16,7 +16,7 @@ import yaml
 from parallelbench.config.components import Data, Loader, Loss, LrSchedule, Metric, Model, Optimizer, Strategy
 from parallelbench.config.run import RunConfig, Settings
 from parallelbench.config.sites import LauncherOptions, SuiteLauncher
-from parallelbench.config.structure import Component, Name, Node, structure
+from parallelbench.config.structure import Component, Name, Node, seconds_in, structure
 from parallelbench.errors import ConfigError, Refusals, choices, did_you_mean, one_line, raised_at
 
 if TYPE_CHECKING:
@@ -28,15 +28,27 @@ DEEPEST = 50
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+_BASE_SIXTY = re.compile(r"[-+]?(?:[1-9][0-9_]*(?::[0-5]?[0-9])+|[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*)")
+"""What YAML 1.1 reads as a number in base sixty: `1:30:00` is 5400."""
+
+
 def load_yaml(content: bytes) -> Any:
-    """What the text says; raises `ValueError` with one line for what is no YAML."""
+    """What the text says; raises `ValueError` with one line for what is no YAML, or another number than is written."""
     with told_in_words():
         depth = 0
         for event in yaml.parse(content, Loader=_LOADER):
+            if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _BASE_SIXTY.fullmatch(event.value):
+                raise yaml.MarkedYAMLError(problem=_not_in_base_ten(event.value), problem_mark=event.start_mark)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 raise RecursionError
         return yaml.load(content, Loader=_LOADER)
+
+
+def _not_in_base_ten(value: str) -> str:
+    seconds = seconds_in(value)
+    time = "" if seconds is None else f"; as a time it is {-(-seconds // 60)} in minutes, {seconds} in seconds"
+    return f"{value} is a number in base sixty to YAML: write it in base ten, or in quotes as a text{time}"
 
 
 @contextmanager

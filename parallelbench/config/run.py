@@ -107,8 +107,8 @@ class Sweep(Node, frozen=True, kw_only=True):
     """interleaved: rounds come in pairs, a drawn order of all configurations and its reverse. listed: as written, which
     gets no verdict: one side always comes first."""
     unfit: Literal["refused", "left_out"] = "refused"
-    """What becomes of configurations that their strategy refuses, on so many devices or with so few samples in a batch:
-    refused: the sweep is refused as a whole. left_out: each is left out, with a line that says why."""
+    """What becomes of configurations that are refused: refused: so is the sweep as a whole. left_out: each is left out,
+    with a line that says why."""
 
 
 class Settings(Node, frozen=True, kw_only=True):

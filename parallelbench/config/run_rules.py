@@ -27,12 +27,6 @@ def check_run(run: RunConfig, device_type: str) -> None:
         raise UnfitError(refused, run, device_type)
 
 
-def check_fit(run: RunConfig, device_type: str) -> None:
-    """Refuse what the strategy can't do with this model and batch on so many devices."""
-    run.strategy.check(run, device_type)
-    enforce(_batch(run))
-
-
 class UnfitError(RefusedError):
     """A run that can't be done. What to choose instead is searched for when somebody is told."""
 

@@ -6,9 +6,11 @@ By msgspec, which loads in 15 ms and takes microseconds for a run: thousands are
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from abc import ABCMeta
+from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -72,17 +74,18 @@ def structure(value: Any, kind: Any, key: str = "") -> Any:
 
     Raises `ConfigError` that names each wrong key, its value and what is valid.
     """
-    text = repr(value)
-    if "inf" in text or "nan" in text:  # cheap: few configurations have to be searched
-        _refuse_infinite(value, key)
     try:
-        return msgspec.convert(value, kind)
+        converted = msgspec.convert(value, kind)
     except msgspec.ValidationError:
         refused = Refusals()
         for problem in _problems(value, kind, key):
             refused.add(problem)
         refused.raise_any()
         raise
+    text = repr(value)
+    if "inf" in text or "nan" in text:  # cheap: few configurations have to be searched
+        _refuse_infinite(value, key)
+    return converted
 
 
 def _refuse_infinite(value: Any, key: str) -> None:
@@ -92,6 +95,21 @@ def _refuse_infinite(value: Any, key: str) -> None:
     if isinstance(value, (dict, list)):
         for part, item in value.items() if isinstance(value, dict) else enumerate(value):
             _refuse_infinite(item, _below(key, part))
+
+
+_TIME = re.compile(r"[0-9]{1,9}(?::[0-5]?[0-9]){1,2}")
+
+
+def seconds_in(text: str) -> int | None:
+    """The seconds of a time as Slurm reads it, `hours:minutes:seconds` or `minutes:seconds`; None where it is none."""
+    return reduce(lambda sum_s, part: 60 * sum_s + int(part), text.split(":"), 0) if _TIME.fullmatch(text) else None
+
+
+def _as_number(key: str, value: Any) -> str:
+    """The number that a key wants in place of a time; empty where it wants none."""
+    units = {"min": 60, "s": 1}
+    seconds, unit = seconds_in(str(value)), units.get(key.rpartition("_")[2])
+    return "" if seconds is None or unit is None else f"; as a time of Slurm's it is {key}={-(-seconds // unit)}"
 
 
 def _below(key: str, part: Any) -> str:
@@ -130,7 +148,7 @@ def _problems(value: Any, kind: Any, key: str) -> Iterator[str]:
     else:
         # A number, or true: Hydra and YAML read it so, where a text was meant.
         unquoted = isinstance(value, (int, float)) and fits(str(value), kind)
-        advice = f"; quotes make it a text: '{key}=\"…\"'" if unquoted else ""
+        advice = f"; quotes make it a text: '{key}=\"…\"'" if unquoted else _as_number(key, value)
         yield f"{key or 'configuration'}={value!r} is not valid: expected {in_words(kind)}{advice}"
 
 

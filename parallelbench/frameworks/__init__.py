@@ -17,15 +17,18 @@ class Framework(NamedTuple):
     """Its `RankSession`, as module:name, by which an import that fails within the module is told as it is."""
     entries: str
     """Likewise the function that gives its part of a run's environment."""
+    one_device: str
+    """Its strategy on one device, with which its others are compared."""
 
 
 FRAMEWORKS = {
     "torch": Framework(
-        "parallelbench.training.torch_session:Session", "parallelbench.measure.torch_environment:entries"
+        "parallelbench.training.torch_session:Session", "parallelbench.measure.torch_environment:entries", "single"
     ),
     "tensorflow": Framework(
         "parallelbench.frameworks.tensorflow.session:TensorFlowSession",
         "parallelbench.frameworks.tensorflow.world:entries",
+        "tf_single",
     ),
 }
 """Name, as in `Strategy.framework` → its parts."""

@@ -49,6 +49,10 @@ class PatienceError(Exception):
     """Ranks did not arrive in time."""
 
 
+class PeerLostError(ConnectionResetError):
+    """Another rank has ended or vanished."""
+
+
 def _nothing() -> None:
     """Who waits and has nothing to look at looks at this."""
 
@@ -80,7 +84,7 @@ class ControlGroup:
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of the ranks, on every rank.
 
-        Raises `PatienceError` that names who lacks, and `ConnectionError` where another rank has ended or vanished.
+        Raises `PatienceError` that names who lacks, and `PeerLostError` where another rank has ended or vanished.
         """
         if self.size == 1:
             return [value]
@@ -131,7 +135,7 @@ def host_group(
     """Rank 0's side: waits until ranks 1 … `size` − 1 have proved to know the secret, and lets them begin.
 
     `look` is called again and again meanwhile, and may raise. Raises `PatienceError` that names who has not, and
-    `ConnectionError` where one of them has ended since.
+    `PeerLostError` where one of them has ended since.
     """
     joined: dict[int, tuple[socket.socket, bytes]] = {}
     deadline = time.monotonic() + timeout_s
@@ -185,7 +189,7 @@ def join_group(
     long, comes between them. Where the first node ends meanwhile, its kernel resets the connection; where it vanishes,
     this rank's own notices. `look` is called again and again meanwhile, and may raise.
 
-    Raises `PatienceError`, `ConnectionError` where rank 0 has ended or vanished, and `ConfigError` where it is another
+    Raises `PatienceError`, `PeerLostError` where rank 0 has ended or vanished, and `ConfigError` where it is another
     program that answers.
     """
     where = f"{address[0]}:{address[1]}"
@@ -228,7 +232,7 @@ def _send(connection: socket.socket, content: bytes, *, timeout_s: float) -> Non
 def _exactly(connection: socket.socket, size: int, *, deadline: float, look: Callable[[], object] = _nothing) -> bytes:
     """So many bytes: all that is received here is received by this loop, which looks again and again.
 
-    Raises `TimeoutError` after the deadline, by the monotonic clock, and `ConnectionError` for a lost other side.
+    Raises `TimeoutError` after the deadline, by the monotonic clock, and `PeerLostError` for a lost other side.
     """
     parts = bytearray()
     while len(parts) < size:
@@ -243,7 +247,7 @@ def _exactly(connection: socket.socket, size: int, *, deadline: float, look: Cal
                 raise
             continue
         if not part:
-            raise ConnectionResetError("connection reset by peer")
+            raise PeerLostError("connection reset by peer")
         parts += part
     return bytes(parts)
 
@@ -257,9 +261,9 @@ def _losing_peer() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, ConnectionError) or error.errno is None:
+        if error.errno is None:
             raise
-        raise ConnectionResetError(f"connection reset by peer: {error.strerror}") from None
+        raise PeerLostError(f"connection reset by peer: {error.strerror}") from None
 
 
 _LOOKS = 4

@@ -27,6 +27,7 @@ from parallelbench.preprocess import tables
 from parallelbench.preprocess.recipes import Columns, prepare
 from parallelbench.processes import die_with_parent, inherited
 from parallelbench.results.files import storage_errors
+from parallelbench.world.allowance import processor_time_is_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,6 +248,8 @@ def _failure(request: Request, returncode: int, printed: str) -> EngineError:
     lines = [line for line in printed.splitlines() if line.strip()]
     said = f": {lines[-1]}" if lines else ""
     what = f"preprocess.engine={request.engine} with recipe={request.task.recipe}"
+    if returncode == -signal.SIGXCPU:
+        return EngineError(one_line(f"{what}: its process {processor_time_is_up()}"), "error")
     if returncode < 0:
         name = signal.Signals(-returncode).name
         hint = ", by hand or by the kernel for lack of memory" if name == "SIGKILL" else ""

@@ -61,6 +61,8 @@ def main(arguments: list[str]) -> int:
             return 1
         _remove_leftovers(attempt)
         if code := _torch("make", arguments):
+            if code < 0:  # a signal has ended what rank 0 would begin with
+                write_exits(exits, Exits(codes={0: code}))
             return code
     ranks = _ranks(
         run, arguments, processes=info.processes, node=int(node), address=address, listening=listening, secret=secret

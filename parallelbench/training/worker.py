@@ -19,7 +19,7 @@ import psutil
 from parallelbench.config.identity import run_id
 from parallelbench.config.plugin import require_sources
 from parallelbench.frameworks import session_class
-from parallelbench.processes import die_with_parent
+from parallelbench.processes import die_with_parent, leave, noticing_exits
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal
 from parallelbench.telemetry.sampler import SamplerSettings, sampling
@@ -60,7 +60,8 @@ def work(attempt: Attempt, entered_at: float, plugin: str | None = None) -> int:
     """Train one run as this process's rank; returns the exit code."""
     rank = int(os.environ.get("RANK", "0"))
     try:
-        _train(attempt.config(plugin), attempt, rank, entered_at)
+        with noticing_exits():
+            _train(attempt.config(plugin), attempt, rank, entered_at)
     except (Exception, SystemExit) as error:  # a user's code may end the program, which is no success
         kind = record(attempt, rank, error)
         with contextlib.suppress(OSError):  # the log may be on the disk that is full
@@ -111,4 +112,4 @@ def _sampler(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(leave(main(sys.argv[1:])))

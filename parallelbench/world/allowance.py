@@ -27,6 +27,14 @@ POOL, REST, V8_POOL = 4, 8, 16
 """Threads that are enough for a library's pool, what a command needs besides its pools, and V8's at most."""
 
 
+def require_folder() -> None:
+    """Refuse where the working folder was deleted: nothing can be looked for, or started, in it."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(f"the folder that you are in is gone ({error.strerror}): cd into another one") from None
+
+
 def require_home() -> None:
     """Refuse where nobody knows what `~` is; libraries get a name for a user who has none."""
     try:
@@ -74,6 +82,23 @@ def threads_left() -> int | None:
         with suppress(OSError):  # it has ended
             used += len(os.listdir(process / "task")) if process.stat().st_uid == me else 0
     return limit - used
+
+
+def end_in_words() -> None:
+    """Let a limit on processor time (`ulimit -t`) end this process by SIGXCPU, not by the SIGKILL of anybody."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft >= hard):
+        resource.setrlimit(resource.RLIMIT_CPU, (max(1, hard - 1), hard))
+        resource.setrlimit(
+            resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+        )  # which it would dump
+
+
+def processor_time_is_up() -> str:
+    """What has happened to a process that SIGXCPU has ended, and what helps."""
+    limits = [each for each in resource.getrlimit(resource.RLIMIT_CPU) if each != resource.RLIM_INFINITY]
+    limit = f" of {min(limits)} s" if limits else ""
+    return f"used up its processor time: raise the limit{limit} (`ulimit -t`), or run where there is none, as in a job"
 
 
 def require_figures() -> None:

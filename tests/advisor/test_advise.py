@@ -389,6 +389,21 @@ def test_what_no_formula_has_is_refused_before_anything_is_counted(
         assert any(why in each["why"] for each in found["impossible"])
 
 
+def test_what_can_be_trained_and_has_no_formula_is_not_called_impossible(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=gpt_tiny", "data=text", "strategy=context_parallel", "device=cpu", "devices=2"]
+    found = answer(capsys, *words)
+    assert (found["rows"], [each["trains"] for each in found["impossible"]]) == ([], [True])
+    assert "possible" not in found["advice"]
+    assert "context_parallel" in found["advice"]
+    assert main(["advise", *words]) == 0
+    text = capsys.readouterr().out
+    assert "not predicted: context_parallel × 2" in text
+    assert "possible" not in text
+    odd = answer(capsys, *words, "data.sequence=66", "model.sequence=66")
+    assert [each["trains"] for each in odd["impossible"]] == [False]
+    assert "No layout is possible" in odd["advice"]
+
+
 @pytest.mark.parametrize("budget", ["0h", "many", "3d", "nan"])
 def test_a_budget_is_a_number_of_hours(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -436,7 +451,7 @@ def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     """End to end with a model of the suite: counted by torch in a child process, ranked, and a sweep written."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     results = f"results={tmp_path / 'results'}"
-    found = answer(capsys, *MLP, results, "++batch_size=64", "devices=1,2", "--budget", "20h")
+    found = answer(capsys, *MLP, results, "++batch_size=64", "optimizer.lr=3e-3", "devices=1,2", "--budget", "20h")
     assert {each["extrapolates"][0] for each in found["rows"]} == {"everything"}
     assert all(each["memory_bytes"] > 0 for each in found["rows"])
     assert "nothing was measured on site=default" in found["notes"][0]
@@ -446,7 +461,7 @@ def test_the_proposed_runs_are_a_sweep_that_submit_takes(
     plan = expand(["sweep=next_runs"], Extension(conf=tmp_path / "results" / "advice"))
     assert len(plan) == 3 * len(proposal["runs"])
     assert {planned.run.model.name for planned in plan} == {"mlp"}
-    assert {planned.run.batch_size for planned in plan} == {64}
+    assert {(planned.run.batch_size, planned.run.optimizer.lr) for planned in plan} == {(64, 0.003)}
     assert {(p.run.strategy.name, p.run.devices) for p in plan} == {
         (each["strategy"], each["devices"]) for each in proposal["runs"]
     }

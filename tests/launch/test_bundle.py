@@ -17,7 +17,7 @@ import yaml
 from msgspec import structs
 
 from analysis import load, summary
-from launch.bundle import SUMS, planned_again, require_readable, unpack, usual_author, write
+from launch.bundle import SUMS, _day, planned_again, require_readable, unpack, usual_author, write
 from launch.slurm import submit
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING
@@ -106,6 +106,15 @@ def test_a_rerun_asks_for_the_data_first_and_trains_what_was_bundled(
     message = refused(capsys, "rerun", "a.tar.gz", f"site.data_dir={here / 'data'}")
     assert "data=mnist is not prepared" in message
     assert not (here / "a-rerun").exists()
+
+
+def test_runs_that_only_prepare_data_have_a_day(here: Path) -> None:
+    prepare = {"engine": "numpy", "recipe": "normalise", "threads": 1, "executions": 1}
+    folder = published(config(here / "results", epochs=0, preprocess=prepare))
+    (attempt,) = folder.attempts()
+    info = attempt.info()
+    assert info is not None
+    assert _day(load(here / "results")) == datetime.fromtimestamp(info.launched_at, tz=UTC).strftime("%Y-%m-%d")
 
 
 def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -14,6 +17,7 @@ import msgspec
 import pytest
 
 from launch.attempt.outcome import exit_codes, interrupted, judge, publish_if_finished, stopped
+from launch.attempt.processes import before_the_program
 from parallelbench.config.components import Strategy
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
@@ -22,6 +26,7 @@ from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.files import fill
 from parallelbench.results.journal import Journal
 from parallelbench.strategies.single import Single
+from parallelbench.training import failure
 from parallelbench.training.failure import RankError, classify
 from parallelbench.world.allowance import MEETING_HERE
 from tests.analysis.factory import Fake, begin, config, write_epochs
@@ -345,6 +350,9 @@ class NotFiniteError(Exception):
         (RuntimeError("CUDA error: out of memory\nCompile with"), "oom", "out of memory: CUDA error"),
         (RuntimeError("Last error:\nCuda failure 2 'out of memory'"), "oom", "out of memory"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", "CUBLAS_STATUS"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom", "out of memory: [Errno 12] Cannot allocate memory"),
+        (RuntimeError("unable to mmap 8 bytes from file </t>: Cannot allocate memory (12)"), "oom", "unable to mmap"),
+        (OSError("/usr/lib/x.so: cannot allocate memory in static TLS block"), "error", "static TLS"),
         (NotFiniteError("the training loss was not finite"), "nan", "the training loss"),
         (StorageError("can't write x: the disk is full"), "storage", "can't write x"),
         (ConfigError("data=mnist is not prepared"), "error", "data=mnist is not prepared"),
@@ -360,6 +368,104 @@ def test_errors_are_classified(error: Exception, kind: str, words: str) -> None:
     found, reason = classify(error)
     assert found == kind
     assert words in reason
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+CAUGHT = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File x\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "ranks", "kind"),
+    [
+        # a user's data set that reads from the network, its loader's worker, and torch's DataLoader itself
+        (ConnectionResetError(104, "Connection reset by peer"), "/usr/lib/python3/ssl.py", 1, "error"),
+        (ConnectionResetError(104, "Connection reset by peer"), "/usr/lib/python3/ssl.py", 2, "error"),
+        (BrokenPipeError(32, "Broken pipe"), "/home/me/mine/data.py", 2, "error"),
+        (RuntimeError("connection reset by peer"), "/home/me/mine/data.py", 2, "error"),
+        (TimeoutError("timed out after 30 s"), "/home/me/mine/data.py", 2, "error"),
+        (RuntimeError(f"{CAUGHT}RuntimeError: broken pipe"), "/v/torch/_utils.py", 2, "error"),
+        (RuntimeError("timed out after 60 seconds"), "/v/torch/utils/data/dataloader.py", 2, "error"),
+        # a rank that waits for another: within torch, in the suite, in a strategy of a user's
+        (RuntimeError(GLOO), "/v/torch/autograd/graph.py", 2, "peer"),
+        (RuntimeError("Broken pipe"), "/v/torch/distributed/distributed_c10d.py", 2, "peer"),
+        (RuntimeError("Broken pipe"), failure.__file__, 2, "peer"),
+        (RuntimeError(GLOO), "/home/me/mine/replica.py", 2, "peer"),
+        (RuntimeError("wait timeout after 300000ms, keys: /x"), "/v/torch/distributed/rendezvous.py", 2, "waited"),
+        (RuntimeError("Broken pipe"), "/v/torch/distributed/distributed_c10d.py", 1, "error"),
+    ],
+)
+def test_another_rank_is_lost_only_where_the_message_was_from_one(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, file: str, ranks: int, kind: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    with pytest.raises(type(error)) as raised:
+        exec(compile("raise error", file, "exec"), {"error": error})
+    assert classify(raised.value)[0] == kind
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EROFS, "can't be written"), (errno.ENOENT, "can't be"), (errno.ENOSPC, "too small")]
+)
+def test_dev_shm_that_takes_no_semaphore_is_named(monkeypatch: pytest.MonkeyPatch, number: int, words: str) -> None:
+    """Read-only, not there, full: the error itself names no file."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("multiprocessing.synchronize._multiprocessing.SemLock", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) as raised:
+        multiprocessing.Queue()
+    last = raised.value.__traceback__
+    while last and last.tb_next and last.tb_next.tb_next:
+        last = last.tb_next
+    assert last is not None
+    last.tb_next = None  # the real one is no Python code
+    kind, reason = classify(raised.value)
+    assert kind == "error"
+    assert "/dev/shm" in reason
+    assert words in reason
+    assert "loader.workers=0" in reason
+
+
+@fault(
+    "lifecycle",
+    "A limit on processor time",
+    injection="`ulimit -t`, which is SIGKILL's where the soft limit is the hard one",
+    outcome="the process ends by SIGXCPU; the outcome is error, which is not tried again, and names the limit",
+)
+@pytest.mark.slow
+def test_what_uses_up_its_processor_time_ends_by_a_signal_that_says_so() -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+        before_the_program()
+
+    done = subprocess.run([sys.executable, "-S", "-c", "while True: pass"], preexec_fn=limited, check=False)
+    assert done.returncode == -signal.SIGXCPU
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_limit_on_processor_time_is_named_and_not_tried_again(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr("parallelbench.world.allowance.resource.getrlimit", lambda _: (1799, 1800))
+    exit_with(attempt, {processes - 1: -signal.SIGXCPU})
+    for rank in range(processes - 1):
+        say(attempt, rank, "peer", "lost another rank", 2.0)
+    outcome, reason = judge(attempt, processes, 1)
+    assert outcome == "error"
+    assert outcome not in RETRYABLE
+    assert "processor time" in reason
+    assert "1799 s (`ulimit -t`)" in reason
+    worker = RuntimeError("DataLoader worker (pid 7) is killed by signal: CPU time limit exceeded. ")
+    assert (classify(worker)[0], "`ulimit -t`" in classify(worker)[1]) == ("error", True)
+
+
+def test_one_process_of_another_framework_is_told_by_what_it_was_killed(attempt: Attempt) -> None:
+    """Its starter ends with 128 + 9, as a shell does, and has recorded the signal."""
+    exit_with(attempt, {0: -signal.SIGKILL})
+    outcome, reason = judge(attempt, 1, 137)
+    assert outcome == "killed"
+    assert "SIGKILL" in reason
 
 
 # --- publishing instead of judging

@@ -229,10 +229,14 @@ def test_kill_9_loses_no_finished_epoch_and_leaves_no_process(victim: str, tmp_p
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_is_killed_in_order_and_can_be_repeated(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "more"), [(signal.SIGINT, ""), (signal.SIGTERM, "launcher.checkpoint=never")], ids=["INT", "TERM"]
+)
+def test_an_interrupted_run_is_killed_in_order_and_can_be_repeated(
+    number: signal.Signals, more: str, tmp_path: Path
+) -> None:
     results = tmp_path / "results"
-    with Program("run", *DDP, "epochs=400", results=results) as program:
+    with Program("run", *DDP, "epochs=400", *more.split(), results=results) as program:
         attempt = program.attempt()
         before = program.epochs(attempt, at_least=2)
         os.killpg(program.process.pid, number)  # as a terminal does
@@ -247,6 +251,31 @@ def test_an_interrupted_run_is_killed_in_order_and_can_be_repeated(number: signa
     if number == signal.SIGINT:
         code, text = completed("run", *DDP, "epochs=400", results=results)
         assert (code, folder.state().state, folder.state().attempt) == (0, "done", 2), text
+
+
+@fault(
+    "lifecycle",
+    "`kill` of a submit on this machine",
+    injection="SIGTERM once two epochs of the first of two runs are done",
+    outcome="the run saves after its epoch, no other begins, and submitting again goes on from there",
+)
+@pytest.mark.slow
+def test_a_run_that_is_asked_to_stop_by_a_signal_saves_first(tmp_path: Path) -> None:
+    results, words = tmp_path / "results", ("submit", *QUICK, "epochs=2000", "repeat=0,1", "sweep.order=listed")
+    with Program(*words, "launcher.checkpoint=always", results=results) as program:
+        attempt = program.attempt()
+        before = program.epochs(attempt, at_least=2)
+        program.process.terminate()
+        assert program.end() == 130, program.text
+        assert program.survivors() == []
+        assert "1 run resumes after the last saved epoch" in program.text
+        assert "Traceback" not in program.text
+    outcome, epochs = attempt.outcome(), finished_epochs(attempt)
+    assert outcome is not None
+    assert epochs[: len(before)] == before
+    assert (outcome.outcome, f"stopped after epoch {epochs[-1]} of 2000" in outcome.reason) == ("timeout", True)
+    assert "goes on from there" in outcome.reason
+    assert sorted(run.state().label for run in find_runs(results)) == ["missing", "timeout"]
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from launch import local
 from launch.attempt import supervisor
 from launch.attempt.processes import Training, _Parent
-from launch.attempt.signals import rest
+from launch.attempt.signals import heed, rest
 from launch.attempt.supervisor import Interrupted, carry_out, stoppable, supervise
-from launch.sweep import one_run
+from launch.launcher import SubmitOptions
+from launch.sweep import expand, one_run
 from parallelbench.results.folder import RunFolder
 from parallelbench.training.warm import ForkRequest
 from tests.faults import fault
@@ -102,6 +106,56 @@ def test_a_supervisor_wakes_when_its_processes_end_and_at_signals(
     outcome = folder.state().outcome
     assert outcome is not None
     assert outcome.reason == reason
+
+
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: list[signal.Signals], *words: str) -> Any:
+    """What became of one local run whose supervisor heeds these signals one by one, and then ends as usual."""
+    requests = list[bool]()
+
+    def supervise(training: Training, **_: Any) -> Any:
+        try:
+            for number in signals:
+                os.kill(os.getpid(), number)
+                heed()
+                requests.append(training.attempt.stop_requested())
+        except Interrupted as interruption:
+            training.attempt.finish("killed", str(interruption))
+            raise
+        return training.attempt.finish("timeout", "stopped")
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    launcher = local.OnThisMachine()
+    plan = expand([*TINY, f"results={tmp_path}", "sweep.repeats=2", *words])
+    code = launcher.submit([launcher.prepare(each) for each in plan], SubmitOptions(), Console(file=io.StringIO()))
+    first, second = (RunFolder.of(each.run).state().label for each in plan)
+    return code, requests, first, second
+
+
+TERM, HUP, INT = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("signals", "words", "requests", "first"),
+    [
+        ([], [], [], "timeout"),
+        ([TERM], [], [True], "timeout"),
+        ([HUP], ["launcher.checkpoint=always"], [True], "timeout"),
+        ([TERM, TERM], [], [True], "killed"),
+        ([TERM, INT], [], [True], "killed"),
+        ([INT], ["launcher.checkpoint=always"], [], "killed"),
+        ([TERM], ["launcher.checkpoint=never"], [], "killed"),
+    ],
+)
+def test_a_first_signal_asks_a_run_that_saves_to_stop_and_a_second_one_ends_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signals: list[signal.Signals],
+    words: list[str],
+    requests: list[bool],
+    first: str,
+) -> None:
+    found = submitted(tmp_path, monkeypatch, signals, *words)
+    assert found == (130 if signals else 1, requests if signals else [], first, "missing" if signals else "timeout")
 
 
 def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(

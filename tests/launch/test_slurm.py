@@ -20,6 +20,7 @@ from launch.launcher import Prepared
 from launch.slurm import cluster, record, scheduler
 from launch.slurm.cluster import Cluster, Partition, gpus_in
 from launch.slurm.launcher import OnSlurm
+from launch.slurm.limits import check_budget
 from launch.slurm.sbatch import Hours, job_groups, job_of_runs, shape_of
 from launch.slurm.scheduler import minutes as minutes_of
 from launch.sweep import PlannedRun, one_run
@@ -184,7 +185,20 @@ def test_a_cpu_run_leaves_a_sites_gpus_to_others() -> None:
         (batch,) = job_groups([Prepared(PlannedRun(on, []), RunFolder(Path("a")))])
         hours = run.devices * 3 * 1.0
         assert batch.most_hours == (Hours(gpu=hours) if device_type == "cuda" else Hours(cpu=hours))
-        assert submission(site=run.site, device_type=device_type).asks_for_gpus == (device_type == "cuda")
+        assert submission(site=run.site, device_type=device_type).has_gpus == (device_type == "cuda")
+
+
+def test_a_cpu_run_with_nodes_to_itself_takes_all_their_gpus_from_others() -> None:
+    """Four of each node on Sol: three starts of an hour, on one node and on two."""
+    site = ["launcher=slurm", "site=asu_sol", "site.exclusive=true", "device=cpu"]
+    for nodes in (1, 2):
+        run = one_run([*site, "strategy=ddp", f"nodes={nodes}", f"devices={2 * nodes}"]).run
+        (batch,) = job_groups([Prepared(PlannedRun(run, []), RunFolder(Path("a")))])
+        assert batch.most_hours == Hours(gpu=3 * 4 * nodes)
+        assert f"{4 * nodes} GPUs" in batch.most_in_words()
+        assert batch.submission([], "TOKEN").devices == 4 * nodes
+        with pytest.raises(ConfigError, match="12.0 GPU-hours" if nodes == 1 else "24.0 GPU-hours"):
+            check_budget([batch], 11)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,75 @@ def test_one_device_is_left_out_of_what_lies_on_several_nodes() -> None:
     assert [planned.run.strategy.name for planned in expand([*words, "devices=1", "nodes=1"])] == ["single"]
 
 
+def strategies(*overrides: str) -> tuple[list[tuple[str, int]], list[str]]:
+    """Strategy and devices of each run, and what was told."""
+    lines: list[str] = []
+    runs = [planned.run for planned in expand([*overrides, "sweep.order=listed"], tell=lines.append)]
+    return [(run.strategy.name, run.devices) for run in runs], lines
+
+
+def test_on_one_device_the_frameworks_own_strategy_stands_for_those_that_need_several() -> None:
+    found, lines = strategies("strategy=ddp,zero1,parameter_server,pipeline,dp_tp,hsdp,data_parallel", "devices=1,4")
+    assert found.count(("single", 1)) == 1
+    assert [devices for name, devices in found if name != "single"] == [4] * 7
+    assert len(lines) == 1
+    assert "single" in lines[0]
+    assert all(name in lines[0] for name, _ in found)
+    words = ["strategy=tf_multi_worker,tf_parameter_server", "strategy.xla=true", "devices=1,3"]
+    found, lines = strategies(*words[1:], "strategy=tf_multi_worker")
+    assert found == [("tf_single", 1), ("tf_multi_worker", 3)]
+    assert len(lines) == 1
+    runs = expand(["strategy=tf_multi_worker", "strategy.xla=true", "devices=1,3", "sweep.order=listed"])
+    assert [each.run.strategy.xla for each in runs] == [True, True], "what both have stays asked for"  # type: ignore[attr-defined]
+    assert strategies("strategy=tf_parameter_server", "devices=1,3")[0][0] == ("tf_single", 1)
+
+
+@pytest.mark.parametrize("override", ["compile=true", "precision=bf16", "launcher.pack=true"])
+def test_a_strategy_that_is_refused_for_something_else_is_refused_on_one_device_too(override: str) -> None:
+    blocks = "sweep.blocks=[{grid:{strategy:[single,tf_single],devices:1}}]"
+    found, lines = strategies(blocks, override)
+    assert (found, lines) == ([("single", 1), ("tf_single", 1)], [])
+    found, lines = strategies(blocks, override, "sweep.unfit=left_out")
+    assert found == [("single", 1)]
+    assert [line.partition(":")[0] for line in lines] == ["left out, tf_single × 1"]
+
+
+@pytest.mark.parametrize(("least", "names"), [(1, ["mine", "mine"]), (2, ["single", "mine"])])
+def test_a_plugins_strategy_for_gpus_is_asked_about_the_device_that_it_will_have(
+    in_it: Path, least: int, names: list[str]
+) -> None:
+    source = in_it / "mystrategies" / "__init__.py"
+    source.write_text(f"""{source.read_text()}
+    def rules(self, run, device_type):
+        if device_type != "cuda":
+            yield True, "mine needs GPUs", ("device",)
+            return
+        yield run.devices < {least}, "mine needs more of them", ("devices",)
+""")
+    mine, blocks = Extension(in_it / "conf", "mystrategies"), "sweep.blocks=[{grid:{strategy:mine,devices:[1,2]}}]"
+    for device in ("device=cuda", "launcher=slurm"):  # whose devices are GPUs by default
+        assert [each.run.strategy.name for each in expand([blocks, device, "sweep.order=listed"], mine)] == names
+    runs = expand([blocks, "device=cpu"], mine)
+    assert [each.run.strategy.name for each in runs] == ["mine", "mine"]
+    with pytest.raises(ConfigError, match="mine needs GPUs"):
+        check_run(runs[0].run, "cpu")
+
+
+@pytest.mark.parametrize("strategy", ["context_parallel", "fsdp_cp"])
+def test_a_strategy_is_asked_only_about_data_that_its_model_takes(strategy: str) -> None:
+    words = ["model=gpt_tiny", "data=synthetic", f"strategy={strategy}", "devices=1,2"]
+    assert strategies(*words) == ([(strategy, 1), (strategy, 2)], [])
+    with pytest.raises(ConfigError, match=r"left out, .* × 2: model=gpt_tiny takes tokens, but data=synthetic holds"):
+        expand([*words, "sweep.unfit=left_out"])
+
+
+def test_what_another_choice_refuses_is_left_out_like_what_the_strategy_does() -> None:
+    found, lines = strategies("model=mlp,gpt_tiny", "sweep.unfit=left_out")
+    assert found == [("single", 1)]
+    assert len(lines) == 1
+    assert lines[0].startswith("left out, single × 1: model=gpt_tiny takes tokens")
+
+
 def test_set_up_lines_refuse_the_sweep_also_where_what_does_not_fit_is_left_out() -> None:
     with pytest.raises(ConfigError, match=r"^site\.setup=.* is refused"):
         expand(["strategy=ddp", "devices=2", "sweep.unfit=left_out", "site.setup=[touch /tmp/x]"])
@@ -359,6 +428,10 @@ def refusal(*overrides: str) -> str:
         (["sweep.blocks=[{grid:{launcher:[inline,local]}}]"], "launcher=inline,local can't be swept"),
         (["sweep.blocks=[{zip:{results:[a,b],epochs:[1,2]}}]"], "results=a,b can't be swept"),
         (["sweep.blocks=[{grid:{launcher:inline}},{grid:{epochs:2}}]"], "blocks of the sweep give launcher"),
+        (
+            ["sweep.blocks=[{grid:{site:a100_80gb}},{grid:{site:h100_80gb,epochs:[5,6]}}]"],
+            "blocks of the sweep give site differently",
+        ),
         (["sweep.blocks=[{grid:{launcher.timeout_s:5}},{grid:{epochs:[5,6]}}]"], "blocks of the sweep give launcher"),
         (["sweep.blocks=[{grid:{measure.probe:[true,false]}}]"], "blocks of the sweep give measure"),
     ],

@@ -11,7 +11,8 @@ import msgspec
 from parallelbench.config.build import from_mapping, packages_of
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import canonical_json
-from parallelbench.errors import ConfigError, Refusals, own_place
+from parallelbench.errors import ConfigError, Refusals, ends_the_program, own_place
+from parallelbench.processes import leave, noticing_exits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     what, plugin, *folders = arguments
     sys.path.extend(folders)  # last, so that they shadow nothing
     refused, told, held = Refusals(), sys.stdout, set[str]()
-    with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no answer
+    with contextlib.redirect_stdout(sys.stderr), noticing_exits():  # what a user's code prints is no answer
         for plain in msgspec.json.decode(sys.stdin.buffer.read()):
             run, data = from_mapping(plain, plugin), canonical_json(plain["data"])
             if what == "data" and is_own(run.data) and data not in held:
@@ -67,7 +68,9 @@ def _told_with_place(check: Callable[[RunConfig], None], run: RunConfig) -> None
         check(run)
     except ConfigError as error:
         raise ConfigError(f"{own_place(error)}{error}") from None
+    except SystemExit as error:
+        raise ConfigError(ends_the_program(error)) from None
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(leave(main(sys.argv[1:])))
