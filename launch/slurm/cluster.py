@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from launch.slurm.limits import Allowed
-    from launch.slurm.sbatch import Job, JobGroup
+    from launch.slurm.sbatch import Job
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,12 @@ class Cluster:
         notes += [f"Slurm did not say whether it takes such jobs: {untold}"] if untold else []
         return Answer(refusals, notes, wait_s, untold)
 
-    def notes_on_all(self, groups: Sequence[JobGroup]) -> Iterator[str]:
-        """Why jobs can't be queued yet, or wait in the queue; of several partitions the first one's limits count."""
+    def notes_on_all(self, batches: Sequence[tuple[Job, int]]) -> Iterator[str]:
+        """Why jobs, so many of each kind, can't be queued yet, or wait in the queue; of several partitions the first
+        one's limits count.
+        """
         if self.allowed is not None:
-            yield from self.allowed.warnings([(group.job, len(group.tasks())) for group in groups])
+            yield from self.allowed.warnings(batches)
 
     def _never(self, job: Job) -> tuple[list[str], list[str]]:
         """Why none of its partitions would ever start a job, and why some would not, or not now."""
@@ -172,13 +174,19 @@ def known_cluster() -> Cluster:
         return Cluster(unknown=f"the cluster's limits could not be checked: {error}")
 
 
-def require_accepted(jobs: Sequence[Job]) -> None:
-    """Raise `ConfigError` for jobs that never run here, and `SchedulerError` where the cluster can't be reached."""
-    if not jobs:
-        return
-    answers = cluster_of(patient=True).answers(jobs)
+def require_accepted(batches: Sequence[tuple[Job, int]]) -> list[str]:
+    """The notes on jobs, so many of each kind: what they wait for, and what is unknown.
+
+    Raises `ConfigError` for jobs that never run here, and `SchedulerError` where the cluster can't be reached.
+    """
+    if not batches:
+        return []
+    cluster = cluster_of(patient=True)
+    answers = list(cluster.answers(job for job, _ in batches))
     if texts := list(dict.fromkeys(text for answer in answers for text in answer.refusals)):
         raise ConfigError(f"refused by the cluster, nothing was submitted: {'; '.join(texts)}")
+    notes = [*(note for answer in answers for note in answer.notes), *cluster.notes_on_all(batches), cluster.unknown]
+    return list(dict.fromkeys(filter(None, notes)))
 
 
 _RECURRING = {"HOURLY", "DAILY", "WEEKDAY", "WEEKEND", "WEEKLY"}

@@ -16,7 +16,7 @@ from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import known_cluster
 from launch.slurm.errands import queue_report, reports
-from launch.slurm.order import in_turns
+from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import ENDING, PAUSED, WAITING, Tracker, left, stuck, track, used
 from launch.slurm.record import FOLDER, holding
 from launch.slurm.sbatch import Hours, job_groups
@@ -278,8 +278,8 @@ def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> boo
         if answer.start:
             console.print(answer.start, highlight=False)
         console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
-    for warning in cluster.notes_on_all(groups):
-        console.print(f"[yellow]note[/]: {escape(warning)}")
+    for warning in [*cluster.notes_on_all([(group.job, len(group.tasks())) for group in groups]), *out_of_turn(groups)]:
+        console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)
     if cluster.unknown:

@@ -211,7 +211,7 @@ def test_reservations_are_asked_for_once_and_patiently(
     fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4\n"
     jobs = [group(results, "site.reservation=deadline", f"cores_per_device={cores}").job for cores in (1, 2, 3)]
     with pytest.raises(ConfigError, match=r"the reservation deadline lasts 30$"):
-        require_accepted(jobs)
+        require_accepted([(job, 1) for job in jobs])
     assert asked == [True]
 
 
