@@ -114,6 +114,10 @@ class Cluster:
         most = max((kind.limit_min for kind in kinds if kind.limit_min is not None), default=None)
         if most is not None and job.minutes > most:
             yield f"launcher.time_limit_min={job.minutes}, but {name} allows {most}"
+        accounts = self.allowed.accounts_of(job.site) if self.allowed else [*filter(None, [job.site.account])]
+        qos = self.allowed.qos_of(job.site, name) if self.allowed else job.site.qos or ""
+        for rules in [kind.rules for kind in kinds][:1]:
+            yield from not_admitted(rules, job, accounts=accounts, qos=qos)
         if self.allowed is not None:
             yield from self.allowed.refusals(whole_nodes(job, kinds), name)
 
@@ -147,7 +151,12 @@ class Cluster:
         """Slurm's own words; where it has no such nodes, beside those that it has."""
         if error.why is not NoJob.NO_NODES:
             return str(error)
-        offered = "; ".join(f"{name} has {' and '.join(map(str, self._named(name)))}" for name in self._partitions(job))
+        named = {name: self._named(name) for name in self._partitions(job)}
+        offered = "; ".join(f"{name} has {' and '.join(map(str, kinds))}" for name, kinds in named.items())
+        kind, of_all = job.site.gpu_type, [each.gres for kinds in named.values() for each in kinds]
+        if kind and job.gpus_asked and any(gpus_in(gres, None) for gres in of_all):
+            if not any(gpus_in(gres, kind) for gres in of_all):
+                return f"site.gpu_type={kind}, but {offered}: set site.gpu_type to one of these, or to null for any"
         return f"{error} ({job.shape}, but {offered})"
 
 
@@ -159,7 +168,9 @@ def cluster_of(*, patient: bool = False) -> Cluster:
     if not kinds:
         return replace(cluster, unknown="sinfo lists no partition, so the cluster's limits were not checked")
     try:
-        return replace(cluster, allowed=allowed(next((kind.name for kind in kinds if kind.default), "")))
+        default = next((kind.name for kind in kinds if kind.default), "")
+        own_qos = {kind.name: qos for kind in kinds if (qos := kind.rules.get("QoS", "N/A")) != "N/A"}
+        return replace(cluster, allowed=allowed(default, own_qos))
     except SchedulerError as error:
         return replace(cluster, unknown=f"the limits of your account could not be checked: {error}")
 
@@ -210,6 +221,8 @@ class Partition:
     features: str
     out: int = 0
     """How many of its nodes are down, drained, or about to be."""
+    rules: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What `scontrol show partition` says of it, e.g. `MaxNodes`, `AllowAccounts`."""
 
     def __str__(self) -> str:
         out = f" ({self.out} down or drained)" if self.out else ""
@@ -219,12 +232,19 @@ class Partition:
 
 def partitions(*, patient: bool = False) -> list[Partition]:
     """All partitions; where their nodes differ, one entry for each kind."""
-    text = scheduler.ask(["sinfo", "--noheader", "--format=%R|%P|%a|%l|%D|%c|%m|%G|%f|%F"], patient=patient)
-    return [_partition(line) for line in text.splitlines() if line.strip()]
+    text = scheduler.ask(["sinfo", "--noheader", "--format=%R|%P|%a|%l|%D|%c|%m|%G|%f|%F|%T"], patient=patient)
+    kinds: dict[Partition, Partition] = {}
+    for each in (_partition(line) for line in text.splitlines() if line.strip()):
+        kind = replace(each, nodes=0, out=0)  # which has a line for each state of its nodes
+        before = kinds.get(kind, kind)
+        kinds[kind] = replace(kind, nodes=before.nodes + each.nodes, out=before.out + each.out)
+    shown = {each["PartitionName"]: each for each in _shown("partition", "PartitionName", patient=patient)}
+    return [replace(kind, rules=shown.get(kind.name, {})) for kind in kinds.values()]
 
 
 def _partition(line: str) -> Partition:
-    name, marked, state, limit, nodes, cpus, memory, gres, features, usage = line.strip().split("|")
+    name, marked, state, limit, nodes, cpus, memory, gres, features, usage, of_nodes = line.strip().split("|")
+    out = int(usage.split("/")[2])  # allocated/idle/other/total, where a node that drains is allocated
     return Partition(
         name=name,
         default=marked.endswith("*"),
@@ -235,15 +255,20 @@ def _partition(line: str) -> Partition:
         memory_mib=int(memory.rstrip("+")),
         gres="" if gres == "(null)" else gres,
         features="" if features == "(null)" else features,
-        out=int(usage.split("/")[2]),  # allocated/idle/other/total
+        out=int(nodes) if of_nodes.startswith(("drain", "fail")) else out,
     )
 
 
 def reservations(*, patient: bool = False) -> list[dict[str, str]]:
     """All that this user may see, as `scontrol` shows them."""
-    text = scheduler.ask(["scontrol", "--oneliner", "show", "reservation"], patient=patient)
+    return _shown("reservation", "ReservationName", patient=patient)
+
+
+def _shown(what: str, name: str, *, patient: bool) -> list[dict[str, str]]:
+    """All things of a kind, as `scontrol` shows them; `name`: the key of their names."""
+    text = scheduler.ask(["scontrol", "--oneliner", "show", what], patient=patient)
     found = (dict(pair.partition("=")[::2] for pair in line.split()) for line in text.splitlines())
-    return [each for each in found if "ReservationName" in each]
+    return [each for each in found if name in each]
 
 
 def in_reservation(shown: Mapping[str, str], limit_min: int) -> tuple[list[str], list[str]]:
@@ -267,6 +292,32 @@ def in_reservation(shown: Mapping[str, str], limit_min: int) -> tuple[list[str],
         return [], [text]
     lower = f"lower it to {left_min} or less" if left_min else "name another, or none"
     return [f"{text}: {lower}"], []
+
+
+def not_admitted(rules: Mapping[str, str], job: Job, *, accounts: Sequence[str], qos: str) -> Iterator[str]:
+    """Why a partition never starts a job, which sbatch takes all the same unless `EnforcePartLimits` is set.
+
+    `accounts`: the job's, then those above it; [] and an empty `qos`: unknown.
+    """
+    name = rules.get("PartitionName", "")
+    most, least, cores = (
+        int(text) if (text := rules.get(key, "")).isdecimal() else None
+        for key in ("MaxNodes", "MinNodes", "MaxCPUsPerNode")
+    )
+    if most is not None and job.shape.nodes > most:
+        yield f"nodes={job.shape.nodes}, but {name} allows a job MaxNodes={most}"
+    if least is not None and job.shape.nodes < least:
+        yield f"nodes={job.shape.nodes}, but {name} demands MinNodes={least}"
+    if cores is not None and job.shape.cpus_per_node > cores:
+        yield f"{count_of(job.shape.cpus_per_node, 'core')} a node, but {name} allows a job MaxCPUsPerNode={cores}"
+    # Newer releases let in accounts below those that are named.
+    for key, own, above in (("account", accounts[:1], accounts[1:]), ("qos", [qos] if qos else [], [])):
+        word = key.capitalize() + "s" * (key == "account")
+        admitted, denied = (rules.get(f"{what}{word}", "ALL").lower().split(",") for what in ("Allow", "Deny"))
+        if own and admitted != ["all"] and not {each.lower() for each in (*own, *above)} & {*admitted}:
+            yield f"{name} admits Allow{word}={','.join(admitted)}, and the jobs' is {own[0]}: set site.{key}"
+        elif own and own[0].lower() in denied:
+            yield f"{name} refuses Deny{word}={','.join(denied)}, and the jobs' is {own[0]}: set site.{key}"
 
 
 def suits(kind: Partition, job: Job) -> bool:

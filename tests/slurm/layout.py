@@ -71,7 +71,7 @@ class Layout:
             "munge.key": secrets.token_hex(64),
             "slurm.conf": config.slurm_conf(options, ports, folder=folder, host=host, first_job=first_job),
             "gres.conf": config.gres_conf(folder),
-            "cgroup.conf": config.cgroup_conf(),
+            "cgroup.conf": config.cgroup_conf(options),
             "env": f"export SLURM_CONF={shlex.quote(str(folder / 'slurm.conf'))}\n",
         }
         if options.accounting:
