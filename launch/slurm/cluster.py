@@ -153,10 +153,9 @@ class Cluster:
             return str(error)
         named = {name: self._named(name) for name in self._partitions(job)}
         offered = "; ".join(f"{name} has {' and '.join(map(str, kinds))}" for name, kinds in named.items())
-        kind, of_all = job.site.gpu_type, [each.gres for kinds in named.values() for each in kinds]
-        if kind and job.gpus_asked and any(gpus_in(gres, None) for gres in of_all):
-            if not any(gpus_in(gres, kind) for gres in of_all):
-                return f"site.gpu_type={kind}, but {offered}: set site.gpu_type to one of these, or to null for any"
+        gpu, of_all = job.site.gpu_type, ",".join(each.gres for kinds in named.values() for each in kinds)
+        if gpu and job.gpus_asked and gpus_in(of_all, None) and not gpus_in(of_all, gpu):
+            return f"site.gpu_type={gpu}, but {offered}: set site.gpu_type to one of these, or to null for any"
         return f"{error} ({job.shape}, but {offered})"
 
 

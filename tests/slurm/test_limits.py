@@ -92,8 +92,14 @@ def limited() -> Iterator[Cluster]:
                 ("allowqos", [], [], "the jobs' is normal: set site.qos", "not_permitted_to_use_this_partition"),
                 ("denyqos", [], [], "the jobs' is normal: set site.qos", "not_permitted_to_use_this_partition"),
                 ("maxnodes", NODES, ["--nodes=2", "--cpus-per-task=2"], "MaxNodes=1", "Partition"),
-                ("minnodes", [], ["--nodes=1"], "MinNodes=2", "PartitionNodeLimit"),
-                ("maxcpuspernode", ["cores_per_device=3"], ["--cpus-per-task=3"], "MaxCPUsPerNode=2", "node configuration"),
+                ("minnodes", [], ["--nodes=1"], "MinNodes=2", "Partition"),
+                (
+                    "maxcpuspernode",
+                    ["cores_per_device=3"],
+                    ["--cpus-per-task=3"],
+                    "MaxCPUsPerNode=2",
+                    "node configuration",
+                ),
                 ("qos", [], ["--time=60"], "the QOS short allows 30", "QOSMaxWallDurationPerJobLimit"),
                 ("maxtime", [], ["--time=60"], "launcher.time_limit_min=60, but maxtime allows 3", "Partition"),
             )
