@@ -75,7 +75,7 @@ def out_of_turn(groups: Sequence[JobGroup]) -> Iterator[str]:
 
 
 def _turns(repeats: Sequence[int]) -> dict[int, int]:
-    """Repeat → its turn. Rounds are planned in pairs, one the reverse of the other, which share their turn if any do."""
+    """Repeat → its turn. Rounds are planned in pairs, one the reverse of the other: these share turns first."""
     rounds = 1 if len(repeats) <= MOST_TURNS else 2 * -(-len(repeats) // (2 * MOST_TURNS))
     return {repeat: place // rounds for place, repeat in enumerate(repeats)}
 
