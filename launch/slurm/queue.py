@@ -389,7 +389,7 @@ def _what_must_change(folder: RunFolder, ended: str, submission: Submission, run
     had, site = submission.launcher, submission.site
     has, its_site = (slurm(run), run.site) if run is not None else (had, site)
     asks = its_site.memory_by != "none"
-    if ended == "OUT_OF_MEMORY" and asks and _memory_gib(has, its_site) <= _memory_gib(had, site):
+    if ended == scheduler.OUT_OF_MEMORY and asks and _memory_gib(has, its_site) <= _memory_gib(had, site):
         return f"out of host memory: raise launcher.memory_gib_per_device above {_memory_gib(had, site):g}"
     if ended == "TIMEOUT" and has.time_limit_min <= had.time_limit_min and not saved(folder):
         return f"nothing was saved within launcher.time_limit_min={had.time_limit_min}: raise it"

@@ -137,7 +137,7 @@ class Accounted:
     job: str
     name: str
     ended: str
-    """How it ended, e.g. OUT_OF_MEMORY; empty: not over yet, as far as accounting knows."""
+    """How it ended, e.g. TIMEOUT; empty: not over yet, as far as accounting knows."""
 
 
 def available() -> bool:
@@ -323,18 +323,28 @@ def accounted(names: Iterable[str], *, since: float) -> list[Accounted]:
     """This user's jobs of these names in `sacct`, oldest first; [] without accounting. One query.
 
     `since` (Unix time, s) is when the first of them was submitted. By name, since ids are given out again.
+
+    With the jobs' steps: where a cgroup holds a job to its memory, its step is OUT_OF_MEMORY, and the job FAILED.
     """
     known = set(names)
     # An hour earlier: the clock of the database's host may differ.
     begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 3600))
-    command = ["sacct", "-X", "-n", "-P", "--duplicates", "--format=JobID,State,JobName"]
+    command = ["sacct", "-n", "-P", "--duplicates", "--format=JobID,State,JobName"]
     try:
         lines = ask([*command, f"--name={','.join(sorted(known))}", f"--starttime={begin}"]).splitlines()
     except SchedulerError:
         return []  # no slurmdbd, or none that answers
-    rows = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-    mine = [(job, name, _ended(state)) for job, state, name in rows if name in known]
+    mine: list[tuple[str, str, str]] = []
+    for job, state, name in (line.split("|", 2) for line in lines if line.count("|") >= 2):
+        whole, step, _ = job.partition(".")
+        if not step and name in known:
+            mine.append((job, name, _ended(state)))
+        elif step and mine and mine[-1][0] == whole and (mine[-1][2], _ended(state)) == ("FAILED", OUT_OF_MEMORY):
+            mine[-1] = (whole, mine[-1][1], OUT_OF_MEMORY)  # a start's steps follow it
     return [Accounted(each, name, ended) for job, name, ended in mine for each in tasks_of(job)]
+
+
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
 
 
 def _ended(state: str) -> str:

@@ -487,6 +487,26 @@ def test_a_time_limit_after_a_saved_epoch_is_no_obstacle(tmp_path: Path, fake: F
     assert asked_again(folder).starts(frozenset())
 
 
+@pytest.mark.parametrize(
+    ("job", "step", "ended"),
+    [("FAILED", "OUT_OF_MEMORY", "OUT_OF_MEMORY"), ("FAILED", "FAILED", "FAILED"), ("TIMEOUT", "OUT_OF_MEMORY", "TIMEOUT")],
+)
+def test_a_step_that_was_out_of_memory_tells_why_its_job_failed(
+    job: str, step: str, ended: str, tmp_path: Path, fake: FakeSlurm
+) -> None:
+    """What sacct shows where a cgroup holds jobs to their memory; of another start and another job before."""
+    folder, mine = killed(tmp_path, fake, "FAILED")
+    fake.answers["sacct"] = (
+        f"29|FAILED|x\n29.0|OUT_OF_MEMORY|python3\n30_0|REQUEUED|{mine.name}\n30_0.0|OUT_OF_MEMORY|python3\n"
+        f"30_0|{job}|{mine.name}\n30_0.batch|FAILED|batch\n30_0.extern|COMPLETED|extern\n30_0.0|{step}|python3\n"
+        f"30_1|FAILED|{mine.name}\n30_1.0|FAILED|python3\n"
+    )
+    status = asked_again(folder)
+    assert status.ended == ended
+    assert status.starts(frozenset()) == (ended == "FAILED")
+    assert ("raise launcher.memory_gib_per_device above" in status.reason) == (ended == "OUT_OF_MEMORY")
+
+
 def test_runs_that_share_a_job_are_not_blamed_for_its_end(tmp_path: Path, fake: FakeSlurm) -> None:
     folder, _ = killed(tmp_path, fake, "TIMEOUT", tasks=[["a", "c"], ["b"]])
     assert asked_again(folder).starts(frozenset())

@@ -105,7 +105,7 @@ def slurm_conf(options: Options, ports: Ports, *, folder: Path, host: str, first
         "SlurmdTimeout=10",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=5",
-        "JobAcctGatherParams=OverMemoryKill",
+        *([] if options.constrain_ram else ["JobAcctGatherParams=OverMemoryKill"]),
         "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0",
         "PreemptType=preempt/partition_prio",
         f"PreemptMode={options.preempt_mode}",
