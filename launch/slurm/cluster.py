@@ -98,6 +98,10 @@ class Cluster:
         if self.allowed is not None:
             yield from self.allowed.warnings(batches)
 
+    def never(self, job: Job) -> list[str]:
+        """Why no partition would ever start a job that Slurm takes; empty: one would, or nobody knows."""
+        return self._never(job)[0] if self.kinds else []
+
     def _never(self, job: Job) -> tuple[list[str], list[str]]:
         """Why none of its partitions would ever start a job, and why some would not, or not now."""
         found = {name: list(self._in_one(job, name)) for name in self._partitions(job)}

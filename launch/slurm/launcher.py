@@ -15,7 +15,7 @@ from rich.markup import escape
 from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import known_cluster
-from launch.slurm.errands import queue_report, reports
+from launch.slurm.errands import queue_report, report_states, reports
 from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import ENDING, PAUSED, WAITING, Tracker, left, stuck, track, used
 from launch.slurm.record import FOLDER, holding
@@ -107,9 +107,8 @@ class OnSlurm(Launcher):
             for job, _, more in stuck(tracker, members):
                 held, to_come = [*held, job], to_come + more
         hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
-        to_report = [job.job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
-        report = f"writing reports once the others are over: {', '.join(to_report)}" if to_report else ""
-        return SweepStatus(runs, [line for line in (hours, report, *_holding(held), *_gone_to(away), trouble) if line])
+        report = report_states([job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)])
+        return SweepStatus(runs, [line for line in (hours, *report, *_holding(held), *_gone_to(away), trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
         """End the jobs of sweeps."""

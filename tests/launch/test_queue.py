@@ -489,7 +489,11 @@ def test_a_time_limit_after_a_saved_epoch_is_no_obstacle(tmp_path: Path, fake: F
 
 @pytest.mark.parametrize(
     ("job", "step", "ended"),
-    [("FAILED", "OUT_OF_MEMORY", "OUT_OF_MEMORY"), ("FAILED", "FAILED", "FAILED"), ("TIMEOUT", "OUT_OF_MEMORY", "TIMEOUT")],
+    [
+        ("FAILED", "OUT_OF_MEMORY", "OUT_OF_MEMORY"),
+        ("FAILED", "FAILED", "FAILED"),
+        ("TIMEOUT", "OUT_OF_MEMORY", "TIMEOUT"),
+    ],
 )
 def test_a_step_that_was_out_of_memory_tells_why_its_job_failed(
     job: str, step: str, ended: str, tmp_path: Path, fake: FakeSlurm

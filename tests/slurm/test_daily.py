@@ -154,8 +154,11 @@ def test_shapes_are_queued_in_turns(sweeps: Sweeps) -> None:
 
 
 def test_the_report_follows_the_runs(sweeps: Sweeps) -> None:
-    code, text = sweeps.submit("sweep.repeats=2", "--then", "report")
-    assert code == 0
+    """Also on a partition where no job may have as long as a report usually asks for."""
+    sweeps.cluster.run("scontrol", "create", "PartitionName=brief", "Nodes=ALL", "MaxTime=3")
+    limits = ("site.partition=brief", "launcher.time_limit_min=3", "launcher.signal_delay_s=30")
+    code, text = sweeps.submit("sweep.repeats=2", "--then", "report", *limits)
+    assert code == 0, text
     assert "writes the report once the others are over" in text
     assert "writing reports once the others are over" in sweeps.run("status", str(sweeps.results))[1]
     sweeps.until_done(2)
@@ -163,6 +166,7 @@ def test_the_report_follows_the_runs(sweeps: Sweeps) -> None:
     log = sweeps.adhoc.glob("submissions/*_log.out")
     until(page.exists, what="the report", timeout_s=PATIENCE_S)
     sweeps.until_queue_is_empty()
+    sweeps.cluster.run("scontrol", "delete", "PartitionName=brief")
     assert str(page) in "".join(file.read_text() for file in log).replace("\n", "")
 
 
