@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launch.attempt import processes
-from launch.attempt.outcome import interrupted
+from launch.attempt.outcome import interrupted, unsaved
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
@@ -251,7 +251,8 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         if job.led > 1 or (run.launcher.checkpoint != "never" and saved(folder)):
             job.left.append(folder.path.name)
         else:
-            say(f"{folder.path.name}: not queued again: nothing was saved, and another start would have no more time")
+            why = unsaved(folder.attempts()[-1]) or "another start would have no more time"
+            say(f"{folder.path.name}: not queued again: nothing was saved, and {why}")
     return outcome.outcome == "ok"
 
 

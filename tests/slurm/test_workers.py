@@ -99,8 +99,8 @@ def constrained() -> Iterator[Cluster]:
 
 @fault(
     "workers",
-    "Too much memory for the job's cgroup",
-    injection="the same where ConstrainRAMSpace is set: the kernel kills a rank; accounting says FAILED of the job, and "
+    "Too much memory for a job's cgroup",
+    injection="the same where ConstrainRAMSpace is set: the kernel kills a rank; accounting says FAILED of the job and "
     "OUT_OF_MEMORY of its step",
     outcome="killed, and started again only with more memory",
 )
