@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 import unicodedata
 from pkgutil import resolve_name
@@ -17,6 +17,7 @@ from parallelbench.errors import (
     refusal,
     refuse_token,
 )
+from parallelbench.processes import silence_output
 from parallelbench.world.allowance import limit_pools, require_home
 
 if TYPE_CHECKING:
@@ -46,9 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe; the rest of the buffer must not fail again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        silence_output()  # the rest of the buffer must not fail again when Python ends
+        return 128 + signal.SIGPIPE  # as of programs that the signal ends
     except RuntimeError as error:
         if "home directory" not in str(error):  # pathlib's, which has no class of its own
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,11 @@ def without_foreign() -> Iterator[None]:
         yield
     finally:
         os.environ.update(taken)
+
+
+def silence_output() -> None:
+    """Let what is still printed, or buffered, go nowhere: the reader of the pipe has closed it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 _PR_SET_PDEATHSIG = 1

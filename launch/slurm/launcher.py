@@ -24,6 +24,7 @@ from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, StorageError, count_of
+from parallelbench.processes import silence_output
 from parallelbench.results.files import is_there
 from parallelbench.results.folder import RunFolder
 
@@ -60,10 +61,17 @@ class OnSlurm(Launcher):
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
         """Queue the missing runs."""
         sweep = prepared[0].planned.run.sweep_folder
-        submissions = submit(prepared, options, lambda text: _print(console, text))
+
+        def say(text: str) -> None:
+            try:
+                _print(console, text)
+            except BrokenPipeError:  # jobs are submitted all or none, whoever reads of them
+                silence_output()
+
+        submissions = submit(prepared, options, say)
         jobs = ", ".join(str(submission.job) for submission in submissions)
         line = f"submitted: {jobs}" if submissions else "nothing to submit"
-        _print(console, f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
+        say(f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
         return 0
 
     def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
