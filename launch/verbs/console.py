@@ -40,7 +40,7 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         """Called where `BrokenPipeError` is handled; rich would end the program as if it had failed."""
-        raise  # noqa: PLE0704
+        raise
 
 
 def console() -> Console:
