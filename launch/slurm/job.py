@@ -407,12 +407,25 @@ def preempted_at(job: str) -> float | None:
         try:
             with _spared():
                 shown = scheduler.ask(["scontrol", "--oneliner", "show", "job", job], timeout_s=left_s)
-            return end_of_grace(shown)
+            ends_at = end_of_grace(shown)
+            return ends_at if ends_at is None else min(ends_at, _ended_by_srun())
         except NoSlurmError:
             return None
         except SchedulerError:
             time.sleep(_PAUSE_S)
     return None
+
+
+def _ended_by_srun() -> float:
+    """When srun ends a step after a SIGTERM to all of its job's processes, itself among them, Unix time, s; infinite:
+    Slurm knows processes by cgroups, and tells the tasks alone, or did not say.
+    """
+    at = time.time()
+    with _spared(), suppress(SchedulerError, ValueError):
+        settings = scheduler.configuration()
+        if "cgroup" not in settings.get("ProctrackType", "cgroup"):
+            return at + int(settings["KillWait"].split()[0])
+    return math.inf
 
 
 @contextmanager
