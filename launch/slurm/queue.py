@@ -7,7 +7,6 @@ the others leave open. However many sweeps there are, `track` asks the queue onc
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -122,8 +121,12 @@ class JobStatus:
         return (self.state.to_run and not self.needs) or (self.state.unsuccessful and self.state.label in retry)
 
 
-HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-"""States of jobs that start only once somebody releases them, as those whose reason says so."""
+_HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_HELD_FOR = {
+    *("JobHeldUser", "JobHoldMaxRequeue", "launch failed requeued held", "launch_failed_requeued_held"),
+    *("job requeued in held state", "job_requeued_in_held_state"),
+}
+"""States, and reasons of waiting, of jobs that start only once somebody releases them."""
 
 
 def _waiting(queued: QueuedJob, *, again: bool) -> str:
@@ -137,7 +140,7 @@ def _waiting(queued: QueuedJob, *, again: bool) -> str:
     reason = queued.reason if queued.reason != "None" else "just queued again" if again else "just submitted"
     if queued.reason == "JobHeldAdmin":
         return f"{reason}: only the cluster's operators can release it"
-    if queued.state in HELD or re.search("held|hold", queued.reason, re.IGNORECASE):
+    if queued.state in _HELD or queued.reason in _HELD_FOR:
         return f"{reason}: held until `scontrol release {queued.job}`"
     return f"{reason}{at}"
 
