@@ -67,7 +67,7 @@ class JobStatus:
     tried: bool = False
     """The outcome in its folder is that of an attempt of its job's."""
     again: bool = False
-    """Its job waits for another start."""
+    """Its job waits for another start, and Slurm has not said what for."""
     needs: str = ""
     """What must change before another try can end otherwise; empty: nothing that is known."""
     elsewhere: str = ""
@@ -212,7 +212,7 @@ class Tracker:
         how = ended if state.label == "killed" else "TIMEOUT" if _ran_out(folder, state, submission) else ""
         alone = queued is None and not packed
         needs = _what_must_change(folder, how, submission, run) if how and alone else ""
-        again = queued is not None and _starts(folder, submission) > 0
+        again = queued is not None and queued.reason == "None" and _starts(folder, submission) > 0
         return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, again=again, needs=needs)
 
     def _elsewhere(self, folder: RunFolder, state: State) -> str:
