@@ -114,8 +114,8 @@ def _install(folder: Path, pip: "list[str]", *, sees: "Path | None") -> str:
         return (reasons or ["pip says above why"])[-1].format(tmp=tempfile.gettempdir())
     if sees is not None:
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        library = subprocess.run([program, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-        (Path(library) / "seen.pth").write_text(f"{sees.absolute()}\n")
+        library = subprocess.run([program, "-c", code], check=True, capture_output=True).stdout.strip()
+        (Path(os.fsdecode(library)) / "seen.pth").write_text(f"{sees.absolute()}\n")
     (folder / WHOLE).touch()
     (folder / BEGUN).unlink()
     return ""

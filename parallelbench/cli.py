@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 import unicodedata
 from pkgutil import resolve_name
@@ -17,7 +17,7 @@ from parallelbench.errors import (
     refusal,
     refuse_token,
 )
-from parallelbench.processes import leave, noticing_exits, print_any_character
+from parallelbench.processes import leave, noticing_exits, print_any_character, silence_output
 from parallelbench.world.allowance import limit_pools, require_folder, require_home
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe; the rest of the buffer must not fail again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        silence_output()  # the rest of the buffer must not fail again when Python ends
+        return 128 + signal.SIGPIPE  # as of programs that the signal ends
     except RuntimeError as error:
         if "home directory" not in str(error):  # pathlib's, which has no class of its own
             raise

@@ -113,6 +113,11 @@ def _end_later(code: int) -> None:
     end_at_once(code)
 
 
+def silence_output() -> None:
+    """Let what is still printed, or buffered, go nowhere: the reader of the pipe has closed it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -348,6 +348,22 @@ def test_what_cannot_be_reached_when_a_run_goes_on_is_a_storage_error(tmp_path: 
     assert (classify(caught.value)[0], warned) == ("storage", [])
 
 
+def test_a_disk_that_stays_full_is_warned_of_once(tmp_path: Path) -> None:
+    run = config(tmp_path, launcher=component("launcher", {"name": "local", "checkpoint": "always"}))
+    _, attempt = begin(run, Fake())
+    warned: list[str] = []
+    journal, replica = mock.Mock(), mock.Mock(**{"local_state.return_value": STATE})
+    boundary = EpochBoundary(run, attempt, ALONE, journal=journal, warn=warned.append)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(os, "fsync", side_effect=full):
+        for epoch in range(1, 4):
+            boundary.save(epoch, replica)
+    assert len(warned) == 1
+    assert warned[0].startswith("no checkpoint after epoch 1: can't write ")
+    assert [call.args[0] for call in journal.event.call_args_list] == ["unsaved"] * 3
+    assert boundary.saved == 0
+
+
 @pytest.mark.parametrize(
     ("column", "is_used"), [("host_peak_rss_bytes", True), ("epoch_time_s", False), ("epoch", False)]
 )

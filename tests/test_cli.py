@@ -387,10 +387,10 @@ def test_help_and_show_load_nothing_heavy(tmp_path: Path, arguments: list[str], 
 
 
 @pytest.mark.exhaustive
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_leaves_early_ends_the_program_as_it_ends_others(tmp_path: Path) -> None:
     command = f"{sys.executable} -m parallelbench.cli show | true"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.exhaustive

@@ -55,6 +55,7 @@ def _counted(program: str, run: RunConfig, plugin: str | None) -> str:
         input=canonical_json(to_mapping(run)),
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
         env=dict(os.environ) | _path_of(plugin),
     )

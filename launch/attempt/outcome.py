@@ -184,7 +184,16 @@ def stopped(attempt: Attempt) -> str | None:
     epoch, saved = events[-1]["epoch"], events[-1]["saved"]
     there = "from there" if saved == epoch else f"after epoch {saved}, the last one that could be saved"
     again = f"goes on {there}" if saved else "starts over, since nothing was saved"
+    if why := unsaved(attempt):
+        again += f" ({why})"
     return f"stopped after epoch {epoch} of {events[-1]['epochs']}, as requested; submitting again {again}"
+
+
+def unsaved(attempt: Attempt) -> str:
+    """Why the last epoch that was to be saved could not be; empty: it was, or none was to be."""
+    journal = read_entries(attempt.path / "journal-rank0.jsonl")
+    tried = [entry for entry in journal if entry.get("event") in ("checkpoint", "unsaved")]
+    return str(tried[-1]["reason"]) if tried and tried[-1]["event"] == "unsaved" else ""
 
 
 def rank_errors(attempt: Attempt, processes: int) -> list[RankError]:

@@ -92,11 +92,19 @@ def before_the_program() -> None:
     end_in_words()
     # Slurm may send its warning to all processes of a job. Only the supervisor handles it; it would end torchrun.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if _in_a_job():
+        # Likewise, where it knows them by their parents or groups and not by cgroups: in a preemption's grace, ranks
+        # still have to save. Not ignored: torchrun would handle it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _in_a_job() -> bool:
+    return "SLURM_JOB_ID" in os.environ
 
 
 def end(process: Process) -> None:
     """End the process and all that it started."""
-    if process.poll() is None:
+    if process.poll() is None and not _in_a_job():  # where SIGTERM is blocked
         _signal_group(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=GRACE_S)

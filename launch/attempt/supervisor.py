@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped
+from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped, unsaved
 from launch.attempt.processes import Training, WarmProcess, end, redacted_log, start
 from launch.attempt.signals import heed, heeding_at_once, noting, rest
 from parallelbench.config.plugin import plugin_of
@@ -195,7 +195,10 @@ def supervise(
     if published := publish_if_finished(folder, run, attempt):
         return published
     if out_of_time and stopped(attempt) is None:
-        return attempt.finish("timeout", out_of_time)
+        why = unsaved(attempt)
+        return attempt.finish(
+            "timeout", f"{out_of_time}; the epochs before could not be saved: {why}" if why else out_of_time
+        )
     return attempt.finish(*judge(attempt, training.processes, process.wait()))
 
 

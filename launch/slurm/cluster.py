@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from launch.slurm.limits import Allowed
-    from launch.slurm.sbatch import Job, JobGroup
+    from launch.slurm.sbatch import Job
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,16 @@ class Cluster:
         notes += [f"Slurm did not say whether it takes such jobs: {untold}"] if untold else []
         return Answer(refusals, notes, wait_s, untold)
 
-    def notes_on_all(self, groups: Sequence[JobGroup]) -> Iterator[str]:
-        """Why jobs can't be queued yet, or wait in the queue; of several partitions the first one's limits count."""
+    def notes_on_all(self, batches: Sequence[tuple[Job, int]]) -> Iterator[str]:
+        """Why jobs, so many of each kind, can't be queued yet, or wait in the queue; of several partitions the first
+        one's limits count.
+        """
         if self.allowed is not None:
-            yield from self.allowed.warnings([(group.job, len(group.tasks())) for group in groups])
+            yield from self.allowed.warnings(batches)
+
+    def never(self, job: Job) -> list[str]:
+        """Why no partition would ever start a job that Slurm takes; empty: one would, or nobody knows."""
+        return self._never(job)[0] if self.kinds else []
 
     def _never(self, job: Job) -> tuple[list[str], list[str]]:
         """Why none of its partitions would ever start a job, and why some would not, or not now."""
@@ -112,6 +118,10 @@ class Cluster:
         most = max((kind.limit_min for kind in kinds if kind.limit_min is not None), default=None)
         if most is not None and job.minutes > most:
             yield f"launcher.time_limit_min={job.minutes}, but {name} allows {most}"
+        accounts = self.allowed.accounts_of(job.site) if self.allowed else [*filter(None, [job.site.account])]
+        qos = self.allowed.qos_of(job.site, name) if self.allowed else job.site.qos or ""
+        for rules in [kind.rules for kind in kinds][:1]:
+            yield from not_admitted(rules, job, accounts=accounts, qos=qos)
         if self.allowed is not None:
             yield from self.allowed.refusals(whole_nodes(job, kinds), name)
 
@@ -145,7 +155,11 @@ class Cluster:
         """Slurm's own words; where it has no such nodes, beside those that it has."""
         if error.why is not NoJob.NO_NODES:
             return str(error)
-        offered = "; ".join(f"{name} has {' and '.join(map(str, self._named(name)))}" for name in self._partitions(job))
+        named = {name: self._named(name) for name in self._partitions(job)}
+        offered = "; ".join(f"{name} has {' and '.join(map(str, kinds))}" for name, kinds in named.items())
+        gpu, of_all = job.site.gpu_type, ",".join(each.gres for kinds in named.values() for each in kinds)
+        if gpu and job.gpus_asked and gpus_in(of_all, None) and not gpus_in(of_all, gpu):
+            return f"site.gpu_type={gpu}, but {offered}: set site.gpu_type to one of these, or to null for any"
         return f"{error} ({job.shape}, but {offered})"
 
 
@@ -157,7 +171,9 @@ def cluster_of(*, patient: bool = False) -> Cluster:
     if not kinds:
         return replace(cluster, unknown="sinfo lists no partition, so the cluster's limits were not checked")
     try:
-        return replace(cluster, allowed=allowed(next((kind.name for kind in kinds if kind.default), "")))
+        default = next((kind.name for kind in kinds if kind.default), "")
+        own_qos = {kind.name: qos for kind in kinds if (qos := kind.rules.get("QoS", "N/A")) != "N/A"}
+        return replace(cluster, allowed=allowed(default, own_qos))
     except SchedulerError as error:
         return replace(cluster, unknown=f"the limits of your account could not be checked: {error}")
 
@@ -172,13 +188,19 @@ def known_cluster() -> Cluster:
         return Cluster(unknown=f"the cluster's limits could not be checked: {error}")
 
 
-def require_accepted(jobs: Sequence[Job]) -> None:
-    """Raise `ConfigError` for jobs that never run here, and `SchedulerError` where the cluster can't be reached."""
-    if not jobs:
-        return
-    answers = cluster_of(patient=True).answers(jobs)
+def require_accepted(batches: Sequence[tuple[Job, int]]) -> list[str]:
+    """The notes on jobs, so many of each kind: what they wait for, and what is unknown.
+
+    Raises `ConfigError` for jobs that never run here, and `SchedulerError` where the cluster can't be reached.
+    """
+    if not batches:
+        return []
+    cluster = cluster_of(patient=True)
+    answers = list(cluster.answers(job for job, _ in batches))
     if texts := list(dict.fromkeys(text for answer in answers for text in answer.refusals)):
         raise ConfigError(f"refused by the cluster, nothing was submitted: {'; '.join(texts)}")
+    notes = [*(note for answer in answers for note in answer.notes), *cluster.notes_on_all(batches), cluster.unknown]
+    return list(dict.fromkeys(filter(None, notes)))
 
 
 _RECURRING = {"HOURLY", "DAILY", "WEEKDAY", "WEEKEND", "WEEKLY"}
@@ -202,6 +224,8 @@ class Partition:
     features: str
     out: int = 0
     """How many of its nodes are down, drained, or about to be."""
+    rules: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What `scontrol show partition` says of it, e.g. `MaxNodes`, `AllowAccounts`."""
 
     def __str__(self) -> str:
         out = f" ({self.out} down or drained)" if self.out else ""
@@ -211,12 +235,19 @@ class Partition:
 
 def partitions(*, patient: bool = False) -> list[Partition]:
     """All partitions; where their nodes differ, one entry for each kind."""
-    text = scheduler.ask(["sinfo", "--noheader", "--format=%R|%P|%a|%l|%D|%c|%m|%G|%f|%F"], patient=patient)
-    return [_partition(line) for line in text.splitlines() if line.strip()]
+    text = scheduler.ask(["sinfo", "--noheader", "--format=%R|%P|%a|%l|%D|%c|%m|%G|%f|%F|%T"], patient=patient)
+    kinds: dict[Partition, Partition] = {}
+    for each in (_partition(line) for line in text.splitlines() if line.strip()):
+        kind = replace(each, nodes=0, out=0)  # which has a line for each state of its nodes
+        before = kinds.get(kind, kind)
+        kinds[kind] = replace(kind, nodes=before.nodes + each.nodes, out=before.out + each.out)
+    shown = {each["PartitionName"]: each for each in _shown("partition", "PartitionName", patient=patient)}
+    return [replace(kind, rules=shown.get(kind.name, {})) for kind in kinds.values()]
 
 
 def _partition(line: str) -> Partition:
-    name, marked, state, limit, nodes, cpus, memory, gres, features, usage = line.strip().split("|")
+    name, marked, state, limit, nodes, cpus, memory, gres, features, usage, of_nodes = line.strip().split("|")
+    out = int(usage.split("/")[2])  # allocated/idle/other/total, where a node that drains is allocated
     return Partition(
         name=name,
         default=marked.endswith("*"),
@@ -227,15 +258,20 @@ def _partition(line: str) -> Partition:
         memory_mib=int(memory.rstrip("+")),
         gres="" if gres == "(null)" else gres,
         features="" if features == "(null)" else features,
-        out=int(usage.split("/")[2]),  # allocated/idle/other/total
+        out=int(nodes) if of_nodes.startswith(("drain", "fail")) else out,
     )
 
 
 def reservations(*, patient: bool = False) -> list[dict[str, str]]:
     """All that this user may see, as `scontrol` shows them."""
-    text = scheduler.ask(["scontrol", "--oneliner", "show", "reservation"], patient=patient)
+    return _shown("reservation", "ReservationName", patient=patient)
+
+
+def _shown(what: str, name: str, *, patient: bool) -> list[dict[str, str]]:
+    """All things of a kind, as `scontrol` shows them; `name`: the key of their names."""
+    text = scheduler.ask(["scontrol", "--oneliner", "show", what], patient=patient)
     found = (dict(pair.partition("=")[::2] for pair in line.split()) for line in text.splitlines())
-    return [each for each in found if "ReservationName" in each]
+    return [each for each in found if name in each]
 
 
 def in_reservation(shown: Mapping[str, str], limit_min: int) -> tuple[list[str], list[str]]:
@@ -259,6 +295,32 @@ def in_reservation(shown: Mapping[str, str], limit_min: int) -> tuple[list[str],
         return [], [text]
     lower = f"lower it to {left_min} or less" if left_min else "name another, or none"
     return [f"{text}: {lower}"], []
+
+
+def not_admitted(rules: Mapping[str, str], job: Job, *, accounts: Sequence[str], qos: str) -> Iterator[str]:
+    """Why a partition never starts a job, which sbatch takes all the same unless `EnforcePartLimits` is set.
+
+    `accounts`: the job's, then those above it; [] and an empty `qos`: unknown.
+    """
+    name = rules.get("PartitionName", "")
+    most, least, cores = (
+        int(text) if (text := rules.get(key, "")).isdecimal() else None
+        for key in ("MaxNodes", "MinNodes", "MaxCPUsPerNode")
+    )
+    if most is not None and job.shape.nodes > most:
+        yield f"nodes={job.shape.nodes}, but {name} allows a job MaxNodes={most}"
+    if least is not None and job.shape.nodes < least:
+        yield f"nodes={job.shape.nodes}, but {name} demands MinNodes={least}"
+    if cores is not None and job.shape.cpus_per_node > cores:
+        yield f"{count_of(job.shape.cpus_per_node, 'core')} a node, but {name} allows a job MaxCPUsPerNode={cores}"
+    # Newer releases let in accounts below those that are named.
+    for key, own, above in (("account", accounts[:1], accounts[1:]), ("qos", [qos] if qos else [], [])):
+        word = key.capitalize() + "s" * (key == "account")
+        admitted, denied = (rules.get(f"{what}{word}", "ALL").lower().split(",") for what in ("Allow", "Deny"))
+        if own and admitted != ["all"] and not {each.lower() for each in (*own, *above)} & {*admitted}:
+            yield f"{name} admits Allow{word}={','.join(admitted)}, and the jobs' is {own[0]}: set site.{key}"
+        elif own and own[0].lower() in denied:
+            yield f"{name} refuses Deny{word}={','.join(denied)}, and the jobs' is {own[0]}: set site.{key}"
 
 
 def suits(kind: Partition, job: Job) -> bool:

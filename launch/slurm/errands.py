@@ -17,6 +17,7 @@ import shlex
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ import msgspec
 
 from launch.attempt.processes import CALIBRATION, calibration_arguments, command_line, environment
 from launch.slurm import record, rendezvous, scheduler
-from launch.slurm.cluster import require_accepted
+from launch.slurm.cluster import cluster_of, require_accepted
 from launch.slurm.queue import track
 from launch.slurm.sbatch import Job, Shape, memory_mib, needed_folders, shape_of, slurm
 from launch.slurm.scheduler import SchedulerError
@@ -38,7 +39,7 @@ from parallelbench.processes import inherited
 from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from launch.attempt.processes import Rendezvous
     from launch.launcher import Prepared
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 REPORT_MINUTES = 30
-"""Its time limit, unless the site's is shorter; the report of ten thousand runs takes less than one."""
+"""Its time limit, unless the site or the cluster allows less; the report of ten thousand runs takes less than one."""
 CALIBRATION_MINUTES = 15
 """Its time limit, as that of the next two, unless the launcher's is shorter; the measurement takes minutes."""
 BANDWIDTH_MINUTES = 2
@@ -67,7 +68,7 @@ _REHEARSED = 2
 def queue_report(run: RunConfig) -> str:
     """Queue the report of a run's sweep, in place of one that waits already; returns what there is to say.
 
-    Raises `SchedulerError` where Slurm takes no such job.
+    Raises `SchedulerError` where Slurm takes no such job, or would never start it.
     """
     sweep = run.sweep_folder
     tracker = track({sweep: record.submissions(sweep)}, writes=False)[sweep]
@@ -76,25 +77,29 @@ def queue_report(run: RunConfig) -> str:
         return f"no job is queued; `parallelbench report {shlex.quote(str(sweep))}` writes the report now"
     former = [job.whole for job in reports(sweep, tracker.queue) if job.state == "PENDING"]
     try:
-        answer = scheduler.tell(["sbatch", "--parsable"], script=report_script(run, waits_for))
+        job = _that_starts(report_job(run))
+        answer = scheduler.tell(["sbatch", "--parsable"], script=report_script(run, waits_for, job))
         # A script in sbatch's place may print lines of its own.
-        job = (re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE) or ["of unknown number"])[-1]
+        number = (re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE) or ["of unknown number"])[-1]
         if former:
             scheduler.tell(["scancel", *former])
     except SchedulerError as error:
-        raise SchedulerError(f"the jobs are submitted, but not the one that writes their report: {error}") from None
+        raise SchedulerError(
+            f"the jobs are submitted, but not the one that writes their report: {error}; once they are over, "
+            f"`parallelbench report {shlex.quote(str(sweep))}` writes it"
+        ) from None
     mail = f", and sends mail to {run.site.mail_user}" if run.site.mail_user else ""
-    return f"job {job}: writes the report once the others are over{mail}"
+    return f"job {number}: writes the report once the others are over{mail}"
 
 
-def report_script(run: RunConfig, waits_for: Sequence[str]) -> str:
-    """The batch script of the job that writes the report after these jobs, however they end.
+def report_job(run: RunConfig) -> Job:
+    """The job that writes the report of a run's sweep.
 
     The site's nodes are for jobs that train. What it writes may be read by others, as results may.
     """
     sweep, plugin = run.sweep_folder.absolute(), plugin_of(run)
     path = [f"export PYTHONPATH={shlex.quote(plugin[1])}${{PYTHONPATH:+:$PYTHONPATH}}"] if plugin else []
-    job = Job(
+    return Job(
         name=report_name(sweep),
         shape=_OF_REPORT,
         launcher=slurm(run),
@@ -105,10 +110,24 @@ def report_script(run: RunConfig, waits_for: Sequence[str]) -> str:
         folders=needed_folders(run.site, sweep, plugin),
         lines=[f"umask {record.readable_by_others():03o}", *path],
     )
+
+
+def _that_starts(job: Job) -> Job:
+    """The job with the longest time limit that the cluster lets it have; raises `SchedulerError` where it has none."""
+    cluster = cluster_of(patient=True)
+    for minutes in range(job.minutes, 0, -1):
+        job = replace(job, minutes=minutes)
+        if not (why := cluster.never(job)):
+            return job
+    raise SchedulerError(f"it would never start: {'; '.join(why)}")
+
+
+def report_script(run: RunConfig, waits_for: Sequence[str], job: Job | None = None) -> str:
+    """The batch script of a report's job that follows these jobs, however they end."""
     further = {"dependency": f"afterany:{':'.join(waits_for)}"}
     if run.site.mail_user:
         further |= {"mail_user": run.site.mail_user, "mail_type": "END,FAIL"}
-    return job.script(further=further)
+    return (job or report_job(run)).script(further=further)
 
 
 def report_name(sweep: Path) -> str:
@@ -116,7 +135,17 @@ def report_name(sweep: Path) -> str:
     return f"parallelbench-report-{hashlib.sha256(str(sweep.resolve()).encode()).hexdigest()[:12]}"
 
 
-def reports(sweep: Path, queue: Mapping[str, QueuedJob]) -> Iterable[QueuedJob]:
+def report_states(jobs: Sequence[QueuedJob]) -> Iterator[str]:
+    """Lines about the jobs that write reports: what they wait for."""
+    if following := [job.job for job in jobs if job.state == "PENDING" and job.reason in ("Dependency", "None")]:
+        yield f"writing reports once the others are over: {', '.join(following)}"
+    for job in jobs:
+        if job.job not in following:
+            state = f"waits: {job.reason}" if job.state == "PENDING" else f"is {job.state.lower()}"
+            yield f"the job {job.job}, which writes the report, {state}"
+
+
+def reports(sweep: Path, queue: Mapping[str, QueuedJob]) -> list[QueuedJob]:
     """The jobs in the queue that write a sweep's report."""
     return [job for job in queue.values() if job.name == report_name(sweep)]
 
@@ -155,7 +184,8 @@ def _shared_folder(run: RunConfig, kind: str) -> Iterator[Path]:
 
 def _announce(job: Job) -> None:
     """Say what is waited for; raises `ConfigError` where that would be for ever."""
-    require_accepted([job])
+    for note in require_accepted([(job, 1)]):
+        print(f"note: {note}", file=sys.stderr)
     nodes = count_of(job.shape.nodes, "node")
     print(f"waiting for {nodes} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launch.attempt import processes
-from launch.attempt.outcome import interrupted
+from launch.attempt.outcome import interrupted, unsaved
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
@@ -251,7 +251,8 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         if job.led > 1 or (run.launcher.checkpoint != "never" and saved(folder)):
             job.left.append(folder.path.name)
         else:
-            say(f"{folder.path.name}: not queued again: nothing was saved, and another start would have no more time")
+            why = unsaved(folder.attempts()[-1]) or "another start would have no more time"
+            say(f"{folder.path.name}: not queued again: nothing was saved, and {why}")
     return outcome.outcome == "ok"
 
 
@@ -406,12 +407,25 @@ def preempted_at(job: str) -> float | None:
         try:
             with _spared():
                 shown = scheduler.ask(["scontrol", "--oneliner", "show", "job", job], timeout_s=left_s)
-            return end_of_grace(shown)
+            ends_at = end_of_grace(shown)
+            return ends_at if ends_at is None else min(ends_at, _ended_by_srun())
         except NoSlurmError:
             return None
         except SchedulerError:
             time.sleep(_PAUSE_S)
     return None
+
+
+def _ended_by_srun() -> float:
+    """When srun ends a step after a SIGTERM to all of its job's processes, itself among them, Unix time, s; infinite:
+    Slurm knows processes by cgroups, and tells the tasks alone, or did not say.
+    """
+    at = time.time()
+    with _spared(), suppress(SchedulerError, ValueError):
+        settings = scheduler.configuration()
+        if "cgroup" not in settings.get("ProctrackType", "cgroup"):
+            return at + int(settings["KillWait"].split()[0])
+    return math.inf
 
 
 @contextmanager

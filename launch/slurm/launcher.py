@@ -15,8 +15,8 @@ from rich.markup import escape
 from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import known_cluster
-from launch.slurm.errands import queue_report, reports
-from launch.slurm.order import in_turns
+from launch.slurm.errands import queue_report, report_states, reports
+from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import ENDING, PAUSED, WAITING, Tracker, left, stuck, track, used
 from launch.slurm.record import FOLDER, holding
 from launch.slurm.sbatch import Hours, job_groups
@@ -24,6 +24,7 @@ from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, StorageError, count_of
+from parallelbench.processes import silence_output
 from parallelbench.results.files import is_there
 from parallelbench.results.folder import RunFolder
 
@@ -60,10 +61,17 @@ class OnSlurm(Launcher):
     def submit(self, prepared: Sequence[Prepared], options: SubmitOptions, console: Console) -> int:
         """Queue the missing runs."""
         sweep = prepared[0].planned.run.sweep_folder
-        submissions = submit(prepared, options, lambda text: _print(console, text))
+
+        def say(text: str) -> None:
+            try:
+                _print(console, text)
+            except BrokenPipeError:  # jobs are submitted all or none, whoever reads of them
+                silence_output()
+
+        submissions = submit(prepared, options, say)
         jobs = ", ".join(str(submission.job) for submission in submissions)
         line = f"submitted: {jobs}" if submissions else "nothing to submit"
-        _print(console, f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
+        say(f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
         return 0
 
     def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
@@ -107,9 +115,8 @@ class OnSlurm(Launcher):
             for job, _, more in stuck(tracker, members):
                 held, to_come = [*held, job], to_come + more
         hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
-        to_report = [job.job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)]
-        report = f"writing reports once the others are over: {', '.join(to_report)}" if to_report else ""
-        return SweepStatus(runs, [line for line in (hours, report, *_holding(held), *_gone_to(away), trouble) if line])
+        report = report_states([job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)])
+        return SweepStatus(runs, [line for line in (hours, *report, *_holding(held), *_gone_to(away), trouble) if line])
 
     def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
         """End the jobs of sweeps."""
@@ -278,8 +285,8 @@ def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> boo
         if answer.start:
             console.print(answer.start, highlight=False)
         console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
-    for warning in cluster.notes_on_all(groups):
-        console.print(f"[yellow]note[/]: {escape(warning)}")
+    for warning in [*cluster.notes_on_all([(group.job, len(group.tasks())) for group in groups]), *out_of_turn(groups)]:
+        console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)
     if cluster.unknown:

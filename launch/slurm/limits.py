@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm import scheduler
@@ -63,8 +63,14 @@ class Allowed:
     associations: Sequence[Association]
     qos: Mapping[str, Limits]
     default_partition: str = ""
+    partition_qos: Mapping[str, str] = field(default_factory=dict)
+    """Partition → its own QOS, whose limits come before those of a job's."""
+    parents: Mapping[str, str] = field(default_factory=dict)
+    """Account → the one above it."""
     queued: int = 0
     """This user's jobs in the queue."""
+    over: frozenset[str] = frozenset()
+    """The QOSs whose limits come before those of a partition's own."""
     safe: bool = False
     """Whether Slurm starts only jobs that a group's minutes (`GrpTRESMins`) let run to their end; else it kills them.
 
@@ -122,19 +128,42 @@ class Allowed:
         for name in sorted({name for each in self.associations for name in each.qos} & self.qos.keys()):
             yield f"QOS {name}", "; ".join(map(_shown, self.qos[name].items())) or "no limits of its own"
 
-    def _limits(self, site: Site, partition: str) -> Limits:
-        """A QOS overrides the account, limit by limit (Slurm's resource_limits page, on their hierarchy)."""
-        account = site.account or next((each.account for each in self.associations if each.default), None)
+    def accounts_of(self, site: Site) -> list[str]:
+        """The account that a site's jobs are charged to, then those above it; [] where none is known."""
+        account = site.account or next((each.account for each in self.associations if each.default), "")
+        found: list[str] = []
+        while account and account not in found:
+            found.append(account)
+            account = self.parents.get(account, "")
+        return found
+
+    def qos_of(self, site: Site, partition: str) -> str:
+        """The QOS of a site's jobs on a partition, as Slurm chooses it; empty where Slurm refuses the account."""
+        association = self._association(site, partition)
+        if association is None:
+            return ""
+        # The association's default, its only one, the cluster's.
+        only = association.qos[0] if len(association.qos) == 1 else "normal"
+        return site.qos or association.default_qos or only
+
+    def _association(self, site: Site, partition: str) -> Association | None:
+        account = next(iter(self.accounts_of(site)), None)
         by_partition = {each.partition: each for each in self.associations if each.account == account}
-        association = by_partition.get(partition, by_partition.get(""))
+        return by_partition.get(partition, by_partition.get(""))
+
+    def _limits(self, site: Site, partition: str) -> Limits:
+        """Limit by limit, a QOS overrides the account, and the partition's own QOS overrides both (Slurm's
+        resource_limits page, on their hierarchy); a QOS with the flag OverPartQOS overrides that.
+        """
+        association = self._association(site, partition)
         if association is None:
             return {}  # Slurm refuses the job
-        # As Slurm chooses: the association's default, its only one, the cluster's.
-        only = association.qos[0] if len(association.qos) == 1 else "normal"
-        return association.limits | self.qos.get(site.qos or association.default_qos or only, {})
+        name = self.qos_of(site, partition)
+        of_job, of_partition = self.qos.get(name, {}), self.qos.get(self.partition_qos.get(partition, ""), {})
+        return association.limits | (of_partition | of_job if name in self.over else of_job | of_partition)
 
 
-def allowed(default_partition: str = "") -> Allowed | None:
+def allowed(default_partition: str = "", partition_qos: Mapping[str, str] | None = None) -> Allowed | None:
     """The limits of accounting; None where it limits nothing. Raises `SchedulerError` where it gives no answer."""
     settings = scheduler.configuration()
     enforced = set(settings.get("AccountingStorageEnforce", "none").split(","))
@@ -144,14 +173,28 @@ def allowed(default_partition: str = "") -> Allowed | None:
     columns = (*_ASSOCIATION, *_OF_ACCOUNTS)
     own = [row for row in _show("user", columns, "where", f"name={user}", "withassoc") if row["Cluster"] == cluster]
     associations = [_association(row) for row in own]
+    rows = [row for row in _show("assoc", _OF_PARENTS) if row["Cluster"] == cluster and not row["User"]]
+    parents = {row["Account"]: row["ParentName"] for row in rows if row["ParentName"] != row["Account"]}
+    qos: dict[str, Limits] = {}
+    over: frozenset[str] = frozenset()
     if not enforced & {"limits", "safe", "all"}:
-        associations, qos = [replace(each, limits={}) for each in associations], {}
+        associations = [replace(each, limits={}) for each in associations]
     else:
-        groups = _groups(cluster)
+        groups = _groups(rows, parents)
         associations = [replace(a, limits=_tightest(a.limits, groups.get(a.account, {}))) for a in associations]
-        qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in _show("qos", ("Name", *_OF_QOS))}
-    queued = len(scheduler.queue())
-    return Allowed(associations, qos, default_partition, queued, safe=bool(enforced & {"safe", "all"}))
+        shown = _show("qos", ("Name", "Flags", *_OF_QOS))
+        qos = {row["Name"]: _limits(row, f"QOS {row['Name']}", _OF_QOS) for row in shown}
+        over = frozenset(row["Name"] for row in shown if "OverPartQOS" in row["Flags"])
+    return Allowed(
+        associations,
+        qos,
+        default_partition,
+        partition_qos or {},
+        parents,
+        queued=len(scheduler.queue()),
+        over=over,
+        safe=bool(enforced & {"safe", "all"}),
+    )
 
 
 def _user() -> str:
@@ -161,15 +204,13 @@ def _user() -> str:
         raise SchedulerError(f"the user id {os.getuid()} has no name on this machine") from None
 
 
-def _groups(cluster: str) -> dict[str, Limits]:
+def _groups(rows: Sequence[Mapping[str, str]], parents: Mapping[str, str]) -> dict[str, Limits]:
     """Account → the limits on its group, and on those of the accounts above it, the tightest of each."""
-    rows = [row for row in _show("assoc", _OF_PARENTS) if row["Cluster"] == cluster and not row["User"]]
-    parents = {row["Account"]: row["ParentName"] for row in rows}
     own = {row["Account"]: _limits(row, f"account {row['Account']}", _OF_GROUPS) for row in rows}
 
     def whole(account: str) -> Limits:
         above = parents.get(account, "")
-        return _tightest(own.get(account, {}), whole(above) if above and above != account else {})
+        return _tightest(own.get(account, {}), whole(above) if above else {})
 
     return {account: whole(account) for account in own}
 

@@ -1,4 +1,4 @@
-"""The order in which the shapes of a sweep are submitted: repeat by repeat, not shape by shape."""
+"""The order in which the shapes of a sweep are submitted: round by round, not shape by shape."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm.sbatch import slurm
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from launch.slurm.sbatch import JobGroup
 
 
 MOST_TURNS = 8
-"""More repeats share turns: every turn of a shape is an array of its own, which sbatch takes a moment for."""
+"""More rounds share turns, two, four or more each: every turn of a shape is an array of its own, which sbatch takes a
+moment for."""
 
 
 @dataclass(frozen=True)
@@ -32,31 +34,52 @@ class Turn:
 
 
 def in_turns(groups: Sequence[JobGroup]) -> list[Turn]:
-    """First the first repeats of each shape, then the next ones.
+    """First the first round of each shape, then the next ones; a round is one repeat of every configuration.
 
-    A sweep measures its configurations in turn within each repeat. One array for each shape would undo that: Slurm
-    starts jobs in about the order of their submission. A shape whose jobs `launcher.array_parallelism` holds back stays
-    one array, since that limit is one array's.
+    A sweep measures its configurations in turn within each round. One array for each shape would undo that: Slurm
+    starts jobs in about the order of their submission. Every other turn has the shapes in reverse, so that none of two
+    shapes always comes first. Within a turn, runs keep the order that is planned.
     """
-    repeats = sorted({item.planned.run.repeat for group in groups for item in group.runs if _may_turn(group)})
-    several = sum(map(_may_turn, groups)) > 1
-    turn_of = {repeat: place * min(MOST_TURNS, len(repeats)) // len(repeats) for place, repeat in enumerate(repeats)}
+    turn_of = _turns(sorted({item.planned.run.repeat for group in groups for item in group.runs}))
     turns: dict[tuple[int, int], list[int]] = {}
     for shape, group in enumerate(groups):
         for place, item in enumerate(group.runs):
-            turn = turn_of[item.planned.run.repeat] if several and _may_turn(group) else 0
+            turn = 0 if len(groups) == 1 or _packed(group) else turn_of[item.planned.run.repeat]
             turns.setdefault((turn, shape), []).append(place)
     before = dict.fromkeys(range(len(groups)), 0)
     found = []
-    for (_, shape), places in sorted(turns.items()):
+    for turn, shape in sorted(turns, key=lambda key: (key[0], -key[1] if key[0] % 2 else key[1])):
         group = groups[shape]
-        part = replace(group, runs=[group.runs[place] for place in places])
+        part = replace(group, runs=[group.runs[place] for place in turns[turn, shape]])
         found.append(Turn(part, shape, before[shape], len(group.tasks())))
         before[shape] += len(part.tasks())
     return found
 
 
-def _may_turn(group: JobGroup) -> bool:
-    """Whether its runs may be several arrays: not where they share a job, or wait for each other."""
-    launcher = slurm(group.runs[0].planned.run)
-    return not launcher.pack and len(group.runs) <= launcher.array_parallelism
+def out_of_turn(groups: Sequence[JobGroup]) -> Iterator[str]:
+    """Why runs of several shapes are not measured in turn, although they are repeated."""
+    if len(groups) < 2 or len({item.planned.run.repeat for group in groups for item in group.runs}) == 1:
+        return
+    if any(map(_packed, groups)):
+        yield (
+            "launcher.pack=true puts all repeats of a shape into one job, so the shapes are measured one after the "
+            "other, and comparisons between them count as not interleaved: choose launcher.pack=false"
+        )
+    longest = max(in_turns(groups), key=lambda turn: len(turn.group.tasks()))
+    jobs, at_once = len(longest.group.tasks()), slurm(longest.group.runs[0].planned.run).array_parallelism
+    if jobs > at_once:
+        yield (
+            f"launcher.array_parallelism={at_once} holds back {jobs - at_once} of the {count_of(jobs, 'job')} of a "
+            f"turn, which may start after later turns of other shapes: raise it to {jobs}"
+        )
+
+
+def _turns(repeats: Sequence[int]) -> dict[int, int]:
+    """Repeat → its turn. Rounds are planned in pairs, one the reverse of the other: these share turns first."""
+    rounds = 1 if len(repeats) <= MOST_TURNS else 2 * -(-len(repeats) // (2 * MOST_TURNS))
+    return {repeat: place // rounds for place, repeat in enumerate(repeats)}
+
+
+def _packed(group: JobGroup) -> bool:
+    """Whether its runs share one job, which can't be divided."""
+    return slurm(group.runs[0].planned.run).packed

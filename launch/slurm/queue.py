@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from launch.attempt.outcome import unsaved
 from launch.launcher import RunStatus, saved
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
@@ -65,6 +66,8 @@ class JobStatus:
     """Its job works through several runs."""
     tried: bool = False
     """The outcome in its folder is that of an attempt of its job's."""
+    again: bool = False
+    """Its job waits for another start, and Slurm has not said what for."""
     needs: str = ""
     """What must change before another try can end otherwise; empty: nothing that is known."""
     elsewhere: str = ""
@@ -98,13 +101,13 @@ class JobStatus:
                 return f"submitted to the cluster {self.elsewhere}, and its job is known only there{before}"
             return f"submitted; it is not known yet whether Slurm has the job{before}"
         if self.label == "queued" and self.queued is not None:
-            return _waiting(self.queued)
+            return _waiting(self.queued, again=self.again)
         if self.label == "running":
             return ""
         if self.state.state == "missing" and self.job:
             how = f"ended before the run began: {self.ended}" if self.ended else "left no outcome"
             return f"its job {self.job} {how}; `parallelbench logs` shows what it printed"
-        how = f"{self.ended}; {self.needs}" if self.needs else self.ended
+        how = "; ".join(filter(None, [self.ended, self.needs]))
         return f"{recorded} ({how})" if how else recorded
 
     def shown(self) -> RunStatus:
@@ -118,15 +121,28 @@ class JobStatus:
         return (self.state.to_run and not self.needs) or (self.state.unsuccessful and self.state.label in retry)
 
 
-def _waiting(queued: QueuedJob) -> str:
-    """Why a run has not begun, or does not go on."""
+_HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_HELD_FOR = {
+    *("JobHeldUser", "JobHoldMaxRequeue", "launch failed requeued held", "launch_failed_requeued_held"),
+    *("job requeued in held state", "job_requeued_in_held_state"),
+}
+"""States, and reasons of waiting, of jobs that start only once somebody releases them."""
+
+
+def _waiting(queued: QueuedJob, *, again: bool) -> str:
+    """Why a run has not begun, or does not go on; `again`: its job has begun it before."""
     if queued.state in PAUSED:
         return "suspended: it has begun, and Slurm goes on with it later"
     if queued.state not in WAITING:
         return "waits in its packed job"
     at = f", expected to start {queued.starts_at}" if queued.starts_at else ""
     # "None": the scheduler has not looked at it yet.
-    return f"{queued.reason if queued.reason != 'None' else 'just submitted'}{at}"
+    reason = queued.reason if queued.reason != "None" else "just queued again" if again else "just submitted"
+    if queued.reason == "JobHeldAdmin":
+        return f"{reason}: only the cluster's operators can release it"
+    if queued.state in _HELD or queued.reason in _HELD_FOR:
+        return f"{reason}: held until `scontrol release {queued.job}`"
+    return f"{reason}{at}"
 
 
 @dataclass(frozen=True)
@@ -196,7 +212,8 @@ class Tracker:
         how = ended if state.label == "killed" else "TIMEOUT" if _ran_out(folder, state, submission) else ""
         alone = queued is None and not packed
         needs = _what_must_change(folder, how, submission, run) if how and alone else ""
-        return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, needs=needs)
+        again = queued is not None and queued.reason == "None" and _starts(folder, submission) > 0
+        return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, again=again, needs=needs)
 
     def _elsewhere(self, folder: RunFolder, state: State) -> str:
         """The other cluster that may still start a run that does not run now; empty: none."""
@@ -363,9 +380,13 @@ def _over(folder: RunFolder, state: State, submission: Submission) -> bool:
 
 def _may_start_again(folder: RunFolder, state: State, submission: Submission) -> bool:
     """Whether the job of a failed run would try it once more."""
+    return state.to_run and _starts(folder, submission) < submission.launcher.attempts
+
+
+def _starts(folder: RunFolder, submission: Submission) -> int:
+    """How many attempts of a run a submission's job has begun."""
     began = (attempt.supervisor() for attempt in folder.attempts())
-    starts = sum(each is not None and each.job.startswith(f"{submission.token}.") for each in began)
-    return state.to_run and starts < submission.launcher.attempts
+    return sum(each is not None and each.job.startswith(f"{submission.token}.") for each in began)
 
 
 def _ran_out(folder: RunFolder, state: State, submission: Submission) -> bool:
@@ -389,9 +410,10 @@ def _what_must_change(folder: RunFolder, ended: str, submission: Submission, run
     had, site = submission.launcher, submission.site
     has, its_site = (slurm(run), run.site) if run is not None else (had, site)
     asks = its_site.memory_by != "none"
-    if ended == "OUT_OF_MEMORY" and asks and _memory_gib(has, its_site) <= _memory_gib(had, site):
+    if ended == scheduler.OUT_OF_MEMORY and asks and _memory_gib(has, its_site) <= _memory_gib(had, site):
         return f"out of host memory: raise launcher.memory_gib_per_device above {_memory_gib(had, site):g}"
-    if ended == "TIMEOUT" and has.time_limit_min <= had.time_limit_min and not saved(folder):
+    in_vain = has.time_limit_min <= had.time_limit_min and not saved(folder)
+    if ended == "TIMEOUT" and in_vain and not unsaved(attempts[-1]):  # else it is room that lacks, not time
         return f"nothing was saved within launcher.time_limit_min={had.time_limit_min}: raise it"
     return ""
 

@@ -46,7 +46,10 @@ _ADVICE = (
     ("Unable to contact slurm controller", "is slurmctld up? Nothing is lost: run the same command again later"),
     ("Socket timed out", "the controller is busy: run the same command again later"),
 )
-_ANSWER_LOST = ("timed out", "Zero Bytes", "Unexpected message", "Could not make sense")
+_ANSWER_LOST = (
+    *("timed out", "Zero Bytes", "Unexpected message", "Could not make sense"),
+    "killed for an unknown reason",  # submitit's words where an answer is no UTF-8, or sbatch was killed
+)
 _LIMIT_REACHED = ("QOSMaxSubmitJob", "AssocMaxSubmitJob", "MaxSubmitJobs", "Job violates accounting/QOS policy")
 _NO_NODES = ("Requested node configuration is not available", "Invalid time specified")
 """The latter is said of a reservation that begins later."""
@@ -134,7 +137,7 @@ class Accounted:
     job: str
     name: str
     ended: str
-    """How it ended, e.g. OUT_OF_MEMORY; empty: not over yet, as far as accounting knows."""
+    """How it ended, e.g. TIMEOUT; empty: not over yet, as far as accounting knows."""
 
 
 def available() -> bool:
@@ -203,11 +206,9 @@ def wait_for(command: Sequence[str], *, job: str, shown: bool = False) -> subpro
     gets the time to end it. An srun that is killed leaves a job that waits in the queue.
     """
     pipe = None if shown else subprocess.PIPE
-    srun: subprocess.Popen[str] | None = None  # an interrupt may come while it is started
+    srun: subprocess.Popen[bytes] | None = None  # an interrupt may come while it is started
     try:
-        srun = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=_own_environment()
-        )
+        srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=_own_environment())
         output, errors = srun.communicate()
     except FileNotFoundError:
         raise no_program(command[0]) from None
@@ -225,7 +226,7 @@ def wait_for(command: Sequence[str], *, job: str, shown: bool = False) -> subpro
             with suppress(SchedulerError):
                 _run(["scancel", f"--name={job}"])
         raise
-    return subprocess.CompletedProcess(list(command), srun.returncode, output or "", errors or "")
+    return subprocess.CompletedProcess(list(command), srun.returncode, _text(output), _text(errors))
 
 
 def no_program(name: str) -> NoSlurmError:
@@ -241,14 +242,18 @@ def _own_environment() -> dict[str, str]:
 def _run(command: Sequence[str], *, script: str = "", timeout_s: float | None = None) -> str:
     limit_s, own = timeout_s or TIMEOUT_S, _own_environment()
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit_s, check=False, input=script or None, env=own
-        )
+        words = os.fsencode(script) or None
+        done = subprocess.run(command, capture_output=True, timeout=limit_s, check=False, input=words, env=own)
     except FileNotFoundError:
         raise no_program(command[0]) from None
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"{command[0]} gave no answer within {limit_s:g} s: run the same command later") from None
-    return answer(done)
+    return answer(subprocess.CompletedProcess(list(command), done.returncode, _text(done.stdout), _text(done.stderr)))
+
+
+def _text(printed: bytes | None) -> str:
+    """What a program of Slurm's has printed: names and comments of jobs are bytes, not always of UTF-8."""
+    return (printed or b"").decode(errors="replace")
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> str:
@@ -318,18 +323,28 @@ def accounted(names: Iterable[str], *, since: float) -> list[Accounted]:
     """This user's jobs of these names in `sacct`, oldest first; [] without accounting. One query.
 
     `since` (Unix time, s) is when the first of them was submitted. By name, since ids are given out again.
+
+    With the jobs' steps: where a cgroup holds a job to its memory, its step is OUT_OF_MEMORY, and the job FAILED.
     """
     known = set(names)
     # An hour earlier: the clock of the database's host may differ.
     begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 3600))
-    command = ["sacct", "-X", "-n", "-P", "--duplicates", "--format=JobID,State,JobName"]
+    command = ["sacct", "-n", "-P", "--duplicates", "--format=JobID,State,JobName"]
     try:
         lines = ask([*command, f"--name={','.join(sorted(known))}", f"--starttime={begin}"]).splitlines()
     except SchedulerError:
         return []  # no slurmdbd, or none that answers
-    rows = (line.split("|", 2) for line in lines if line.count("|") >= 2)
-    mine = [(job, name, _ended(state)) for job, state, name in rows if name in known]
+    mine: list[tuple[str, str, str]] = []
+    for job, state, name in (line.split("|", 2) for line in lines if line.count("|") >= 2):
+        whole, step, _ = job.partition(".")
+        if not step and name in known:
+            mine.append((job, name, _ended(state)))
+        elif step and mine and mine[-1][0] == whole and (mine[-1][2], _ended(state)) == ("FAILED", OUT_OF_MEMORY):
+            mine[-1] = (whole, mine[-1][1], OUT_OF_MEMORY)  # a start's steps follow it
     return [Accounted(each, name, ended) for job, name, ended in mine for each in tasks_of(job)]
+
+
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
 
 
 def _ended(state: str) -> str:

@@ -23,7 +23,7 @@ from launch.leftovers import remove_intent, untouched
 from launch.slurm import job, record, scheduler
 from launch.slurm.cluster import require_accepted
 from launch.slurm.limits import check_budget
-from launch.slurm.order import in_turns
+from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import track
 from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
@@ -84,7 +84,9 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
     sweep = prepared[0].planned.run.sweep_folder
     wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
     check_budget(wanted, options.max_gpu_hours)
-    require_accepted([group.job for group in wanted])
+    notes = require_accepted([(group.job, len(group.tasks())) for group in wanted])
+    for note in [*notes, *out_of_turn(wanted)]:
+        say(f"note: {note}")
     with record.lock(sweep):
         statuses, to_start = _to_start(prepared, options.retry, locked=True)
         if rest := not_submitted(statuses, options.retry):

@@ -71,7 +71,7 @@ OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_
 """
 _EXIT_CODES = """
 Exit codes: 0 success; 1 a run failed (compare: a configuration is slower); 2 the request is invalid or can't be judged;
-130 interrupted.
+130 interrupted; 141 the reader of its output is gone.
 """
 _COMPARE_EPILOG = """
 Runs are paired by configuration and repeat. With --fail-if-slower, slower means that the lower end of the 95 %

@@ -35,11 +35,19 @@ WIDTH = 160
 """Columns of output that goes to no terminal, and where COLUMNS says nothing: rich would cut it to 80."""
 
 
+class _Console(Console):
+    """One that leaves it to the caller what follows where the reader of a pipe has closed it."""
+
+    def on_broken_pipe(self) -> None:
+        """Called where `BrokenPipeError` is handled; rich would end the program as if it had failed."""
+        raise
+
+
 def console() -> Console:
     """Standard output."""
     columns = os.environ.get("COLUMNS", "")
     asked = columns.isascii() and columns.isdigit() and int(columns) > 0
-    return Console() if sys.stdout.isatty() else Console(width=int(columns) if asked else WIDTH)
+    return _Console() if sys.stdout.isatty() else _Console(width=int(columns) if asked else WIDTH)
 
 
 def say(text: str) -> None:

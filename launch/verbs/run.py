@@ -173,7 +173,8 @@ def busy_programs() -> list[str]:
 def _shares(processes: Sequence[psutil.Process]) -> Iterator[tuple[float, str, int]]:
     for process in processes:
         with suppress(psutil.Error):  # it has ended
-            yield process.cpu_percent(), process.info["name"], process.pid
+            name = (process.info["name"] or "").encode(errors="replace").decode()  # it may be no UTF-8
+            yield process.cpu_percent(), name, process.pid
 
 
 @contextmanager

@@ -87,10 +87,14 @@ def disturbed_below(root: Path, states: Look, plugin: str | None) -> Disturbed:
     from analysis import excluded, load  # which loads Polars
     from analysis.comparison.exclusions import disturbed_lines
 
-    runs = load(root, plugin=plugin)
-    rows = runs.run.join(excluded(runs), on="run_id")
-    folders = rows.filter(rows["exclusion"] == DISTURBED)["folder"]
-    return Disturbed(disturbed_lines(runs), {RunFolder(Path(folder)) for folder in folders})
+    sweeps, lines, found = list(dict.fromkeys(folder.path.parent for folder, _ in states)), [], set()
+    # Sweep by sweep: of a run that several of them measured, one measurement would be read.
+    for each in sweeps if len(sweeps) > 1 else [root]:
+        runs = load(each, plugin=plugin)
+        rows = runs.run.join(excluded(runs), on="run_id")
+        found |= {RunFolder(Path(folder)) for folder in rows.filter(rows["exclusion"] == DISTURBED)["folder"]}
+        lines += [f"{each.name}: {line}" if len(sweeps) > 1 else line for line in disturbed_lines(runs)]
+    return Disturbed(lines, found)
 
 
 MOST_LEFT_OUT = 3

@@ -195,7 +195,7 @@ class InlineLauncher(LauncherOptions, frozen=True, kw_only=True, tag="inline"):
 
 
 class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
-    """One Slurm job per configuration; those of equal shape make up an array."""
+    """One Slurm job per run; those of equal shape and round make up an array."""
 
     time_limit_min: Count
     """Time limit of a job, in minutes."""
@@ -204,7 +204,7 @@ class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     memory_gib_per_device: Memory | None
     """Host memory requested with each device, GiB; null: the site's usual amount."""
     array_parallelism: Count
-    """At most this many jobs of one array run at a time."""
+    """At most this many jobs of one array, one shape's in one round, run at a time."""
     signal_delay_s: Annotated[int, Meta(ge=1, le=65_535)]
     """Slurm warns a job this long before its time limit, give or take a minute; it stops after the current epoch."""
     attempts: Count

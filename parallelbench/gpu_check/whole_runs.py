@@ -196,6 +196,7 @@ def _program(verb: str, results: Path, device_type: str, *overrides: str, fails:
             env=inherited(os.environ),
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIMEOUT_S,
             start_new_session=True,
         )

@@ -196,7 +196,7 @@ def links(topology: str | None, gpus: Collection[int] | None = None) -> list[str
 def output_of(command: list[str]) -> str | None:
     """What a command prints; None where it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

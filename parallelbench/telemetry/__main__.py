@@ -1,4 +1,4 @@
-"""The sampler's process: `python -m parallelbench.telemetry SETTINGS`, ended by SIGTERM, and by its parent's death."""
+"""The sampler's process: `python -m parallelbench.telemetry SETTINGS`, ended by `END`, and by its parent's death."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 
 from parallelbench.processes import die_with_parent
-from parallelbench.telemetry.sampler import Sampler, SamplerSettings, sample_until
+from parallelbench.telemetry.sampler import END, Sampler, SamplerSettings, sample_until
 
 
 def main(settings_json: str) -> int:
-    """Sample until SIGTERM comes."""
+    """Sample until `END` comes."""
     settings = msgspec.json.decode(settings_json, type=SamplerSettings)
     _step_aside(settings.spare_cores)
     # After that, since these imports are the largest piece of work of this process.
@@ -26,7 +26,7 @@ def main(settings_json: str) -> int:
     if os.getppid() != settings.parent:  # the parent died before the kernel was asked to watch it
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, END})
     with contextlib.suppress(StorageError):  # the run continues without telemetry; its ranks report a full disk
         recorder = Recorder(Path(settings.recording))
         sample_until(_stopped, Sampler(settings, recorder), hz=settings.hz)
@@ -44,7 +44,7 @@ def _step_aside(spare_cores: list[int]) -> None:
 
 
 def _stopped(timeout_s: float) -> bool:
-    return signal.sigtimedwait({signal.SIGTERM}, timeout_s) is not None
+    return signal.sigtimedwait({END}, timeout_s) is not None
 
 
 if __name__ == "__main__":

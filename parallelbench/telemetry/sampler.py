@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -83,6 +84,8 @@ def sample_until(
 
 GRACE_S = 3.0
 """How long a sampler may take for its last sample: NVML can be slow, and the disk too."""
+END = signal.SIGHUP
+"""What ends a sampler. Not SIGTERM, which Slurm may send to all processes of a job whose ranks go on for a while."""
 KILLED_S = 0.1
 """How long the kernel may take to end it."""
 
@@ -115,7 +118,7 @@ def command_line(settings: SamplerSettings) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
+    process.send_signal(END)
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:

@@ -239,6 +239,8 @@ class EpochBoundary:
         self._checkpoints = Checkpoints(attempt.checkpoints, world)
         self._policy = Policy(run, attempt)
         self._run = run
+        self._warned_of: set[str] = set()
+        """Why epochs could not be saved."""
         self.saved = 0
         """The last epoch whose state is on disk; 0: none."""
 
@@ -250,11 +252,16 @@ class EpochBoundary:
         """Save every rank's state after this epoch; training continues if that fails."""
         start = time.perf_counter()
         state = {"replica": replica.local_state(), "random": self._world.random_state()}
-        problem = self._checkpoints.save(Key(self._attempt.number, epoch), state)
+        key = Key(self._attempt.number, epoch)
+        problem = self._checkpoints.save(key, state)
         del state
         release_host()  # it counts in no epoch's peak; a GPU's peak is of tensors, whatever its allocator has cached
         if problem is not None:
-            self._warn(f"no checkpoint after epoch {epoch}: {problem}")
+            if self._world.rank == 0:
+                self._journal.event("unsaved", epoch=epoch, reason=problem)
+            if (kind := problem.replace(key.name, "")) not in self._warned_of:
+                self._warned_of.add(kind)  # once: a disk may stay full for a thousand epochs
+                self._warn(f"no checkpoint after epoch {epoch}: {problem}; later epochs that fail alike are not listed")
             return
         self.saved = epoch
         if self._world.rank == 0:

@@ -6,6 +6,7 @@ prints.
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -38,6 +39,8 @@ def _record_failures(file: Path, codes: dict[int, int]) -> None:
 
     close, closed = SubprocessContext.close, set[SubprocessContext]()
 
+    blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # in Slurm's jobs
+
     def noted(self: SubprocessContext, *arguments: Any, **options: Any) -> None:
         if self not in closed:
             closed.add(self)
@@ -45,7 +48,10 @@ def _record_failures(file: Path, codes: dict[int, int]) -> None:
             codes.update({rank: code for rank, code in exits.items() if code})
             if codes:
                 _write(file, codes)
-        close(self, *arguments, **options)
+        if blocked:  # else it would wait for half a minute before it kills them
+            close(self, signal.SIGKILL)
+        else:
+            close(self, *arguments, **options)
 
     SubprocessContext.close = noted  # type: ignore[assignment,method-assign]
 

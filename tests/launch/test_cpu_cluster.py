@@ -12,7 +12,7 @@ from parallelbench import cli
 from tests.launch.fake_slurm import FakeSlurm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "slurm.md"
-SINFO = "cpu|cpu*|up|infinite|4|64|128000|(null)|(null)|0/4/0/4\n"
+SINFO = "cpu|cpu*|up|infinite|4|64|128000|(null)|(null)|0/4/0/4|idle\n"
 
 
 @pytest.fixture

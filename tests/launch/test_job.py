@@ -534,7 +534,7 @@ def test_a_node_leaves_what_a_sigterm_means_to_the_head(
     head = followed(tmp_path, monkeypatch, waiting, "exec sleep 20", signals=True)
     assert head.looks == 5
     assert head.process is not None
-    assert head.process.returncode == -signal.SIGTERM
+    assert head.process.returncode == -signal.SIGKILL
 
 
 def no_log(attempt: Attempt, _: pytest.MonkeyPatch) -> None:

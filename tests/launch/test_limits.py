@@ -28,8 +28,8 @@ GROUPS = (
     "here|grp_b|science||cpu=600|\nhere|grp_b||me||\nhere|lab|root|||\nhere|cpus|root|||\n"
     "there|grp_b|root||gres/gpu=1|cpu=1\n"
 )
-#      Name MaxWall MaxTRES GrpTRES MaxJobsPU MaxSubmitPU MaxTRESPU MaxTRESMins GrpTRESMins
-QOS = "normal||||||||\nshort|1-00:00:00|gres/gpu=2,mem=20G||2||gres/gpu=6,cpu=20||\nbrief|||||||cpu=50|cpu=90\n"
+#      Name Flags MaxWall MaxTRES GrpTRES MaxJobsPU MaxSubmitPU MaxTRESPU MaxTRESMins GrpTRESMins
+QOS = "normal|||||||||\nshort||1-00:00:00|gres/gpu=2,mem=20G||2||gres/gpu=6,cpu=20||\nbrief||||||||cpu=50|cpu=90\n"
 
 
 @pytest.fixture
@@ -96,6 +96,19 @@ def test_what_accounting_refuses_is_said(
     texts = list(refusals(found, group(tmp_path, "launcher.time_limit_min=5", *overrides)))
     assert len(texts) == (message is not None), texts
     assert message is None or message in texts[0]
+
+
+def test_the_qos_of_a_partition_comes_before_the_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    found: Any = allowed("normal", {"normal": "short"})
+    asked = group(tmp_path, "launcher.time_limit_min=121")
+    assert refusals(found, asked) == []
+    asked = group(tmp_path, "launcher.time_limit_min=1441")
+    (text,) = refusals(found, asked)
+    assert "the QOS short allows 1440" in text
+    slurm.answers["qos"] = QOS.replace("normal||", "normal|OverPartQOS|01:00:00")
+    found = allowed("normal", {"normal": "short"})
+    (text,) = refusals(found, asked)
+    assert "the QOS normal allows 60" in text
 
 
 def test_a_limit_of_a_type_of_gpu_counts_for_that_type(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +16,16 @@ import pytest
 from rich.console import Console
 
 from launch.launcher import RunStatus
-from launch.slurm import record
+from launch.slurm import record, scheduler, submit
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.queue import STUCK_S, JobStatus, left, track
-from launch.slurm.scheduler import QueuedJob
+from launch.slurm.scheduler import NoJob, QueuedJob, SubmissionError
+from launch.verbs.run import busy_programs
 from launch.verbs.status import overview, progress, rendered
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
 from tests.faults import fault
-from tests.launch.fake_slurm import MISSING, FakeSlurm, submission
+from tests.launch.fake_slurm import MISSING, FakeSlurm, group, programs, submission
 
 HOUR_S = 3600.0
 OPERATORS = "Slurm can't end 1 job (COMPLETING), so devices stay taken: tell the cluster's operators of 5"
@@ -185,3 +188,42 @@ def record_refusal(path: Path) -> None:
     from parallelbench.errors import ConfigError
 
     raise ConfigError(f"{path} belongs to another user, and jobs would execute it: use your own folder")
+
+
+ODD = r"caf\351 | \377"
+"""What printf writes as bytes that are no UTF-8."""
+
+
+def test_jobs_whose_names_are_no_utf_8_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm keeps the bytes that sbatch was given, and shows them to all commands."""
+    queue = rf"printf '5|N/A|5|RUNNING|n1|N/A|N/A|{ODD}\n6|N/A|6|PENDING|None|N/A|N/A|parallelbench-x\n'"
+    programs(tmp_path / "bin", monkeypatch, squeue=queue, scancel=f"printf '{ODD}' >&2; exit 1", srun=f"printf '{ODD}'")
+    known = scheduler.queue()
+    assert (known["5"].state, known["6"].name) == ("RUNNING", "parallelbench-x")
+    with pytest.raises(scheduler.SchedulerError, match=r"^scancel: caf. | "):
+        scheduler.tell(["scancel", "5"])
+    assert scheduler.wait_for(["srun"], job="x").stdout.startswith("caf")
+
+
+def test_an_sbatch_that_prints_no_utf_8_may_have_made_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs(tmp_path / "bin", monkeypatch, sbatch=f"printf '{ODD}'; echo Submitted batch job 17", srun="true")
+    one = group(tmp_path / "results")
+    mine = one.submission(one.tasks(), record.new_token())
+    path = record.write(tmp_path / "results" / "adhoc", mine)
+    with pytest.raises(SubmissionError) as raised:
+        submit.sbatch(path, mine, one.shape)
+    assert raised.value.why is NoJob.LOST, "it is looked for by its name"
+
+
+def test_a_busy_program_is_named_whatever_its_bytes(tmp_path: Path) -> None:
+    """Else whoever prints it fails."""
+    odd = os.path.join(os.fsencode(tmp_path), b"caf\xe9")
+    os.symlink(os.path.realpath(sys.executable), odd)
+    with subprocess.Popen([odd, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE) as busy:
+        try:
+            assert busy.stdout is not None
+            busy.stdout.readline()
+            (line,) = (each for each in busy_programs() if f"(process {busy.pid}," in each)
+            assert line.encode().startswith(b"caf?")
+        finally:
+            busy.kill()

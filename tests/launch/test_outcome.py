@@ -324,6 +324,8 @@ def test_ranks_that_were_asked_to_stop_did_not_fail(attempt: Attempt, saved: int
     assert outcome == "timeout"
     assert outcome in RETRYABLE
     assert reason.startswith(f"stopped after epoch 3 of 9, as requested; submitting again {word}")
+    journal.event("unsaved", epoch=3, reason="can't write x: the disk is full")
+    assert judge(attempt, 3, 1)[1] == f"{reason} (can't write x: the disk is full)"
 
 
 # --- what went wrong on a rank

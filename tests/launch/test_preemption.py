@@ -41,6 +41,22 @@ def test_a_grace_is_no_end(state: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert terminated(tmp_path, monkeypatch, f"echo '{answer}'") == ["saves", "preempted"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "most_s"), [("ProctrackType = proctrack/cgroup", 500), ("ProctrackType = proctrack/pgid", 30)]
+)
+def test_without_cgroups_srun_ends_the_grace(
+    settings: str, most_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the same SIGTERM, and then leaves its step no more than KillWait."""
+    ends = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 500))
+    answer = IN_GRACE.replace("2026-11-23T12:28:05", ends)
+    script = f"[[ $2 == config ]] && printf 'KillWait = 30 sec\\n{settings}\\n' || echo '{answer}'"
+    programs(tmp_path, monkeypatch, scontrol=script)
+    ends_at = job.preempted_at("7")
+    assert ends_at is not None
+    assert most_s - 20 < ends_at - time.time() <= most_s
+
+
 def test_slurm_says_when_a_grace_ends() -> None:
     ends_at = end_of_grace(IN_GRACE)
     assert ends_at is not None

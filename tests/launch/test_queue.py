@@ -26,6 +26,7 @@ from parallelbench.results import liveness
 from parallelbench.results.attempt import OUTCOMES, Attempt, Outcome, OutcomeName
 from parallelbench.results.files import fill
 from parallelbench.results.folder import RunFolder, State
+from parallelbench.results.journal import Journal
 from tests.faults import fault
 from tests.launch.fake_slurm import DONE, MISSING, FakeSlurm, run_of, submission
 
@@ -185,6 +186,27 @@ def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
     assert "3 jobs cancelled" in text
     assert "1 run resumes after the last saved epoch; 1 run starts over because nothing was saved" in text
     assert "it is not known yet whether Slurm has 1 more array" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "again", "said"),
+    [
+        ("PENDING", "None", False, "just submitted"),
+        ("PENDING", "None", True, "just queued again"),
+        ("REQUEUED", "None", True, "just queued again"),
+        ("PENDING", "Resources", True, "Resources"),
+        ("PENDING", "JobHeldUser", False, "JobHeldUser: held until `scontrol release 17_0`"),
+        ("PENDING", "JobHeldAdmin", False, "JobHeldAdmin: only the cluster's operators can release it"),
+        ("PENDING", "launch failed requeued held", True, "requeued held: held until `scontrol release 17_0`"),
+        ("REQUEUE_HOLD", "job requeued in held state", True, "state: held until `scontrol release 17_0`"),
+    ],
+)
+def test_a_job_that_waits_says_what_for(state: str, reason: str, again: bool, said: str, tmp_path: Path) -> None:
+    mine = submission(job="17")
+    RunFolder(tmp_path / "a").claim(job=f"{mine.token if again else 'another'}.17.0")
+    tracker = Tracker({"a": [(mine, 0)]}, {"17_0": QueuedJob("17_0", state, reason, "", mine.name)})
+    status = tracker.status(RunFolder(tmp_path / "a"), KILLED)
+    assert (status.label, status.reason.endswith(said)) == ("queued", True), status.reason
 
 
 def test_all_sweeps_are_asked_about_at_once(tmp_path: Path, fake: FakeSlurm) -> None:
@@ -476,7 +498,21 @@ def test_a_run_that_stopped_at_its_time_limit_with_nothing_saved_waits_for_more_
     )
     status = Tracker(by_run([mine])).status(folder, run=run_of())
     assert status.starts(frozenset()) is starts
+    needs = "" if starts else " (nothing was saved within launcher.time_limit_min=60: raise it)"
+    assert status.reason == f"stopped when it was warned{needs}"
     assert Tracker(by_run([mine])).status(folder, run=run_of("launcher.time_limit_min=90")).starts(frozenset())
+
+
+def test_a_time_limit_after_nothing_could_be_saved_is_no_lack_of_time(tmp_path: Path, fake: FakeSlurm) -> None:
+    """It is the disk that must change, and that may have happened."""
+    folder, _ = killed(tmp_path, fake, "TIMEOUT")
+    journal = Journal(folder.attempts()[-1].path / "journal-rank0.jsonl")
+    journal.event("unsaved", epoch=1, reason="can't write x: the disk is full")
+    assert asked_again(folder).starts(frozenset())
+    assert "raise it" not in asked_again(folder).reason
+    journal.event("checkpoint", epoch=2, save_s=1.0)
+    journal.close()
+    assert not asked_again(folder).starts(frozenset())
 
 
 def test_a_time_limit_after_a_saved_epoch_is_no_obstacle(tmp_path: Path, fake: FakeSlurm) -> None:
@@ -485,6 +521,30 @@ def test_a_time_limit_after_a_saved_epoch_is_no_obstacle(tmp_path: Path, fake: F
     saved.mkdir(parents=True)
     (saved / "manifest.json").write_text("{}")
     assert asked_again(folder).starts(frozenset())
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "ended"),
+    [
+        ("FAILED", "OUT_OF_MEMORY", "OUT_OF_MEMORY"),
+        ("FAILED", "FAILED", "FAILED"),
+        ("TIMEOUT", "OUT_OF_MEMORY", "TIMEOUT"),
+    ],
+)
+def test_a_step_that_was_out_of_memory_tells_why_its_job_failed(
+    job: str, step: str, ended: str, tmp_path: Path, fake: FakeSlurm
+) -> None:
+    """What sacct shows where a cgroup holds jobs to their memory; of another start and another job before."""
+    folder, mine = killed(tmp_path, fake, "FAILED")
+    fake.answers["sacct"] = (
+        f"29|FAILED|x\n29.0|OUT_OF_MEMORY|python3\n30_0|REQUEUED|{mine.name}\n30_0.0|OUT_OF_MEMORY|python3\n"
+        f"30_0|{job}|{mine.name}\n30_0.batch|FAILED|batch\n30_0.extern|COMPLETED|extern\n30_0.0|{step}|python3\n"
+        f"30_1|FAILED|{mine.name}\n30_1.0|FAILED|python3\n"
+    )
+    status = asked_again(folder)
+    assert status.ended == ended
+    assert status.starts(frozenset()) == (ended == "FAILED")
+    assert ("raise launcher.memory_gib_per_device above" in status.reason) == (ended == "OUT_OF_MEMORY")
 
 
 def test_runs_that_share_a_job_are_not_blamed_for_its_end(tmp_path: Path, fake: FakeSlurm) -> None:

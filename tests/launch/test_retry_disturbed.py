@@ -81,6 +81,24 @@ def test_disturbed_runs_are_forgotten_and_asked_for_again(
     assert listing(calm.path) == others
 
 
+@pytest.mark.parametrize("disturbed", ["one", "other"])
+def test_each_sweeps_measurement_of_a_run_is_judged(
+    disturbed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report of both reads one of the two."""
+    for name in ("one", "other"):
+        (planned,) = expand([*TINY, "epochs=3", f"sweep.name={name}", f"results={tmp_path}"])
+        published(planned.run, Fake(others_time_s=lost(0.48, {2, 3})) if name == disturbed else Fake())
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert {Path(row["folder"]).parent.name: row["disturbed"] for row in rows} == {
+        "one": disturbed == "one",
+        "other": disturbed == "other",
+    }
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert f"{disturbed}: Others disturbed 1 run of" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_who_is_disturbed_again_learns_what_else_computes_and_what_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

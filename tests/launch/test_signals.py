@@ -17,7 +17,7 @@ from rich.console import Console
 
 from launch import local
 from launch.attempt import supervisor
-from launch.attempt.processes import Training, _Parent
+from launch.attempt.processes import Training, _Parent, before_the_program, end
 from launch.attempt.signals import heed, rest
 from launch.attempt.supervisor import Interrupted, carry_out, stoppable, supervise
 from launch.launcher import SubmitOptions
@@ -173,3 +173,35 @@ def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(
                 parent.start(ForkRequest(arguments=[], processes=1), sys.__stdout__)
     finally:
         parent.close()
+
+
+@pytest.mark.parametrize("in_job", [True, False])
+def test_ranks_of_a_job_outlive_what_slurm_sends_to_all_its_processes(
+    in_job: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it knows them by their parents: they still have to save. Their supervisor ends them all the same."""
+    if in_job:
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+    else:
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    code = "print(flush=True)\ninput()\nprint('saved', flush=True)\ninput()"
+    rank = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=before_the_program,
+    )
+    with rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        rank.send_signal(signal.SIGTERM)
+        rank.send_signal(signal.SIGUSR2)  # Slurm's warning
+        if in_job:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            assert rank.stdout.readline() == "saved\n"
+        end(rank)  # type: ignore[arg-type]
+        assert rank.returncode == (-signal.SIGKILL if in_job else -signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,55 @@ def test_one_of_several_partitions_may_be_down(results: Path) -> None:
     assert said(down, group(results)) == ([], [waits])
 
 
+RULES = {"PartitionName": "normal", "MaxNodes": "UNLIMITED", "AllowAccounts": "ALL", "AllowQos": "ALL"}
+TWO_NODES = ("strategy=ddp", "devices=2", "nodes=2")
+
+
+@pytest.mark.parametrize(
+    ("rules", "overrides", "refusal"),
+    [
+        ({}, TWO_NODES, ""),
+        ({"MaxNodes": "2", "MinNodes": "2"}, TWO_NODES, ""),
+        ({"MaxNodes": "1"}, TWO_NODES, "nodes=2, but normal allows a job MaxNodes=1"),
+        ({"MinNodes": "2"}, (), "nodes=1, but normal demands MinNodes=2"),
+        ({"MaxCPUsPerNode": "2"}, ("cores_per_device=3",), "3 cores a node, but normal allows a job MaxCPUsPerNode=2"),
+        ({"AllowAccounts": "lab,x"}, (), ""),
+        ({"AllowAccounts": "science"}, (), ""),  # newer releases let in the accounts below it
+        ({"AllowAccounts": "x"}, (), "normal admits AllowAccounts=x, and the jobs' is lab: set site.account"),
+        ({"AllowAccounts": "lab"}, ("site.account=x",), "the jobs' is x: set site.account"),
+        ({"DenyAccounts": "lab"}, (), "normal refuses DenyAccounts=lab, and the jobs' is lab: set site.account"),
+        ({"AllowQos": "short,long"}, ("site.qos=long",), ""),
+        ({"AllowQos": "short,long"}, (), "normal admits AllowQos=short,long, and the jobs' is usual: set site.qos"),
+        ({"DenyQos": "usual"}, (), "normal refuses DenyQos=usual, and the jobs' is usual: set site.qos"),
+    ],
+)
+def test_what_a_partition_never_starts_is_refused(
+    rules: dict[str, str], overrides: Sequence[str], refusal: str, results: Path
+) -> None:
+    """`sbatch --test-only` says when it would start."""
+    own = [Association(name, name == "lab", "", ("usual", "long"), "usual", {}) for name in ("lab", "x")]
+    known = Allowed(own, {}, parents={"lab": "science"})
+    cluster = limits(kinds=[replace(NORMAL, rules=RULES | rules)], allowed=known)
+    refusals, _ = said(cluster, group(results, *overrides))
+    assert len(refusals) == bool(refusal), refusals
+    assert all(refusal in text for text in refusals)
+    if not overrides:  # without accounting nobody knows whose account and QOS that is
+        assert said(replace(cluster, allowed=None), group(results))[0] == [refusal] * ("MinNodes" in rules)
+
+
+def test_a_wrong_type_of_gpu_is_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise scheduler.refusal("allocation failure: Requested node configuration is not available")
+
+    monkeypatch.setattr(scheduler, "estimated_start", refuse)
+    one = limits(kinds=[replace(NORMAL, out=2)])
+    gpus = ("device=cuda", "site.gpu_type=v100")
+    ((refusal,), _) = said(one, group(results, *gpus))
+    assert refusal.startswith("site.gpu_type=v100, but normal has 2 nodes")
+    assert "gpu:a100:4: set site.gpu_type to one of these" in refusal
+    assert said(one, group(results, "device=cuda", "site.gpu_type=a100"))[0] == [], "its nodes are down"
+
+
 LEFT = "{} min are left of the reservation deadline (ends END)"
 OUTLASTS = f"launcher.time_limit_min=60, but {LEFT}, and Slurm ends what runs then"
 
@@ -208,10 +258,10 @@ def test_reservations_are_asked_for_once_and_patiently(
         return fake.ask(command)
 
     monkeypatch.setattr(scheduler, "ask", ask)
-    fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4\n"
+    fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4|mixed\n"
     jobs = [group(results, "site.reservation=deadline", f"cores_per_device={cores}").job for cores in (1, 2, 3)]
     with pytest.raises(ConfigError, match=r"the reservation deadline lasts 30$"):
-        require_accepted(jobs)
+        require_accepted([(job, 1) for job in jobs])
     assert asked == [True]
 
 
@@ -229,11 +279,18 @@ def test_an_exclusive_job_is_charged_for_whole_nodes(results: Path) -> None:
 
 
 def test_what_sinfo_and_scontrol_say_is_read(fake: FakeSlurm) -> None:
-    fake.answers["sinfo"] = "normal|normal*|up|1-00:00:00|4|8|11000|(null)|(null)|1/1/2/4\n"
+    fake.answers["sinfo"] = "normal|normal*|up|1-00:00:00|4|8|11000|(null)|(null)|1/1/2/4|mixed\n"
     (kind,) = partitions()
     assert (kind.nodes, kind.out, kind.gres) == (4, 2, "")
+    drains = "normal|normal*|up|infinite|{}|8|11000|(null)|(null)|{}\n"
+    fake.answers["sinfo"] = drains.format(3, "3/0/0/3|draining") + drains.format(2, "1/1/0/2|mixed")
+    (kind,) = partitions()
+    assert (kind.nodes, kind.out) == (5, 3), "what drains takes no other job"
+    shown = "PartitionName=normal AllowAccounts=lab MaxNodes=2 QoS=N/A\nPartitionName=other MaxNodes=1\n"
+    fake.answers["scontrol"] = shown
+    assert partitions()[0].rules["MaxNodes"] == "2"
     fake.answers["scontrol"] = "ReservationName=one Duration=02:00:00 Nodes=n1 Flags=A,B State=ACTIVE\n" * 2
-    shown = {"ReservationName": "one", "Duration": "02:00:00", "Nodes": "n1", "Flags": "A,B", "State": "ACTIVE"}
-    assert reservations() == [shown] * 2
+    one = {"ReservationName": "one", "Duration": "02:00:00", "Nodes": "n1", "Flags": "A,B", "State": "ACTIVE"}
+    assert reservations() == [one] * 2
     fake.answers["scontrol"] = "No reservations in the system\n"
     assert reservations() == []

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from launch.slurm import record, scheduler, submit
 from launch.slurm.launcher import OnSlurm
 from launch.sweep.compose import Extension
 from tests.faults import fault
+from tests.helpers import TINY
 from tests.launch.fake_slurm import MISSING, ON_SITE, SINFO, prepared
 
 
@@ -105,3 +109,25 @@ def test_a_test_that_does_not_refuse_is_in_nobodys_way(
     rows = dict(OnSlurm().site_findings(overrides, Extension()))
     assert [said in row for row in rows.values()] == [True, True]
     assert tests() == asked
+
+
+@pytest.mark.parametrize(("pipe", "code"), [("| head -1", 0), ("| true", 0)])
+def test_a_reader_that_leaves_early_stops_no_submission(pipe: str, code: int, programs: Path, tmp_path: Path) -> None:
+    _write(programs / "sbatch", "[[ $1 == --test-only ]] && exit\necho Submitted batch job $$")
+    _write(programs / "sinfo", f"echo '{SINFO.strip()}'")
+    two = ["strategy=ddp", "devices=1,2", "site.memory_gib_per_device=1", "sweep.repeats=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "parallelbench.cli",
+        "submit",
+        *TINY,
+        *ON_SITE,
+        f"results={tmp_path}/results",
+        *two,
+    ]
+    line = f"{shlex.join(command)} {pipe}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+    kept = record.submissions(tmp_path / "results" / "adhoc")
+    assert [each.job is not None for each in kept] == [True] * 4

@@ -74,6 +74,16 @@ def test_under_a_limit_an_array_is_halved(tmp_path: Path, monkeypatch: pytest.Mo
     assert sizes == [5, 3, 2, 2, 1]
 
 
+def test_a_submission_prints_the_notes_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    fake.answers["sinfo"] = SINFO.replace("|up|", "|down|")
+    said: list[str] = []
+    monkeypatch.setattr(submit, "sbatch", lambda *_: "17")
+    submit.submit(prepared(tmp_path), SubmitOptions(), said.append)
+    assert said[0] == "note: the partition normal is down: jobs wait until it is up"
+
+
 @pytest.mark.parametrize(
     ("why", "kept", "asked"),
     [

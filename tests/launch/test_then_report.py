@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -26,7 +26,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.sites import Container
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.fake_slurm import MISSING, ON_SITE, SRUN, FakeSlurm, of_sbatch, programs, submission
+from tests.launch.fake_slurm import MISSING, ON_SITE, SINFO, SRUN, FakeSlurm, of_sbatch, programs, submission
 
 
 @pytest.fixture
@@ -154,6 +154,41 @@ def test_where_nothing_is_queued_there_is_nothing_to_wait_for(
     assert told == []
 
 
+@pytest.mark.parametrize(
+    ("sinfo", "site", "minutes"),
+    [
+        ("normal|normal*|up|infinite|2|8|11000|(null)|(null)|0/2/0/2|idle\n", (), "30"),
+        ("normal|normal*|up|3:00|2|8|11000|(null)|(null)|0/2/0/2|idle\n", (), "3"),
+        ("normal|normal*|up|3:00|2|8|11000|(null)|(null)|0/2/0/2|idle\n", ("site.max_time_min=2",), "2"),
+        (
+            "normal|normal*|up|3:00|2|8|11000|(null)|(null)|0/2/0/2|idle\n"
+            "long|long|up|5:00|2|8|11000|(null)|(null)|0/2/0/2|idle\n",
+            ("site.partition=normal,long",),
+            "5",
+        ),
+    ],
+)
+def test_the_report_asks_for_what_its_partition_allows(
+    sinfo: str, site: Sequence[str], minutes: str, fake: FakeSlurm, told: list[list[str]], tmp_path: Path
+) -> None:
+    own = one_run([*ON_SITE, f"results={tmp_path}", *site]).run
+    queued(fake, own)
+    fake.answers["sinfo"] = sinfo
+    queue_report(own)
+    assert f"--time={minutes}" in told[0]
+
+
+def test_a_report_that_would_never_start_is_not_queued(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:
+    queued(fake, run)
+    fake.answers["sinfo"] = SINFO
+    fake.answers["scontrol"] = "PartitionName=normal MinNodes=2\n"
+    with pytest.raises(
+        SchedulerError, match=r"it would never start: nodes=1, but normal demands MinNodes=2; once they"
+    ):
+        queue_report(run)
+    assert told == []
+
+
 def test_a_refusal_says_that_the_jobs_are_there(
     run: RunConfig, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +210,10 @@ def test_status_tells_of_the_report_and_cancel_ends_it(run: RunConfig, fake: Fak
     sweep = run.sweep_folder
     found = OnSlurm().status({sweep: [(RunFolder(sweep / "a"), MISSING)]})
     assert "writing reports once the others are over: 90" in found.notes
+    stuck = {"squeue": fake.answers["squeue"].replace("|Dependency|", "|PartitionTimeLimit|")}
+    fake.answers |= stuck
+    notes = OnSlurm().status({sweep: [(RunFolder(sweep / "a"), MISSING)]}).notes
+    assert "the job 90, which writes the report, waits: PartitionTimeLimit" in notes
     text = io.StringIO()
     OnSlurm().cancel([sweep], Console(file=text, width=200))
     assert told == [["scancel", "5", "90"]]

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from launch.launcher import SubmitOptions
+import conf
+from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import scheduler, submit
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.order import MOST_TURNS, in_turns
+from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.record import Submission
 from launch.slurm.sbatch import job_groups
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
+from launch.slurm.submit import device_type_of
+from launch.sweep import expand
+from parallelbench.results.folder import RunFolder
 from tests.launch.fake_slurm import MISSING, SINFO, FakeSlurm, prepared
 
-WIDE = ("strategy=ddp", "devices=1,2", "launcher.array_parallelism=100")
+WIDE = ("strategy=ddp", "devices=1,2")
+SHIPPED = sorted(path.stem for path in Path(next(iter(conf.__path__)), "sweep").glob("*.yaml"))
+ALL_DEVICES = ("launcher=slurm", "site=asu_sol", "site.devices_per_node=8", "site.gpus_per_node=8")
+"""A site whose nodes have all devices that shipped sweeps ask for."""
 
 
 def turns(results: Path, *options: str) -> list[tuple[int, list[int]]]:
@@ -33,16 +43,49 @@ def test_shapes_take_turns_repeat_by_repeat(tmp_path: Path) -> None:
     assert [repeats for _, repeats in found] == [[0, 0], [0, 0], [1, 1], [1, 1], [2, 2], [2, 2]]
     first, second, *_ = (devices for devices, _ in found)
     assert {first, second} == {1, 2}
-    assert [devices for devices, _ in found] == [first, second] * 3
+    assert [devices for devices, _ in found] == [first, second, second, first, first, second]
 
 
-def test_many_repeats_share_turns_and_none_is_lost(tmp_path: Path) -> None:
-    found = turns(tmp_path, *WIDE, "sweep.repeats=20")
-    assert len(found) == 2 * MOST_TURNS
-    of_pairs = [repeats for devices, repeats in found if devices == 2]
-    assert [repeat for repeats in of_pairs for repeat in repeats] == list(range(20))
-    assert {len(repeats) for repeats in of_pairs} == {2, 3}
-    assert [repeats for devices, repeats in found if devices == 1] == of_pairs
+@pytest.mark.parametrize(("rounds", "each"), [(8, 1), (9, 2), (16, 2), (20, 4)])
+def test_many_rounds_share_turns_in_whole_pairs_and_none_is_lost(rounds: int, each: int, tmp_path: Path) -> None:
+    found = turns(tmp_path, *WIDE, f"sweep.repeats={rounds}")
+    expected = [list(range(first, min(first + each, rounds))) for first in range(0, rounds, each)]
+    assert [repeats for devices, repeats in found if devices == 2] == expected
+    assert [repeats for devices, repeats in found if devices == 1] == expected
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_sweep_goes_in_turns(name: str, tmp_path: Path) -> None:
+    """All arrays of a round are submitted before those of the next one, and no shape comes before another in all."""
+    plan = expand([*ALL_DEVICES, f"sweep={name}", f"results={tmp_path}"])
+    runs = [replace(each, run=msgspec.structs.replace(each.run, device=device_type_of(each.run))) for each in plan]
+    groups = job_groups([Prepared(each, RunFolder.of(each.run)) for each in runs])
+    found = in_turns(groups)
+    assert sorted(item.folder.path for turn in found for item in turn.group.runs) == sorted(
+        item.folder.path for group in groups for item in group.runs
+    ), "each run once"
+    if len(groups) == 1:
+        assert len(found) == 1, "in the order of the plan"
+        return
+    rounds = [(min(own), max(own)) for turn in found if (own := {item.planned.run.repeat for item in turn.group.runs})]
+    assert all(last <= first for (_, last), (first, _) in pairwise(rounds))
+    repeats = {item.planned.run.repeat for group in groups for item in group.runs}
+    places = [[place for place, turn in enumerate(found) if turn.shape == shape] for shape in range(len(groups))]
+    for one, other in combinations(places, 2):
+        ahead = [first < second for first, second in zip(one, other, strict=True)]
+        assert abs(2 * sum(ahead) - len(repeats)) == len(repeats) % 2
+
+
+def test_jobs_that_their_array_holds_back_are_told_of(tmp_path: Path) -> None:
+    two = (*WIDE, "seed=0,1,2", "sweep.repeats=2")
+    (held,) = out_of_turn(job_groups(prepared(tmp_path, *two, "launcher.array_parallelism=2")))
+    assert "launcher.array_parallelism=2 holds back 1 of the 3 jobs of a turn" in held
+    assert held.endswith("raise it to 3")
+    assert list(out_of_turn(job_groups(prepared(tmp_path, *two, "launcher.array_parallelism=3")))) == []
+    (packed,) = out_of_turn(job_groups(prepared(tmp_path, *two, "launcher.pack=true")))
+    assert "not interleaved: choose launcher.pack=false" in packed
+    once = job_groups(prepared(tmp_path, *WIDE, "launcher.array_parallelism=1"))
+    assert list(out_of_turn(once)) == [], "of one round there are no turns"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +94,6 @@ def test_many_repeats_share_turns_and_none_is_lost(tmp_path: Path) -> None:
         (["sweep.repeats=3"], 1),  # one shape
         ([*WIDE], 2),  # one repeat
         ([*WIDE, "sweep.repeats=3", "launcher.pack=true"], 2),  # one job each
-        ([*WIDE, "sweep.repeats=3", "launcher.array_parallelism=2"], 2),  # held back
     ],
 )
 def test_what_does_not_take_turns_is_one_array_for_each_shape(options: list[str], arrays: int, tmp_path: Path) -> None:
@@ -77,7 +119,7 @@ def test_the_plan_shows_what_is_submitted(tmp_path: Path, fake: FakeSlurm, monke
     monkeypatch.setattr(submit, "sbatch", sbatch)
     submissions = submit.submit(items, SubmitOptions(), lambda _: None)
     assert [size for _, size in sizes] == [2, 1] * 4
-    assert [devices for devices, _ in sizes[:4]] == [devices for devices, _ in sizes[4:]]
+    assert [devices for devices, _ in sizes[:4]] == [devices for devices, _ in reversed(sizes[4:])]
     assert len({each.submit for each in submissions}) == 1, "measured together"
 
 

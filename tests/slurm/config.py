@@ -39,7 +39,12 @@ class Options:
     wckeys: bool = False
     """Whether jobs have workload characterization keys, of which users may use their own only; needs accounting."""
 
+    constrain_ram: bool = False
+    """Whether a job is held to its memory by its cgroup; else Slurm looks every few seconds. With `cgroup` only."""
+
     def __post_init__(self) -> None:
+        if self.constrain_ram and self.variant != "cgroup":
+            raise ValueError("only cgroups constrain memory")
         if self.wckeys and not self.accounting:
             raise ValueError("wckeys need accounting")
 
@@ -81,7 +86,7 @@ def slurm_conf(options: Options, ports: Ports, *, folder: Path, host: str, first
         f"SlurmctldPidFile={folder}/slurmctld.pid",
         f"SlurmdPidFile={folder}/%n.pid",
         f"ProctrackType=proctrack/{'cgroup' if options.variant == 'cgroup' else 'linuxproc'}",
-        "TaskPlugin=task/none",
+        f"TaskPlugin=task/{'cgroup' if options.constrain_ram else 'none'}",
         "MpiDefault=none",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_CPU_Memory",
@@ -100,7 +105,7 @@ def slurm_conf(options: Options, ports: Ports, *, folder: Path, host: str, first
         "SlurmdTimeout=10",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=5",
-        "JobAcctGatherParams=OverMemoryKill",
+        *([] if options.constrain_ram else ["JobAcctGatherParams=OverMemoryKill"]),
         "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0",
         "PreemptType=preempt/partition_prio",
         f"PreemptMode={options.preempt_mode}",
@@ -140,10 +145,12 @@ def gres_conf(folder: Path) -> str:
     return f"NodeName={','.join(NODES)} Name=gpu Type=a100 File={folder}/dev/fakegpu[0-{GPUS_PER_NODE - 1}]\n"
 
 
-def cgroup_conf() -> str:
-    """cgroup.conf: track processes, limit nothing."""
-    resources = ("Cores", "Devices", "RAMSpace", "SwapSpace")
-    return "\n".join(["CgroupPlugin=cgroup/v1", *(f"Constrain{name}=no" for name in resources)]) + "\n"
+def cgroup_conf(options: Options) -> str:
+    """cgroup.conf: track processes, and limit nothing but what the options say."""
+    ram = "yes" if options.constrain_ram else "no"
+    resources = {"Cores": "no", "Devices": "no", "RAMSpace": ram, "SwapSpace": ram}
+    lines = [f"Constrain{name}={value}" for name, value in resources.items()]
+    return "\n".join(["CgroupPlugin=cgroup/v1", *lines, "AllowedSwapSpace=0"]) + "\n"
 
 
 def slurmdbd_conf(options: Options, ports: Ports, *, folder: Path, host: str, password: str) -> str:

@@ -71,7 +71,7 @@ class Layout:
             "munge.key": secrets.token_hex(64),
             "slurm.conf": config.slurm_conf(options, ports, folder=folder, host=host, first_job=first_job),
             "gres.conf": config.gres_conf(folder),
-            "cgroup.conf": config.cgroup_conf(),
+            "cgroup.conf": config.cgroup_conf(options),
             "env": f"export SLURM_CONF={shlex.quote(str(folder / 'slurm.conf'))}\n",
         }
         if options.accounting:
@@ -120,7 +120,7 @@ def end_orphans() -> None:
 
 def _remove_cgroups(first_job: int) -> None:
     """Remove what slurmstepd would have removed after its jobs, if it had not been killed."""
-    for job in FREEZER.glob("slurm*/uid_*/job_*"):
+    for job in (job for folder in (FREEZER, FREEZER.with_name("memory")) for job in folder.glob("slurm*/uid_*/job_*")):
         if 0 <= int(job.name.removeprefix("job_")) - first_job < JOBS_PER_CLUSTER:
             for each in (*sorted(job.glob("**/"), reverse=True), job):
                 daemons.until(partial(_is_removed, each), what=f"the end of what is in {each}", timeout_s=60)
@@ -129,7 +129,8 @@ def _remove_cgroups(first_job: int) -> None:
 def _is_removed(cgroup: Path) -> bool:
     """Remove it, unless something killed is still on its way out of it. What is frozen can't end."""
     try:
-        (cgroup / "freezer.state").write_text("THAWED")
+        if (freezer := cgroup / "freezer.state").exists():
+            freezer.write_text("THAWED")
         cgroup.rmdir()
     except FileNotFoundError:
         return True

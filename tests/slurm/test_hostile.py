@@ -70,3 +70,20 @@ def test_hostile_paths_on_the_cluster(sweeps: Sweeps, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("pwned"))
     strays = {path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(here)}
     assert {path for path in strays if not any(path.is_relative_to(folder) for folder in taken)} == set()
+
+
+@fault(
+    "submission",
+    "Another job of the user has a name and a comment that are no UTF-8",
+    injection="sbatch gets the bytes of a Latin-1 terminal",
+    outcome="status, submit and cancel see their own jobs as before",
+)
+def test_another_job_may_be_called_anything(sweeps: Sweeps) -> None:
+    name = b"caf\xe9 \xff".decode(errors="surrogateescape")
+    odd = sweeps.cluster.run("sbatch", "--parsable", "--hold", f"--job-name={name}", f"--comment={name}", "--wrap=true")
+    with closed(sweeps.cluster):
+        assert sweeps.submit()[0] == 0
+        assert "1 queued" in sweeps.run("status", str(sweeps.results))[1]
+        assert "0 runs to submit" in sweeps.submit()[1]
+        assert "1 job cancelled" in sweeps.run("cancel", str(sweeps.results))[1]
+    sweeps.cluster.run("scancel", odd.strip())

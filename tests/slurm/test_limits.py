@@ -18,6 +18,7 @@ from tests.slurm.daemons import DaemonError, until
 from tests.slurm.jobs import show, submit
 
 DDP = ("strategy=ddp", "devices=4")
+NODES = ("strategy=ddp", "devices=2", "nodes=2", "launcher.memory_gib_per_device=1")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,11 @@ def limited() -> Iterator[Cluster]:
         change("add", "account", "lab", "parent=science", "MaxWall=120", "MaxTRESPerJob=mem=9G")
         change("add", "user", "root", "account=lab", "DefaultAccount=lab", "MaxSubmitJobs=5")
         change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short,wide,brief,strict")
+        change("add", "account", "other")
+        rules = ("AllowAccounts=other", "DenyAccounts=lab", "AllowQos=short", "DenyQos=normal", "MaxNodes=1")
+        for rule in (*rules, "MinNodes=2", "MaxCPUsPerNode=2", "QOS=short", "MaxTime=3"):
+            name = rule.partition("=")[0].lower()
+            cluster.run("scontrol", "create", f"PartitionName={name}", "Nodes=ALL", rule)
         yield cluster
 
 
@@ -78,6 +84,26 @@ def limited() -> Iterator[Cluster]:
             "the QOS strict allows 30",
             "QOSMaxWallDurationPerJobLimit",
         ),
+        *[
+            ([f"site.partition={name}", *overrides], [f"--partition={name}", *options], said, reason)
+            for name, overrides, options, said, reason in (
+                ("allowaccounts", [], [], "the jobs' is lab: set site.account", "not_permitted_to_use_this_partition"),
+                ("denyaccounts", [], [], "the jobs' is lab: set site.account", "not_permitted_to_use_this_partition"),
+                ("allowqos", [], [], "the jobs' is normal: set site.qos", "not_permitted_to_use_this_partition"),
+                ("denyqos", [], [], "the jobs' is normal: set site.qos", "not_permitted_to_use_this_partition"),
+                ("maxnodes", NODES, ["--nodes=2", "--cpus-per-task=2"], "MaxNodes=1", "Partition"),
+                ("minnodes", [], ["--nodes=1"], "MinNodes=2", "Partition"),
+                (
+                    "maxcpuspernode",
+                    ["cores_per_device=3"],
+                    ["--cpus-per-task=3"],
+                    "MaxCPUsPerNode=2",
+                    "node configuration",
+                ),
+                ("qos", [], ["--time=60"], "the QOS short allows 30", "QOSMaxWallDurationPerJobLimit"),
+                ("maxtime", [], ["--time=60"], "launcher.time_limit_min=60, but maxtime allows 3", "Partition"),
+            )
+        ],
     ],
 )
 def test_a_refusal_is_slurms(

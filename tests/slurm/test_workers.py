@@ -17,6 +17,7 @@ from tests.faults import fault
 from tests.launch.programs import finished_epochs
 from tests.slurm import daemons
 from tests.slurm.cluster import Cluster
+from tests.slurm.conftest import started
 from tests.slurm.faulty import faulty
 from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, Sweep
 
@@ -88,6 +89,32 @@ def test_a_job_over_its_memory_is_killed(ours: Cluster, tmp_path: Path) -> None:
     state = sweep.run.state()
     assert (state.label, state.to_run) == ("killed", True), sweep.story()
     assert "exceeded memory limit" in sweep.log()
+
+
+@pytest.fixture
+def constrained() -> Iterator[Cluster]:
+    """A cluster whose cgroups hold jobs to their memory."""
+    yield from started("cgroup", constrain_ram=True)
+
+
+@fault(
+    "workers",
+    "Too much memory for a job's cgroup",
+    injection="the same where ConstrainRAMSpace is set: the kernel kills a rank; accounting says FAILED of the job and "
+    "OUT_OF_MEMORY of its step",
+    outcome="killed, and started again only with more memory",
+)
+def test_a_job_over_the_memory_of_its_cgroup_needs_more(constrained: Cluster, tmp_path: Path) -> None:
+    sweep = Sweep(constrained, tmp_path / "results", (*faulty(tmp_path, "hoards"), *QUICK, "devices=2"))
+    sweep.submit()
+    sweep.over()
+    assert sweep.run.state().label == "killed", sweep.story()
+    said = sweep.submit()
+    assert "0 runs to submit" in said
+    assert "out of host memory: raise launcher.memory_gib_per_device above 1" in said
+    assert len(sweep.jobs) == 1
+    sweep.submit("launcher.memory_gib_per_device=5")
+    assert len(sweep.jobs) == 2
 
 
 # --- nodes

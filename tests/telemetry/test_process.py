@@ -21,7 +21,7 @@ from parallelbench.results.journal import Journal, read_entries, read_tables
 from parallelbench.results.publish import publish
 from parallelbench.results.recording import Recorder
 from parallelbench.results.sensor_columns import RECORD, Recordings, add_telemetry, read_telemetry
-from parallelbench.telemetry.sampler import command_line, sampling
+from parallelbench.telemetry.sampler import END, command_line, sampling
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.telemetry.playback import environment, library, recorded, rows_of, settings
 
@@ -66,8 +66,10 @@ def test_it_samples_until_it_is_told_to_end(tmp_path: Path, ending: list[subproc
     ending.append(process)
     wait_for_rows(recording, process, 5)
     assert psutil.Process(process.pid).cpu_affinity() == spare, "the cores that are spare"
+    process.terminate()  # as Slurm does, and its run goes on
+    wait_for_rows(recording, process, 5 + len(samples_of(recording, None)))
     before = len(samples_of(recording, None))
-    process.terminate()
+    process.send_signal(END)
     assert process.wait(60) == 0
     gpu, host = samples_of(recording, "GPU-a"), samples_of(recording, None)
     assert len(gpu) == len(host) > before, "the last sample is taken when it ends"
@@ -109,7 +111,7 @@ def test_it_dies_with_the_rank(tmp_path: Path) -> None:
     recording = tmp_path / "telemetry.bin"
     rank = (
         "import os, subprocess, sys\n"
-        "from parallelbench.telemetry.sampler import command_line\n"
+        "from parallelbench.telemetry.sampler import END, command_line\n"
         "from tests.telemetry.playback import settings\n"
         "p = subprocess.Popen(command_line(settings(recording=sys.argv[1], gpus=0, parent=os.getpid())))\n"
         "print(p.pid, flush=True)\n"
