@@ -331,6 +331,12 @@ class Model(Component, frozen=True, kw_only=True):
         """What else the model consists of."""
         return Anatomy()
 
+    def least_normalised(self, *, image_size: int) -> int | None:
+        """Values that a sample gives each channel of the smallest map that BatchNorm normalises; None: no such norm,
+        or it is not known.
+        """
+        return None
+
     def with_own_loss(self, mean: MeanLoss) -> MeanLoss:
         """What training minimises, from the run's loss; only where `Strategy.takes_own_loss` is true, if it is more.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from parallelbench.config.components import Batch
 from parallelbench.config.run import RunConfig
 from parallelbench.strategies.servers import Schedule
-from parallelbench.strategies.servers.servers import shard_bounds
+from parallelbench.strategies.servers.servers import AsyncServer, Layout, shard_bounds
 from parallelbench.strategies.servers.workers import HostedParameters
 from parallelbench.strategies.state import FlatParameters
+from parallelbench.training.torch_session import build_model
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 from tests.strategies.training import loader_of, prepared
@@ -68,6 +71,26 @@ def test_a_schedule_pushes_every_gradient_and_fetches_only_within_the_epoch(
     assert schedule.push_steps[-1] == steps
     assert not schedule.fetches_before(1)
     assert schedule.requests == -(-steps // n_push) + -(-steps // n_fetch) - 1
+
+
+def test_a_servers_step_does_not_walk_through_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 times as many steps, each one asks as often what the schedule says: once in a training."""
+    asked: dict[int, int] = {}
+    for steps in (10, 1000):
+        schedule, counts = Schedule(steps, 2, 3), Counter[str]()
+        for name in ("fetches_before", "pushes_after"):
+            real = getattr(Schedule, name)
+            monkeypatch.setattr(Schedule, name, lambda self, step, r=real, n=name: (counts.update([n]), r(self, step))[1])
+        run = small("strategy=parameter_server", "strategy.mode=async", "devices=2")
+        server = AsyncServer(build_model(run), Layout(rank=1, workers=1, servers=1), run, schedule)
+        monkeypatch.setattr(server, "_serve", lambda server=server: setattr(server, "_served", server._served + 1))
+        monkeypatch.setattr(server, "_end_epoch", lambda: None)
+        for _ in range(steps):
+            server.step(Batch(None, None, 0))
+        assert server._served == schedule.requests == steps // 2 + -(-steps // 3) - 1
+        asked[steps] = counts.total()
+        monkeypatch.undo()
+    assert asked == {10: 2 * 10, 1000: 2 * 1000}
 
 
 # --- sync: like one device
