@@ -236,6 +236,24 @@ def test_the_nearest_values_that_work_are_named(overrides: str, fixes: list[str]
 
 
 @pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["strategy=downpour", "devices=2", "optimizer=adam"], "strategy"),
+        (["strategy=downpour", "devices=2", "strategy.mode=sync", "optimizer=adagrad"], "strategy"),
+        (["strategy=tensor_parallel", "devices=3"], "strategy"),
+        (["strategy=tf_single"], "loader"),
+        (["strategy=tf_single", "loader=dataloader"], "loader"),
+    ],
+)
+def test_what_is_refused_depends_on_no_name(overrides: list[str], key: str) -> None:
+    """A preset of one's own may have any name."""
+    run = one_run([*IMAGES[:-1], "model=mlp", *overrides]).run
+    renamed = msgspec.structs.replace(run, **{key: msgspec.structs.replace(getattr(run, key), name="of_mine")})
+    keys = [[refusal.keys for refusal in run_rules.refusals(each, "cpu")] for each in (run, renamed)]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         "model=resnet50 model.norm=sync strategy=ddp devices=2 batch_size=2",
