@@ -254,6 +254,45 @@ def test_the_checkpoint_of_another_number_of_ranks_is_not_used(tmp_path: Path) -
     assert Checkpoints(tmp_path, ALONE).newest(lambda key: []) is None
 
 
+LACKING = [
+    MemoryError(),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:128] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+    ),
+]
+
+
+@fault(
+    "storage and input",
+    "Memory is short while a checkpoint is read",
+    injection="reading a rank's file raises what Python, and what torch's allocator, says of a lack of memory",
+    outcome="oom: the run does not begin anew, and the checkpoint stays",
+)
+@pytest.mark.parametrize("lacking", LACKING, ids=["Python", "torch"])
+def test_a_checkpoint_that_memory_was_too_short_for_is_not_passed_over(tmp_path: Path, lacking: Exception) -> None:
+    Checkpoints(tmp_path, ALONE).save(Key(1, 40), STATE)
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    with mock.patch.object(World, "read_state", side_effect=lacking), pytest.raises(type(lacking)) as caught:
+        checkpoints.newest(lambda key: [])
+    assert classify(caught.value)[0] == "oom"
+    assert newest(checkpoints)[0] == Key(1, 40)
+
+
+def test_what_was_only_unread_is_never_deleted(tmp_path: Path) -> None:
+    """What another version of torch wrote may be read by that version again; what is spoiled, by nobody."""
+    for epoch in (1, 2):
+        Checkpoints(tmp_path, ALONE).save(Key(1, epoch), STATE)
+    (tmp_path / "attempt-1-epoch-2" / "rank0.pt").write_bytes(b"spoiled")
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    with mock.patch.object(World, "read_state", side_effect=RuntimeError("of another version")):
+        assert checkpoints.newest(lambda key: []) is None
+    for epoch in (3, 4, 5):
+        assert checkpoints.save(Key(2, epoch), STATE) is None
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"attempt-{key}" for key in ("1-epoch-1", "2-epoch-4", "2-epoch-5")
+    }
+
+
 def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, ALONE)
     checkpoints.save(Key(1, 1), {"replica": Path("/")})

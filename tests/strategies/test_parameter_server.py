@@ -80,7 +80,9 @@ def test_a_servers_step_does_not_walk_through_the_epoch(monkeypatch: pytest.Monk
         schedule, counts = Schedule(steps, 2, 3), Counter[str]()
         for name in ("fetches_before", "pushes_after"):
             real = getattr(Schedule, name)
-            monkeypatch.setattr(Schedule, name, lambda self, step, r=real, n=name: (counts.update([n]), r(self, step))[1])
+            monkeypatch.setattr(
+                Schedule, name, lambda self, step, r=real, n=name: (counts.update([n]), r(self, step))[1]
+            )
         run = small("strategy=parameter_server", "strategy.mode=async", "devices=2")
         server = AsyncServer(build_model(run), Layout(rank=1, workers=1, servers=1), run, schedule)
         monkeypatch.setattr(server, "_serve", lambda server=server: setattr(server, "_served", server._served + 1))
