@@ -18,6 +18,8 @@ Oddity = Literal[
     "float64_model",
     "default_dtype",
     "batch_norm",
+    "frozen_norm",
+    "frozen_norm_of_the_model",
     "frozen_first",
     "frozen_middle",
     "unused",
@@ -55,6 +57,8 @@ class Odd(Model, frozen=True, kw_only=True):
         middle: nn.Module = OddLayer(self.oddity)
         if self.oddity == "batch_norm":
             middle = nn.BatchNorm1d(WIDTH)
+        if self.oddity.startswith("frozen_norm"):
+            middle = (FrozenNorm if self.oddity == "frozen_norm" else nn.BatchNorm1d)(WIDTH)
         if self.oddity == "bare":
             middle = nn.ReLU()
         if self.oddity in ("tied", "tied_and_said"):
@@ -64,7 +68,28 @@ class Odd(Model, frozen=True, kw_only=True):
             inputs.requires_grad_(False)
             hidden.requires_grad_(False)
         model = sequence(self.layer_names, [inputs, hidden, middle, out])
+        if self.oddity == "frozen_norm_of_the_model":
+            model.__class__ = FreezesNorm
         return model.double() if self.oddity == "float64_model" else model
+
+
+class FrozenNorm(nn.BatchNorm1d):
+    """Keeps its running statistics, as backbones that are fine-tuned do."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        """Stay in evaluation mode."""
+        super().train(False)
+        return self
+
+
+class FreezesNorm(nn.Sequential):
+    """The whole model keeps its norm in evaluation mode."""
+
+    def train(self, mode: bool = True) -> FreezesNorm:
+        """All but the norm."""
+        super().train(mode)
+        self.odd.eval()
+        return self
 
 
 class OddLayer(nn.Module):

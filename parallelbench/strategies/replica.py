@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,7 +35,7 @@ from parallelbench.world.numerics import MetricSums, Numerics, Sums, dtype_of, i
 from parallelbench.world.spans import Phase, backward_phase, phase, waits_are_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -478,6 +478,18 @@ class LayersReplica(BaseReplica):
 
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         return self._layers, self._optimizer
+
+    @contextmanager
+    def _in_evaluation(self) -> Iterator[None]:
+        """Evaluation mode within. At the end each module has its mode back: a `train` of the whole model's own, which
+        may keep some of them frozen, is on no rank.
+        """
+        modes = [(module, module.training) for module in self._layers.modules()]
+        self._layers.eval()
+        yield
+        self._layers.train()
+        for module, is_training in modes:
+            module.training = is_training
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
         """No parameter is shared by layers of several ranks: `valid_map` and `why_shared` refuse it."""

@@ -25,7 +25,7 @@ from parallelbench.world.world import World
 from tests.faults import fault
 from tests.odd_models import Odd, Oddity, OddLayer
 from tests.ranks import run_ranks
-from tests.strategies.training import shard_loader
+from tests.strategies.training import loader_of, prepared, shard_loader
 from tests.test_closing import closed, failed
 
 DEVICES = {"single": 1, "hsdp": 4, "dp_tp": 4, "dp_pp": 4, "dp_pp_tp": 4}
@@ -178,6 +178,40 @@ def test_what_few_samples_leave_out_is_not_taken_for_unused(monkeypatch: pytest.
     """As an expert that values choose."""
     monkeypatch.setattr(OddLayer, "forward", lambda self, x: self.linear(x) + (self.more.sum() if len(x) > 8 else 0))
     assert traits_of(odd_run("ddp", "unused")).untouched == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "tensor_parallel", "pipeline", "model_parallel"])
+@pytest.mark.cases("single", "pipeline")
+def test_a_norm_that_a_train_of_its_own_keeps_frozen_is_frozen_in_every_step(strategy: str, tmp_path: Path) -> None:
+    """From the first step on, also of a resumed run, and after each evaluation: under every strategy."""
+    processes = DEVICES.get(strategy, 2)
+    runs = [odd_run(strategy, "frozen_norm"), odd_run(strategy, "frozen_norm_of_the_model")]
+    given = [seen_by_norm(0, 1, runs)] if processes == 1 else run_ranks(seen_by_norm, processes, tmp_path, runs)
+    assert given[0] == [(0, 0.0, 1.0)] * len(runs)
+
+
+def seen_by_norm(rank: int, size: int, runs: list[RunConfig]) -> list[tuple[int, float, float]]:
+    """Batches that the norm's statistics have seen in two epochs of which each begins as a resumed attempt does."""
+    found = []
+    for run in runs:
+        saved = None
+        for epoch in (1, 2):
+            replica = prepared(run, rank, size)
+            if saved is not None:
+                replica.load_local_state(saved)
+            loader = loader_of(replica, run)
+            for batch in loader.train(epoch):
+                replica.step(batch)
+            replica.evaluate(loader.test())
+            replica.step(next(loader.train(epoch)))
+            saved = replica.local_state()
+            state = replica.full_state_dict()
+        if rank == 0:
+            kept = (state[f"odd.{name}"] for name in ("num_batches_tracked", "running_mean", "running_var"))
+            counted, mean, var = kept
+            found.append((int(counted), float(mean.abs().max()), float(var.max())))
+    return found
 
 
 def test_a_default_type_that_code_has_set_is_not_the_runs() -> None:
