@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import random
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ Oddity = Literal[
     "dropout",
     "stochastic_depth",
     "draws_always",
+    "own_generators",
     "float64_buffer",
     "float64_model",
     "default_dtype",
@@ -101,6 +104,10 @@ class OddLayer(nn.Module):
         super().__init__()
         self.oddity = oddity
         self.linear = nn.Linear(WIDTH, WIDTH)
+        if oddity == "own_generators":
+            self.generators: dict[str, Any] = {"torch": torch.Generator().manual_seed(1), "python": [random.Random(2)]}
+            self.of_numpy = np.random.default_rng(3)
+            self.calls = 0
         if oddity == "float64_buffer":
             self.register_buffer("buffer", torch.linspace(0.1, 1.0, WIDTH, dtype=torch.float64) / 3)
         if oddity == "counter":
@@ -123,6 +130,10 @@ class OddLayer(nn.Module):
         y: Tensor = self.linear(x).relu()
         if self.oddity == "dropout":
             return nn.functional.dropout(y, 0.5, self.training)
+        if self.oddity == "own_generators" and self.training:
+            self.calls += 1
+            factor = self.generators["python"][0].random() + self.of_numpy.random() + 1 / self.calls
+            return y + 0.1 * factor * torch.randn(y.shape, generator=self.generators["torch"]).to(y)
         if self.oddity == "draws_always":
             return y + 0.1 * torch.randn_like(y)
         if self.oddity == "stochastic_depth":

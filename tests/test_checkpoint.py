@@ -23,7 +23,7 @@ from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
-from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy
+from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy, Resumed
 from parallelbench.training.failure import classify
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
@@ -31,6 +31,7 @@ from tests.analysis.factory import Fake, begin, component, config, write_epochs
 from tests.faults import fault
 from tests.helpers import torchs_strategies
 from tests.ranks import run_ranks
+from tests.strategies.test_odd_models import odd_run
 from tests.strategies.test_parity import run_of
 from tests.strategies.training import configure, loader_of, prepared
 
@@ -162,6 +163,65 @@ def test_training_that_was_interrupted_is_bitwise_the_same(case: str, tmp_path: 
             continue
         assert losses_resumed == losses
         assert equal(state_resumed, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "pipeline"])
+@pytest.mark.cases("single")
+def test_generators_and_numbers_that_a_model_owns_go_on_bitwise(strategy: str, tmp_path: Path) -> None:
+    """torch's, NumPy's and Python's generators in attributes, and a count of calls."""
+    run = odd_run(strategy, "own_generators", "optimizer.momentum=0.9")
+    size = run.strategy.processes(run, "cpu")
+    found = [interrupted(0, 1, run)] if size == 1 else run_ranks(interrupted, size, tmp_path, run)
+    for losses, state, losses_resumed, state_resumed in found:
+        assert losses_resumed == losses
+        assert equal(state_resumed, state)
+
+
+def test_a_warm_up_draws_nothing_from_generators_that_a_model_owns() -> None:
+    run = odd_run("single", "own_generators")
+    replica = prepared(run)
+    before = flat(replica.local_state())
+    replica.compile_warmup(next(loader_of(replica, run).train(epoch=1)))
+    assert equal(flat(replica.local_state()), before)
+
+
+SGD = ("optimizer=sgd", "optimizer.momentum=0.9", "precision=fp32")
+
+
+def resume(replica: Replica, state: dict[str, Any]) -> None:
+    """What an attempt does that goes on."""
+    Resumed(1, {"replica": through_a_file(state), "random": World().random_state()}, [], World()).restore(replica)
+
+
+@fault(
+    "lifecycle",
+    "A resume loses what training goes on from",
+    injection="after the state is loaded, the optimizer has no momentum, other numbers in one parameter, or another "
+    "rate",
+    outcome="error with what is lost, before the next epoch; a replica that loads everything goes on",
+)
+@pytest.mark.parametrize(
+    ("place", "lose"),
+    [
+        ("optimizer.plain.0", lambda replica: replica._optimizer.state.clear()),
+        ("optimizer.groups.0.lr", lambda replica: replica._optimizer.param_groups[0].update(lr=0.3)),
+        ("tensors.fc2.linear.bias", lambda replica: replica._module.fc2.linear.bias.data.add_(1)),
+    ],
+    ids=["momentum", "rate", "parameter"],
+)
+def test_what_a_resume_loses_is_an_error(place: str, lose: Callable[[Any], None]) -> None:
+    run = configure(*SYNTHETIC, *MLP, "strategy=single", "devices=1", *SGD)
+    replica = prepared(run)
+    train(replica, run, range(1, 2))
+    saved = replica.local_state()
+    resume(other := prepared(run), saved)  # the honest twin
+    assert equal(flat(other.local_state()), flat(saved))
+    lossy: Any = prepared(run)
+    load = lossy.load_local_state
+    lossy.load_local_state = lambda state: (load(state), lose(lossy))
+    with pytest.raises(ConfigError, match=place):
+        resume(lossy, saved)
 
 
 def numbers(losses: list[Any]) -> torch.Tensor:

@@ -11,9 +11,8 @@ import torch
 
 from parallelbench.config.components import Batch
 from parallelbench.strategies.replica import ModuleReplica
-from parallelbench.strategies.state import undone_updates
+from parallelbench.strategies.state import undone_updates, undrawn_numbers
 from parallelbench.world import cuda
-from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import Sums
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class CapturedReplica(ModuleReplica):
             self._samples = result.samples  # as captured: a replay takes the same gradients
 
         def warm_up() -> None:
-            with Generators([device]).unchanged(), undone_updates(self._module, self._optimizer):
+            with undrawn_numbers(self._module, self._optimizer), undone_updates(self._module, self._optimizer):
                 for _ in range(WARM_STEPS):
                     work()
             torch.cuda.reset_peak_memory_stats(device)  # what the steps are undone by is no part of training's peak

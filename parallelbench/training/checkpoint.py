@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from parallelbench.errors import StorageError, one_line
+from parallelbench.errors import ConfigError, StorageError, one_line
 from parallelbench.measure.memory import release_host
 from parallelbench.models.gpt import Gpt
 from parallelbench.results.files import new_file, storage_errors, sync, write_file
@@ -315,6 +315,33 @@ class EpochBoundary:
         return Resumed(key.epoch, state, entries, self._world)
 
 
+def difference(saved: Any, loaded: Any, place: str = "state") -> str:
+    """Where two states of a replica differ first: "optimizer.plain.0.momentum_buffer"; empty: they are the same bits.
+
+    Tensors, of any framework and on any device, numbers, and dicts and lists of them.
+    """
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        pairs = [(key, saved.get(key, _NONE), loaded.get(key, _NONE)) for key in dict.fromkeys((*saved, *loaded))]
+    elif isinstance(saved, (list, tuple)) and isinstance(loaded, (list, tuple)) and len(saved) == len(loaded):
+        pairs = [(index, *both) for index, both in enumerate(zip(saved, loaded, strict=True))]
+    else:
+        return "" if _is_same(saved, loaded) else place
+    below = "" if place == "state" else f"{place}."
+    return next(filter(None, (difference(one, other, f"{below}{key}") for key, one, other in pairs)), "")
+
+
+_NONE = object()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if not (hasattr(one, "shape") and hasattr(other, "shape")):
+        return bool(one == other or one != one and other != other)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    one, other = (each.cpu() if hasattr(each, "cpu") else each for each in (one, other))
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 class Resumed:
     """An earlier attempt's state, and its columns of the `run` table."""
 
@@ -333,8 +360,18 @@ class Resumed:
             self.warnings = [of_older_release]
 
     def restore(self, replica: Replica) -> None:
-        """Load the state into a fresh replica, once; then forget it."""
+        """Load the state into a fresh replica, once; then forget it. A collective.
+
+        Raises `ConfigError` on every rank where some rank's replica has not what was saved.
+        """
         replica.load_local_state(self._state["replica"])
+        lost = difference(self._state["replica"], replica.local_state())
+        if found := next(filter(None, self._world.gather(lost)), ""):
+            raise ConfigError(
+                f"after {type(replica).__name__}.load_local_state the replica has another {found} than local_state had "
+                "saved, so training would not go on as before: load all that is saved, or choose "
+                "launcher.checkpoint=never"
+            )
         self._world.set_random_state(self._state["random"])
         self._state.clear()
 

@@ -52,7 +52,7 @@ REFUSED: dict[Oddity, tuple[str, set[str]]] = {
     "tied_and_said": (" share ", {"model_parallel", "pipeline", "dp_pp", "dp_pp_tp", "tensor_parallel", "dp_tp"}),
 }
 """What is said → by which strategies; all other pairs train."""
-IN_EVALUATION = {"dropout", "stochastic_depth", "draws_always", "batch_norm"}
+IN_EVALUATION = {"dropout", "stochastic_depth", "draws_always", "own_generators", "batch_norm"}
 """What is compared in evaluation mode, if only where a batch is cut."""
 
 
