@@ -414,6 +414,10 @@ class Traits(NamedTuple):
     """Whether it draws random numbers in training, as dropout does."""
     draws_in_evaluation: bool = False
     """Whether it draws them in evaluation, too."""
+    generators: tuple[str, ...] = ()
+    """Paths of generators that its modules hold."""
+    draws_elsewhere: bool = False
+    """Whether it draws from a generator of torch's that is neither a global one nor held by its modules."""
     mixes_samples: bool = False
     """Whether what it makes of a sample in training depends on the others of a batch, as in batch normalisation."""
     untouched: tuple[str, ...] = ()

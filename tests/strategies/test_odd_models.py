@@ -136,6 +136,8 @@ def test_what_is_odd_is_found_and_said() -> None:
     assert {name for name, found in traits.items() if found.draws_in_evaluation} == {"draws_always"}
     assert {name for name, found in traits.items() if found.mixes_samples} == {"batch_norm"}
     assert traits["counter"].counters == ("odd.buffer",)
+    held = ("odd.generators.torch", "odd.generators.python.0", "odd.of_numpy")
+    assert traits["own_generators"].generators == held
     plain = Traits()
     assert traits["frozen_first"] == traits["float64_buffer"] == traits["default_dtype"] == plain
     said = {
@@ -172,6 +174,23 @@ def test_a_large_model_is_asked_without_values(oddity: Oddity, monkeypatch: pyte
     )
     assert traits_of(run) == expected
     assert steps == [False]
+
+
+def test_a_generator_that_no_module_holds_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in no checkpoint. One that a module holds is, but stands alike on all ranks."""
+    elsewhere, forward = torch.Generator(), OddLayer.forward
+    held = traits_of(odd_run("ddp", "own_generators"))
+    monkeypatch.setattr(
+        OddLayer, "forward", lambda self, x: forward(self, x) + torch.rand(x.shape, generator=elsewhere).to(x)
+    )
+    for strategy, traits, said in (
+        ("ddp", held, ["holds generators of its own (odd.generators.torch, "]),
+        ("single", held, []),
+        ("single", traits_of(odd_run("single", "empty")), ["torch.Generator that none of its modules holds"]),
+    ):
+        texts = [text for text in traits_warnings(odd_run(strategy, "counter"), traits) if "enerator" in text]
+        assert len(texts) == len(said)
+        assert all(words in text for words, text in zip(said, texts, strict=True))
 
 
 def test_what_few_samples_leave_out_is_not_taken_for_unused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from parallelbench.errors import ConfigError, count_of, one_line, place_of
 from parallelbench.models.modules import blank, built
 from parallelbench.training.checks.plain import updated
 from parallelbench.training.failure import classify
-from parallelbench.world.generators import Generators
+from parallelbench.world.generators import Generators, held_generators, state_of
 from parallelbench.world.numerics import dtype_of
 
 if TYPE_CHECKING:
@@ -239,6 +239,8 @@ def _of_steps(model: nn.Sequential, run: RunConfig, *, dtype: torch.dtype, has_v
     mixes = by_kind if step.draws or not has_values else _mixes(copied(), run, *batch, whole=step.output)
     return Traits(
         draws=step.draws,
+        generators=tuple(held_generators(model)),
+        draws_elsewhere=step.draws_elsewhere,
         draws_in_evaluation=_draws(copied().eval(), batch[0]),
         mixes_samples=mixes,
         untouched=tuple(name for name, _ in model.named_parameters() if name in untouched),
@@ -260,6 +262,7 @@ def _batch(run: RunConfig, size: int, dtype: torch.dtype) -> tuple[Tensor, Tenso
 
 class _Step(NamedTuple):
     draws: bool
+    draws_elsewhere: bool
     output: Tensor
     counters: tuple[str, ...]
     untouched: set[str]
@@ -271,7 +274,7 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
     model.train()
     whole = {name: each for name, each in model.named_buffers() if not (each.is_floating_point() or each.is_complex())}
     versions = {name: each._version for name, each in whole.items()}
-    with _drawing() as drawn:
+    with _drawing(model) as drawn:
         output = samples
         for name, layer in model.named_children():
             output = layer(output)
@@ -282,8 +285,10 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
                 )
         loss(output, labels).backward()
     after = dict(model.named_buffers())
+    held = {getattr(each, "_cdata", None) for each in held_generators(model).values()}  # operations see other wrappers
     return _Step(
-        bool(drawn),
+        bool(drawn.names),
+        any(each._cdata not in held for each in drawn.generators),
         output.detach(),
         tuple(name for name in whole if after[name] is not whole[name] or after[name]._version != versions[name]),
         {name for name, each in model.named_parameters() if each.requires_grad and each.grad is None},
@@ -298,9 +303,9 @@ def _mixes(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor
 
 
 def _draws(model: nn.Sequential, samples: Tensor) -> bool:
-    with torch.no_grad(), _drawing() as drawn:
+    with torch.no_grad(), _drawing(model) as drawn:
         model(samples)
-    return bool(drawn)
+    return bool(drawn.names)
 
 
 def _shared(model: nn.Sequential) -> tuple[tuple[str, ...], ...]:
@@ -316,25 +321,32 @@ class _Draws(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.generators: list[torch.Generator] = []
+        """Those that operations are given: none of the global ones."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | (kwargs or {})
         # Attention is tagged whether it drops something or not.
         if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0.0:
             self.names.append(func._schema.name)
+            self.generators += filter(None, [given.get("generator")])
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
-def _drawing() -> Iterator[list[str]]:
+def _drawing(model: nn.Module) -> Iterator[_Draws]:
     """Names what draws random numbers: torch's operations, and generators whose state is another one at the end."""
-    before = _generators()
+    before = _generators(model)
     with _Draws() as mode:
-        yield mode.names
-    mode.names += [name for name, state in _generators().items() if state != before[name]]
+        yield mode
+    mode.names += [name for name, state in _generators(model).items() if state != before[name]]
 
 
-def _generators() -> dict[str, object]:
+def _generators(model: nn.Module) -> dict[str, object]:
+    """States of the global generators, and of those of NumPy and Python that the model holds; torch's own operations
+    are seen.
+    """
+    held = {path: each for path, each in held_generators(model).items() if not isinstance(each, torch.Generator)}
     algorithm, key, *rest = np.random.get_state()
     with no_dispatch():  # not even among tensors without values does this one have none
         of_torch = torch.get_rng_state().numpy().tobytes()
@@ -342,4 +354,5 @@ def _generators() -> dict[str, object]:
         "torch": of_torch,
         "numpy": (algorithm, np.asarray(key).tobytes(), *rest),
         "random": random.getstate(),
+        **{path: state_of(generator) for path, generator in held.items()},
     }
