@@ -335,7 +335,7 @@ _NONE = object()
 
 def _is_same(one: Any, other: Any) -> bool:
     if not (hasattr(one, "shape") and hasattr(other, "shape")):
-        return bool(one == other or one != one and other != other)
+        return bool(one == other or (one != one and other != other))
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     one, other = (each.cpu() if hasattr(each, "cpu") else each for each in (one, other))

@@ -308,7 +308,7 @@ def test_what_a_model_draws_from_any_generator_goes_on_bitwise(tmp_path: Path) -
 @fault(
     "lifecycle",
     "Checkpoints lack the optimizer's state",
-    injection="a replica that saves nothing of SGD's momentum, and so loads all that was saved; a stop after two epochs",
+    injection="a replica saves nothing of SGD's momentum, and so loads all that was saved; a stop after two epochs",
     outcome="error with what is lacking, before the next epoch; the same run of an honest replica goes on",
 )
 def test_a_checkpoint_without_the_optimizers_state_is_no_checkpoint(tmp_path: Path) -> None:

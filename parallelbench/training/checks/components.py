@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import re
 import traceback
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -120,8 +121,8 @@ def check_logits(run: RunConfig) -> None:
     if given != expected:
         raise ConfigError(
             f"model={run.model.name}, called on {count_of(samples, 'sample')}, gives {given}, not logits of shape "
-            f"{expected}: change its last layer, num_classes of data={run.data.name}, or, of a language model, the "
-            f"Vocabulary of its anatomy ({place_of(type(run.model).build)})"
+            f"{expected}: change its last layer, {run.data.option_of('num_classes')} of data={run.data.name}, or, of a "
+            f"language model, the Vocabulary of its anatomy ({place_of(type(run.model).build)})"
         )
 
 
@@ -155,9 +156,20 @@ def _raise_with_layer(run: RunConfig, model: nn.Sequential, values: Any) -> None
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ConfigError(
                 f"model={run.model.name}: layer {name} can't take {shape}, which {before} gives it: "
-                f"{_innermost(error)}{one_line(reason)}; correct its sizes in build ({place_of(type(run.model).build)})"
+                f"{_innermost(error)}{one_line(reason)}; {_remedy(reason, values)} ({place_of(type(run.model).build)})"
             ) from None
         before, values = f"layer {name}", given
+
+
+def _remedy(reason: str, values: Any) -> str:
+    """What to correct: sizes, or types where the message is about these."""
+    if not (isinstance(values, Tensor) and re.search(r"dtype|scalar type|Input type|data ?type", reason)):
+        return "correct its sizes in build"
+    if not values.is_floating_point():
+        return f"it gets {values.dtype}: begin with an nn.Embedding, or convert them in forward"
+    if "indices" in reason:
+        return f"it gets {values.dtype}, and looks whole numbers up: convert them in forward"
+    return f"it gets {values.dtype}: let its parameters, and the tensors that it makes itself, have that type"
 
 
 def _innermost(error: Exception) -> str:
