@@ -42,7 +42,8 @@ class ResNet(Model, frozen=True, kw_only=True):
         if self.norm == "group":
             return None
         halvings = 2 * (self.stem == "imagenet") + len(self.blocks) - 1
-        return max(1, -(-image_size // 2**halvings)) ** 2  # every halving rounds up
+        side = -(-image_size // (1 << halvings))  # every halving rounds up
+        return side * side
 
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         """Build the layers; takes images of any size, since every halving rounds up."""

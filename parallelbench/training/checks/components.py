@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-import re
 import traceback
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +25,7 @@ from parallelbench.models.modules import blank, built
 from parallelbench.training.checks.plain import updated
 from parallelbench.training.failure import classify
 from parallelbench.world.generators import Generators, held_generators, state_of
-from parallelbench.world.numerics import dtype_of
+from parallelbench.world.numerics import dtype_of, in_arithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,20 +155,23 @@ def _raise_with_layer(run: RunConfig, model: nn.Sequential, values: Any) -> None
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ConfigError(
                 f"model={run.model.name}: layer {name} can't take {shape}, which {before} gives it: "
-                f"{_innermost(error)}{one_line(reason)}; {_remedy(reason, values)} ({place_of(type(run.model).build)})"
+                f"{_innermost(error)}{one_line(reason)}; {_remedy(layer, values)} ({place_of(type(run.model).build)})"
             ) from None
         before, values = f"layer {name}", given
 
 
-def _remedy(reason: str, values: Any) -> str:
-    """What to correct: sizes, or types where the message is about these."""
-    if not (isinstance(values, Tensor) and re.search(r"dtype|scalar type|Input type|data ?type", reason)):
-        return "correct its sizes in build"
-    if not values.is_floating_point():
-        return f"it gets {values.dtype}: begin with an nn.Embedding, or convert them in forward"
-    if "indices" in reason:
-        return f"it gets {values.dtype}, and looks whole numbers up: convert them in forward"
-    return f"it gets {values.dtype}: let its parameters, and the tensors that it makes itself, have that type"
+def _remedy(layer: nn.Module, values: Any) -> str:
+    """What to correct: types, where the layer takes the same values in another one, else sizes."""
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        if isinstance(values, Tensor) and dtype != values.dtype:
+            with contextlib.suppress(Exception):  # a user's layer may raise anything
+                other = deepcopy(layer)
+                (in_arithmetic(other, dtype) if dtype.is_floating_point else other)(values.to(dtype))
+                return (
+                    f"it gets {values.dtype} and would take {dtype}: convert its input in forward (tokens by an "
+                    "nn.Embedding), or let the tensors that it makes itself have the input's type"
+                )
+    return "correct its sizes in build"
 
 
 def _innermost(error: Exception) -> str:
@@ -300,7 +302,7 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
     held = {getattr(each, "_cdata", None) for each in held_generators(model).values()}  # operations see other wrappers
     return _Step(
         bool(drawn.names),
-        any(each._cdata not in held for each in drawn.generators),
+        any(getattr(each, "_cdata", None) not in held for each in drawn.generators),
         output.detach(),
         tuple(name for name in whole if after[name] is not whole[name] or after[name]._version != versions[name]),
         {name for name, each in model.named_parameters() if each.requires_grad and each.grad is None},

@@ -283,8 +283,10 @@ def traits_warnings(run: RunConfig, traits: Traits) -> list[str]:
             checked = f"{'parity' if checks_parity(run) else 'the closing check'} compared it in evaluation mode"
         texts.append(f"{why}; {checked}")
     if traits.generators and run.devices > 1:
-        held = ", ".join(traits.generators)
-        texts.append(f"model={run.model.name} holds generators of its own ({held}): all ranks draw the same from them")
+        texts.append(
+            f"model={run.model.name} holds generators of its own ({', '.join(traits.generators)}): all ranks draw the "
+            "same from them"
+        )
     if traits.draws_elsewhere:
         texts.append(
             f"model={run.model.name} draws from a torch.Generator that none of its modules holds, so a resumed run "
