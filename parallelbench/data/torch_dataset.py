@@ -85,7 +85,7 @@ class TorchDataset(Data, frozen=True, kw_only=True):
     classes: Count | None = None
     """Number of labels, where not all occur, or the data set is large; null: the largest label there is, and 1."""
     vocabulary_size: Count | None = None
-    """Number of tokens, likewise."""
+    """Number of different tokens, where not all occur, or the data set is large; null: the largest there is, and 1."""
 
     @property
     def _source(self) -> tuple[str, str]:
