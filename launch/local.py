@@ -36,9 +36,10 @@ from launch.attempt.supervisor import (
     supervise,
 )
 from launch.launcher import Launcher, checked, resumption
+from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of, duration, one_line
 from parallelbench.world.affinity import own_cores
-from parallelbench.world.machine import this_machine, threads_here
+from parallelbench.world.machine import host_memory_bytes, this_machine, threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -176,6 +177,8 @@ def prepare_here(planned: PlannedRun, machine: Machine) -> Prepared:
             raise  # what is there can't be used
         raise ConfigError(f"{error}; to plan for a cluster, add launcher=slurm site=…") from None
     prepared = checked(replace(planned, run=run), oversubscribed=oversubscribed)
+    memories = [gpu.memory_bytes for gpu in machine.gpus[: run.devices] if gpu.memory_bytes is not None]
+    require_memory(run, node_bytes=host_memory_bytes(), device_bytes=min(memories, default=None))
     require_allowed(run, run.device)
     return prepared
 

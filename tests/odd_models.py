@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import random
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,10 +16,13 @@ Oddity = Literal[
     "dropout",
     "stochastic_depth",
     "draws_always",
+    "own_generators",
     "float64_buffer",
     "float64_model",
     "default_dtype",
     "batch_norm",
+    "frozen_norm",
+    "frozen_norm_of_the_model",
     "frozen_first",
     "frozen_middle",
     "unused",
@@ -55,6 +60,8 @@ class Odd(Model, frozen=True, kw_only=True):
         middle: nn.Module = OddLayer(self.oddity)
         if self.oddity == "batch_norm":
             middle = nn.BatchNorm1d(WIDTH)
+        if self.oddity.startswith("frozen_norm"):
+            middle = (FrozenNorm if self.oddity == "frozen_norm" else nn.BatchNorm1d)(WIDTH)
         if self.oddity == "bare":
             middle = nn.ReLU()
         if self.oddity in ("tied", "tied_and_said"):
@@ -64,7 +71,28 @@ class Odd(Model, frozen=True, kw_only=True):
             inputs.requires_grad_(False)
             hidden.requires_grad_(False)
         model = sequence(self.layer_names, [inputs, hidden, middle, out])
+        if self.oddity == "frozen_norm_of_the_model":
+            model.__class__ = FreezesNorm
         return model.double() if self.oddity == "float64_model" else model
+
+
+class FrozenNorm(nn.BatchNorm1d):
+    """Keeps its running statistics, as backbones that are fine-tuned do."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        """Stay in evaluation mode."""
+        super().train(False)
+        return self
+
+
+class FreezesNorm(nn.Sequential):
+    """The whole model keeps its norm in evaluation mode."""
+
+    def train(self, mode: bool = True) -> FreezesNorm:
+        """All but the norm."""
+        super().train(mode)
+        self.odd.eval()
+        return self
 
 
 class OddLayer(nn.Module):
@@ -76,6 +104,10 @@ class OddLayer(nn.Module):
         super().__init__()
         self.oddity = oddity
         self.linear = nn.Linear(WIDTH, WIDTH)
+        if oddity == "own_generators":
+            self.generators: dict[str, Any] = {"torch": torch.Generator().manual_seed(1), "python": [random.Random(2)]}
+            self.of_numpy = np.random.default_rng(3)
+            self.calls = 0
         if oddity == "float64_buffer":
             self.register_buffer("buffer", torch.linspace(0.1, 1.0, WIDTH, dtype=torch.float64) / 3)
         if oddity == "counter":
@@ -98,6 +130,10 @@ class OddLayer(nn.Module):
         y: Tensor = self.linear(x).relu()
         if self.oddity == "dropout":
             return nn.functional.dropout(y, 0.5, self.training)
+        if self.oddity == "own_generators" and self.training:
+            self.calls += 1
+            factor = self.generators["python"][0].random() + self.of_numpy.random() + 1 / self.calls
+            return y + 0.1 * factor * torch.randn(y.shape, generator=self.generators["torch"]).to(y)
         if self.oddity == "draws_always":
             return y + 0.1 * torch.randn_like(y)
         if self.oddity == "stochastic_depth":

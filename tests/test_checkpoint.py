@@ -23,7 +23,7 @@ from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
-from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy
+from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy, Resumed
 from parallelbench.training.failure import classify
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
@@ -31,6 +31,7 @@ from tests.analysis.factory import Fake, begin, component, config, write_epochs
 from tests.faults import fault
 from tests.helpers import torchs_strategies
 from tests.ranks import run_ranks
+from tests.strategies.test_odd_models import odd_run
 from tests.strategies.test_parity import run_of
 from tests.strategies.training import configure, loader_of, prepared
 
@@ -164,6 +165,65 @@ def test_training_that_was_interrupted_is_bitwise_the_same(case: str, tmp_path: 
         assert equal(state_resumed, state)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "pipeline"])
+@pytest.mark.cases("single")
+def test_generators_and_numbers_that_a_model_owns_go_on_bitwise(strategy: str, tmp_path: Path) -> None:
+    """torch's, NumPy's and Python's generators in attributes, and a count of calls."""
+    run = odd_run(strategy, "own_generators", "optimizer.momentum=0.9")
+    size = run.strategy.processes(run, "cpu")
+    found = [interrupted(0, 1, run)] if size == 1 else run_ranks(interrupted, size, tmp_path, run)
+    for losses, state, losses_resumed, state_resumed in found:
+        assert losses_resumed == losses
+        assert equal(state_resumed, state)
+
+
+def test_a_warm_up_draws_nothing_from_generators_that_a_model_owns() -> None:
+    run = odd_run("single", "own_generators")
+    replica = prepared(run)
+    before = flat(replica.local_state())
+    replica.compile_warmup(next(loader_of(replica, run).train(epoch=1)))
+    assert equal(flat(replica.local_state()), before)
+
+
+SGD = ("optimizer=sgd", "optimizer.momentum=0.9", "precision=fp32")
+
+
+def resume(replica: Replica, state: dict[str, Any]) -> None:
+    """What an attempt does that goes on."""
+    Resumed(1, {"replica": through_a_file(state), "random": World().random_state()}, [], World()).restore(replica)
+
+
+@fault(
+    "lifecycle",
+    "A resume loses what training goes on from",
+    injection="after the state is loaded, the optimizer has no momentum, other numbers in one parameter, or another "
+    "rate",
+    outcome="error with what is lost, before the next epoch; a replica that loads everything goes on",
+)
+@pytest.mark.parametrize(
+    ("place", "lose"),
+    [
+        ("optimizer.plain.0", lambda replica: replica._optimizer.state.clear()),
+        ("optimizer.groups.0.lr", lambda replica: replica._optimizer.param_groups[0].update(lr=0.3)),
+        ("tensors.fc2.linear.bias", lambda replica: replica._module.fc2.linear.bias.data.add_(1)),
+    ],
+    ids=["momentum", "rate", "parameter"],
+)
+def test_what_a_resume_loses_is_an_error(place: str, lose: Callable[[Any], None]) -> None:
+    run = configure(*SYNTHETIC, *MLP, "strategy=single", "devices=1", *SGD)
+    replica = prepared(run)
+    train(replica, run, range(1, 2))
+    saved = replica.local_state()
+    resume(other := prepared(run), saved)  # the honest twin
+    assert equal(flat(other.local_state()), flat(saved))
+    lossy: Any = prepared(run)
+    load = lossy.load_local_state
+    lossy.load_local_state = lambda state: (load(state), lose(lossy))
+    with pytest.raises(ConfigError, match=place):
+        resume(lossy, saved)
+
+
 def numbers(losses: list[Any]) -> torch.Tensor:
     return torch.tensor([value for value in flat(losses) if value is not None], dtype=torch.float64)
 
@@ -252,6 +312,45 @@ def test_the_checkpoint_of_another_number_of_ranks_is_not_used(tmp_path: Path) -
     digest = json.loads(manifest.read_bytes())["sha256"][0]
     manifest.write_text(json.dumps({"sha256": [digest, digest]}))
     assert Checkpoints(tmp_path, ALONE).newest(lambda key: []) is None
+
+
+LACKING = [
+    MemoryError(),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:128] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+    ),
+]
+
+
+@fault(
+    "storage and input",
+    "Memory is short while a checkpoint is read",
+    injection="reading a rank's file raises what Python, and what torch's allocator, says of a lack of memory",
+    outcome="oom: the run does not begin anew, and the checkpoint stays",
+)
+@pytest.mark.parametrize("lacking", LACKING, ids=["Python", "torch"])
+def test_a_checkpoint_that_memory_was_too_short_for_is_not_passed_over(tmp_path: Path, lacking: Exception) -> None:
+    Checkpoints(tmp_path, ALONE).save(Key(1, 40), STATE)
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    with mock.patch.object(World, "read_state", side_effect=lacking), pytest.raises(type(lacking)) as caught:
+        checkpoints.newest(lambda key: [])
+    assert classify(caught.value)[0] == "oom"
+    assert newest(checkpoints)[0] == Key(1, 40)
+
+
+def test_what_was_only_unread_is_never_deleted(tmp_path: Path) -> None:
+    """What another version of torch wrote may be read by that version again; what is spoiled, by nobody."""
+    for epoch in (1, 2):
+        Checkpoints(tmp_path, ALONE).save(Key(1, epoch), STATE)
+    (tmp_path / "attempt-1-epoch-2" / "rank0.pt").write_bytes(b"spoiled")
+    checkpoints = Checkpoints(tmp_path, ALONE)
+    with mock.patch.object(World, "read_state", side_effect=RuntimeError("of another version")):
+        assert checkpoints.newest(lambda key: []) is None
+    for epoch in (3, 4, 5):
+        assert checkpoints.save(Key(2, epoch), STATE) is None
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"attempt-{key}" for key in ("1-epoch-1", "2-epoch-4", "2-epoch-5")
+    }
 
 
 def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:

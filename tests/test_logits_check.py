@@ -117,6 +117,47 @@ def test_the_layer_that_does_not_fit_is_named_with_what_it_gets(hidden: int) -> 
         check_logits(odd(3, hidden=hidden, taken=9))
 
 
+class Doubling(nn.Module):
+    """Makes a tensor of its own, in another type."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values @ torch.eye(values.shape[1], dtype=torch.float64)
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 3)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.table(values).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (Doubling, r"same dtype.*; it gets torch\.float32 and would take torch\.float64"),
+        (Embedding, r"scalar types.*; it gets torch\.float32 and would take torch\.int64"),
+    ],
+)
+def test_a_fault_of_types_is_no_fault_of_sizes(end: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"layer end can't take \(4, 3\), .*{message}") as caught:
+        check_logits(odd(3, end))
+    assert "sizes" not in str(caught.value)
+
+
+def test_a_linear_layer_of_tokens_is_told_what_it_gets() -> None:
+    run = configure(*TOKENS, "model=gpt_tiny", "model.vocabulary=64")
+
+    class Unembedded(type(run.model), frozen=True, kw_only=True):  # type: ignore[misc]
+        def build(self, **_: int) -> nn.Sequential:
+            return sequence(self.layer_names, [nn.Linear(16, 64) for _ in self.layer_names])
+
+    model = Unembedded(**msgspec.structs.asdict(run.model))
+    with pytest.raises(ConfigError, match=r"it gets torch\.int64 and would take torch\.float32: .*nn\.Embedding"):
+        check_logits(msgspec.structs.replace(run, model=model))
+
+
 def test_layers_without_their_names_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"build returns \('0', '1'\), not the layers \('flat', 'hidden', 'out'\)"):
         check_logits(odd(3, cls=Unnamed))

@@ -212,7 +212,18 @@ def rejected(error: UnfitError, overrides: list[str], device_type: str) -> list[
         ("strategy=pipeline devices=2 strategy.schedule=zbv", ["strategy.stages_per_rank=2"]),
         ("strategy=parameter_server devices=2 strategy.servers=2", ["strategy.servers=1", "devices=3"]),
         ("strategy=parameter_server devices=8", ["batch_size=91", "batch_size=84"]),
-        ("strategy=downpour devices=2 optimizer=adam", ["optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0"]),
+        ("strategy=downpour devices=2 optimizer=adam",
+         ["optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0 optimizer.nesterov=false"]),
+        ("strategy=downpour devices=2 optimizer=sgd optimizer.nesterov=true",
+         ["optimizer=sgd optimizer.momentum=0.0 optimizer.nesterov=false"]),
+        ("optimizer=sgd optimizer.momentum=0 optimizer.nesterov=true",
+         ["optimizer.momentum=0.9", "optimizer.nesterov=false"]),
+        ("strategy=tf_single optimizer=sgd optimizer.momentum=0 optimizer.nesterov=true",
+         ["optimizer.momentum=0.9", "optimizer.nesterov=false"]),
+        # 32 pixels ÷ 4 by the stem ÷ 8 by three stages: maps of one value
+        ("model=resnet50 strategy=ddp devices=2 batch_size=2", ["batch_size=4", "batch_size=6"]),
+        ("model=resnet50 strategy=pipeline devices=2 strategy.micro_batches=96", ["strategy.micro_batches=48"]),
+        ("model=resnet50 model.norm=sync strategy=single devices=1 batch_size=1", ["batch_size=2", "batch_size=3"]),
         ("strategy=tf_mirrored devices=2 clip_norm=1.0", ["clip_norm=null", "strategy=ddp"]),
         ("strategy=ddp devices=2 optimizer=lbfgs", ["optimizer=adagrad", "strategy=sandblaster_lbfgs"]),
         ("strategy=single devices=1 optimizer=lbfgs batch_size=24", ["batch_size=96"]),
@@ -237,6 +248,38 @@ def test_the_nearest_values_that_work_are_named(overrides: str, fixes: list[str]
     assert error.fixes()[0][: len(fixes)] == fixes
     assert not rejected(error, whole, "cpu")
     assert ": choose " in str(error)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["strategy=downpour", "devices=2", "optimizer=adam"], "strategy"),
+        (["strategy=downpour", "devices=2", "strategy.mode=sync", "optimizer=adagrad"], "strategy"),
+        (["strategy=tensor_parallel", "devices=3"], "strategy"),
+        (["strategy=tf_single"], "loader"),
+        (["strategy=tf_single", "loader=dataloader"], "loader"),
+    ],
+)
+def test_what_is_refused_depends_on_no_name(overrides: list[str], key: str) -> None:
+    """A preset of one's own may have any name."""
+    run = one_run([*IMAGES[:-1], "model=mlp", *overrides]).run
+    renamed = msgspec.structs.replace(run, **{key: msgspec.structs.replace(getattr(run, key), name="of_mine")})
+    keys = [[refusal.keys for refusal in run_rules.refusals(each, "cpu")] for each in (run, renamed)]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "model=resnet50 model.norm=sync strategy=ddp devices=2 batch_size=2",
+        "model=resnet50 model.norm=group strategy=ddp devices=2 batch_size=2",
+        "model=resnet50 data.image_size=33 strategy=ddp devices=2 batch_size=2",
+        "model=resnet50 model.stem=cifar strategy=ddp devices=2 batch_size=2",
+    ],
+)
+def test_one_sample_is_enough_where_norms_have_several_values_of_a_channel(overrides: str) -> None:
+    keys = {text.partition("=")[0] for text in overrides.split()}
+    assert refused([*(text for text in IMAGES if text.partition("=")[0] not in keys), *overrides.split()]) is None
 
 
 OPTIONS = (

@@ -27,8 +27,8 @@ OF_A_RELEASE = {
     ("data=digits", "model=vit_tiny", "strategy=fsdp", "devices=4", "precision=bf16", "repeat=3"): (
         "2e171b94d12c6e6cc653d29dc28b657d35b5ee76eb7ab285a6cd11927092a828"
     ),
-    ("strategy=downpour", "devices=3", "optimizer=adagrad"): (
-        "91a8388acae29ed4367847b4a0ec2ecd31b381b7e29034b606dcdd270bc328d6"
+    ("strategy=parameter_server", "devices=3", "optimizer=adagrad"): (
+        "5c400799bf8d49528948ef4120e788d38a735f9706726f4251143bc9180abdd5"
     ),
     (*TINY, "launcher=slurm"): "7e66367e5ba839dd36f81dbf18df6c85b08aed4e471a7d4860a5fa317a7d7bed",
     (*TINY, "launcher.oversubscribe=true", "optimizer=sgd", "optimizer.lr=0.1"): (

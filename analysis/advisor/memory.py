@@ -22,7 +22,7 @@ from parallelbench.strategies.data_parallel import DataParallel, DdpStrategy, Ze
 from parallelbench.strategies.fsdp import ShardedStrategy
 from parallelbench.strategies.pipeline import ModelParallel, PipelineStrategy
 from parallelbench.strategies.servers import ParameterServer
-from parallelbench.strategies.tensor import DpTp
+from parallelbench.strategies.tensor import DpTp, TensorParallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -207,7 +207,7 @@ def _update_bytes(job: SuiteJob, memory: ModelMemory, layers: Sequence[LayerMemo
 def _left(job: SuiteJob) -> dict[str, Left]:
     """What a tensor group leaves of the layers that the model's plan shards."""
     strategy = job.run.strategy
-    gone = 1.0 - 1.0 / getattr(strategy, "tensor", job.run.devices if strategy.name == "tensor_parallel" else 1)
+    gone = 1.0 - 1.0 / getattr(strategy, "tensor", job.run.devices if isinstance(strategy, TensorParallel) else 1)
     return {
         each.name: Left(1.0 - gone * each.shardable_parameters / each.parameters, 1.0 - gone * CUT_ACTIVATIONS)
         for each in job.layers

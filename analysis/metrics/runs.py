@@ -245,8 +245,9 @@ def ring_times(runs: Runs) -> pl.DataFrame:
     formula = 2 * (pl.col("processes") - 1) * pl.col("probed_latency_s") + (
         pl.col("bytes_sent_per_step_busiest") / pl.col("probed_bandwidth_bytes_per_s")
     )
+    strategy = pl.col("config_json").str.json_path_match("$.strategy._target_")
     return (
-        runs.run.filter(pl.col("strategy").is_in(["ddp", "ring_ddp"]))
+        runs.run.filter(strategy.is_in(_ALL_REDUCING))
         .join(per_run(runs), on="run_id")
         .join(phase_times(runs).drop_nulls("communication_s"), on="run_id")
         .select("run_id", exposed_s="communication_s", ring_s=formula)
@@ -254,6 +255,8 @@ def ring_times(runs: Runs) -> pl.DataFrame:
     )
 
 
+_ALL_REDUCING = [f"parallelbench.strategies.data_parallel.{name}" for name in ("Ddp", "RingDdp")]
+"""Classes of strategies whose ranks sum gradients in one ring: a preset may have any name."""
 ACCURACY_LADDER = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 """Candidates for the target of `time_to_accuracy_s`."""
 

@@ -27,6 +27,7 @@ from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import track
 from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
+from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import storage_errors
 
@@ -55,13 +56,19 @@ def prepare_for_site(planned: PlannedRun) -> Prepared:
     refuse_contradictions(planned.run.site, os.environ)
     site_flags(planned.run.site)  # refuses options that the suite sets
     run = msgspec.structs.replace(planned.run, device=device_type_of(planned.run))
-    shape_of(run, run.device)
+    shape = shape_of(run, run.device)
     if run.launcher.packed and run.nodes > 1:
         raise ConfigError(
             f"launcher.pack=true with nodes={run.nodes} is refused: warm processes serve one node; "
             "choose nodes=1 or launcher.pack=false"
         )
     prepared = checked(replace(planned, run=run))
+    require_memory(
+        run,
+        node_bytes=None if run.site.memory_by == "none" else shape.memory_mib_per_node * 2**20,
+        device_bytes=None if run.site.hardware is None else run.site.hardware.memory_gib * 2**30,
+        more="launcher.memory_gib_per_device",
+    )
     check_container(run)
     check_plain(run.sweep_folder.absolute())
     return prepared

@@ -139,6 +139,21 @@ class Data(Component, frozen=True, kw_only=True):
         """Training images that `load` returns; of `train_samples`, a whole part: an epoch may take each repeatedly."""
         return self.train_samples
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all samples and labels, at least; integers, of any type, are counted as one."""
+        values = math.prod(self.shape) * (4 if self.kind == "vectors" else 1)
+        return (self.stored_train_samples + self.test_samples) * (values + 8 * self.labels_per_sample)
+
+    @property
+    def loaded_bytes(self) -> int | None:
+        """Bytes that `load` takes of each process's own memory, at least; None: it maps files, or it is not known."""
+        return None
+
+    def option_of(self, declared: str) -> str:
+        """What a user sets for what is declared: the option by which `num_classes` or `vocabulary` is chosen."""
+        return declared
+
     def missing_files(self, data_dir: Path) -> list[Path]:
         """Files that `load` reads and that are missing; empty: ready to load."""
         return []
@@ -217,6 +232,8 @@ class Loader(Component, frozen=True, kw_only=True):
 
     feeds: ClassVar[tuple[Kind, ...]] = ("images",)
     """Kinds of samples that it can feed; labels at positions go with tokens."""
+    on_device: ClassVar[bool] = False
+    """Whether the whole data set lies in the memory of each device that reads samples."""
 
     @abstractmethod
     def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
@@ -331,6 +348,12 @@ class Model(Component, frozen=True, kw_only=True):
         """What else the model consists of."""
         return Anatomy()
 
+    def least_normalised(self, *, image_size: int) -> int | None:
+        """Values that a sample gives each channel of the smallest map that BatchNorm normalises; None: no such norm,
+        or it is not known.
+        """
+        return None
+
     def with_own_loss(self, mean: MeanLoss) -> MeanLoss:
         """What training minimises, from the run's loss; only where `Strategy.takes_own_loss` is true, if it is more.
 
@@ -408,6 +431,10 @@ class Traits(NamedTuple):
     """Whether it draws random numbers in training, as dropout does."""
     draws_in_evaluation: bool = False
     """Whether it draws them in evaluation, too."""
+    generators: tuple[str, ...] = ()
+    """Paths of generators that its modules hold."""
+    draws_elsewhere: bool = False
+    """Whether it draws from a generator of torch's that is neither a global one nor held by its modules."""
     mixes_samples: bool = False
     """Whether what it makes of a sample in training depends on the others of a batch, as in batch normalisation."""
     untouched: tuple[str, ...] = ()

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from parallelbench.config.build import package_of
 from parallelbench.config.components import Arrays
-from parallelbench.errors import ConfigError, place_of
+from parallelbench.errors import ConfigError, count_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parallelbench.config.components import Data
+    from parallelbench.config.run import RunConfig
 
 
 _CHUNK = 256
-"""Images that are looked at together, until one has a pixel above 1; for most data sets, the first ones."""
+"""Samples that are looked at together; of images, until one has a pixel above 1: for most data sets, the first ones."""
 _SHAPES = {"images": "(channels, side, side)", "vectors": "(features,)", "tokens": "(positions,)"}
 _TYPES = {"images": "uint8 from 0 to 255", "vectors": "float32", "tokens": "integers"}
 
@@ -38,6 +39,36 @@ def checked(data: Data, arrays: Any) -> Arrays:
         test_images=arrays.test_images,
         test_labels=arrays.test_labels.astype(np.int64, copy=False),
     )
+
+
+def require_memory(run: RunConfig, *, node_bytes: float | None, device_bytes: float | None, more: str = "") -> None:
+    """Refuse data that the memory of a node, or of a GPU where the loader keeps them there, is too small for.
+
+    None: it is not known how much there is. `more`: the option that asks for more of a node's.
+    """
+    data, loaded, resident = run.data, run.data.loaded_bytes, run.loader.on_device
+    processes = -(-run.strategy.processes(run, run.device) // run.nodes)
+    if loaded is not None:
+        copies = 2 if resident and run.device == "cpu" else 1  # a device on a CPU has its copy in the same memory
+        needed = loaded * (processes + copies - 1)
+        if node_bytes is not None and needed > node_bytes:
+            copy = f" with the copy of loader={run.loader.name}" if copies > 1 else ""
+            raise ConfigError(
+                f"data={data.name} takes {_gib(loaded)} in each process: {_gib(needed)} for "
+                f"{count_of(processes, 'process', 'processes')} on a node{copy}, but it has {_gib(node_bytes)}: "
+                f"{f'raise {more}, ' if more else ''}"
+                "choose fewer devices on a node or less data, or write a Data of your own whose load maps files "
+                "(numpy.load(…, mmap_mode='r'))"
+            )
+    if resident and run.device == "cuda" and device_bytes is not None and data.stored_bytes > device_bytes:
+        raise ConfigError(
+            f"data={data.name} takes {_gib(data.stored_bytes)} of each GPU with loader={run.loader.name}, but a GPU "
+            f"has {_gib(device_bytes)}: choose loader=dataloader"
+        )
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:,.1f} GiB"
 
 
 def _of_declaration(data: Data) -> Iterator[str]:
@@ -85,8 +116,10 @@ def _of_part(data: Data, part: str, samples: Any, labels: Any, *, key: str) -> I
     name, declared = f"{part}_images", f"{key}={count}"
     yield from _of_array(name, samples, _TYPES[data.kind], (count, *data.shape), f"{declared} and shape={data.shape}")
     if data.kind == "tokens":
-        yield from _of_range(name, samples, "vocabulary", data.vocabulary)
-    elif data.kind == "vectors" and not np.isfinite(samples).all():
+        yield from _of_range(name, samples, data.option_of("vocabulary"), data.vocabulary)
+    elif data.kind == "vectors" and not all(
+        np.isfinite(samples[start : start + _CHUNK]).all() for start in range(0, len(samples), _CHUNK)
+    ):
         yield f"{name} hold infinities, or numbers that are none (NaN): fill or drop these samples"
     elif data.kind == "images" and not any(
         samples[start : start + _CHUNK].max() > 1 for start in range(0, len(samples), _CHUNK)
@@ -94,7 +127,7 @@ def _of_part(data: Data, part: str, samples: Any, labels: Any, *, key: str) -> I
         yield f"{name} have no pixel above 1, on a scale from 0 to 255: were they floats from 0 to 1?"
     name, shape = f"{part}_labels", data.label_shape
     yield from _of_array(name, labels, "integers", (count, *shape), f"{declared} and label_shape={shape}")
-    yield from _of_range(name, labels, "num_classes", data.num_classes)
+    yield from _of_range(name, labels, data.option_of("num_classes"), data.num_classes)
 
 
 def _of_array(name: str, array: Any, kind: str, shape: tuple[int, ...], declared: str) -> Iterator[str]:

@@ -129,10 +129,7 @@ def _neighbours(run: RunConfig, key: str) -> Iterator[str]:
     """Overrides of a key that are valid by themselves, nearest first; none where the run lacks the key."""
     if key in COMPONENTS:
         own = getattr(run, key)
-        given = _given(key, own).keys()  # they stay on the command line, and are refused where a component lacks them
-        others = [
-            each for each in _shipped(key).values() if each.name != own.name and given <= {*each.__struct_fields__}
-        ]
+        others = [each for each in _shipped(key).values() if each.name != own.name and _takes_given(each, key, own)]
         others.sort(key=lambda each: (-_kinship(each, own), -_abilities(each), each.name))
         yield from (f"{key}={each.name}" for each in others)
         return
@@ -202,10 +199,18 @@ def _kinship(one: object, other: object) -> int:
 
 
 def _chosen(run: RunConfig, group: str, name: str) -> Any:
-    """A shipped component with the options that the run gives its own, as its command line would."""
-    chosen = _shipped(group)[name]
-    given = _given(group, getattr(run, group))
-    return msgspec.structs.replace(chosen, **{key: given[key] for key in given if key in chosen.__struct_fields__})
+    """A shipped component with the options that the run gives its own, as its command line would; `KeyError` where it
+    lacks one of them.
+    """
+    chosen, own = _shipped(group)[name], getattr(run, group)
+    if not _takes_given(chosen, group, own):
+        raise KeyError(name)
+    return msgspec.structs.replace(chosen, **_given(group, own))
+
+
+def _takes_given(other: Any, group: str, own: Component) -> bool:
+    """Whether another component has the options that are given: they stay on the command line."""
+    return _given(group, own).keys() <= {*other.__struct_fields__}
 
 
 def _given(group: str, own: Component) -> dict[str, Any]:

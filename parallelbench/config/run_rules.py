@@ -92,6 +92,7 @@ def _stages(run: RunConfig, device_type: str) -> Iterator[list[Callable[[], obje
         partial(enforce, _compiled(run)),
         partial(enforce, _surroundings(run, device_type)),
     ]
+    yield [partial(enforce, _normalised(run))]
     if run.lr_schedule.changes:
         yield [partial(run.lr_schedule.check, run)]
         yield [partial(_check_factors, run)]
@@ -351,6 +352,20 @@ def _batch(run: RunConfig) -> Rules:
         f"batch_size={run.batch_size} makes a global batch of {batch}, but data={run.data.name} has only {samples} "
         "training samples",
         ("batch_size",),
+    )
+
+
+def _normalised(run: RunConfig) -> Rules:
+    """BatchNorm of one value per channel, which has no deviation: torch raises, and TensorFlow gives zeros."""
+    shards, micro_batches = run.strategy.data_parallel_degree(run), run.strategy.micro_batches_per_step(run)
+    samples, norm = run.global_batch_size // shards // micro_batches, getattr(run.model, "norm", None)
+    joined = norm == "sync" and shards > 1  # replicas share their statistics
+    yield (
+        samples == 1 and not joined and run.model.least_normalised(image_size=run.data.model_input["image_size"]) == 1,
+        f"model.norm={norm} with one sample in each forward pass is refused (batch_size={run.batch_size}, "
+        f"{shards * micro_batches} pieces): the smallest maps of model={run.model.name} are 1×1 with "
+        f"data={run.data.name}, and BatchNorm needs more than one value per channel",
+        ("batch_size", "strategy.micro_batches", "model.norm=group", "model.norm"),
     )
 
 

@@ -54,6 +54,10 @@ class Synthetic(Data, frozen=True, kw_only=True):
     def shape(self) -> tuple[int, int, int]:
         return self.channels, self.image_size, self.image_size
 
+    @property
+    def loaded_bytes(self) -> int:
+        return self.stored_bytes
+
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the options and of GENERATOR, which must change with the images."""
         return fingerprint_of(self, GENERATOR)

@@ -76,6 +76,11 @@ class Tokens(Sequences, frozen=True, kw_only=True):
     def num_classes(self) -> int:
         return self.vocabulary
 
+    @property
+    def loaded_bytes(self) -> int:
+        """Tokens in int32, their successors in int64."""
+        return (self.train_samples + self.test_samples) * (4 + 8) * self.sequence
+
     def fingerprint(self, data_dir: Path) -> str:
         """sha256 of the options and of GENERATOR, which must change with the tokens."""
         return fingerprint_of(self, GENERATOR)

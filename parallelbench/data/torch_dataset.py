@@ -1,19 +1,21 @@
-"""A torch `Dataset` of one's own: read once, whole, into arrays, from which everything else is taken."""
+"""A torch `Dataset` of one's own: read whole into arrays to train on. To plan, only a few items are looked at."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from parallelbench.config.components import Arrays, Data
 from parallelbench.config.structure import Count  # noqa: TC001 - msgspec reads the annotations
 from parallelbench.errors import ConfigError, raised_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -22,7 +24,35 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Kind
 
     Rows = tuple[NDArray[Any], NDArray[Any]]
-    """All samples, and all labels."""
+    """All samples, and all labels; or those of one item."""
+
+
+READ_TO_PLAN_BYTES = 2**28
+"""A data set of no more is read whole to plan, for the number of its labels and tokens; of a larger one it is asked."""
+_MOST_DIFFERENT = 2**16
+"""So many different labels, or tokens, are believed although fewer are there in all."""
+_CHUNK_BYTES = 2**26
+
+
+class Part(NamedTuple):
+    """The training items, or the test items, without reading them all."""
+
+    items: int
+    few: dict[int, Rows]
+    """The first, the middle and the last one."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a few items say of a data set."""
+
+    train: Part
+    test: Part
+    kind: Kind
+    shape: tuple[int, ...]
+    label_shape: tuple[int, ...]
+    item_bytes: int
+    """Of a sample and its labels, as arrays hold them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +60,6 @@ class ReadItems:
     """What a data set turned out to hold."""
 
     arrays: Arrays
-    kind: Kind
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: int
@@ -42,7 +71,8 @@ class TorchDataset(Data, frozen=True, kw_only=True):
 
     An item is a sample and its label, the same each time. Samples are images, uint8 of (channels, height, width) or
     (height, width); vectors, floats of (features,); or tokens, integers of (positions,). A label is an integer, or one
-    at each position. Mean and deviation are those of the training samples.
+    at each position. Mean and deviation are those of the training samples. Each process reads all items into its
+    memory.
     """
 
     names_classes: ClassVar[tuple[str, ...]] = ("dataset",)
@@ -53,20 +83,30 @@ class TorchDataset(Data, frozen=True, kw_only=True):
     arguments: dict[str, bool | int | float | str | None] | None = None
     """What the class is called with besides `train`; null: nothing."""
     classes: Count | None = None
-    """Number of labels, where not all occur; null: the largest label there is, and 1."""
+    """Number of labels, where not all occur, or the data set is large; null: the largest label there is, and 1."""
+    vocabulary_size: Count | None = None
+    """Number of different tokens, where not all occur, or the data set is large; null: the largest there is, and 1."""
 
     @property
-    def _found(self) -> ReadItems:
+    def _source(self) -> tuple[str, str]:
         if self.dataset is None:
             raise ConfigError(
                 f"data={self.name} names no class: choose data.dataset=PACKAGE.Class, and the package with --plugin"
             )
-        return _read(self.dataset, json.dumps(self.arguments or {}, sort_keys=True))
+        return self.dataset, json.dumps(self.arguments or {}, sort_keys=True)
+
+    @property
+    def _looked(self) -> Looked:
+        return _look(*self._source)
+
+    @property
+    def _found(self) -> ReadItems:
+        return _read(*self._source)
 
     @property
     def kind(self) -> Kind:
-        """By type and dimensions of the first sample."""
-        return self._found.kind
+        """By type and dimensions of a few samples."""
+        return self._looked.kind
 
     @property
     def mean(self) -> tuple[float, ...]:  # type: ignore[override]
@@ -80,88 +120,149 @@ class TorchDataset(Data, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._found.arrays.train_images.shape[1:]
+        return self._looked.shape
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        return self._found.arrays.train_labels.shape[1:]
+        return self._looked.label_shape
 
     @property
     def vocabulary(self) -> int:
-        """The largest token there is, and 1."""
-        return self._found.vocabulary
+        """The largest token there is, and 1, unless it is given."""
+        if self.kind != "tokens":
+            return 0
+        if self.vocabulary_size:
+            return self.vocabulary_size
+        return self._believed(self._counted.vocabulary, "tokens", "vocabulary_size", of_each=math.prod(self.shape))
 
     @property
     def num_classes(self) -> int:
-        return self.classes or self._found.classes
+        if self.classes:
+            return self.classes
+        return self._believed(self._counted.classes, "labels", "classes", of_each=self.labels_per_sample)
 
     @property
     def train_samples(self) -> int:
-        return len(self._found.arrays.train_labels)
+        return self._looked.train.items
 
     @property
     def test_samples(self) -> int:
-        return len(self._found.arrays.test_labels)
+        return self._looked.test.items
+
+    @property
+    def loaded_bytes(self) -> int:
+        return (self.train_samples + self.test_samples) * self._looked.item_bytes
+
+    def option_of(self, declared: str) -> str:
+        return {"num_classes": "data.classes", "vocabulary": "data.vocabulary_size"}.get(declared, declared)
 
     def load(self, data_dir: Path) -> Arrays:
         return self._found.arrays
+
+    @property
+    def _counted(self) -> ReadItems:
+        """All items, for the number of labels and tokens; `ConfigError` where they are too many to read to plan."""
+        if self.loaded_bytes <= READ_TO_PLAN_BYTES:
+            return self._found
+        tokens = " data.vocabulary_size=N" if self.kind == "tokens" and not self.vocabulary_size else ""
+        labels = "data.classes=N" if not self.classes else ""
+        raise ConfigError(
+            f"data.dataset={self.dataset} has {self.train_samples + self.test_samples:,} items, "
+            f"{self.loaded_bytes / 2**30:,.1f} GiB, too many to read for the number of different labels: choose "
+            f"{(labels + tokens).strip()}"
+        )
+
+    def _believed(self, found: int, what: str, option: str, *, of_each: int) -> int:
+        """A number of different labels or tokens; `ConfigError` where it can't be one."""
+        there = (self.train_samples + self.test_samples) * of_each
+        if found > max(there, _MOST_DIFFERENT):
+            raise ConfigError(
+                f"data.dataset={self.dataset} has {there:,} {what}, of which the largest is {found - 1:,}: number them "
+                f"from 0, or choose data.{option}=N where there are so many"
+            )
+        return found
+
+
+@functools.cache
+def _look(name: str, arguments: str) -> Looked:
+    """Make both parts, and read three items of each; once in a process."""
+    train, test = (_part(_made(name, arguments, train=part), name) for part in (True, False))
+    samples, labels = zip(*(*train.few.values(), *test.few.values()), strict=True)
+    for what, values in (("sample", samples), ("label", labels)):
+        _require_alike(values, what, name)
+    kind = _kind(samples[0], name)
+    if labels[0].shape != samples[0].shape and all(map(_one_hot, labels)):
+        raise ConfigError(f"data.dataset={name} has one-hot labels: return the number of the class, label.argmax()")
+    shape = samples[0].shape
+    return Looked(
+        train=train,
+        test=test,
+        kind=kind,
+        shape=(1, *shape) if kind == "images" and len(shape) == 2 else shape,
+        label_shape=labels[0].shape,
+        item_bytes=samples[0].size * _dtype(samples[0], kind).itemsize + 8 * labels[0].size,  # labels are int64
+    )
 
 
 @functools.cache
 def _read(name: str, arguments: str) -> ReadItems:
     """Read both parts; once in a process."""
-    import numpy as np
-
-    module, _, attribute = name.rpartition(".")
-    made = functools.partial(_made, getattr(importlib.import_module(module), attribute), name, json.loads(arguments))
-    (train, train_labels), (test, test_labels) = (_rows(made(train=part), name) for part in (True, False))
-    for part, rows in ((True, (train, train_labels)), (False, (test, test_labels))):
-        _check_again(made(train=part), rows, name)
-    kind = _kind(train, name)
-    if train_labels.shape[1:] != train.shape[1:] and _one_hot(train_labels):
-        raise ConfigError(f"data.dataset={name} has one-hot labels: return the number of the class, label.argmax()")
-    if kind == "images" and train.ndim == 3:
-        train, test = train[:, np.newaxis], test[:, np.newaxis]
-    if kind == "vectors":
-        train, test = train.astype(np.float32), test.astype(np.float32)
-    mean, std = _scale(train, kind)
+    looked = _look(name, arguments)
+    (train, train_labels), (test, test_labels) = (
+        _rows(_made(name, arguments, train=part), looked, name, few=few)
+        for part, few in ((True, looked.train.few), (False, looked.test.few))
+    )
+    mean, std = _scale(train, looked.kind)
     return ReadItems(
         arrays=Arrays(train, train_labels, test, test_labels),
-        kind=kind,
         mean=mean,
         std=std,
         classes=_largest(train_labels, test_labels),
-        vocabulary=_largest(train, test) if kind == "tokens" else 0,
+        vocabulary=_largest(train, test) if looked.kind == "tokens" else 0,
     )
 
 
-def _made(cls: Any, name: str, arguments: dict[str, Any], *, train: bool) -> Any:
+def _made(name: str, arguments: str, *, train: bool) -> Any:
+    module, _, attribute = name.rpartition(".")
+    given = json.loads(arguments)
     try:
-        dataset = cls(train=train, **arguments)
+        dataset = getattr(importlib.import_module(module), attribute)(train=train, **given)
         items = len(dataset)
+    except MemoryError:
+        raise
     except (Exception, SystemExit) as error:  # a user's class may raise anything
         raise ConfigError(
-            f"data.dataset={name} can't be made with train={train} and data.arguments={arguments}: {raised_at(error)}"
+            f"data.dataset={name} can't be made with train={train} and data.arguments={given}: {raised_at(error)}"
         ) from None
     if not items:
         raise ConfigError(f"data.dataset={name} has no items with train={train}: give it at least one")
     return dataset
 
 
-def _rows(dataset: Any, name: str) -> Rows:
-    """All samples and all labels of one part."""
+def _part(dataset: Any, name: str) -> Part:
+    items = len(dataset)
+    return Part(items, {index: _item(dataset, index, name) for index in (0, items // 2, items - 1)})
+
+
+def _rows(dataset: Any, looked: Looked, name: str, *, few: dict[int, Rows]) -> Rows:
+    """All samples and all labels of one part, which has the same items as when a few were looked at."""
     import numpy as np
 
-    samples, labels = [], []
-    for index in range(len(dataset)):
-        sample, label = _item(dataset, index, name)
-        samples.append(sample)
-        labels.append(label)
-    for what, values in (("sample", samples), ("label", labels)):
-        if len({(each.shape, each.dtype) for each in values}) != 1:
-            found = ", ".join(sorted({f"{each.dtype} {each.shape}" for each in values})[:3]) or "nothing"
-            raise ConfigError(f"data.dataset={name} has {what}s of {found}: every {what} needs one shape and type")
-    return np.stack(samples), np.stack(labels)
+    items = len(dataset)
+    sample, label = few[0]
+    samples = np.empty((items, *looked.shape), _dtype(sample, looked.kind))
+    labels = np.empty((items, *label.shape), label.dtype)
+    for index in range(items):
+        item = _item(dataset, index, name)
+        for what, value, first in (("sample", item[0], sample), ("label", item[1], label)):
+            _require_alike((first, value), what, name)
+        if index in few and not all(map(np.array_equal, item, few[index])):  # each rank reads for itself
+            raise ConfigError(
+                f"data.dataset={name} has another item {index} each time it is made: give its random numbers a seed, "
+                "and leave random transforms to data.augment=true"
+            )
+        samples[index], labels[index] = item
+    return samples, labels
 
 
 def _item(dataset: Any, index: int, name: str) -> Rows:
@@ -173,6 +274,8 @@ def _item(dataset: Any, index: int, name: str) -> Rows:
             sample, label = item
             return np.asarray(sample), np.asarray(label)
         problem = f"it is a {type(item).__name__} of {', '.join(map(str, item))}"
+    except MemoryError:
+        raise
     except (Exception, SystemExit) as error:  # a user's class may raise anything
         problem = raised_at(error)
     raise ConfigError(
@@ -181,54 +284,64 @@ def _item(dataset: Any, index: int, name: str) -> Rows:
     )
 
 
-def _check_again(dataset: Any, rows: Rows, name: str) -> None:
-    """Refuse items that differ from one reading to the next: each rank reads for itself."""
+def _require_alike(values: Sequence[NDArray[Any]], what: str, name: str) -> None:
+    if len({(each.shape, each.dtype) for each in values}) > 1:
+        found = ", ".join(sorted({f"{each.dtype} {each.shape}" for each in values})[:3])
+        raise ConfigError(f"data.dataset={name} has {what}s of {found}: every {what} needs one shape and type")
+
+
+def _dtype(sample: NDArray[Any], kind: Kind) -> np.dtype[Any]:
+    """In which arrays hold samples."""
     import numpy as np
 
-    for index in {0, len(rows[0]) // 2, len(rows[0]) - 1}:
-        if not all(map(np.array_equal, _item(dataset, index, name), (each[index] for each in rows))):
-            raise ConfigError(
-                f"data.dataset={name} has another item {index} each time it is made: give its random numbers a seed, "
-                "and leave random transforms to data.augment=true"
-            )
+    return np.dtype(np.float32) if kind == "vectors" else sample.dtype
 
 
-def _kind(samples: NDArray[Any], name: str) -> Kind:
+def _kind(sample: NDArray[Any], name: str) -> Kind:
     """What the samples are, by type and dimensions."""
     kinds: dict[tuple[str, int], Kind] = {
-        ("u1", 4): "images",
         ("u1", 3): "images",
-        ("f", 2): "vectors",
-        ("i", 2): "tokens",
-        ("u", 2): "tokens",
+        ("u1", 2): "images",
+        ("f", 1): "vectors",
+        ("i", 1): "tokens",
+        ("u", 1): "tokens",
     }
-    of_type = "u1" if samples.dtype.name == "uint8" and samples.ndim > 2 else samples.dtype.kind
-    found = kinds.get((of_type, samples.ndim))
+    of_type = "u1" if sample.dtype.name == "uint8" and sample.ndim > 1 else sample.dtype.kind
+    found = kinds.get((of_type, sample.ndim))
     if found is None:
         raise ConfigError(
-            f"data.dataset={name} has samples of {samples.dtype} {samples.shape[1:]}: return images of uint8 "
+            f"data.dataset={name} has samples of {sample.dtype} {sample.shape}: return images of uint8 "
             "(channels, height, width), without ToTensor or Normalize; vectors of floats (features,); or tokens of "
             "integers (positions,)"
         )
     return found
 
 
-def _one_hot(labels: NDArray[Any]) -> bool:
-    return labels.ndim == 2 and bool((((labels == 0) | (labels == 1)).all(1) & (labels.sum(1) == 1)).all())
+def _one_hot(label: NDArray[Any]) -> bool:
+    return label.ndim == 1 and bool(((label == 0) | (label == 1)).all() and label.sum() == 1)
 
 
 def _scale(samples: NDArray[Any], kind: Kind) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation: per channel from 0 to 1, or per feature; where all are alike, a deviation of 1."""
+    """Mean and deviation: per channel from 0 to 1, or per feature; where all are alike, a deviation of 1.
+
+    In two passes over chunks: no second array of all samples is made.
+    """
     import numpy as np
 
     if kind == "tokens":
         return (), ()
-    if kind == "vectors":
-        mean, std = samples.mean(0, dtype=np.float64), samples.std(0, dtype=np.float64)
-    else:
-        over = (0, 2, 3)
-        mean, std = (each(over, dtype=np.float64) / 255 for each in (samples.mean, samples.std))
-    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+    over, unit = ((0, 2, 3), 255.0) if kind == "images" else ((0,), 1.0)
+    count = samples.size // samples.shape[1]
+    mean = sum(chunk.sum(over, dtype=np.float64) for chunk in _chunks(samples)) / count
+    centred = mean.reshape((-1,) + (1,) * (samples.ndim - 2))
+    squares = sum(((chunk - centred) ** 2).sum(over) for chunk in _chunks(samples))
+    std = np.sqrt(squares / count) / unit
+    return tuple((mean / unit).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def _chunks(samples: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    step = max(1, _CHUNK_BYTES // (8 * samples[0].size))
+    return (samples[start : start + step] for start in range(0, len(samples), step))
 
 
 def _largest(*arrays: NDArray[np.integer[Any]]) -> int:

@@ -23,6 +23,7 @@ class Resident(Loader, frozen=True, kw_only=True):
     """The whole data set lies on the device; batches are cut out, normalised and augmented there."""
 
     feeds: ClassVar[tuple[Kind, ...]] = ("images", "vectors", "tokens")
+    on_device: ClassVar[bool] = True
 
     def build(self, arrays: Arrays, data: Data, **arguments: Unpack[LoaderArgs]) -> BatchLoader:
         """Move the data set to the device."""

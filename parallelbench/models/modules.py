@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def built(run: RunConfig, dtype: torch.dtype | None = None) -> nn.Sequential:
     """A run's model as torch's current seed gives it, on the CPU; moved to an arithmetic where `dtype` is given.
 
-    A default type that its code sets is not left to the process. Raises `ConfigError` unless layers have their names.
+    It is in training mode, so that a `train` of its own has kept frozen what it keeps frozen. A default type that its
+    code sets is not left to the process. Raises `ConfigError` unless layers have their names.
     """
     before = torch.get_default_dtype()
     try:
@@ -30,6 +31,7 @@ def built(run: RunConfig, dtype: torch.dtype | None = None) -> nn.Sequential:
     finally:
         torch.set_default_dtype(before)
     _require_names(model, run.model)
+    model.train()
     if dtype is not None:
         in_arithmetic(model, dtype)
     return model

@@ -37,6 +37,14 @@ class ResNet(Model, frozen=True, kw_only=True):
         blocks = (f"stage{s + 1}_block{b + 1}" for s, count in enumerate(self.blocks) for b in range(count))
         return ("stem", *blocks, "head")
 
+    def least_normalised(self, *, image_size: int) -> int | None:
+        """The last stage's map: the ImageNet stem halves images twice, and every stage but the first once."""
+        if self.norm == "group":
+            return None
+        halvings = 2 * (self.stem == "imagenet") + len(self.blocks) - 1
+        side = -(-image_size // (1 << halvings))  # every halving rounds up
+        return side * side
+
     def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
         """Build the layers; takes images of any size, since every halving rounds up."""
         from parallelbench.models import resnet_layers as layers

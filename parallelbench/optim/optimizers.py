@@ -150,6 +150,14 @@ class Sgd(FirstOrder, frozen=True, kw_only=True):
     nesterov: bool
     """Look ahead along the momentum (Sutskever et al. 2013)."""
 
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        yield (
+            self.nesterov and not self.momentum,
+            "optimizer.nesterov=true with optimizer.momentum=0 is refused: there is no momentum to look ahead along",
+            ("optimizer.momentum=0.9", "optimizer.nesterov=false"),
+        )
+        yield from super().rules(run, device_type)
+
     def options(self) -> dict[str, Any]:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
 

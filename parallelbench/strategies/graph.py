@@ -11,7 +11,7 @@ import torch
 
 from parallelbench.config.components import Batch
 from parallelbench.strategies.replica import ModuleReplica
-from parallelbench.strategies.state import undone_updates
+from parallelbench.strategies.state import undone_updates, undrawn_numbers
 from parallelbench.world import cuda
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import Sums
@@ -120,7 +120,8 @@ class CapturedReplica(ModuleReplica):
             self._samples = result.samples  # as captured: a replay takes the same gradients
 
         def warm_up() -> None:
-            with Generators([device]).unchanged(), undone_updates(self._module, self._optimizer):
+            trained = self._module, self._optimizer
+            with Generators([device]).unchanged(), undrawn_numbers(*trained), undone_updates(*trained):
                 for _ in range(WARM_STEPS):
                     work()
             torch.cuda.reset_peak_memory_stats(device)  # what the steps are undone by is no part of training's peak

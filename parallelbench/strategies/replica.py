@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,9 +23,11 @@ from parallelbench.strategies.clipping import Clipping, Groups
 from parallelbench.strategies.state import (
     kept_by,
     load_optimizer,
+    load_own_state,
     load_tensors,
     local,
     optimizer_state,
+    own_state,
     tensors_of,
     undone_updates,
     undrawn_numbers,
@@ -35,7 +37,7 @@ from parallelbench.world.numerics import MetricSums, Numerics, Sums, dtype_of, i
 from parallelbench.world.spans import Phase, backward_phase, phase, waits_are_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -82,7 +84,7 @@ class BaseReplica(ABC):
         """Forward and backward, and whole steps where updates are compiled; all of it is undone, random numbers too."""
         module, optimizer = self.trained()
         undone = undone_updates(module, optimizer) if self._compiles_update else nullcontext()
-        with undrawn_numbers(module), unchanged_buffers(module), undone:
+        with undrawn_numbers(module, optimizer), unchanged_buffers(module), undone:
             self._forward_backward(batch)
             if self._compiles_update:
                 self._update()
@@ -91,15 +93,19 @@ class BaseReplica(ABC):
         optimizer.zero_grad(set_to_none=True)
 
     def local_state(self) -> dict[str, Any]:
-        """Parameters, buffers, and the optimizer's state; a replica that keeps more between epochs adds it."""
+        """Parameters, buffers, the optimizer's state, and what modules and an optimizer of an author's own keep in
+        attributes; a replica that keeps more between epochs adds it.
+        """
         module, optimizer = self.trained()
         rate = {} if self._rate is None else {"rate": self._rate.local_state()}
-        return {"tensors": tensors_of(module), "optimizer": optimizer_state(optimizer), **rate}
+        own = {"own": own} if (own := own_state(module, optimizer)) else {}
+        return {"tensors": tensors_of(module), "optimizer": optimizer_state(optimizer), **rate, **own}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         module, optimizer = self.trained()
         load_tensors(module, state["tensors"])
         load_optimizer(optimizer, state["optimizer"])
+        load_own_state(module, optimizer, state.get("own", {}))
         if self._rate is not None:
             self._rate.load_local_state(state["rate"])
 
@@ -478,6 +484,18 @@ class LayersReplica(BaseReplica):
 
     def trained(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         return self._layers, self._optimizer
+
+    @contextmanager
+    def _in_evaluation(self) -> Iterator[None]:
+        """Evaluation mode within. At the end each module has its mode back: a `train` of the whole model's own, which
+        may keep some of them frozen, is on no rank.
+        """
+        modes = [(module, module.training) for module in self._layers.modules()]
+        self._layers.eval()
+        yield
+        self._layers.train()
+        for module, is_training in modes:
+            module.training = is_training
 
     def _counted(self) -> tuple[Iterable[Tensor], Groups]:
         """No parameter is shared by layers of several ranks: `valid_map` and `why_shared` refuse it."""

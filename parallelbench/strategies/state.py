@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parallelbench.errors import LEFT_OUT, ConfigError
-from parallelbench.world.generators import Generators
+from parallelbench.world.generators import Generators, attributes_of, held_generators, restore, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from contextlib import AbstractContextManager
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -101,10 +100,51 @@ def _like(parameter: Tensor, shard: Tensor) -> Tensor:
     return tensor
 
 
-def undrawn_numbers(module: nn.Module) -> AbstractContextManager[None]:
-    """Restore the generators of the host and of the module's GPUs at the end."""
+@contextmanager
+def undrawn_numbers(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore the generators of the host and of the module's GPUs, and what `own_state` finds, at the end."""
     gpus = {parameter.device for parameter in module.parameters() if parameter.device.type == "cuda"}
-    return Generators(list(gpus)).unchanged()
+    own = own_state(module, optimizer)
+    with Generators(list(gpus)).unchanged():
+        yield
+    load_own_state(module, optimizer, own)
+
+
+def own_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an author's own modules, and an author's own optimizer, keep in attributes: generators and numbers."""
+    generators = {path: state_of(generator) for path, generator in held_generators(module).items()}
+    numbers = {
+        path: {name: value for name, value in attributes_of(owner).items() if type(value) in (bool, int, float)}
+        for path, owner in _authors_own(module, optimizer).items()
+    }
+    numbers = {path: found for path, found in numbers.items() if found}
+    return ({"generators": generators} if generators else {}) | ({"numbers": numbers} if numbers else {})
+
+
+def load_own_state(module: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give them what `own_state` found."""
+    own = held_generators(module)
+    for path, state in saved.get("generators", {}).items():
+        restore(own[path], state)
+    owners = _authors_own(module, optimizer)
+    for path, numbers in saved.get("numbers", {}).items():
+        for name, value in numbers.items():
+            setattr(owners[path], name, value)
+
+
+_OPTIMIZER = "(optimizer)"
+"""Its place among modules, whose paths have no brackets."""
+_NOT_AUTHORS = ("torch", "torchvision", "parallelbench", "builtins", "typing", "abc")
+
+
+def _authors_own(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Modules and the optimizer, by path, where one of their classes is an author's own."""
+    owners: dict[str, object] = {**dict(module.named_modules()), _OPTIMIZER: _local_optimizer(optimizer)}
+    return {
+        path: owner
+        for path, owner in owners.items()
+        if any(cls.__module__.partition(".")[0] not in _NOT_AUTHORS for cls in type(owner).__mro__)
+    }
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from parallelbench.errors import StorageError, one_line
+from parallelbench.errors import ConfigError, StorageError, one_line
 from parallelbench.measure.memory import release_host
 from parallelbench.models.gpt import Gpt
 from parallelbench.results.files import new_file, storage_errors, sync, write_file
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import OtherVersionError, kept_entries
+from parallelbench.training.failure import classify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,8 @@ class Checkpoints:
     world: RankWorld
     damaged: list[Key] = field(default_factory=list)
     """Checkpoints that `newest` could not use."""
+    unread: set[Key] = field(default_factory=set)
+    """Those of them of which no file is known to be spoiled: another version, or other ranks, may read them."""
 
     def newest(
         self, measured: Callable[[Key], list[Row] | None], *, fits: Callable[[State], bool] = lambda _: True
@@ -70,22 +73,30 @@ class Checkpoints:
         """The newest checkpoint whose files all ranks can read, with this rank's state, which `fits`, and what it has
         `measured`.
 
-        Raises `StorageError` where the disk does not answer: what is there may be whole, and a later attempt read it.
+        Raises `StorageError` where the disk does not answer, and what lacks memory: what is there may be whole, and a
+        later attempt read it.
         """
         for key in self._proposals():
             entries = measured(key)
-            state = None if entries is None else self._read(key)
+            state = None
+            spoiled = False
+            if entries is not None:
+                state, spoiled = self._read(key)
             if state is not None and not fits(state):
                 state = None
-            if not any(self.world.gather(state is None)):
+            found = self.world.gather([state is None, spoiled])
+            if not any(is_lacking for is_lacking, _ in found):
                 assert state is not None
                 assert entries is not None
                 return key, state, entries
             self.damaged.append(key)
+            if not any(is_spoiled for _, is_spoiled in found):
+                self.unread.add(key)
         return None
 
     def save(self, key: Key, state: State) -> str | None:
-        """Write this rank's state, and the manifest once all ranks have; then delete all but the last `KEPT`.
+        """Write this rank's state, and the manifest once all ranks have; then delete all but the last `KEPT`, and those
+        that were only `unread`.
 
         Returns the reason if it failed, on rank 0 at least; then nothing of it remains. Tensors may be those
         that training goes on with: they are written before this returns.
@@ -126,7 +137,7 @@ class Checkpoints:
             finished = self._finished()
             for old in self._all():
                 # A later attempt's checkpoints are not this one's to delete: this one may have been taken for dead.
-                if old not in finished[:KEPT] and old < key:
+                if old not in finished[:KEPT] and old not in self.unread and old < key:
                     shutil.rmtree(self.folder / old.name, ignore_errors=True)
         return None
 
@@ -158,26 +169,30 @@ class Checkpoints:
         finished = self._finished() if self.world.rank == 0 else []
         return [Key(*proposed) for proposed in self.world.gather([(key.attempt, key.epoch) for key in finished])[0]]
 
-    def _read(self, key: Key) -> State | None:
-        """This rank's state; None where its file is not what was written, or belongs to another number of ranks.
+    def _read(self, key: Key) -> tuple[State | None, bool]:
+        """This rank's state, None where it can't be used; and whether its file is not what was written.
 
-        Raises `StorageError` where it can't be read for the moment.
+        Raises `StorageError` where it can't be read for the moment, and what lacks memory.
         """
         path = self._file(key)
         try:
             manifest = msgspec.json.decode(self._manifest(key).read_bytes(), type=dict[str, list[str]])
             digests = manifest["sha256"]  # of each rank's file
-            if len(digests) != self.world.size or file_sha256(path) != digests[self.world.rank]:
-                return None
+            if len(digests) != self.world.size:
+                return None, False
+            if file_sha256(path) != digests[self.world.rank]:
+                return None, True
             state: State = self.world.read_state(path)
-        except OSError as error:
+        except Exception as error:
+            if classify(error)[0] == "oom":
+                raise
+            if not isinstance(error, OSError):  # e.g. of another version: the checkpoint before it may be readable
+                return None, False
             if error.errno in _LOST:
-                return None
+                return None, True
             with storage_errors(path, verb="read"):
                 raise
-        except Exception:  # e.g. of another version of the framework: the checkpoint before it may be readable
-            return None
-        return state
+        return state, False
 
     def _manifest(self, key: Key) -> Path:
         return self.folder / key.name / "manifest.json"
@@ -307,6 +322,33 @@ class EpochBoundary:
         return Resumed(key.epoch, state, entries, self._world)
 
 
+def difference(saved: Any, loaded: Any, place: str = "state") -> str:
+    """Where two states of a replica differ first: "optimizer.plain.0.momentum_buffer"; empty: they are the same bits.
+
+    Tensors, of any framework and on any device, numbers, and dicts and lists of them.
+    """
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        pairs = [(key, saved.get(key, _NONE), loaded.get(key, _NONE)) for key in dict.fromkeys((*saved, *loaded))]
+    elif isinstance(saved, (list, tuple)) and isinstance(loaded, (list, tuple)) and len(saved) == len(loaded):
+        pairs = [(index, *both) for index, both in enumerate(zip(saved, loaded, strict=True))]
+    else:
+        return "" if _is_same(saved, loaded) else place
+    below = "" if place == "state" else f"{place}."
+    return next(filter(None, (difference(one, other, f"{below}{key}") for key, one, other in pairs)), "")
+
+
+_NONE = object()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if not (hasattr(one, "shape") and hasattr(other, "shape")):
+        return bool(one == other or (one != one and other != other))
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    one, other = (each.cpu() if hasattr(each, "cpu") else each for each in (one, other))
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 class Resumed:
     """An earlier attempt's state, and its columns of the `run` table."""
 
@@ -325,8 +367,18 @@ class Resumed:
             self.warnings = [of_older_release]
 
     def restore(self, replica: Replica) -> None:
-        """Load the state into a fresh replica, once; then forget it."""
+        """Load the state into a fresh replica, once; then forget it. A collective.
+
+        Raises `ConfigError` on every rank where some rank's replica has not what was saved.
+        """
         replica.load_local_state(self._state["replica"])
+        lost = difference(self._state["replica"], replica.local_state())
+        if found := next(filter(None, self._world.gather(lost)), ""):
+            raise ConfigError(
+                f"after {type(replica).__name__}.load_local_state the replica has another {found} than local_state had "
+                "saved, so training would not go on as before: load all that is saved, or choose "
+                "launcher.checkpoint=never"
+            )
         self._world.set_random_state(self._state["random"])
         self._state.clear()
 

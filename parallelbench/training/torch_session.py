@@ -19,6 +19,7 @@ from parallelbench.measure.memory import release
 from parallelbench.models.gpt import Gpt
 from parallelbench.models.initial import unfilled
 from parallelbench.models.modules import built
+from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.results.tables import INITIAL
 from parallelbench.training import session
 from parallelbench.training.checks.before_training import Initial, check_arithmetic, check_parity
@@ -111,6 +112,7 @@ class Session(RankSession):
                 self._compile(replica, loader)
             if resumed is not None:
                 resumed.restore(replica)
+                self._require_kept(replica)
             trainer = self._trainer(replica, loader)
             if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
                 self._finished(parity_passed)
@@ -141,6 +143,23 @@ class Session(RankSession):
             self._journal.write("checks", [finding.row(1)])
         draw_apart(self._run, self._world)
         return replica
+
+    def _require_kept(self, replica: Replica) -> None:
+        """Refuse to go on with an optimizer that has lost all that it keeps, as where the replica saves none of it."""
+        optimizer = self._run.optimizer
+        if self._too_large or not isinstance(optimizer, FirstOrder):
+            return
+        lost = []
+        for key in optimizer.kept() or ():
+            state = replica.full_optimizer_state(key)
+            if state and not any(tensor.any() for tensor in state.values()):  # empty but on rank 0
+                lost.append(key)
+        if found := self._world.gather(", ".join(lost))[0]:
+            raise ConfigError(
+                f"strategy={self._run.strategy.name}: after the resume {type(replica).__name__} has no {found} of "
+                f"optimizer={optimizer.name}, so training would not go on as before: let local_state save the "
+                "optimizer's state, or choose launcher.checkpoint=never"
+            )
 
     def _watch(self, replica: Replica) -> None:
         """End this rank where another one hangs while steps are replayed."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -200,6 +201,17 @@ def _tracked_bytes(run: Any) -> float:
                     tracker.reset_mod_stats()
         (peak,) = (sizes["Total"] for sizes in tracker.get_tracker_snapshot("peak").values())
     return float(peak)
+
+
+def test_a_preset_of_another_name_shards_alike() -> None:
+    from parallelbench.measure.count_layers import model_counts
+    from parallelbench.measure.layer_memory import model_memory
+
+    run = one_run(["model=mlp", "data=synthetic", "strategy=tensor_parallel", "devices=2"]).run
+    other = msgspec.structs.replace(run, strategy=msgspec.structs.replace(run.strategy, name="tp_of_mine"))
+    layers, memory = model_counts(run).layers, model_memory(run)
+    peaks = [suite_peak_bytes(SuiteJob(run=of, layers=layers, figures=machine()), memory) for of in (run, other)]
+    assert peaks[0] == peaks[1]
 
 
 def test_a_walk_through_two_layers_by_hand() -> None:

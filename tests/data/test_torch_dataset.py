@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from launch.sweep import one_run
+from launch.launcher import launcher_of
+from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
 from parallelbench.config.build import component_class, from_mapping, to_mapping
-from parallelbench.config.dataset_check import checked
+from parallelbench.config.dataset_check import checked, require_memory
 from parallelbench.config.identity import run_id
 from parallelbench.config.plugin import plugin_of, training_plugin
 from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.data.content import content_sha256
-from parallelbench.data.torch_dataset import _read
+from parallelbench.data.torch_dataset import _look, _read
 from parallelbench.errors import ConfigError
+from parallelbench.training.failure import classify
 from parallelbench.training.torch_session import build_model
 from parallelbench.world.world import World
 from tests.faults import fault
@@ -104,6 +109,34 @@ class Draws(Images):
         return torch.randint(256, (3, 8, 8), dtype=torch.uint8), int(self.labels[index])
 
 
+class Folder(Dataset):
+    # As a class folder of images is.
+    def __init__(self, train, side=224, items=1_281_167, label=999):
+        self.side, self.label, self.items = side, label, items if train else 50_000
+
+    def __len__(self):
+        return self.items
+
+    def __getitem__(self, index):
+        READ.append(index)
+        return np.zeros((3, self.side, self.side), np.uint8), self.label
+
+
+READ = []
+
+
+class Lacks(Images):
+    def __getitem__(self, index):
+        if index == 80:
+            raise MemoryError
+        return super().__getitem__(index)
+
+
+class Far(Images):
+    def __getitem__(self, index):
+        return self.images[index], 10**12 if index == 50 else int(self.labels[index])
+
+
 class Fails(Images):
     def __init__(self, train):
         raise OSError("no such file")
@@ -122,6 +155,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Extension:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     component_class.cache_clear()
+    _look.cache_clear()
     _read.cache_clear()
     return Extension(None, "mine")
 
@@ -240,6 +274,82 @@ def test_without_a_package_nothing_is_imported(own: Extension) -> None:
 def test_other_items_are_refused_in_words(name: str, message: str, own: Extension) -> None:
     with pytest.raises(ConfigError, match=message):
         check_run(configured(own, name), "cpu")
+
+
+def test_to_plan_a_large_one_a_few_items_are_read(own: Extension) -> None:
+    """1,331,167 images of 147 KiB and 8 bytes of a label: 186.6 GiB."""
+    with pytest.raises(ConfigError, match=r"1,331,167 items, 186\.6 GiB, too many to read .*choose data\.classes=N$"):
+        check_run(configured(own, "Folder"), "cpu")
+    run = configured(own, "Folder", "data.classes=1000", "strategy=ddp", "devices=4", "nodes=2")
+    check_run(run, "cpu")
+    assert (run.data.train_samples, run.data.test_samples, run.data.num_classes) == (1_281_167, 50_000, 1000)
+    assert run.data.loaded_bytes == 1_331_167 * (3 * 224 * 224 + 8)
+    assert sorted(sys.modules["mine"].READ) == [0, 0, 25_000, 49_999, 640_583, 1_281_166]
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device", "memory", "device_memory", "said"),
+    [
+        ("loader=dataloader", "cpu", 186, None, "takes 186.6 GiB in each process: 186.6 GiB for 1 process on a node"),
+        ("loader=dataloader", "cpu", 187, None, ""),
+        ("loader=resident", "cpu", 187, None, "373.3 GiB for 1 process on a node with the copy of loader=resident"),
+        ("loader=dataloader strategy=ddp devices=4 nodes=2", "cpu", 256, None, "373.3 GiB for 2 processes on a node"),
+        ("loader=resident", "cuda", 1000, 80, "takes 186.6 GiB of each GPU with loader=resident, but a GPU has 80.0"),
+        ("loader=dataloader", "cuda", 1000, 80, ""),
+        ("loader=resident", "cuda", None, None, ""),
+        ("data.arguments={items:10000,side:8}", "cpu", 1, None, ""),
+    ],
+)
+def test_data_that_no_memory_holds_are_refused_with_the_figure(
+    overrides: str, device: str, memory: int | None, device_memory: int | None, said: str, own: Extension
+) -> None:
+    run = configured(own, "Folder", "data.classes=1000", *overrides.split())
+    run = msgspec.structs.replace(run, device=device)
+    node_bytes, device_bytes = (None if each is None else each * GIB for each in (memory, device_memory))
+    with pytest.raises(ConfigError, match=re.escape(said)) if said else nullcontext():
+        require_memory(run, node_bytes=node_bytes, device_bytes=device_bytes)
+
+
+def test_a_plan_refuses_what_a_jobs_memory_can_not_hold(own: Extension, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 GiB of a job on Slurm, 64 here."""
+    run = ("data.classes=1000", "loader=dataloader")
+    slurm = ("launcher=slurm", "site=local_cluster", "site.data_dir=/tmp", "launcher.memory_gib_per_device=128")
+    monkeypatch.setattr("launch.local.host_memory_bytes", lambda: 64 * GIB)
+    for more, has in (((), "but it has 64.0 GiB: choose "), (slurm, "128.0 GiB: raise launcher.memory_gib_per_device")):
+        planned = expand(["data=torch_dataset", "data.dataset=mine.Folder", "model=mlp", *run, *more], own)
+        with pytest.raises(ConfigError, match=has):
+            launcher_of(planned[0].run).prepare(planned[0])
+
+
+def test_a_lack_of_memory_is_no_fault_of_an_item(own: Extension) -> None:
+    data = configured(own, "Lacks").data
+    assert data.train_samples == 96, "which reads a few"
+    with pytest.raises(MemoryError) as caught:
+        data.load(Path("nowhere"))
+    assert classify(caught.value)[0] == "oom"
+
+
+@pytest.mark.parametrize("given", ["", "data.classes=4"])
+def test_one_label_out_of_range_is_named_with_its_option(given: str, own: Extension) -> None:
+    """Else a head of 10¹² outputs would be built: 64 TB."""
+    said = r"has 133 labels, of which the largest is 1,000,000,000,000: number them from 0, or choose data\.classes=N"
+    if given:
+        said = r"train_labels go from 0 to 1000000000000; data\.classes=4 allows 0 to 3: .*correct data\.classes"
+    data = configured(own, "Far", *given.split()).data
+    arrays = data.load(Path("nowhere"))
+    with pytest.raises(ConfigError, match=said):
+        checked(data, arrays)
+
+
+def test_deviations_of_many_chunks_are_those_of_all(own: Extension, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelbench.data.torch_dataset._CHUNK_BYTES", 8 * 3 * 64 * 7)
+    data = configured(own, "Images").data
+    whole = data.load(Path("nowhere")).train_images / 255
+    np.testing.assert_allclose(data.mean, whole.mean((0, 2, 3)), rtol=1e-14)
+    np.testing.assert_allclose(data.std, whole.std((0, 2, 3)), rtol=1e-14)
 
 
 def test_channels_that_come_last_are_refused(own: Extension) -> None:

@@ -305,6 +305,31 @@ def test_what_a_model_draws_from_any_generator_goes_on_bitwise(tmp_path: Path) -
 
 
 @pytest.mark.exhaustive
+@fault(
+    "lifecycle",
+    "Checkpoints lack the optimizer's state",
+    injection="a replica saves nothing of SGD's momentum, and so loads all that was saved; a stop after two epochs",
+    outcome="error with what is lacking, before the next epoch; the same run of an honest replica goes on",
+)
+def test_a_checkpoint_without_the_optimizers_state_is_no_checkpoint(tmp_path: Path) -> None:
+    run = (*HERE, "optimizer=sgd", "optimizer.momentum=0.9", "epochs=4")
+
+    def saves_no_state(optimizer: Any) -> dict[str, Any]:
+        return {"plain": {}, "sharded": {}, "groups": optimizer.state_dict()["param_groups"]}
+
+    with mock.patch("parallelbench.strategies.replica.optimizer_state", saves_no_state):
+        stopped(*run, results=tmp_path / "lossy", after=2)
+        assert here(*run, results=tmp_path / "lossy") == 1
+    outcome = the_run(tmp_path / "lossy").state().outcome
+    assert outcome is not None
+    assert (outcome.outcome, "has no momentum_buffer of optimizer=sgd" in outcome.reason) == ("error", True)
+    stopped(*run, results=tmp_path / "honest", after=2)
+    finished(*run, results=tmp_path / "honest")
+    finished(*run, results=tmp_path / "straight")
+    assert measured(the_run(tmp_path / "honest")) == measured(the_run(tmp_path / "straight"))
+
+
+@pytest.mark.exhaustive
 def test_a_run_that_resumes_in_another_environment_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from parallelbench.world.world import World
 from tests.faults import fault
 from tests.odd_models import Odd, Oddity, OddLayer
 from tests.ranks import run_ranks
-from tests.strategies.training import shard_loader
+from tests.strategies.training import loader_of, prepared, shard_loader
 from tests.test_closing import closed, failed
 
 DEVICES = {"single": 1, "hsdp": 4, "dp_tp": 4, "dp_pp": 4, "dp_pp_tp": 4}
@@ -52,7 +52,7 @@ REFUSED: dict[Oddity, tuple[str, set[str]]] = {
     "tied_and_said": (" share ", {"model_parallel", "pipeline", "dp_pp", "dp_pp_tp", "tensor_parallel", "dp_tp"}),
 }
 """What is said → by which strategies; all other pairs train."""
-IN_EVALUATION = {"dropout", "stochastic_depth", "draws_always", "batch_norm"}
+IN_EVALUATION = {"dropout", "stochastic_depth", "draws_always", "own_generators", "batch_norm"}
 """What is compared in evaluation mode, if only where a batch is cut."""
 
 
@@ -136,6 +136,8 @@ def test_what_is_odd_is_found_and_said() -> None:
     assert {name for name, found in traits.items() if found.draws_in_evaluation} == {"draws_always"}
     assert {name for name, found in traits.items() if found.mixes_samples} == {"batch_norm"}
     assert traits["counter"].counters == ("odd.buffer",)
+    held = ("odd.generators.torch", "odd.generators.python.0", "odd.of_numpy")
+    assert traits["own_generators"].generators == held
     plain = Traits()
     assert traits["frozen_first"] == traits["float64_buffer"] == traits["default_dtype"] == plain
     said = {
@@ -174,10 +176,61 @@ def test_a_large_model_is_asked_without_values(oddity: Oddity, monkeypatch: pyte
     assert steps == [False]
 
 
+def test_a_generator_that_no_module_holds_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in no checkpoint. One that a module holds is, but stands alike on all ranks."""
+    elsewhere, forward = torch.Generator(), OddLayer.forward
+    held = traits_of(odd_run("ddp", "own_generators"))
+    monkeypatch.setattr(
+        OddLayer, "forward", lambda self, x: forward(self, x) + torch.rand(x.shape, generator=elsewhere).to(x)
+    )
+    for strategy, traits, said in (
+        ("ddp", held, ["holds generators of its own (odd.generators.torch, "]),
+        ("single", held, []),
+        ("single", traits_of(odd_run("single", "empty")), ["torch.Generator that none of its modules holds"]),
+    ):
+        texts = [text for text in traits_warnings(odd_run(strategy, "counter"), traits) if "enerator" in text]
+        assert len(texts) == len(said)
+        assert all(words in text for words, text in zip(said, texts, strict=True))
+
+
 def test_what_few_samples_leave_out_is_not_taken_for_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an expert that values choose."""
     monkeypatch.setattr(OddLayer, "forward", lambda self, x: self.linear(x) + (self.more.sum() if len(x) > 8 else 0))
     assert traits_of(odd_run("ddp", "unused")).untouched == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "tensor_parallel", "pipeline", "model_parallel"])
+@pytest.mark.cases("single", "pipeline")
+def test_a_norm_that_a_train_of_its_own_keeps_frozen_is_frozen_in_every_step(strategy: str, tmp_path: Path) -> None:
+    """From the first step on, also of a resumed run, and after each evaluation: under every strategy."""
+    processes = DEVICES.get(strategy, 2)
+    runs = [odd_run(strategy, "frozen_norm"), odd_run(strategy, "frozen_norm_of_the_model")]
+    given = [seen_by_norm(0, 1, runs)] if processes == 1 else run_ranks(seen_by_norm, processes, tmp_path, runs)
+    assert given[0] == [(0, 0.0, 1.0)] * len(runs)
+
+
+def seen_by_norm(rank: int, size: int, runs: list[RunConfig]) -> list[tuple[int, float, float]]:
+    """Batches that the norm's statistics have seen in two epochs of which each begins as a resumed attempt does."""
+    found = []
+    for run in runs:
+        saved = None
+        for epoch in (1, 2):
+            replica = prepared(run, rank, size)
+            if saved is not None:
+                replica.load_local_state(saved)
+            loader = loader_of(replica, run)
+            for batch in loader.train(epoch):
+                replica.step(batch)
+            replica.evaluate(loader.test())
+            replica.step(next(loader.train(epoch)))
+            saved = replica.local_state()
+            state = replica.full_state_dict()
+        if rank == 0:
+            kept = (state[f"odd.{name}"] for name in ("num_batches_tracked", "running_mean", "running_var"))
+            counted, mean, var = kept
+            found.append((int(counted), float(mean.abs().max()), float(var.max())))
+    return found
 
 
 def test_a_default_type_that_code_has_set_is_not_the_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from parallelbench.config.components import Batch
 from parallelbench.config.run import RunConfig
 from parallelbench.strategies.servers import Schedule
-from parallelbench.strategies.servers.servers import shard_bounds
+from parallelbench.strategies.servers.servers import AsyncServer, Layout, shard_bounds
 from parallelbench.strategies.servers.workers import HostedParameters
 from parallelbench.strategies.state import FlatParameters
+from parallelbench.training.torch_session import build_model
 from tests.ranks import run_ranks
 from tests.strategies.serving import EPOCHS, PARAMETERS, small, train_epochs
 from tests.strategies.training import loader_of, prepared
@@ -68,6 +71,27 @@ def test_a_schedule_pushes_every_gradient_and_fetches_only_within_the_epoch(
     assert schedule.push_steps[-1] == steps
     assert not schedule.fetches_before(1)
     assert schedule.requests == -(-steps // n_push) + -(-steps // n_fetch) - 1
+
+
+@pytest.mark.parametrize("steps", [10, 1000])
+def test_a_servers_step_does_not_walk_through_the_epoch(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the schedule says of each step is asked once in a training, however long the epoch is."""
+    asked: list[int] = []
+
+    def noted(name: str) -> Callable[[Schedule, int], bool]:
+        real = getattr(Schedule, name)
+        return lambda schedule, step: asked.append(step) or real(schedule, step)
+
+    for name in ("fetches_before", "pushes_after"):
+        monkeypatch.setattr(Schedule, name, noted(name))
+    run, schedule = small("strategy=parameter_server", "strategy.mode=async", "devices=2"), Schedule(steps, 2, 3)
+    server = AsyncServer(build_model(run), Layout(rank=1, workers=1, servers=1), run, schedule)
+    monkeypatch.setattr(server, "_serve", lambda: setattr(server, "_served", server._served + 1))
+    monkeypatch.setattr(server, "_end_epoch", lambda: None)
+    for _ in range(steps):
+        server.step(Batch(None, None, 0))
+    assert server._served == steps // 2 + -(-steps // 3) - 1, "pushes, and fetches but for the first"
+    assert len(asked) == 2 * steps
 
 
 # --- sync: like one device

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from parallelbench.config.run import RunConfig
@@ -121,6 +123,66 @@ def test_gathering_in_bf16_sends_half_and_trains_alike(
         assert less["gradient_bytes_sent"] == sent["gradient_bytes_sent"]
         assert less["counted"] == pytest.approx(less["parameter_bytes_sent"] + less["gradient_bytes_sent"], rel=0.01)
         assert sent["counted"] == pytest.approx(sent["parameter_bytes_sent"] + sent["gradient_bytes_sent"], rel=0.01)
+
+
+OF_IMAGES = ("data=synthetic", "data.image_size=16", "data.train_samples=96", "data.test_samples=13")
+KEPT = {
+    "gpt": (*TOKENS, *SMALL),
+    "gpt_tied": (*TOKENS, *SMALL, "model.tied=true"),
+    "gpt_rope": (*TOKENS, *SMALL, "model.positions=rope", "model.mlp=swiglu"),
+    "gpt_recomputed": (*TOKENS, *SMALL, "activation_recomputation=full"),
+    "vit": (*OF_IMAGES, "model=vit_tiny"),
+    "resnet_batch": (*OF_IMAGES, "model=resnet_tiny", "model.norm=batch"),
+    "resnet_sync": (*OF_IMAGES, "model=resnet_tiny", "model.norm=sync"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", KEPT)
+@pytest.mark.cases("gpt", "resnet_batch")
+def test_activations_have_the_types_that_they_have_under_ddp(model: str, tmp_path: Path) -> None:
+    """Gathering in bf16 rounds parameters: neither what is between layers nor what backward keeps is another type."""
+    options = [*KEPT[model], "devices=2", "precision=bf16"]
+    ddp = configure(*options, "strategy=ddp")
+    sharded = [configure(*options, "strategy=fsdp", f"strategy.gather={how}") for how in ("stored", "bf16")]
+    expected, *found = run_ranks(_types_of_activations, 2, tmp_path, [ddp, *sharded])[0]
+    assert found[0] == expected, "of parameters as they are stored"
+    assert found[1] == expected, "of parameters in bf16"
+    between, kept = expected
+    residual = {torch.float32} if model.startswith(("gpt", "vit")) else {torch.bfloat16}
+    assert {*list(between.values())[:-1]} == residual, "by autocast's rules"
+    assert torch.bfloat16 in {dtype for (_, dtype) in kept}
+
+
+Types = tuple[dict[str, torch.dtype], Counter[tuple[tuple[int, ...], torch.dtype]]]
+
+
+def _types_of_activations(rank: int, size: int, runs: list[RunConfig]) -> list[Types]:
+    """Of each run's second step, the type of what each layer gives, and shapes and types of what backward keeps but for
+    parameters, which FSDP keeps itself.
+    """
+    found = []
+    for run in runs:
+        replica: Any = prepared(run, rank, size)
+        module, _ = replica.trained()
+        between: dict[str, torch.dtype] = {}
+        kept: Counter[tuple[tuple[int, ...], torch.dtype]] = Counter()
+        shapes = {tuple(each.shape) for each in module.parameters()}
+        shapes |= {shape[::-1] for shape in shapes}
+
+        def note(tensor: torch.Tensor, shapes: Any = shapes, kept: Any = kept) -> torch.Tensor:
+            if tensor.is_floating_point() and tensor.dim() > 1 and tuple(tensor.shape) not in shapes:
+                kept[tuple(tensor.shape), tensor.dtype] += 1
+            return tensor
+
+        for name, layer in module.named_children():
+            layer.register_forward_hook(lambda _, __, y, name=name, to=between: to.update({name: y.dtype}))
+        batches = loader_of(replica, run).train(epoch=1)
+        replica.step(next(batches))
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            replica.step(next(batches))
+        found.append((between, kept))
+    return found
 
 
 GATHERED = ["data=synthetic", "data.channels=1", "data.image_size=8", "data.train_samples=96", "model=mlp"]

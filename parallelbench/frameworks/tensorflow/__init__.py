@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from parallelbench.config.components import Shard, StateShards, Strategy
+from parallelbench.loaders.resident import Resident
 from parallelbench.models.cnn import Cnn, CnnLarge, CnnSmall
 from parallelbench.models.mlp import LogisticRegression, Mlp
 from parallelbench.models.resnet import ResNet
@@ -98,7 +99,11 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
             f"launcher=inline {who}: TensorFlow has an environment of its own",
             ("launcher=local", "strategy"),
         )
-        yield run.loader.name != "resident", f"loader={run.loader.name} {who}", ("loader=resident", "strategy")
+        yield (
+            type(run.loader) is not Resident,
+            f"loader={run.loader.name} {who}: TensorFlow's part holds the data set in memory",
+            ("loader=resident", "strategy"),
+        )
         yield (
             run.preprocess.engine != "none",
             f"preprocess.engine={run.preprocess.engine} {who}: it is torch's",

@@ -29,8 +29,9 @@ class Preparation(NamedTuple):
     scale: NDArray[np.float64]
     """Of each channel, what a byte is multiplied by; then `shift` is added."""
     shift: NDArray[np.float64]
-    padding: int
-    """Border around stored images, of which augmentation cuts windows; 0: none."""
+    padding: int | None
+    """Border around stored images, of which augmentation cuts windows: 0 for those below 8 pixels, which have one
+    window. None: no augmentation."""
     height: int
     width: int
 
@@ -40,7 +41,7 @@ class Preparation(NamedTuple):
         dtype = tf.float64 if run.precision == "fp64" else tf.float32
         std, mean = (np.array(each, dtype=np.float64) for each in (run.data.std, run.data.mean))
         _, height, width = run.data.shape
-        return cls(dtype, 1 / (255 * std), -mean / std, height // 8 if run.data.augment else 0, height, width)
+        return cls(dtype, 1 / (255 * std), -mean / std, height // 8 if run.data.augment else None, height, width)
 
     def images(self, stored: Any, samples: Any, *moved: Any) -> Any:
         """The images of these samples, normalised; `moved`: window's place and whether it is mirrored."""
@@ -98,7 +99,7 @@ class ResidentFeed(Feed):
         """Training images and labels on each device, as no step should take them from another one."""
         self._test_images, self._test_labels = _copied(tested, devices[0])
         shape = (self.steps_per_epoch, self.replicas, self.local_batch_size // self.replicas)
-        fields = (3 + run.data.flip) if self._preparation.padding else 1
+        fields = 1 if self._preparation.padding is None else 3 + run.data.flip
         with tf.device(_HOST):
             self._position = tf.Variable(0, dtype=tf.int32, trainable=False)
             self._order = [tf.Variable(np.zeros(shape, np.int32), trainable=False) for _ in range(fields)]
@@ -151,6 +152,6 @@ def channels_last(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.asarray(images).transpose(0, 2, 3, 1))
 
 
-def padded(images: NDArray[np.uint8], border: int) -> NDArray[np.uint8]:
+def padded(images: NDArray[np.uint8], border: int | None) -> NDArray[np.uint8]:
     """Images, channels last, with a black border."""
     return np.pad(images, [(0, 0), (border, border), (border, border), (0, 0)]) if border else images

@@ -364,7 +364,7 @@ class TaskFeed(Feed):
         yield from ()
 
 
-def _written(arrays: Arrays, folder: Path, padding: int) -> Callable[[], Any]:
+def _written(arrays: Arrays, folder: Path, padding: int | None) -> Callable[[], Any]:
     """Write the data set into the attempt's folder, which all nodes see; returns what reads it on a worker, once.
 
     As raw bytes, since TensorFlow sends no array that a worker would keep: all four arrays as one element.

@@ -6,8 +6,9 @@ Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Zhao et al. 2023, "PyTorch F
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -119,7 +120,9 @@ def shard_one_by_one(
     contiguous, tied = msgspec.structs.replace(run, channels_last=False), run.model.anatomy().tied
     policy = MixedPrecisionPolicy()
     if gather == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for module in model.modules():
+            read_as_stored(module)
     shards, gathered, gradients, trained = mesh.size(mesh.ndim - 1), 0, 0, False
     of_tied: dict[nn.Parameter, int] = {}  # others' whole parameters must not be held: shards replace them
     for name, layer in model.named_children():
@@ -141,6 +144,31 @@ def shard_one_by_one(
     gradients += sum(size for each, size in of_tied.items() if each.requires_grad)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy if tied else MixedPrecisionPolicy())
     return PaddedBytes(gathered, gradients)
+
+
+def read_as_stored(module: nn.Module) -> None:
+    """Let a module's code find parameters that were gathered in bf16 in the type of the optimizer's, rounded.
+
+    So it computes as under every other strategy: autocast chooses the type of each operation, and the values between
+    layers, and those kept for backward, have the same one. Layers whose parameters autocast would round anyway take
+    them as they are.
+    """
+    kind: Any = type(module)
+    module.__class__ = _reading_as_stored(kind)
+
+
+@cache
+def _reading_as_stored(cls: type[nn.Module]) -> type[nn.Module]:
+    rounds_itself = cls.forward in (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+
+    def found(self: nn.Module, name: str) -> Any:
+        value = genuine(self, name)
+        if name not in self._parameters or value is None or value.dtype != torch.bfloat16:
+            return value
+        return value if rounds_itself and torch.is_autocast_enabled(value.device.type) else value.float()
+
+    genuine: Any = cls.__getattr__
+    return type(f"Gathered{cls.__name__}", (cls,), {"__getattr__": found, "__module__": cls.__module__})
 
 
 class PaddedBytes(NamedTuple):

@@ -141,14 +141,13 @@ class LayerSplitReplica(LayersReplica):
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Tensor | None:
         """Sums over the test set on the last segment's owner."""
-        self._layers.eval()
         total: Sums | None = None
-        for batch in batches:
-            for index in self._own:
-                _, output = self._run(index, batch)
-            if self.data_shard.labels:
-                assert batch.labels is not None
-                result = self._numerics.sums(self._numerics.loss(output, batch.labels), output, batch.labels)
-                total = added(total, result)
-        self._layers.train()
+        with self._in_evaluation():
+            for batch in batches:
+                for index in self._own:
+                    _, output = self._run(index, batch)
+                if self.data_shard.labels:
+                    assert batch.labels is not None
+                    result = self._numerics.sums(self._numerics.loss(output, batch.labels), output, batch.labels)
+                    total = added(total, result)
         return None if total is None else total.tensor()

@@ -246,11 +246,10 @@ class PipelineReplica(LayersReplica):
             share(self._layers.buffers(), self._position.data)
         if self._position.tensor is not None:
             share_replicated(self._layers, self._position.tensor)
-        self._layers.eval()
         self._sums.clear()
-        for batch in batches:
-            self._evaluate(batch)
-        self._layers.train()
+        with self._in_evaluation():
+            for batch in batches:
+                self._evaluate(batch)
         owned = self._owned_sums()
         return None if owned is None else owned.tensor()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
@@ -41,12 +42,12 @@ class Schedule:
         """Whether the step's gradient is the first of a push."""
         return step == 1 or self.pushes_after(step - 1)
 
-    @property
+    @cached_property
     def push_steps(self) -> list[int]:
         """The steps that end in a push."""
         return [step for step in range(1, self.steps + 1) if self.pushes_after(step)]
 
-    @property
+    @cached_property
     def requests(self) -> int:
         """Pushes and fetches of one worker in an epoch."""
         return sum(self.fetches_before(step) + self.pushes_after(step) for step in range(1, self.steps + 1))
@@ -100,8 +101,6 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         return self.mode == "sync"
 
     def rules(self, run: RunConfig, device_type: str) -> Rules:
-        if self.name == "downpour":
-            yield from self._of_downpour(run)
         yield from some_worker(run, self.servers)
         yield (
             self.mode == "sync" and (self.n_push, self.n_fetch) != (1, 1),
@@ -136,22 +135,6 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         """All parameters are one real vector."""
         return first_of(why_untouched(traits), why_complex(traits))
 
-    def _of_downpour(self, run: RunConfig) -> Rules:
-        """All but Downpour SGD as Dean et al. (2012) define it: the rest is `strategy=parameter_server`."""
-        yield (
-            self.mode != "async",
-            "strategy=downpour with strategy.mode=sync is refused: Downpour SGD is asynchronous",
-            ("strategy.mode", "strategy=parameter_server"),
-        )
-        plain = isinstance(run.optimizer, Sgd) and not run.optimizer.momentum
-        momentum = " with momentum" if isinstance(run.optimizer, Sgd) else ""
-        yield (
-            not plain and not isinstance(run.optimizer, Adagrad),
-            f"strategy=downpour with optimizer={run.optimizer.name}{momentum} is refused: Downpour SGD is Adagrad, or "
-            "plain SGD, on the server, and any other optimizer strategy=parameter_server strategy.mode=async",
-            ("optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0"),
-        )
-
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """A worker, or on the last ranks a server."""
         from parallelbench.strategies.servers.servers import AsyncServer, Layout, SyncServer, own_group
@@ -169,3 +152,26 @@ class ParameterServer(Strategy, frozen=True, kw_only=True):
         if schedule is None:
             return SyncWorker(model, layout, run=run, world=world, group=group, slowdown=slowdown)
         return AsyncWorker(model, layout, schedule, run=run, world=world, group=group, slowdown=slowdown)
+
+
+class Downpour(ParameterServer, frozen=True, kw_only=True):
+    """Downpour SGD as Dean et al. (2012) define it: asynchronous, with Adagrad or plain SGD on the servers.
+
+    All else of `ParameterServer` is `strategy=parameter_server`.
+    """
+
+    def rules(self, run: RunConfig, device_type: str) -> Rules:
+        yield (
+            self.mode != "async",
+            f"strategy={self.name} with strategy.mode=sync is refused: Downpour SGD is asynchronous",
+            ("strategy.mode", "strategy=parameter_server"),
+        )
+        plain = isinstance(run.optimizer, Sgd) and not run.optimizer.momentum
+        momentum = " with momentum" if isinstance(run.optimizer, Sgd) else ""
+        yield (
+            not plain and not isinstance(run.optimizer, Adagrad),
+            f"strategy={self.name} with optimizer={run.optimizer.name}{momentum} is refused: Downpour SGD is Adagrad, "
+            "or plain SGD, on the server, and any other optimizer strategy=parameter_server strategy.mode=async",
+            ("optimizer=adagrad", "optimizer=sgd optimizer.momentum=0.0 optimizer.nesterov=false"),
+        )
+        yield from super().rules(run, device_type)

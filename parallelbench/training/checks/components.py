@@ -24,8 +24,8 @@ from parallelbench.errors import ConfigError, count_of, one_line, place_of
 from parallelbench.models.modules import blank, built
 from parallelbench.training.checks.plain import updated
 from parallelbench.training.failure import classify
-from parallelbench.world.generators import Generators
-from parallelbench.world.numerics import dtype_of
+from parallelbench.world.generators import Generators, held_generators, state_of
+from parallelbench.world.numerics import dtype_of, in_arithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,8 +120,8 @@ def check_logits(run: RunConfig) -> None:
     if given != expected:
         raise ConfigError(
             f"model={run.model.name}, called on {count_of(samples, 'sample')}, gives {given}, not logits of shape "
-            f"{expected}: change its last layer, num_classes of data={run.data.name}, or, of a language model, the "
-            f"Vocabulary of its anatomy ({place_of(type(run.model).build)})"
+            f"{expected}: change its last layer, {run.data.option_of('num_classes')} of data={run.data.name}, or, of a "
+            f"language model, the Vocabulary of its anatomy ({place_of(type(run.model).build)})"
         )
 
 
@@ -155,9 +155,23 @@ def _raise_with_layer(run: RunConfig, model: nn.Sequential, values: Any) -> None
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ConfigError(
                 f"model={run.model.name}: layer {name} can't take {shape}, which {before} gives it: "
-                f"{_innermost(error)}{one_line(reason)}; correct its sizes in build ({place_of(type(run.model).build)})"
+                f"{_innermost(error)}{one_line(reason)}; {_remedy(layer, values)} ({place_of(type(run.model).build)})"
             ) from None
         before, values = f"layer {name}", given
+
+
+def _remedy(layer: nn.Module, values: Any) -> str:
+    """What to correct: types, where the layer takes the same values in another one, else sizes."""
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        if isinstance(values, Tensor) and dtype != values.dtype:
+            with contextlib.suppress(Exception):  # a user's layer may raise anything
+                other = deepcopy(layer)
+                (in_arithmetic(other, dtype) if dtype.is_floating_point else other)(values.to(dtype))
+                return (
+                    f"it gets {values.dtype} and would take {dtype}: convert its input in forward (tokens by an "
+                    "nn.Embedding), or let the tensors that it makes itself have the input's type"
+                )
+    return "correct its sizes in build"
 
 
 def _innermost(error: Exception) -> str:
@@ -239,6 +253,8 @@ def _of_steps(model: nn.Sequential, run: RunConfig, *, dtype: torch.dtype, has_v
     mixes = by_kind if step.draws or not has_values else _mixes(copied(), run, *batch, whole=step.output)
     return Traits(
         draws=step.draws,
+        generators=tuple(held_generators(model)),
+        draws_elsewhere=step.draws_elsewhere,
         draws_in_evaluation=_draws(copied().eval(), batch[0]),
         mixes_samples=mixes,
         untouched=tuple(name for name, _ in model.named_parameters() if name in untouched),
@@ -260,6 +276,7 @@ def _batch(run: RunConfig, size: int, dtype: torch.dtype) -> tuple[Tensor, Tenso
 
 class _Step(NamedTuple):
     draws: bool
+    draws_elsewhere: bool
     output: Tensor
     counters: tuple[str, ...]
     untouched: set[str]
@@ -271,7 +288,7 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
     model.train()
     whole = {name: each for name, each in model.named_buffers() if not (each.is_floating_point() or each.is_complex())}
     versions = {name: each._version for name, each in whole.items()}
-    with _drawing() as drawn:
+    with _drawing(model) as drawn:
         output = samples
         for name, layer in model.named_children():
             output = layer(output)
@@ -282,8 +299,10 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
                 )
         loss(output, labels).backward()
     after = dict(model.named_buffers())
+    held = {getattr(each, "_cdata", None) for each in held_generators(model).values()}  # operations see other wrappers
     return _Step(
-        bool(drawn),
+        bool(drawn.names),
+        any(getattr(each, "_cdata", None) not in held for each in drawn.generators),
         output.detach(),
         tuple(name for name in whole if after[name] is not whole[name] or after[name]._version != versions[name]),
         {name for name, each in model.named_parameters() if each.requires_grad and each.grad is None},
@@ -298,9 +317,9 @@ def _mixes(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor
 
 
 def _draws(model: nn.Sequential, samples: Tensor) -> bool:
-    with torch.no_grad(), _drawing() as drawn:
+    with torch.no_grad(), _drawing(model) as drawn:
         model(samples)
-    return bool(drawn)
+    return bool(drawn.names)
 
 
 def _shared(model: nn.Sequential) -> tuple[tuple[str, ...], ...]:
@@ -316,25 +335,32 @@ class _Draws(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.generators: list[torch.Generator] = []
+        """Those that operations are given: none of the global ones."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | (kwargs or {})
         # Attention is tagged whether it drops something or not.
         if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0.0:
             self.names.append(func._schema.name)
+            self.generators += filter(None, [given.get("generator")])
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
-def _drawing() -> Iterator[list[str]]:
+def _drawing(model: nn.Module) -> Iterator[_Draws]:
     """Names what draws random numbers: torch's operations, and generators whose state is another one at the end."""
-    before = _generators()
+    before = _generators(model)
     with _Draws() as mode:
-        yield mode.names
-    mode.names += [name for name, state in _generators().items() if state != before[name]]
+        yield mode
+    mode.names += [name for name, state in _generators(model).items() if state != before[name]]
 
 
-def _generators() -> dict[str, object]:
+def _generators(model: nn.Module) -> dict[str, object]:
+    """States of the global generators, and of those of NumPy and Python that the model holds; torch's own operations
+    are seen.
+    """
+    held = {path: each for path, each in held_generators(model).items() if not isinstance(each, torch.Generator)}
     algorithm, key, *rest = np.random.get_state()
     with no_dispatch():  # not even among tensors without values does this one have none
         of_torch = torch.get_rng_state().numpy().tobytes()
@@ -342,4 +368,5 @@ def _generators() -> dict[str, object]:
         "torch": of_torch,
         "numpy": (algorithm, np.asarray(key).tobytes(), *rest),
         "random": random.getstate(),
+        **{path: state_of(generator) for path, generator in held.items()},
     }

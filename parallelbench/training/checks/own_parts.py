@@ -11,6 +11,7 @@ import msgspec
 from parallelbench.config.build import from_mapping, packages_of
 from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import canonical_json
+from parallelbench.data.torch_dataset import READ_TO_PLAN_BYTES
 from parallelbench.errors import ConfigError, Refusals, ends_the_program, own_place
 from parallelbench.processes import leave, noticing_exits
 
@@ -53,6 +54,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_arrays(run: RunConfig) -> None:
+    """Of data that are read item by item, those that are read to plan: ranks check others, once they have read them."""
+    if (run.data.loaded_bytes or 0) > READ_TO_PLAN_BYTES:
+        return
     checked(run.data, run.data.load(run.site.data_folder))
 
 

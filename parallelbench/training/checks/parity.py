@@ -282,6 +282,16 @@ def traits_warnings(run: RunConfig, traits: Traits) -> list[str]:
         if not traits.draws_in_evaluation:
             checked = f"{'parity' if checks_parity(run) else 'the closing check'} compared it in evaluation mode"
         texts.append(f"{why}; {checked}")
+    if traits.generators and run.devices > 1:
+        texts.append(
+            f"model={run.model.name} holds generators of its own ({', '.join(traits.generators)}): all ranks draw the "
+            "same from them"
+        )
+    if traits.draws_elsewhere:
+        texts.append(
+            f"model={run.model.name} draws from a torch.Generator that none of its modules holds, so a resumed run "
+            "draws other numbers: make it an attribute of the module that draws"
+        )
     if left_out := uncompared(run, traits):
         texts.append(f"{', '.join(left_out)} count micro-batches, so they were not compared with one device's")
     if held := (*traits.complex_parameters, *traits.complex_buffers):
