@@ -17,7 +17,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.world import affinity as affinity_module
 from parallelbench.world import machine as machine_module
 from parallelbench.world.affinity import pin
-from parallelbench.world.machine import Gpu, Machine, threads_here
+from parallelbench.world.machine import Gpu, Machine, cpu_name, threads_here
 from tests.faults import fault
 from tests.helpers import configured
 from tests.telemetry.playback import environment, library
@@ -214,3 +214,26 @@ def test_a_rank_is_pinned_beside_its_gpu(local_rank: str, cores: set[int], monke
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert pin(configured("strategy=model_parallel", "devices=2", "model=mlp"), "cuda") == []
     assert os.sched_getaffinity(0) == set(allowed[:2]), "one process drives both"
+
+
+ARM = "processor\t: {0}\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: {1}\n"
+ARM += "CPU part\t: {2}\nCPU revision\t: 1\n\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("processor\t: 0\ncpu family\t: 25\nmodel name\t: AMD EPYC 9654\nprocessor\t: 1\n", "AMD EPYC 9654"),
+        (ARM.format(0, "0x3", "0xd0c") + ARM.format(1, "0x3", "0xd0c"), "Neoverse-N1 r3p1"),  # Graviton 2
+        (ARM.format(0, "0x1", "0xd40"), "Neoverse-V1 r1p1"),  # Graviton 3
+        (ARM.format(0, "0x0", "0xd4f"), "Neoverse-V2 r0p1"),  # Grace
+        (ARM.format(0, "0x2", "0xfff"), "ARM 0x41:0xfff r2p1"),
+        ("model name\t: ARMv8 Processor rev 1 (v8l)\n" + ARM.format(0, "0x1", "0xd40"), "Neoverse-V1 r1p1"),
+        (ARM.format(0, "0x1", "0xd40") + ARM.format(1, "0x0", "0xd4f"), "Neoverse-V1 r1p1, Neoverse-V2 r0p1"),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+        ("", "unknown CPU"),
+    ],
+)
+def test_processors_of_one_kind_have_one_name(said: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(said)
+    assert cpu_name(tmp_path / "cpuinfo") == name

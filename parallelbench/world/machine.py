@@ -299,12 +299,33 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def cpu_name() -> str:
-    """Model name of the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown CPU"
+_ARM_CORES = {
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+    ("0x46", "0x001"): "A64FX",
+}
+"""(implementer, part) of ARM's main ID register → name; others are named by their numbers."""
+_MODEL = ("model name", "cpu", "cpu model", "uarch", "machine")
+"""What /proc/cpuinfo calls the model: x86, POWER, MIPS, RISC-V, IBM Z."""
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Model name of the processor. ARM gives no name, but each core's implementer, part, variant and revision."""
+    found: dict[str, list[str]] = {}
+    for line in (text_of(cpuinfo) or "").splitlines():
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), []).append(value.strip())
+    if "CPU part" in found:
+        parts = (found.get(f"CPU {part}", []) for part in ("implementer", "part", "variant", "revision"))
+        return ", ".join(dict.fromkeys(_arm_core(*core) for core in zip(*parts, strict=False))) or "ARM"
+    return next((found[key][0] for key in _MODEL if key in found), "unknown CPU")
+
+
+def _arm_core(implementer: str, part: str, variant: str, revision: str) -> str:
+    name = _ARM_CORES.get((implementer, part), f"ARM {implementer}:{part}")
+    return f"{name} r{int(variant, 0)}p{revision}"
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
