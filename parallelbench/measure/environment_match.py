@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 VERSION = "entries_version"
 """The entry that says which list of entries an environment was recorded by."""
-ENTRIES_VERSION = 4
+ENTRIES_VERSION = 5
 """Version of that list."""
 PACKED = "packed"
 """Whether a warm process was forked. It is the run's own column, which comparisons put beside its environment."""
@@ -44,6 +44,7 @@ WHERE_BOTH = (*_SET_UP, "library_path_sha256", LINKS)
 its site's, and only several GPUs have links.
 """
 _VARIABLES = (
+    *("FI_", "UCX_", "RCCL_", "HSA_", "NVSHMEM_", "MPICH_"),  # interconnects
     *("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_"),
     *("OPENBLAS_", "BLIS_", "TCMALLOC_"),
     *("ATEN_", "ONEDNN_", "DNNL_", "KMP_", "GOMP_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "TORCHINDUCTOR_"),
