@@ -120,8 +120,8 @@ RUN = table_of(
     Column("rounding", "relative rounding of the coarsest number format in training: losses differ from one device's "
         "by this alone, and by what steps make of it", null="it does not train like one device by design"),
     Column("least_flop_per_sample", "floating-point operations that training on a sample takes at least: matrix "
-        "products, and a quarter of convolutions, as the fastest algorithms need",
-        null="it has neither, or the run ended before"),
+        "products, attention (of torch's causal one, what the mask leaves), and convolutions as the fastest algorithms "
+        "compute them: 1×1 whole, 3×3 a quarter, others a k²-th", null="it has none, or the run ended before"),
     text("layers_json", "of each layer of the model: operations, bytes and parameters, counted while one sample "
         "passes; JSON", null="the run ended before, an older release measured it, or it trained with TensorFlow"),
     text("data_sha256", "what the data set holds: sha256 of the arrays' own", null="the run ended before it was known"),
