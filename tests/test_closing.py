@@ -81,7 +81,13 @@ Row = dict[str, Any]
 
 
 def closed(
-    world: World, run: RunConfig, fault: Fault | None = None, k: int = 0, *, traits: Traits = TRAITS, attributed: int = 0
+    world: World,
+    run: RunConfig,
+    fault: Fault | None = None,
+    k: int = 0,
+    *,
+    traits: Traits = TRAITS,
+    attributed: int = 0,
 ) -> list[Row]:
     """Train a run, with a fault or without; the rows of `checks` on rank 0. `attributed`: steps between the two."""
     configure_torch(run, "cpu")
@@ -102,9 +108,7 @@ def closed(
         attribution.attribute(attributed)
         further = attribution.steps
     model = build_model(run) if world.rank == 0 else None
-    found = closing.findings(
-        model, loss=loss, accuracy=accuracy, sent=trainer.sent, trained=trained, further=further
-    )
+    found = closing.findings(model, loss=loss, accuracy=accuracy, sent=trainer.sent, trained=trained, further=further)
     replica.close()
     torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
     configure_torch(run, "cpu")  # a fault may have changed it

@@ -144,6 +144,19 @@ def test_the_links_are_those_between_the_runs_own_gpus(
     assert environment.capture(gpus=gpus.split())["cuda"].get("links") == links
 
 
+@pytest.mark.parametrize(("processes", "threads"), [(1, 32), (4, 8)])
+def test_threads_are_those_of_a_gpu_however_many_a_process_drives(
+    processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "entries_of", lambda _: {"packages": {}, "cuda": {}, "threads": threads})
+    monkeypatch.setattr(environment, "output_of", lambda _: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    captured = environment.capture(gpus=["a", "b", "c", "d"])
+    assert captured["threads"] == 8
+    assert not [key for key in entries(captured) if must_match(key) and key.endswith("OMP_NUM_THREADS")]
+
+
 def test_links_must_match_between_runs_on_equally_many_gpus() -> None:
     close, apart, alone = {"cuda": {"links": "NV4"}}, {"cuda": {"links": "SYS"}}, {"cuda": {"version": None}}
     assert _unlike(close, apart) == {"cuda.links": ("NV4", "SYS")}

@@ -262,12 +262,6 @@ def this_machine() -> Machine:
     )
 
 
-def threads_here() -> int:
-    """Threads that can compute at the same time in this process: its cores, or those that a quota leaves of them."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, int(cpu_quota_cores() or cores)))
-
-
 def _siblings(core: int) -> frozenset[int]:
     """Logical cores that share a physical core with `core`, itself included."""
     listed, cores = text_of(_TOPOLOGY / f"cpu{core}/topology/thread_siblings_list"), {core}
