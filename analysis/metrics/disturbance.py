@@ -24,7 +24,8 @@ SHARE_OF_FURTHER_CORES = 0.01
 UNSURE_S = 0.03
 """What others may take besides: the kernel counts in steps of 10 ms, at both ends of an epoch."""
 UNSURE_OF_EACH_S = 0.015
-"""Times √n the same of n epochs together, where that is more: 3.7 standard deviations of these errors."""
+"""Times √(n·c) the same of n epochs on c cores together, where that is more: 3.7 standard deviations of these errors.
+"""
 POOL_S = 1.0
 """Shorter steady epochs are also judged together, by pools of consecutive ones that take about so long."""
 OF_POOLS = ("others_signed_time_s", "run_delay_s", "loader_cpu_time_s")
@@ -32,6 +33,12 @@ OF_POOLS = ("others_signed_time_s", "run_delay_s", "loader_cpu_time_s")
 
 
 _POOL = ("run_id", "attempt", "pool")
+
+
+def cores() -> pl.Expr:
+    """Cores of a rank, whose times are added up: those of all its devices; one where ranks have none of their own."""
+    of_devices = pl.col("devices") // pl.col("processes") * pl.col("cores_per_device")
+    return pl.max_horizontal(of_devices.fill_null(1), pl.lit(1)).alias("cores")
 
 
 def lost_time_s() -> pl.Expr:
@@ -68,11 +75,16 @@ def lost_share() -> pl.Expr:
     return (pl.col("lost_time_s") / pl.col("slowest_epoch_time_s")).alias("lost_share")
 
 
+def allowed_share() -> pl.Expr:
+    """Share of an epoch's time that others may take of a rank's `cores`, all together."""
+    return SHARE + SHARE_OF_FURTHER_CORES * (pl.col("cores") - 1)
+
+
 def taken(epochs: pl.Expr) -> pl.Expr:
     """Whether others took more than they may of so many epochs, whose times are added up."""
-    further = pl.col("cores_per_device").fill_null(1) - 1
-    share_s = (SHARE + SHARE_OF_FURTHER_CORES * further) * pl.col("slowest_epoch_time_s")
-    return pl.col("lost_time_s") > share_s + pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * epochs.sqrt())
+    share_s = allowed_share() * pl.col("slowest_epoch_time_s")
+    unsure_s = pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * (epochs * pl.col("cores")).sqrt())
+    return pl.col("lost_time_s") > share_s + unsure_s
 
 
 def disturbed() -> pl.Expr:
@@ -96,7 +108,7 @@ def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]
         return epochs
     members = members.join(short, on=_POOL, how="semi")
     times = members.group_by(_POOL).agg(
-        pl.col("slowest_epoch_time_s").sum(), pl.col("cores_per_device").first(), pl.len().alias("epochs")
+        pl.col("slowest_epoch_time_s").sum(), pl.col("cores").first(), pl.len().alias("epochs")
     )
     disturbed = (
         read_ranks()

@@ -61,8 +61,8 @@ class Counts(NamedTuple):
     least_flop: float | None
     """What training takes at least: forward, and backward for weights and inputs; None where nothing counts.
 
-    Only matrix products, those of attention included, and convolutions count. The input of the first that is trained needs no gradient, and frozen
-    weights need none: of a layer that is partly frozen, no weights count.
+    Only matrix products, those of attention included, and convolutions count. The input of the first that is trained
+    needs no gradient, and frozen weights need none: of a layer that is partly frozen, no weights count.
     """
 
 

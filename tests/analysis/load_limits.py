@@ -67,7 +67,7 @@ def set_aside(rng: np.random.Generator, length_s: float, *, quiet: float, plante
         loader_cpu_time_s=pl.lit(None, pl.Float64),
     )
     frame = ranks.group_by("run_id", "epoch", maintain_order=True).agg(lost_time_s()).with_columns(
-        attempt=1, warm_up=False, slowest_epoch_time_s=pl.lit(length_s), cores_per_device=1,
+        attempt=1, warm_up=False, slowest_epoch_time_s=pl.lit(length_s), cores=1,
         **{GPU_PROCESSES: pl.lit(None, pl.Int32)},
     )  # fmt: skip
     judged = judged_in_pools(frame.with_columns(disturbed(), lost_share()), lambda: ranks)
