@@ -1,5 +1,5 @@
-"""Whether others disturbed an epoch: they took a rank's cores, or computed on its GPU; and with how many such epochs a
-run is disturbed (`analysis.comparison.exclusions` leaves it out then).
+"""Whether others disturbed an epoch: they took a rank's cores, computed on its GPU, or made it stand still; and with
+how many such epochs a run is disturbed (`analysis.comparison.exclusions` leaves it out then).
 
 The limits are chosen, not derived: a planted busy program exceeds them, a test shows. See docs/measurement.md.
 """
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 SOURCES = ("others_time_s", "run_delay_s", "loader_cpu_time_s")
 """Columns of `ranks`."""
 GPU_PROCESSES = "gpu_processes_max"
-"""Column of `epochs`."""
+SUSPENDED = "suspended_s"
+"""Columns of `epochs`."""
 SHARE = 0.05
 """Share of a core that others may take of an epoch."""
 SHARE_OF_FURTHER_CORES = 0.01
@@ -87,12 +88,17 @@ def taken(epochs: pl.Expr) -> pl.Expr:
     return pl.col("lost_time_s") > share_s + unsure_s
 
 
+def suspended() -> pl.Expr:
+    """Whether ranks stood still for longer than others may keep one off a core."""
+    return pl.col(SUSPENDED) > SHARE * pl.col("slowest_epoch_time_s") + UNSURE_S
+
+
 def disturbed() -> pl.Expr:
-    """Whether an epoch was disturbed, by itself; null where neither was measured."""
+    """Whether an epoch was disturbed, by itself; null where nobody measured what others took."""
     by_processes = taken(epochs=pl.lit(1.0))
-    on_gpus = pl.col(GPU_PROCESSES) > 1
-    found = by_processes.fill_null(False) | on_gpus.fill_null(False)
-    return pl.when(by_processes.is_not_null() | on_gpus.is_not_null()).then(found).alias("disturbed")
+    on_gpus, stopped = pl.col(GPU_PROCESSES) > 1, suspended().fill_null(False)
+    found = by_processes.fill_null(False) | on_gpus.fill_null(False) | stopped
+    return pl.when(by_processes.is_not_null() | on_gpus.is_not_null() | stopped).then(found).alias("disturbed")
 
 
 def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]) -> pl.DataFrame:

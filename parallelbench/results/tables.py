@@ -23,6 +23,8 @@ CLOSING = "closing check"
 """Stands for all checks after the last epoch, where they did not end."""
 WARNING = "telemetry_warning"
 """The event of a journal that gives the reason for a null."""
+SUSPENDED = "suspended"
+"""The event of a sampler's journal that ranks of its node, or the sampler itself, had been stopped or frozen."""
 
 _NOT_CHECKED = "not checked"
 _NOT_RECORDED = "not recorded"
@@ -225,6 +227,11 @@ GPU_AND_HOST = table_of(
         heading="Processors' energy per epoch", tables=("energy",)),
     Column("cpu_clock_mean_hz", "mean clock of all the nodes' cores, read with every tenth sample", null=_UNSAMPLED),
     Column("host_memory_used_max_bytes", "most memory sampled in use on one node, by all processes", null=_UNSAMPLED),
+    Column("suspended_s", "time in that window for which a rank, or what watches it, stood still: stopped by a signal "
+        "(SIGSTOP, a suspended job), or frozen with its container or machine; of the node where it was longest",
+        null=_UNSAMPLED),
+    Column("longest_suspension_s", "longest suspended_s of any epoch without each attempt's first one", over=Over.MAX,
+        of="suspended_s", steady=True, null="not sampled"),
     Column("network_sent_bytes", "sent by all processes of the nodes in that window, without the loopback interface "
         "and RDMA; sum over nodes", null=_UNSAMPLED),
     Column("network_received_bytes", "received, likewise", null=_UNSAMPLED),

@@ -279,6 +279,14 @@ def text_of(path: str | Path) -> str | None:
         return None
 
 
+def run_delay_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
+    """How long a thread has waited for a core since it began (Linux: scheduler/sched-stats); None: not known."""
+    try:
+        return int(schedstat.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def others_running(samples: int = 5, interval_s: float = 0.01) -> int:
     """Processes and threads, besides the calling one, that run or wait for a core: the smallest of some samples."""
     running = []
