@@ -168,8 +168,8 @@ def _said(folder: Path, *asked: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(f"git {asked[0]}: {type(error).__name__}") from None
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"git {asked[0]}: code {done.returncode}"])[0]
-        raise GitError(redacted(_PLACE.sub("…/", reason)))
+        said = [*done.stderr.strip().splitlines(), f"git {asked[0]}: code {done.returncode}"][0]
+        raise GitError(redacted(_PLACE.sub("…/", said)))
     return done.stdout.strip()
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BEAT_S = 0.1
 """From one look to the next."""
 LATE_S = 0.5
-"""Who wakes up so late, and did not wait for a core, was stopped or frozen. On busy virtual machines 0.15 s were seen."""
+"""Who wakes up so late, and did not wait for a core, was stopped or frozen. On busy virtual machines 0.15 s occur."""
 _LOOKS_FOR_RANKS = 10
 """Beats from one search for ranks that have not begun yet to the next: a search reads all of /proc."""
 _STOPPED = (b"T", b"t")

@@ -309,6 +309,7 @@ _ARM_CORES = {
     ("0x46", "0x001"): "A64FX",
 }
 """(implementer, part) of ARM's main ID register → name; others are named by their numbers."""
+_ARM_CORE = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")
 _MODEL = ("model name", "cpu", "cpu model", "uarch", "machine")
 """What /proc/cpuinfo calls the model: x86, POWER, MIPS, RISC-V, IBM Z."""
 
@@ -319,9 +320,8 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     for line in (text_of(cpuinfo) or "").splitlines():
         key, _, value = line.partition(":")
         found.setdefault(key.strip(), []).append(value.strip())
-    if "CPU part" in found:
-        parts = (found.get(f"CPU {part}", []) for part in ("implementer", "part", "variant", "revision"))
-        return ", ".join(dict.fromkeys(_arm_core(*core) for core in zip(*parts, strict=False))) or "ARM"
+    if cores := [*zip(*(found.get(each, ()) for each in _ARM_CORE), strict=False)]:
+        return ", ".join(dict.fromkeys(_arm_core(*core) for core in cores))
     return next((found[key][0] for key in _MODEL if key in found), "unknown CPU")
 
 
