@@ -122,10 +122,10 @@ class Session(RankSession):
                 self._count()
                 attributes = bool(run.measure.attribution_steps or run.measure.trace)
                 held = attributes and run.measure.parity and not self._too_large
-                trained = replica.full_state_dict() if held else None
+                state = replica.full_state_dict() if held else None
                 further = self._attribute(replica, loader) if attributes else 0
                 if run.measure.parity:
-                    self._close(replica, loader, arrays=arrays, trainer=trainer, trained=trained, further=further)
+                    self._close(replica, loader, arrays=arrays, trainer=trainer, trained=state, further=further)
         replica.close()
 
     def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:

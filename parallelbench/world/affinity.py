@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def own_cores(device_type: str, *, needed: int | None = None) -> Iterator[None]:
-    """Let this process, and those that it starts, run only on cores that no other run of this suite has taken.
+    """Let this process, and those that it starts, run only on cores that no other run of this suite has taken, outside
+    of containers that have networks of their own.
 
     For ranks on processors, which are pinned to single cores, the first ones first. `needed`: so many are taken, and
     what nobody has taken may be used, too; None: as many as Slurm gave the job, and no others. Where Slurm has bound
@@ -47,8 +48,9 @@ def _taken(wanted: int, held: ExitStack) -> tuple[set[int], set[int]]:
     for core in this_machine().cores:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # A name that the kernel gives to one process of the machine at a time, and takes back when it ends; a
-            # file in /tmp would not do, which clusters may give to each job for itself.
+            # A name that the kernel gives to one process of a network namespace at a time, and takes back when it
+            # ends: to all jobs of a node, whose /tmp and /dev/shm clusters may give to each job for itself. Containers
+            # with networks of their own see neither each other's names nor files.
             claim.bind(f"\0parallelbench-core-{core}")
         except OSError:
             claim.close()
