@@ -39,7 +39,7 @@ from launch.launcher import Launcher, checked, resumption
 from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of, duration, one_line
 from parallelbench.world.affinity import own_cores
-from parallelbench.world.machine import host_memory_bytes, this_machine, threads_here
+from parallelbench.world.machine import host_memory_bytes, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,7 +93,7 @@ class OnThisMachine(Launcher):
         """In processes of their own, as runs are measured."""
         run, words = prepared.planned.run, calibration_arguments(prepared, path)
         processes = run.strategy.processes(run, run.device)
-        variables = environment(run, run.device, os.environ, cores=threads_here())
+        variables = environment(run, run.device, os.environ)
         done = subprocess.run(
             command_line(words, processes, program=CALIBRATION),
             env=variables,

@@ -30,7 +30,7 @@ from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError, count_of, one_line
 from parallelbench.results.files import storage_errors, write_file
 from parallelbench.training.tuning import Findings, Patch, TrialRequest, patched
-from parallelbench.world.machine import this_machine, threads_here
+from parallelbench.world.machine import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -263,7 +263,7 @@ def _carried_out(request: TrialRequest, alone: RunConfig, work: str) -> Findings
         [sys.executable, "-m", "parallelbench.training.tuning"],
         input=msgspec.json.encode(request),
         capture_output=True,
-        env=environment(alone, request.device_type, os.environ, cores=threads_here()),
+        env=environment(alone, request.device_type, os.environ),
         preexec_fn=before_the_program,
         check=False,
     )

@@ -118,6 +118,7 @@ def kind_of_token(text: str) -> str:
 _LIBRARIES = (
     *("NCCL", "GLOO", "OMP", "MKL", "CUDA", "TORCH", "MALLOC", "PYTORCH", "ATEN", "ONEDNN", "DNNL", "KMP", "GOMP"),
     *("CUBLAS", "CUBLASLT", "CUDNN", "TORCHINDUCTOR", "TORCHDYNAMO", "OPENBLAS", "BLIS", "TCMALLOC"),
+    *("FI", "UCX", "RCCL", "HSA", "NVSHMEM", "MPICH"),
 )
 """Libraries that own their prefix, and read no secret by such a name."""
 _OF_SHARED_PREFIX = (

@@ -18,6 +18,7 @@ from parallelbench.config.components import TRAITS, Batch, Traits
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.loaders.torch_loader import TensorLoader
+from parallelbench.measure.attribution import AttributionPass
 from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.single import Single
 from parallelbench.training.checks import comparability
@@ -80,9 +81,15 @@ Row = dict[str, Any]
 
 
 def closed(
-    world: World, run: RunConfig, fault: Fault | None = None, k: int = 0, *, traits: Traits = TRAITS
+    world: World,
+    run: RunConfig,
+    fault: Fault | None = None,
+    k: int = 0,
+    *,
+    traits: Traits = TRAITS,
+    attributed: int = 0,
 ) -> list[Row]:
-    """Train a run, with a fault or without; the rows of `checks` on rank 0."""
+    """Train a run, with a fault or without; the rows of `checks` on rank 0. `attributed`: steps between the two."""
     configure_torch(run, "cpu")
     initial = Initial(model := build_model(run), run, world)
     replica = run.strategy.prepare(model, run, world)
@@ -95,9 +102,13 @@ def closed(
     trainer.train()
     closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=shard_loader, traits=traits)
     loss, accuracy = trainer.evaluated
-    found = closing.findings(
-        build_model(run) if world.rank == 0 else None, loss=loss, accuracy=accuracy, sent=trainer.sent
-    )
+    trained, further = replica.full_state_dict() if attributed else None, 0
+    if attributed:
+        attribution = AttributionPass(replica, loader, run=run, world=world)
+        attribution.attribute(attributed)
+        further = attribution.steps
+    model = build_model(run) if world.rank == 0 else None
+    found = closing.findings(model, loss=loss, accuracy=accuracy, sent=trainer.sent, trained=trained, further=further)
     replica.close()
     torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
     configure_torch(run, "cpu")  # a fault may have changed it
@@ -499,6 +510,16 @@ def test_clipped_steps_and_language_models_pass(
     assert not failed(rows), [row for row in rows if row["passed"] is False]
     expected = {"evaluation loss", "evaluation accuracy", "loss", "gradients", "update", "bytes", "exchanges"}
     assert expected | {"samples"} <= passed(rows)
+
+
+@pytest.mark.parametrize("fault", [None, stops_updating, keeps_the_last_batch_only])
+def test_steps_that_were_attributed_since_change_no_verdict(fault: Fault | None) -> None:
+    """The evaluation is held against what was evaluated, and later steps have the numbers that they have."""
+    run = configure(*SMALL, "strategy=single", "lr_schedule=cosine", "optimizer=adam")
+    rows = closed(World(), run, fault, attributed=5)
+    found = {None: set[str](), stops_updating: {"update"}, keeps_the_last_batch_only: {"evaluation loss"}}[fault]
+    assert failed(rows) - {"evaluation accuracy"} == found
+    assert {row["step"] for row in rows if row["check"] == "update"} == {TRAINED + 6 + step for step in (1, 2, 3)}
 
 
 @pytest.mark.slow

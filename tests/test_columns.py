@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -290,6 +291,27 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, SessionClock
         whole.leave()
     publish(folder, run, attempt, attempt.finish("ok", "trained"), read_tables(attempt.path))
     return Ran(folder.path), clock
+
+
+def test_a_closing_check_that_fails_takes_nothing_else_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the device has no room for a second model: what needs no second one is recorded before."""
+    run = configured(*TINY, "model=mlp", "measure.attribution_steps=2", "measure.trace=true", f"results={tmp_path}")
+    attempt = RunFolder.of(run).claim()
+    assert attempt is not None
+    attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
+    keys = {"run_id": run_id(run), "attempt": attempt.number}
+    journal = Journal(attempt.path / "journal-rank0.jsonl", keys=keys)
+    failing = mock.Mock(side_effect=RuntimeError("no room"))
+    monkeypatch.setattr(torch_session.ClosingCheck, "findings", failing)
+    session = Session(run, attempt, device_type="cpu", journal=journal, startup=StartUp(0.0, 0.0))
+    with pytest.raises(RuntimeError, match="no room"):
+        session.train()
+    session.leave()
+    tables, events = read_tables(attempt.path)
+    facts = set().union(*(event for event in events if event["event"] == "facts"))
+    assert facts >= {"least_flop_per_sample", "layers_json"}
+    assert len(tables["phases"]) == 2
+    assert attempt.trace_file(0).exists()
 
 
 @pytest.mark.exhaustive

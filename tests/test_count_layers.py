@@ -302,6 +302,34 @@ def test_convolutions_count_as_much_as_the_fastest_algorithm_leaves(model: str) 
     assert model_counts(run).least_flop == _least_by_hand(run)
 
 
+class Attending(nn.Module):
+    """Four heads attend from an image's 28 rows to one another, after three projections that learn."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.all_three = way, nn.Linear(28, 3 * 28)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each.unflatten(-1, (4, 7)).transpose(1, 2) for each in self.all_three(images[:, 0]).chunk(3, dim=-1))
+        if self.way == "by hand":
+            return (q @ k.mT / 7**0.5).softmax(dim=-1) @ v
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.way == "causal")
+
+
+@pytest.mark.parametrize(
+    ("way", "pairs"), [("by hand", 28 * 28), ("fused", 28 * 28), ("causal", 28 * 29 // 2)], ids=lambda each: str(each)
+)
+def test_attention_counts_alike_however_a_model_spells_it(
+    way: str, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores and weighted values: two multiply-adds for each pair of rows and each of 28 values."""
+    monkeypatch.setattr(count_layers, "built", lambda *_: nn.Sequential(OrderedDict(only=Attending(way))))
+    counts = model_counts(configure(*IMAGES, "model=mlp"))
+    projections = 2 * 28 * 28 * 3 * 28
+    assert counts.least_flop == 2 * projections + 3 * 2 * 2 * pairs * 28
+    assert counts.layers[0].product_flop == projections + 2 * 2 * 28 * 28 * 28, "MFU counts attention in full"
+
+
 def _least_by_hand(run: RunConfig) -> float:
     """From the shapes that hooks see."""
     found = []

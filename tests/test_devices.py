@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.world import affinity as affinity_module
 from parallelbench.world import machine as machine_module
 from parallelbench.world.affinity import pin
-from parallelbench.world.machine import Gpu, Machine, threads_here
+from parallelbench.world.machine import Gpu, Machine, cpu_name
 from tests.faults import fault
 from tests.helpers import configured
 from tests.telemetry.playback import environment, library
@@ -87,7 +88,6 @@ def test_a_quota_is_held_against_the_cores_of_a_run(quota: float | None, most: i
 def test_a_run_beyond_the_quota_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "cpu_quota_cores", lambda: 1.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    assert threads_here() == 1
     run = configured("devices=2", "strategy=ddp", "device=cpu")
     assert "4 cores, of which a quota (cgroup) allows 1: " in (too_small(run, "cpu") or "")
     assert too_small(configured("devices=1", "device=cpu"), "cpu") is None
@@ -191,13 +191,44 @@ def test_a_rank_whose_numa_node_has_too_few_of_the_jobs_cores_stays_on_all(monke
     """Slurm gave a job eight cores for its GPU, one of them near it; on whole nodes one GPU has a share of them."""
     pinned: list[set[int]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.append(set(cores)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("LOCAL_RANK", "0")
     for near, gpus in (({0}, 1), (set(range(8)), 1), ({0, 1, 2, 3}, 2)):
         gpu = Gpu(name="A100", uuid="GPU-0", memory_bytes=1, cores=frozenset(near))
         here = Machine(tuple(range(8)), 8, (gpu,) * gpus)
         monkeypatch.setattr(affinity_module, "this_machine", lambda here=here: here)
         assert pin(configured("strategy=single"), "cuda") == []
-    assert pinned == [set(range(8)), {0, 1, 2, 3}]
+    assert pinned == [set(range(8)), set(range(8)), {0, 1, 2, 3}]
+
+
+LAYOUTS = ["single", "ddp × 2", "ddp × 4", "model_parallel × 2", "model_parallel × 4"]
+
+
+@pytest.mark.parametrize(
+    ("near", "quota", "threads"),
+    [
+        ([range(8), range(8), range(8, 16), range(8, 16)], None, [8, 4, 4, 8, 16]),
+        ([range(8), range(8), range(8, 16), range(8, 16)], 6.0, [6, 3, 1, 6, 6]),
+        ([range(8), range(8, 16), range(8), range(8, 16)], None, [8, 8, 4, 16, 16]),
+        ([()] * 4, None, [16, 8, 4, 16, 16]),  # the driver names no cores
+    ],
+)
+def test_a_process_has_as_many_host_threads_as_its_gpus_have_cores(
+    near: list[Iterable[int]], quota: float | None, threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted once it is pinned beside them, and no thread has to share a core with another, for any layout."""
+    gpus = tuple(Gpu(name="A100", uuid=f"GPU-{n}", memory_bytes=1, cores=frozenset(c)) for n, c in enumerate(near))
+    here = Machine(tuple(range(16)), 16, gpus, quota_cores=quota)
+    monkeypatch.setattr(affinity_module, "this_machine", lambda: here)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = []
+    for layout in LAYOUTS:
+        strategy, _, devices = layout.partition(" × ")
+        monkeypatch.setenv("LOCAL_RANK", str(int(devices or 1) - 1) if strategy == "ddp" else "0")
+        pin(configured(f"strategy={strategy}", f"devices={devices or 1}", "model=vit", "data=synthetic"), "cuda")
+        found.append(int(os.environ["OMP_NUM_THREADS"]))
+    assert found == threads
 
 
 @pytest.mark.parametrize(("local_rank", "cores"), [("0", {0}), ("1", {1})])
@@ -207,6 +238,7 @@ def test_a_rank_is_pinned_beside_its_gpu(local_rank: str, cores: set[int], monke
         pytest.skip("needs two cores")
     near = [Gpu(name="A100", uuid=f"GPU-{core}", memory_bytes=1, cores=frozenset({core})) for core in allowed[:2]]
     monkeypatch.setattr(affinity_module, "this_machine", lambda: Machine(tuple(allowed), len(allowed), tuple(near)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     assert pin(configured("strategy=ddp", "devices=2"), "cuda") == []
     assert os.sched_getaffinity(0) == {allowed[core] for core in cores}
@@ -214,3 +246,26 @@ def test_a_rank_is_pinned_beside_its_gpu(local_rank: str, cores: set[int], monke
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert pin(configured("strategy=model_parallel", "devices=2", "model=mlp"), "cuda") == []
     assert os.sched_getaffinity(0) == set(allowed[:2]), "one process drives both"
+
+
+ARM = "processor\t: {0}\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: {1}\n"
+ARM += "CPU part\t: {2}\nCPU revision\t: 1\n\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("processor\t: 0\ncpu family\t: 25\nmodel name\t: AMD EPYC 9654\nprocessor\t: 1\n", "AMD EPYC 9654"),
+        (ARM.format(0, "0x3", "0xd0c") + ARM.format(1, "0x3", "0xd0c"), "Neoverse-N1 r3p1"),  # Graviton 2
+        (ARM.format(0, "0x1", "0xd40"), "Neoverse-V1 r1p1"),  # Graviton 3
+        (ARM.format(0, "0x0", "0xd4f"), "Neoverse-V2 r0p1"),  # Grace
+        (ARM.format(0, "0x2", "0xfff"), "ARM 0x41:0xfff r2p1"),
+        ("model name\t: ARMv8 Processor rev 1 (v8l)\n" + ARM.format(0, "0x1", "0xd40"), "Neoverse-V1 r1p1"),
+        (ARM.format(0, "0x1", "0xd40") + ARM.format(1, "0x0", "0xd4f"), "Neoverse-V1 r1p1, Neoverse-V2 r0p1"),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+        ("", "unknown CPU"),
+    ],
+)
+def test_processors_of_one_kind_have_one_name(said: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(said)
+    assert cpu_name(tmp_path / "cpuinfo") == name

@@ -15,6 +15,7 @@ import pytest
 from parallelbench.frameworks import FRAMEWORKS, Framework, entries_of, session_class
 from parallelbench.measure import environment
 from parallelbench.measure.environment_match import (
+    ENTRIES_VERSION,
     differences,
     entries,
     is_of_program,
@@ -143,6 +144,19 @@ def test_the_links_are_those_between_the_runs_own_gpus(
     assert environment.capture(gpus=gpus.split())["cuda"].get("links") == links
 
 
+@pytest.mark.parametrize(("processes", "threads"), [(1, 32), (4, 8)])
+def test_threads_are_those_of_a_gpu_however_many_a_process_drives(
+    processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "entries_of", lambda _: {"packages": {}, "cuda": {}, "threads": threads})
+    monkeypatch.setattr(environment, "output_of", lambda _: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    captured = environment.capture(gpus=["a", "b", "c", "d"])
+    assert captured["threads"] == 8
+    assert not [key for key in entries(captured) if must_match(key) and key.endswith("OMP_NUM_THREADS")]
+
+
 def test_links_must_match_between_runs_on_equally_many_gpus() -> None:
     close, apart, alone = {"cuda": {"links": "NV4"}}, {"cuda": {"links": "SYS"}}, {"cuda": {"version": None}}
     assert _unlike(close, apart) == {"cuda.links": ("NV4", "SYS")}
@@ -160,25 +174,64 @@ def test_how_the_system_schedules_this_process_is_recorded() -> None:
         for prefix in ([], ["nice", "-n", "7"])
     )
     assert nice["nice"] == usual["nice"] + 7
-    assert (usual["scheduling_policy"], usual["entries_version"]) == ("other", 4)
+    assert (usual["scheduling_policy"], usual["entries_version"]) == ("other", ENTRIES_VERSION)
     assert set(_unlike(usual, nice)) == {"nice"}
 
 
-def test_the_state_of_a_checkout(tmp_path: Path) -> None:
-    def git(*arguments: str) -> None:
-        who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
-        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
 
-    assert environment.git_state(tmp_path) is None
-    git("init")
-    (tmp_path / "file").write_text("one")
-    git("add", "file")
-    git("commit", "-m", "one")
-    clean = environment.git_state(tmp_path)
-    assert clean is not None
+
+def committed(folder: Path) -> Path:
+    """A repository with one file."""
+    folder.mkdir()
+    git(folder, "init")
+    (folder / "file").write_text(folder.name)
+    git(folder, "add", "file")
+    git(folder, "commit", "-m", folder.name)
+    return folder
+
+
+def test_the_state_of_a_checkout(tmp_path: Path) -> None:
+    checkout = committed(tmp_path / "suite")
+    clean = environment.git_state(checkout)
     assert (len(clean["commit"]), clean["dirty"]) == (40, False)
-    (tmp_path / "file").write_text("two")
-    assert environment.git_state(tmp_path) == clean | {"dirty": True}
+    (checkout / "file").write_text("two")
+    assert environment.git_state(checkout) == clean | {"dirty": True}
+
+
+def test_the_checkout_is_the_suites_whatever_repository_the_shell_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in git's hooks, which set these."""
+    checkout, other = committed(tmp_path / "suite"), committed(tmp_path / "other")
+    clean = environment.git_state(checkout)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert environment.git_state(checkout) == clean
+
+
+def test_without_a_commit_the_reason_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.git_state(tmp_path) == {"unknown": "installed without a checkout"}
+    (tmp_path / "empty").mkdir()
+    git(tmp_path / "empty", "init")
+    assert "HEAD" in environment.git_state(tmp_path / "empty")["unknown"], "nothing was committed"
+    (tmp_path / "broken" / ".git").mkdir(parents=True)
+    said = environment.git_state(tmp_path / "broken")["unknown"]
+    assert "not a git repository" in said
+    assert str(tmp_path) not in said, "places name users"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.git_state(tmp_path / "empty") == {"unknown": "git is not installed"}
+
+
+def test_settings_of_interconnects_are_recorded_and_must_match() -> None:
+    chosen = {"FI_PROVIDER": "cxi", "UCX_NET_DEVICES": "mlx5_0:1", "RCCL_MSCCL_ENABLE": "1", "HSA_ENABLE_SDMA": "0"}
+    chosen |= {"NVSHMEM_REMOTE_TRANSPORT": "none", "MPICH_OFI_NIC_POLICY": "NUMA", "NCCL_ALGO": "Ring"}
+    assert environment.allowed_variables(chosen) == chosen
+    one, other = entries({"variables": {}}), entries({"variables": chosen | {"UCX_LOG_FILE": "/home/me/log"}})
+    assert set(differences(one, other)) == {f"variables.{name}" for name in chosen}, "but no places"
 
 
 def _unlike(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -115,7 +115,7 @@ def test_what_torch_and_nccl_are_told(choice: str, variables: dict[str, str]) ->
     names = ("TORCH_DIST_USE_NCCL2", "TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", "NCCL_SOCKET_IFNAME")
 
     def told(device_type: str, rendezvous: Rendezvous | None) -> dict[str, str]:
-        found = environment(run, device_type, {}, cores=4, rendezvous=rendezvous)
+        found = environment(run, device_type, {}, rendezvous=rendezvous)
         return {name: found[name] for name in names if name in found}
 
     nodes = Rendezvous(node=0, nodes=2, host="head", port=1, id="x", secret="s")

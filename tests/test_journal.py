@@ -6,12 +6,14 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.attempt.outcome import judge, publish_if_finished
+from parallelbench.config.components import Shard
 from parallelbench.errors import StorageError
 from parallelbench.results.attempt import RETRYABLE, Attempt
 from parallelbench.results.journal import (
@@ -23,9 +25,13 @@ from parallelbench.results.journal import (
     read_tables,
 )
 from parallelbench.results.tables import TABLES, WARNING
+from parallelbench.training.loop import Trainer
+from parallelbench.training.torch_session import build_model
+from parallelbench.world.world import World
 from tests.analysis.factory import Fake, begin, config, write_epochs
 from tests.faults import fault
-from tests.helpers import fill_disk
+from tests.helpers import TINY, configured, fill_disk
+from tests.strategies.training import shard_loader
 
 EPOCHS = 2
 
@@ -298,3 +304,14 @@ def test_without_rank_0s_word_an_epoch_is_not_finished(attempt: Attempt) -> None
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(line for line in lines if b'"table":"epochs"' not in line))
     assert kept_entries(path, through=1) is None
+
+
+def test_the_row_of_an_epoch_is_the_last_that_is_written_of_it() -> None:
+    """A run that is killed anywhere has all of an epoch, or no such row."""
+    run, written = configured(*TINY, "model=mlp", "epochs=2"), list[tuple[str, int]]()
+    journal = mock.Mock(write=lambda table, rows: written.extend((table, row["epoch"]) for row in rows))
+    replica = run.strategy.prepare(build_model(run), run, World())
+    Trainer(replica, shard_loader(run, Shard()), run=run, world=World(), journal=journal).train()
+    places = [written.index(("epochs", epoch)) for epoch in (1, 2)]
+    assert {table for table, _ in written} >= {"epochs", "ranks", "checks", "losses", "steps"}
+    assert [max(at for at, (_, of) in enumerate(written) if of == epoch) for epoch in (1, 2)] == places

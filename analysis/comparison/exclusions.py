@@ -14,7 +14,7 @@ from analysis.comparison.counterparts import NO_COUNTERPART, held_against_one_de
 from analysis.comparison.issues import format_differences, unlike_contents
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
-from analysis.metrics.disturbance import rests_on_disturbed
+from analysis.metrics.disturbance import SHARE, rests_on_disturbed
 from analysis.metrics.disturbed_times import resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, miscounted, numbered_epochs
 from analysis.metrics.runs import per_run
@@ -131,14 +131,27 @@ _MEASURE_AGAIN = f"submit the sweep again with `--retry {Exclusion.DISTURBED.val
 
 def _disturbed(runs: Runs) -> dict[str, str]:
     """Run id → what disturbed it, and the remedy, of runs whose steady times may rest on disturbed epochs."""
-    columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share")
+    columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share", "longest_suspension_s")
     on_gpus = dict(runs.run.select("run_id", pl.col("device_type") == "cuda").rows())
     return {
-        run_id: f"{disturbed} of {steady} steady epochs, in which others took up to {text.percent(share or 0)} of a "
-        f"core{' or computed on its GPU' if on_gpus[run_id] else ''}: when the machine is free, {_MEASURE_AGAIN}"
-        for run_id, disturbed, steady, share in per_run(runs).select(columns).rows()
+        run_id: f"{disturbed} of {steady} steady epochs, in which "
+        f"{_disturbances('others', share, suspended_s, on_gpus=on_gpus[run_id])}: when the machine is free, "
+        f"{_MEASURE_AGAIN}"
+        for run_id, disturbed, steady, share, suspended_s in per_run(runs).select(columns).rows()
         if rests_on_disturbed(disturbed, steady)
     }
+
+
+def _disturbances(others: str, share: float | None, suspended_s: float | None, *, on_gpus: bool) -> str:
+    """What they did: "others took up to 48 % of a core", or that ranks stood still, or both."""
+    found = []
+    if suspended_s:
+        found.append(f"ranks stood still for up to {suspended_s:.3g} s (SIGSTOP, a suspended job, a frozen machine)")
+    if not suspended_s or (share or 0.0) > SHARE:
+        found.append(
+            f"{others} took up to {text.percent(share or 0)} of a core{' or computed on its GPU' if on_gpus else ''}"
+        )
+    return ", and ".join(found)
 
 
 def _unlike_repeats(runs: Runs, gone: pl.DataFrame) -> pl.DataFrame:
@@ -206,15 +219,16 @@ def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
     rows = known.group_by("configuration", "group", maintain_order=True).agg(
         disturbed=disturbed.sum(), none=pl.col("exclusion").is_not_null().all(),
         share=pl.col("largest_lost_share").filter(disturbed).max(),
+        suspended_s=pl.col("longest_suspension_s").filter(disturbed).max(),
     ).filter(pl.col("disturbed") > 0)  # fmt: skip
     withheld = {
         True: "Their times are shown (*), without speed-up or verdict; losses and accuracies count.",
         False: "Other runs of the same count; these do not.",
     }
-    on_gpus = ", or computed on a GPU" if (runs.run["device_type"] == "cuda").any() else ""
+    on_gpus = (runs.run["device_type"] == "cuda").any()
     lines = [
         f"Others disturbed {count_of(int(members['disturbed'].sum()), 'run')} of {listed(_names(members), most=MOST)}: "
-        f"they took up to {text.percent(max(members['share'].fill_null(0.0).to_list()))} of a core{on_gpus}. "
+        f"{_disturbances('they', *members.select(pl.col('share', 'suspended_s').max()).row(0), on_gpus=on_gpus)}. "
         f"{withheld[none]}"
         for (none,), members in rows.group_by("none", maintain_order=True)
     ]

@@ -1,5 +1,5 @@
-"""Whether others disturbed an epoch: they took a rank's cores, or computed on its GPU; and with how many such epochs a
-run is disturbed (`analysis.comparison.exclusions` leaves it out then).
+"""Whether others disturbed an epoch: they took a rank's cores, computed on its GPU, or made it stand still; and with
+how many such epochs a run is disturbed (`analysis.comparison.exclusions` leaves it out then).
 
 The limits are chosen, not derived: a planted busy program exceeds them, a test shows. See docs/measurement.md.
 """
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 SOURCES = ("others_time_s", "run_delay_s", "loader_cpu_time_s")
 """Columns of `ranks`."""
 GPU_PROCESSES = "gpu_processes_max"
-"""Column of `epochs`."""
+SUSPENDED = "suspended_s"
+"""Columns of `epochs`."""
 SHARE = 0.05
 """Share of a core that others may take of an epoch."""
 SHARE_OF_FURTHER_CORES = 0.01
@@ -24,7 +25,8 @@ SHARE_OF_FURTHER_CORES = 0.01
 UNSURE_S = 0.03
 """What others may take besides: the kernel counts in steps of 10 ms, at both ends of an epoch."""
 UNSURE_OF_EACH_S = 0.015
-"""Times √n the same of n epochs together, where that is more: 3.7 standard deviations of these errors."""
+"""Times √(n·c) the same of n epochs on c cores together, where that is more: 3.7 standard deviations of these errors.
+"""
 POOL_S = 1.0
 """Shorter steady epochs are also judged together, by pools of consecutive ones that take about so long."""
 OF_POOLS = ("others_signed_time_s", "run_delay_s", "loader_cpu_time_s")
@@ -32,6 +34,12 @@ OF_POOLS = ("others_signed_time_s", "run_delay_s", "loader_cpu_time_s")
 
 
 _POOL = ("run_id", "attempt", "pool")
+
+
+def cores() -> pl.Expr:
+    """Cores of a rank, whose times are added up: those of all its devices; one where ranks have none of their own."""
+    of_devices = pl.col("devices") // pl.col("processes") * pl.col("cores_per_device")
+    return pl.max_horizontal(of_devices.fill_null(1), pl.lit(1)).alias("cores")
 
 
 def lost_time_s() -> pl.Expr:
@@ -68,19 +76,29 @@ def lost_share() -> pl.Expr:
     return (pl.col("lost_time_s") / pl.col("slowest_epoch_time_s")).alias("lost_share")
 
 
+def allowed_share() -> pl.Expr:
+    """Share of an epoch's time that others may take of a rank's `cores`, all together."""
+    return SHARE + SHARE_OF_FURTHER_CORES * (pl.col("cores") - 1)
+
+
 def taken(epochs: pl.Expr) -> pl.Expr:
     """Whether others took more than they may of so many epochs, whose times are added up."""
-    further = pl.col("cores_per_device").fill_null(1) - 1
-    share_s = (SHARE + SHARE_OF_FURTHER_CORES * further) * pl.col("slowest_epoch_time_s")
-    return pl.col("lost_time_s") > share_s + pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * epochs.sqrt())
+    share_s = allowed_share() * pl.col("slowest_epoch_time_s")
+    unsure_s = pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * (epochs * pl.col("cores")).sqrt())
+    return pl.col("lost_time_s") > share_s + unsure_s
+
+
+def suspended() -> pl.Expr:
+    """Whether ranks stood still for longer than others may keep one off a core."""
+    return pl.col(SUSPENDED) > SHARE * pl.col("slowest_epoch_time_s") + UNSURE_S
 
 
 def disturbed() -> pl.Expr:
-    """Whether an epoch was disturbed, by itself; null where neither was measured."""
+    """Whether an epoch was disturbed, by itself; null where nobody measured what others took."""
     by_processes = taken(epochs=pl.lit(1.0))
-    on_gpus = pl.col(GPU_PROCESSES) > 1
-    found = by_processes.fill_null(False) | on_gpus.fill_null(False)
-    return pl.when(by_processes.is_not_null() | on_gpus.is_not_null()).then(found).alias("disturbed")
+    on_gpus, stopped = pl.col(GPU_PROCESSES) > 1, suspended().fill_null(False)
+    found = by_processes.fill_null(False) | on_gpus.fill_null(False) | stopped
+    return pl.when(by_processes.is_not_null() | on_gpus.is_not_null() | stopped).then(found).alias("disturbed")
 
 
 def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]) -> pl.DataFrame:
@@ -96,7 +114,7 @@ def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]
         return epochs
     members = members.join(short, on=_POOL, how="semi")
     times = members.group_by(_POOL).agg(
-        pl.col("slowest_epoch_time_s").sum(), pl.col("cores_per_device").first(), pl.len().alias("epochs")
+        pl.col("slowest_epoch_time_s").sum(), pl.col("cores").first(), pl.len().alias("epochs")
     )
     disturbed = (
         read_ranks()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.disturbance import GPU_PROCESSES, SHARE
-from analysis.metrics.epochs import AS_TEXT, numbered_epochs
+from analysis.metrics.disturbance import GPU_PROCESSES, SUSPENDED, allowed_share
+from analysis.metrics.epochs import AS_TEXT, measured, numbered_epochs
 from analysis.metrics.runs import step_to_accuracy
 from analysis.runs.reader import once
 
@@ -45,9 +45,12 @@ def disturbed_by_epoch(runs: Runs) -> pl.DataFrame:
     """
     time_s, disturbed = pl.col("slowest_epoch_time_s"), pl.col("disturbed").fill_null(False)
     shared = (pl.col(GPU_PROCESSES) > 1).fill_null(False)
-    taken_s = pl.when(shared).then(time_s).otherwise(pl.col("lost_share").fill_null(0.0) * time_s)
+    lost_s = pl.max_horizontal(pl.col("lost_share") * time_s, SUSPENDED, pl.lit(0.0))
+    taken_s = pl.when(shared).then(time_s).otherwise(lost_s)
     so_far = [column.cum_sum().over("run_id") for column in (pl.when(disturbed).then(taken_s).otherwise(0.0), time_s)]
-    return numbered_epochs(runs).select("run_id", "epoch", "disturbed", disturbed_so_far=so_far[0] > SHARE * so_far[1])
+    return measured(runs).select(
+        "run_id", "epoch", "disturbed", disturbed_so_far=so_far[0] > allowed_share() * so_far[1]
+    )
 
 
 @once

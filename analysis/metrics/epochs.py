@@ -10,6 +10,7 @@ from analysis.metrics.columns import aggregates, epoch_aggregates, of_row, per_e
 from analysis.metrics.disturbance import (
     OF_POOLS,
     SOURCES,
+    cores,
     disturbed,
     judged_in_pools,
     lost_share,
@@ -69,8 +70,9 @@ def run_and(column: str) -> pl.Expr:
 @once
 def measured(runs: Runs) -> pl.DataFrame:
     """`numbered_epochs` and `owned_samples`: those that its ranks say they trained on."""
-    of_runs = numbered(runs, "run", "cores_per_device", "tokens_per_sample", "config_json").select(
-        "run_id", "cores_per_device", in_nats=in_nats()
+    of_devices = ("devices", "processes", "cores_per_device")
+    of_runs = numbered(runs, "run", *of_devices, "tokens_per_sample", "config_json").select(
+        "run_id", cores(), in_nats=in_nats()
     )
     of_tokens = pl.when("in_nats").then(perplexity("test_loss"))
     epochs = numbered(runs, "epochs", *(name for name in runs.epochs.columns if name != "run_id"))

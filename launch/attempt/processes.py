@@ -30,7 +30,6 @@ from parallelbench.results.files import storage_errors, write_all
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
 from parallelbench.training.worker import LAUNCHED_AT, WATCHED_BY
 from parallelbench.world.allowance import MEETING_HERE, end_in_words
-from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,8 +70,8 @@ class Training:
 
 def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
     """Start this node's share of a run's processes."""
-    run, cores = training.run, threads_here()
-    variables = environment(run, training.device_type, os.environ, cores=cores, rendezvous=training.rendezvous)
+    run = training.run
+    variables = environment(run, training.device_type, os.environ, rendezvous=training.rendezvous)
     return subprocess.Popen(
         command_line(training.arguments, training.processes, training.rendezvous, framework=run.strategy.framework),
         env=variables | {WATCHED_BY: str(os.getpid()), LAUNCHED_AT: str(time.time())},
@@ -243,9 +242,9 @@ def calibration_arguments(prepared: Prepared, path: Path) -> list[str]:
 
 
 def environment(
-    run: RunConfig, device_type: str, shell: Mapping[str, str], *, cores: int, rendezvous: Rendezvous | None = None
+    run: RunConfig, device_type: str, shell: Mapping[str, str], *, rendezvous: Rendezvous | None = None
 ) -> dict[str, str]:
-    """Environment variables of the training processes, from this process's, on a machine with `cores` usable cores."""
+    """Environment variables of the training processes, from this process's."""
     own = {
         # A stray conf.py or analysis/ in the working directory must not shadow ours.
         "PYTHONSAFEPATH": "1",
@@ -254,7 +253,8 @@ def environment(
         "PYTHONIOENCODING": "utf-8:backslashreplace",
         # torch counts GPUs as the driver's tools do.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_NUM_THREADS": str(threads_per_process(run, device_type, cores)),
+        # A rank that drives GPUs takes its share of the cores beside them, once it knows which these are (`pin`).
+        "OMP_NUM_THREADS": str(run.cores_per_device if device_type == "cpu" else 1),
         # numpy starts a thread pool on import. Nothing here uses it, and it would not survive a fork.
         "OPENBLAS_NUM_THREADS": "1",
         **_network(run, rendezvous),
@@ -280,11 +280,6 @@ def _network(run: RunConfig, rendezvous: Rendezvous | None) -> dict[str, str]:
     # NCCL never takes loopback by itself.
     found = {"GLOO_SOCKET_IFNAME": rendezvous.interface, "NCCL_SOCKET_IFNAME": run.site.network_interface}
     return {name: interface for name, interface in found.items() if interface is not None}
-
-
-def threads_per_process(run: RunConfig, device_type: str, cores: int) -> int:
-    """On a CPU, the device's cores. On CUDA, an equal share of the cores for each device."""
-    return run.cores_per_device if device_type == "cpu" else max(1, cores // (run.devices // run.nodes))
 
 
 _GONE = "the warm process has ended"
@@ -322,7 +317,7 @@ class WarmWorkers:
 
     def _fork(self, training: Training, log: Any) -> WarmProcess | str:
         """The processes of one run, or why they can't be forked."""
-        variables = environment(training.run, training.device_type, os.environ, cores=threads_here())
+        variables = environment(training.run, training.device_type, os.environ)
         variables[WATCHED_BY] = str(os.getpid())
         key = (frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
         parent = self._parents.get(key)

@@ -36,7 +36,6 @@ from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.frameworks.control_group import PatienceError
 from parallelbench.processes import inherited
-from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -289,8 +288,7 @@ def _calibrating(folder: Path, interface: str | None, words: list[str]) -> int:
     meeting = met(folder, interface)
     processes = run.strategy.processes(run, device_type)
     command = command_line(words, processes, meeting, program=CALIBRATION)
-    cores = threads_here()
-    os.execve(command[0], command, environment(run, device_type, os.environ, cores=cores, rendezvous=meeting))
+    os.execve(command[0], command, environment(run, device_type, os.environ, rendezvous=meeting))
 
 
 def _measuring(folder: Path, interface: str | None, words: list[str]) -> int:

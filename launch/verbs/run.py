@@ -30,7 +30,6 @@ from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
 from parallelbench.results.folder import FORGOTTEN, RunFolder
 from parallelbench.training.checks import own_parts
 from parallelbench.training.checks.own_parts import is_own
-from parallelbench.world.machine import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -121,7 +120,7 @@ def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> Non
             [sys.executable, "-m", own_parts.__name__, "data" if here else "models", *plugin_of(runs[0])],
             input=canonical_json([to_mapping(run) for run in runs]).encode(),
             capture_output=True,
-            env=environment(runs[0], "cpu", os.environ, cores=threads_here()),
+            env=environment(runs[0], "cpu", os.environ),
             preexec_fn=before_the_program,
             check=False,
             timeout=_FIT_S,

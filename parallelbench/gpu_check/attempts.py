@@ -25,7 +25,6 @@ from parallelbench.results.journal import read_tables
 from parallelbench.training.checks.parity import DIFFERENCES, checks_parity
 from parallelbench.training.failure import RankError
 from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
-from parallelbench.world.machine import threads_here
 from parallelbench.world.world import SHARING
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ class Workers:
         `share`: ranks on each GPU, which then counts as so many devices.
         """
         self.device_type, self.devices, self.nodes = device_type, share * devices, nodes
-        threads = 1 if device_type == "cpu" else max(1, threads_here() // self.devices)
-        self._variables = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+        # Ranks that drive GPUs take their share of the cores beside them.
+        self._variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._variables |= {SHARING: "1"} if share > 1 else {}
         self._folder, self._numbers, self._warm = folder, count(1), WarmProcesses()
 

@@ -50,6 +50,11 @@ class AttributionPass:
         self._batches = iter(chain.from_iterable(map(loader.train, count(run.epochs + 1))))
         self._begun = 0
 
+    @property
+    def steps(self) -> int:
+        """How many the replica has taken here."""
+        return self._begun
+
     def attribute(self, steps: int) -> list[Row]:
         """Time `steps` steps by phase: columns of `phases`. Phases that did not occur on this rank are null.
 

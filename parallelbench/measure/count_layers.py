@@ -61,8 +61,8 @@ class Counts(NamedTuple):
     least_flop: float | None
     """What training takes at least: forward, and backward for weights and inputs; None where nothing counts.
 
-    Only matrix products and convolutions count. The input of the first that is trained needs no gradient, and frozen
-    weights need none: of a layer that is partly frozen, no weights count.
+    Only matrix products, those of attention included, and convolutions count. The input of the first that is trained
+    needs no gradient, and frozen weights need none: of a layer that is partly frozen, no weights count.
     """
 
 
@@ -200,8 +200,9 @@ class _LayerCounter(TorchDispatchMode):
         elif name.startswith("aten::_scaled_dot_product"):
             queries, keys = args[0], args[1]
             # Scores, and their product with the values.
-            flop = 4.0 * queries.numel() * keys.shape[-2]
+            flop = 2.0 * (queries.numel() + _tensors(result)[0].numel()) * keys.shape[-2]
             self.product_flop += flop
+            self.least_flop.append(flop * (_seen(queries, keys) if _given(func, args, kwargs, "is_causal") else 1.0))
             self._add("attention", flop, float(keys.shape[-2] * keys.shape[-1]))
         elif _writes(func):
             self._add(KINDS.get(name, ELEMENTWISE), float(FP32 * sum(each.numel() for each in _tensors(result)[:1])))
@@ -213,6 +214,18 @@ class _LayerCounter(TorchDispatchMode):
     def _add(self, kind: str, work: float, extent: float = 0.0) -> None:
         found = Kernels(operations=1, work=work, extent=extent)
         self.kernels[kind] = found if kind not in self.kernels else found.joined(self.kernels[kind])
+
+
+def _given(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """The argument of this name; None where it was left out."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **(kwargs or {})}.get(name)
+
+
+def _seen(queries: torch.Tensor, keys: torch.Tensor) -> float:
+    """Share of the pairs of a query and a key that a causal mask leaves; the kernels for it pass over the others."""
+    asked, there = queries.shape[-2], keys.shape[-2]
+    return sum(min(query + 1, there) for query in range(asked)) / (asked * there)
 
 
 def _writes(func: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.config.plugin import folders, source_files, sources_now
 from parallelbench.frameworks import entries_of
 from parallelbench.measure.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION
-from parallelbench.redaction import recorded_variables
+from parallelbench.redaction import recorded_variables, redacted
 from parallelbench.world.machine import cpu_name, cpu_quota_cores, text_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ _PACKAGES = (
     "pyarrow",
     "nvidia-ml-py",
 )
+_ANSWERS_S = 20
+"""How long a command may take to answer."""
 _POLICIES = {getattr(os, f"SCHED_{name}"): name.lower() for name in ("OTHER", "BATCH", "IDLE", "FIFO", "RR")}
 
 
@@ -40,9 +42,11 @@ def capture(
     """The parts of this process's environment that may change a number; this process trains with `framework`.
 
     `plugin`: a user's package that the run's classes come from. `site`: the one whose modules and set-up lines came
-    before this process. `gpus`: UUIDs of the run's GPUs on this machine.
+    before this process. `gpus`: UUIDs of the run's GPUs on this machine; `threads` are those of each.
     """
     own = entries_of(framework)
+    if gpus and "threads" in own:  # a process that drives several has as many times the threads
+        own["threads"] = own["threads"] * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // len(gpus)
     if own.get("cuda") is not None:
         own["cuda"] |= _of_driver(gpus)
     return {
@@ -129,23 +133,60 @@ def allocation() -> str | None:
     return None if mode is None else "exclusive" if mode[1] == "NO" else "shared"
 
 
-def git_state(repository: Path) -> dict[str, Any] | None:
-    """Commit and dirty flag of the suite's own checkout; None where it is installed without one."""
-    return _git(repository, "--untracked-files=no") if (repository / ".git").exists() else None
+def git_state(repository: Path) -> dict[str, Any]:
+    """Commit and dirty flag of the suite's own checkout; `unknown`: why there is none."""
+    if not (repository / ".git").exists():
+        return {"unknown": "installed without a checkout"}
+    return _git(repository, "--untracked-files=no")
 
 
-def _git(folder: Path, *status: str) -> dict[str, Any] | None:
-    """The commit that a folder is in, and whether `git status` with these arguments shows changes."""
-    commit = output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
-    changes = output_of(["git", "-C", str(folder), "status", "--porcelain", *status])
-    return None if commit is None or changes is None else {"commit": commit, "dirty": bool(changes)}
+def _git(folder: Path, *status: str) -> dict[str, Any]:
+    """The commit that a folder is in, and whether `git status` with these arguments shows changes; `unknown`: why git
+    does not say.
+    """
+    try:
+        commit, changes = _said(folder, "rev-parse", "HEAD"), _said(folder, "status", "--porcelain", *status)
+    except GitError as error:
+        return {"unknown": str(error)}
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+class GitError(Exception):
+    """Why git does not say what it was asked."""
+
+
+def _said(folder: Path, *asked: str) -> str:
+    """What git says of the repository that a folder is in, whichever one the user's shell points git at."""
+    # A container's user is often not the owner of the checkout, whose code this process runs all the same.
+    command = ["git", "-C", str(folder), "-c", f"safe.directory={folder}", *asked]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    variables |= {name: value for name, value in os.environ.items() if name.startswith(_NO_CHOICE)} | {"LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWERS_S, env=variables, check=False)
+    except FileNotFoundError:
+        raise GitError("git is not installed") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise GitError(f"git {asked[0]}: {type(error).__name__}") from None
+    if done.returncode:
+        said = [*done.stderr.strip().splitlines(), f"git {asked[0]}: code {done.returncode}"][0]
+        raise GitError(redacted(_PLACE.sub("…/", said)))
+    return done.stdout.strip()
+
+
+_NO_CHOICE = ("GIT_CONFIG", "GIT_EXEC_PATH")
+"""The only variables of git's that choose no repository, nor a part of one, as those do that hooks and prompts set."""
+_PLACE = re.compile(r"/[^\s']*/")
 
 
 def _plugin(package: str) -> dict[str, Any]:
     """The sources of a user's package, and the commit that they are in; `dirty`: the commit has others."""
     folder, files = folders(package)[0], [name for name, _ in source_files(package)]
-    known = output_of(["git", "-C", str(folder), "ls-files", "--", *files])  # an ignored folder belongs to no commit
-    return {"sources": sources_now(package), "git": _git(folder, "--", *files) if known else None}
+    try:
+        is_known = bool(_said(folder, "ls-files", "--", *files))
+    except GitError as error:
+        return {"sources": sources_now(package), "git": {"unknown": str(error)}}
+    git = _git(folder, "--", *files) if is_known else {"unknown": "no repository holds these files"}
+    return {"sources": sources_now(package), "git": git}
 
 
 def version(package: str) -> str | None:
@@ -196,7 +237,7 @@ def links(topology: str | None, gpus: Collection[int] | None = None) -> list[str
 def output_of(command: list[str]) -> str | None:
     """What a command prints; None where it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWERS_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

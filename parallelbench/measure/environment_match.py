@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 VERSION = "entries_version"
 """The entry that says which list of entries an environment was recorded by."""
-ENTRIES_VERSION = 4
+ENTRIES_VERSION = 5
 """Version of that list."""
 PACKED = "packed"
 """Whether a warm process was forked. It is the run's own column, which comparisons put beside its environment."""
@@ -44,6 +44,7 @@ WHERE_BOTH = (*_SET_UP, "library_path_sha256", LINKS)
 its site's, and only several GPUs have links.
 """
 _VARIABLES = (
+    *("FI_", "UCX_", "RCCL_", "HSA_", "NVSHMEM_", "MPICH_"),  # interconnects
     *("NCCL_", "GLOO_", "OMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "TF_", "XLA_"),
     *("OPENBLAS_", "BLIS_", "TCMALLOC_"),
     *("ATEN_", "ONEDNN_", "DNNL_", "KMP_", "GOMP_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "TORCHINDUCTOR_"),
@@ -68,7 +69,6 @@ REPORTED = (*OF_PROGRAM, "host", "allocation", "library_path_sha256")
 """Entries that may differ between compared runs. Comparisons report them."""
 SET_BY_LAUNCHER = {
     "threads": ("devices", "nodes"),
-    "variables.OMP_NUM_THREADS": ("devices", "nodes"),
     "variables.GLOO_SOCKET_IFNAME": ("nodes",),
     "variables.NCCL_SOCKET_IFNAME": ("nodes", "nccl.interface"),
     "variables.TORCH_DIST_USE_NCCL2": ("nccl.backend",),
@@ -83,9 +83,10 @@ SET_BY_LAUNCHER = {
 """Entries that the launcher sets, or that follow from which GPUs a run has → the keys of the run that decide them. They
 must match between runs that have these keys in common; between others a difference is reported.
 """
-THREADS = ("threads", "variables.OMP_NUM_THREADS")
-"""Of these, what the launcher sets by devices and nodes only for GPUs, among which it shares out the cores."""
+THREADS = "threads"
+"""Of these, what follows from devices and nodes only for GPUs, among which the cores are shared out: those of one."""
 _NO_EFFECT = (
+    "variables.OMP_NUM_THREADS",  # set by the suite for each process; `threads` are those of a device
     "variables.TORCH_NCCL_ASYNC_ERROR_HANDLING",  # set by torchrun, not for a single process: what follows an error
     "variables.TF_CONFIG",  # TensorFlow's addresses, with ports drawn anew for each run
     "variables.TF_CPP_MIN_LOG_LEVEL",  # how much TensorFlow logs
@@ -132,7 +133,7 @@ def is_set_by_launcher(key: str, one: Mapping[str, Any], other: Mapping[str, Any
 
     `one` and `other` are the runs' definitions: dotted key → value.
     """
-    if key in THREADS and one.get("device_type") == other.get("device_type") == "cpu":
+    if key == THREADS and one.get("device_type") == other.get("device_type") == "cpu":
         return False  # there a device has its own cores, however many devices there are
     return any(one.get(cause) != other.get(cause) for cause in SET_BY_LAUNCHER.get(key, ()))
 

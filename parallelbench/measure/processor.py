@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallelbench.world.machine import text_of
+from parallelbench.world.machine import run_delay_s, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -87,7 +87,9 @@ class ProcessorShare:
 
     def _read(self) -> Account:
         cores = read_cores(self._proc / "stat", self._own) if self._own else {}
-        return Account(time.perf_counter(), time.process_time(), cores, _delay_s(self._proc / "thread-self/schedstat"))
+        return Account(
+            time.perf_counter(), time.process_time(), cores, run_delay_s(self._proc / "thread-self/schedstat")
+        )
 
 
 def _since(before: Core, after: Core) -> Core:
@@ -126,14 +128,6 @@ def read_cores(stat: Path, cores: Collection[int]) -> dict[int, Core]:
             total_s = user + nice + system + idle + waiting + interrupts + soft + stolen
             found[int(number)] = Core(idle + waiting, stolen, interrupts + soft, total_s)
     return found
-
-
-def _delay_s(schedstat: Path) -> float | None:
-    """How long a thread has waited for a core since it began (Linux: scheduler/sched-stats)."""
-    try:
-        return int(schedstat.read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 class WorkerProbe:

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelbench.results.journal import Row, Tables, read_entries
 from parallelbench.results.recording import COLUMNS, FIELDS, MARK, journal_of
-from parallelbench.results.tables import GPU_AND_HOST, WARNING, schema
+from parallelbench.results.tables import GPU_AND_HOST, SUSPENDED, WARNING, schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,8 +87,9 @@ def read_telemetry(attempt_dir: Path, ranks: Iterable[Row]) -> Recordings:
 
 def add_telemetry(tables: Tables, events: list[Row], recordings: Recordings) -> None:
     """Add what was sampled in them to the rows of `epochs`, and the samplers' events."""
-    events += recordings.events()
-    samples = Samples(recordings)
+    of_samplers = list(recordings.events())
+    events += of_samplers
+    samples = Samples(recordings, of_samplers)
     ranks: dict[int, list[Row]] = defaultdict(list)
     for row in tables["ranks"]:
         ranks[row["epoch"]].append(row)
@@ -178,7 +179,13 @@ NOTHING: Row = dict.fromkeys(column.name for column in GPU_AND_HOST)
 class Samples:
     """All samples of a run by attempt and device; a host's device is its name."""
 
-    def __init__(self, recordings: Recordings) -> None:
+    def __init__(self, recordings: Recordings, events: Iterable[Row] = ()) -> None:
+        """`events`: of the samplers."""
+        self._suspended: dict[tuple[int, str], list[Window]] = defaultdict(list)
+        for event in events:
+            if event["event"] == SUSPENDED:
+                stretch = Window(event["started_at"], event["ended_at"])
+                self._suspended[event["attempt"], event["node"]].append(stretch)
         parts: dict[tuple[int, str], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
         for records in recordings.records():
             devices = np.where(records["device_uuid"] == b"", records["node"], records["device_uuid"])
@@ -194,6 +201,16 @@ class Samples:
     def of(self, attempt: int, device: str) -> dict[str, Series]:
         """Samples by column; columns that could not be read are absent."""
         return self._series.get((attempt, device), {})
+
+    def suspended_s(self, attempt: int, node: str, window: Window) -> float | None:
+        """How long processes of a node stood still in a window; null where nobody watched them all the time."""
+        if not any(series.enclosing(window) for series in self.of(attempt, node).values()):
+            return None
+        length_s, until = 0.0, window.start
+        for stretch in sorted(self._suspended.get((attempt, node), ()), key=lambda each: each.start):
+            length_s += max(0.0, min(stretch.end, window.end) - max(stretch.start, until))
+            until = max(until, stretch.end)
+        return length_s
 
 
 def _joined(parts: list[Series]) -> Series:
@@ -215,7 +232,12 @@ def columns(ranks: Sequence[Row], samples: Samples) -> Row:
     gpus = [Device(samples.of(attempt, uuid), windows[nodes[uuid]]) for uuid in uuids]
     hosts = [Device(samples.of(attempt, node), window) for node, window in sorted(windows.items())]
     flags = sorted(set().union(*(device.flags() for device in [*gpus, *hosts])))
-    return _gpu_columns(gpus) | _host_columns(hosts) | {"telemetry_flags": " ".join(flags) or None}
+    suspended_s = [samples.suspended_s(attempt, node, window) for node, window in windows.items()]
+    of_all = {
+        "suspended_s": None if None in suspended_s else max(filter(None, suspended_s), default=0.0),
+        "telemetry_flags": " ".join(flags) or None,
+    }
+    return _gpu_columns(gpus) | _host_columns(hosts) | of_all
 
 
 def _windows(ranks: Sequence[Row]) -> dict[str, Window]:

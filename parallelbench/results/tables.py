@@ -23,6 +23,8 @@ CLOSING = "closing check"
 """Stands for all checks after the last epoch, where they did not end."""
 WARNING = "telemetry_warning"
 """The event of a journal that gives the reason for a null."""
+SUSPENDED = "suspended"
+"""The event of a sampler's journal that ranks of its node, or the sampler itself, had been stopped or frozen."""
 
 _NOT_CHECKED = "not checked"
 _NOT_RECORDED = "not recorded"
@@ -120,8 +122,8 @@ RUN = table_of(
     Column("rounding", "relative rounding of the coarsest number format in training: losses differ from one device's "
         "by this alone, and by what steps make of it", null="it does not train like one device by design"),
     Column("least_flop_per_sample", "floating-point operations that training on a sample takes at least: matrix "
-        "products, and a quarter of convolutions, as the fastest algorithms need",
-        null="it has neither, or the run ended before"),
+        "products, attention (of torch's causal one, what the mask leaves), and convolutions as the fastest algorithms "
+        "compute them: 1×1 whole, 3×3 a quarter, others a k²-th", null="it has none, or the run ended before"),
     text("layers_json", "of each layer of the model: operations, bytes and parameters, counted while one sample "
         "passes; JSON", null="the run ended before, an older release measured it, or it trained with TensorFlow"),
     text("data_sha256", "what the data set holds: sha256 of the arrays' own", null="the run ended before it was known"),
@@ -225,6 +227,11 @@ GPU_AND_HOST = table_of(
         heading="Processors' energy per epoch", tables=("energy",)),
     Column("cpu_clock_mean_hz", "mean clock of all the nodes' cores, read with every tenth sample", null=_UNSAMPLED),
     Column("host_memory_used_max_bytes", "most memory sampled in use on one node, by all processes", null=_UNSAMPLED),
+    Column("suspended_s", "time in that window for which a rank, or what watches it, stood still: stopped by a signal "
+        "(SIGSTOP, a suspended job), or frozen with its container or machine; of the node where it was longest",
+        null=_UNSAMPLED),
+    Column("longest_suspension_s", "longest suspended_s of any epoch without each attempt's first one", over=Over.MAX,
+        of="suspended_s", steady=True, null="not sampled"),
     Column("network_sent_bytes", "sent by all processes of the nodes in that window, without the loopback interface "
         "and RDMA; sum over nodes", null=_UNSAMPLED),
     Column("network_received_bytes", "received, likewise", null=_UNSAMPLED),

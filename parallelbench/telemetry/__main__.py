@@ -12,6 +12,7 @@ import msgspec
 
 from parallelbench.processes import die_with_parent
 from parallelbench.telemetry.sampler import END, Sampler, SamplerSettings, sample_until
+from parallelbench.telemetry.suspension import Watch
 
 
 def main(settings_json: str) -> int:
@@ -28,8 +29,10 @@ def main(settings_json: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, END})
     with contextlib.suppress(StorageError):  # the run continues without telemetry; its ranks report a full disk
-        recorder = Recorder(Path(settings.recording))
-        sample_until(_stopped, Sampler(settings, recorder), hz=settings.hz)
+        recorder, watch = Recorder(Path(settings.recording)), Watch(settings.parent, settings.ranks)
+        sampler = Sampler(settings, recorder, suspensions=watch.taken)
+        watch.start()
+        sample_until(_stopped, sampler, hz=settings.hz)
         recorder.close()
     return 0
 
@@ -44,7 +47,9 @@ def _step_aside(spare_cores: list[int]) -> None:
 
 
 def _stopped(timeout_s: float) -> bool:
-    return signal.sigtimedwait({END}, timeout_s) is not None
+    came = signal.sigtimedwait({END}, timeout_s)
+    # Python returns something else where another signal interrupts the wait after its end, as SIGCONT does.
+    return came is not None and came.si_signo == END
 
 
 if __name__ == "__main__":

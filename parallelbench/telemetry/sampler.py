@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parallelbench.results.tables import WARNING
+from parallelbench.results.tables import SUSPENDED, WARNING
 from parallelbench.telemetry.host import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from parallelbench.results.journal import Journal
     from parallelbench.results.recording import Recorder
@@ -35,16 +35,24 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True):
     spare_cores: list[int]
     """Cores that no rank is pinned to; empty: there are none, or ranks are not pinned."""
     parent: int
-    """Id of the parent process; the sampler ends when it does."""
+    """Id of the parent process, the node's first rank; the sampler ends when it does."""
+    ranks: int = 1
+    """Ranks on this node, all of one parent."""
 
 
 class Sampler:
     """Takes samples of the host and of the run's GPUs."""
 
     def __init__(
-        self, settings: SamplerSettings, recorder: Recorder, *, clock: Callable[[], float] = time.time
+        self,
+        settings: SamplerSettings,
+        recorder: Recorder,
+        *,
+        clock: Callable[[], float] = time.time,
+        suspensions: Callable[[], Iterable[tuple[float, float]]] = tuple,
     ) -> None:
-        self._recorder, self._clock, self._host = recorder, clock, Host()
+        """`suspensions`: what was found of them since the last sample."""
+        self._recorder, self._clock, self._host, self._suspensions = recorder, clock, Host(), suspensions
         self._keys = {"run_id": settings.run_id, "attempt": settings.attempt, "node": settings.node}
         self._warned: set[tuple[str, str]] = set()
         self._gpus = self._open(settings.gpus) if settings.gpus else []
@@ -54,6 +62,8 @@ class Sampler:
         rows = [gpu.read() for gpu in self._gpus]
         rows.append({"time": self._clock(), **self._host.read(clock=last)})
         self._recorder.record([self._keys | row for row in rows])
+        for started_at, ended_at in self._suspensions():
+            self._recorder.event(SUSPENDED, **self._keys, started_at=started_at, ended_at=ended_at)
 
     def _open(self, count: int) -> list[SampledGpu]:
         from parallelbench.telemetry.nvml import opened  # runs without GPUs need no NVML

@@ -95,7 +95,7 @@ class Trainer:
             finally:
                 self._report_startup(epoch)
             # Every rank's rows are durable before the sum below can complete anywhere, and rank 0 writes the row
-            # of `epochs` after it: where that row exists, the epoch is whole.
+            # of `epochs` after it, as its last: where that row exists, the epoch is whole.
             self._journal.write("ranks", [{"epoch": epoch, **self._place, **row}])
             self.write_rows()
             self._journal.commit()
@@ -185,18 +185,19 @@ class Trainer:
         return bool(stop), bool(save)
 
     def _write(self, rows: Iterable[tuple[str, Row]]) -> None:
-        """Write rows of the last epoch by table. Those of `epochs` are columns of one row."""
+        """Write rows of the last epoch by table. Those of `epochs` are columns of one row, which comes last."""
         tables: dict[str, list[Row]] = defaultdict(list)
         for table, row in rows:
             tables[table].append({"epoch": self._epoch, **row})
-        if "epochs" in tables:
-            # The reader of the journals adds the telemetry of all nodes.
-            whole = {**NOTHING, "finished_at": time.time()}
-            for columns in tables["epochs"]:
-                whole |= columns
-            tables["epochs"] = [whole]
+        columns = tables.pop("epochs", [])
         for table, written in tables.items():
             self._journal.write(table, written)
+        if columns:
+            # The reader of the journals adds the telemetry of all nodes.
+            whole = {**NOTHING, "finished_at": time.time()}
+            for some in columns:
+                whole |= some
+            self._journal.write("epochs", [whole])
 
     def _report_startup(self, epoch: int) -> None:
         """Record the start-up times after the training window of epoch 1."""

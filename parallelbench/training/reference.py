@@ -131,7 +131,7 @@ def _findings(run: RunConfig, exchange: Exchange) -> list[Finding]:
         for path, value in _as_tensors(exchange.read("optimizer")).items():
             key, _, name = path.partition("/")
             kept[key][name] = value
-        judging.begin_updates(kept)
+        judging.begin_updates(kept, before=run.epochs * run.steps_per_epoch)
     else:
         findings.append(Finding("steps", reason))
     for step in range(1, CLOSING_STEPS + 1) if reason is None else ():

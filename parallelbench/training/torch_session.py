@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import traceback
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import msgspec
 import torch
 
 from parallelbench.config.build import package_of
-from parallelbench.errors import ConfigError, EngineError
+from parallelbench.errors import ConfigError, EngineError, StorageError
 from parallelbench.loaders.resident import Resident
 from parallelbench.measure.count_layers import count_facts
 from parallelbench.measure.machine_probe import probe
@@ -44,7 +45,9 @@ from parallelbench.world.settings import configure_torch
 from parallelbench.world.world import World, join
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
 
     from parallelbench.config.components import Arrays, Shard
     from parallelbench.config.replica import Replica
@@ -117,10 +120,14 @@ class Session(RankSession):
             if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
                 self._finished(parity_passed)
                 self._probe("end")
-                if run.measure.parity:
-                    self._close(replica, loader, arrays=arrays, trainer=trainer)
-                self._attribute(replica, loader)
+                # The closing check comes last: it may fail, as on a device that has no room for a second model.
                 self._count()
+                attributes = bool(run.measure.attribution_steps or run.measure.trace)
+                held = attributes and run.measure.parity and not self._too_large
+                state = replica.full_state_dict() if held else None
+                further = self._attribute(replica, loader) if attributes else 0
+                if run.measure.parity:
+                    self._close(replica, loader, arrays=arrays, trainer=trainer, trained=state, further=further)
         replica.close()
 
     def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:
@@ -219,8 +226,20 @@ class Session(RankSession):
             self._facts(**probe(self._world, moment))
             self._startup.skip()
 
-    def _close(self, replica: Replica, loader: BatchLoader, *, arrays: Arrays, trainer: Trainer) -> None:
-        """Hold what was trained against plain code on one device: rows of `checks`, which decide the outcome."""
+    def _close(
+        self,
+        replica: Replica,
+        loader: BatchLoader,
+        *,
+        arrays: Arrays,
+        trainer: Trainer,
+        trained: Mapping[str, Tensor] | None,
+        further: int,
+    ) -> None:
+        """Hold what was trained against plain code on one device: rows of `checks`, which decide the outcome.
+
+        `trained`: rank 0's copy of it, from before the replica has taken `further` steps.
+        """
         self._phase("closing check")
         run, start = self._run, time.perf_counter()
         loader_of = functools.partial(self._plain_loader, arrays)
@@ -235,17 +254,17 @@ class Session(RankSession):
         )
         loss, accuracy = trainer.evaluated
         model = build_model(run) if self._world.rank == 0 and not self._too_large else None
-        findings = closing.findings(model, loss=loss, accuracy=accuracy, sent=trainer.sent)
+        findings = closing.findings(
+            model, loss=loss, accuracy=accuracy, sent=trainer.sent, trained=trained, further=further
+        )
         self._journal.write("checks", [finding.row(run.epochs) for finding in findings])
         self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
         self._facts(closing_check_s=time.perf_counter() - start)
         self._journal.commit()
 
-    def _attribute(self, replica: Replica, loader: BatchLoader) -> None:
-        """Attribute further steps' time to phases, where `measure` requests it."""
+    def _attribute(self, replica: Replica, loader: BatchLoader) -> int:
+        """Attribute further steps' time to phases, as `measure` requests; returns how many were taken."""
         measure = self._run.measure
-        if not measure.attribution_steps and not measure.trace:
-            return
         from parallelbench.measure.attribution import AttributionPass, ring
 
         self._phase("attribution")
@@ -255,8 +274,12 @@ class Session(RankSession):
             self._journal.write("phases", [{"rank": self._world.rank, **row} for row in rows])
             self._facts(**ring(self._world))
         if measure.trace:
-            attribution.trace(self._attempt.trace_file(self._world.rank))
+            try:
+                attribution.trace(self._attempt.trace_file(self._world.rank))
+            except StorageError:  # the verdict on what was trained is worth more
+                traceback.print_exc()
         self._journal.commit()
+        return attribution.steps
 
     def _check_parts(self) -> None:
         """Refuse a loss, a metric, an optimizer, or a model, that is not what every strategy takes it for."""

@@ -107,6 +107,7 @@ def _sampler(
         gpus=run.devices // run.nodes if device_type == "cuda" else 0,
         spare_cores=spare_cores,
         parent=os.getpid(),
+        ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
     )
     return sampling(settings, journal)
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack, contextmanager
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from parallelbench.world.machine import this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from parallelbench.config.run import RunConfig
+    from parallelbench.world.machine import Machine
 
 
 @contextmanager
 def own_cores(device_type: str, *, needed: int | None = None) -> Iterator[None]:
-    """Let this process, and those that it starts, run only on cores that no other run of this suite has taken.
+    """Let this process, and those that it starts, run only on cores that no other run of this suite has taken, outside
+    of containers that have networks of their own.
 
     For ranks on processors, which are pinned to single cores, the first ones first. `needed`: so many are taken, and
     what nobody has taken may be used, too; None: as many as Slurm gave the job, and no others. Where Slurm has bound
@@ -44,8 +48,9 @@ def _taken(wanted: int, held: ExitStack) -> tuple[set[int], set[int]]:
     for core in this_machine().cores:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # A name that the kernel gives to one process of the machine at a time, and takes back when it ends; a
-            # file in /tmp would not do, which clusters may give to each job for itself.
+            # A name that the kernel gives to one process of a network namespace at a time, and takes back when it
+            # ends: to all jobs of a node, whose /tmp and /dev/shm clusters may give to each job for itself. Containers
+            # with networks of their own see neither each other's names nor files.
             claim.bind(f"\0parallelbench-core-{core}")
         except OSError:
             claim.close()
@@ -62,18 +67,32 @@ def _taken(wanted: int, held: ExitStack) -> tuple[set[int], set[int]]:
 def pin(run: RunConfig, device_type: str) -> list[int]:
     """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores.
 
-    A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them, and the job has its share there.
+    A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them, and the job has its share there;
+    and as many threads (OMP_NUM_THREADS) as it has cores, less what other ranks on these cores get of them.
     Returns the cores that no rank is pinned to; none where ranks drive GPUs.
     """
     local_rank, machine = int(os.environ.get("LOCAL_RANK", "0")), this_machine()
+    processes = run.strategy.processes(run, device_type)
     if device_type != "cpu":
-        gpus = run.devices // run.strategy.processes(run, device_type)
-        near = machine.near(range(local_rank * gpus, (local_rank + 1) * gpus))
-        if near and len(near) >= len(machine.cores) * gpus // len(machine.gpus):
-            os.sched_setaffinity(0, near)
+        gpus, ranks = run.devices // processes, range(max(1, processes // run.nodes))
+        places = [_beside(machine, range(rank * gpus, (rank + 1) * gpus)) for rank in ranks]
+        os.sched_setaffinity(0, places[local_rank])
+        os.environ["OMP_NUM_THREADS"] = str(_threads(local_rank, places, machine.quota_cores))
         return []
-    per_rank = run.devices // run.strategy.processes(run, device_type) * run.cores_per_device
+    per_rank = run.devices // processes * run.cores_per_device
     cores, first = machine.cores, local_rank * per_rank
     own = {cores[index % len(cores)] for index in range(first, first + per_rank)}
     os.sched_setaffinity(0, own)
     return list(cores[run.devices // run.nodes * run.cores_per_device :])
+
+
+def _beside(machine: Machine, gpus: range) -> set[int]:
+    """The cores of the NUMA nodes of these GPUs, or all cores."""
+    near = machine.near(gpus)
+    return near if near and len(near) >= len(machine.cores) * len(gpus) // len(machine.gpus) else set(machine.cores)
+
+
+def _threads(rank: int, places: Sequence[AbstractSet[int]], quota: float | None) -> int:
+    """A rank's share of its cores: of each as much as of all ranks that are there; `places`: the cores of each rank."""
+    cores = sum(Fraction(1, sum(core in place for place in places)) for core in places[rank])
+    return max(1, int(cores if quota is None else min(cores, Fraction(quota) / len(places))))

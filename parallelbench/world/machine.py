@@ -262,12 +262,6 @@ def this_machine() -> Machine:
     )
 
 
-def threads_here() -> int:
-    """Threads that can compute at the same time in this process: its cores, or those that a quota leaves of them."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, int(cpu_quota_cores() or cores)))
-
-
 def _siblings(core: int) -> frozenset[int]:
     """Logical cores that share a physical core with `core`, itself included."""
     listed, cores = text_of(_TOPOLOGY / f"cpu{core}/topology/thread_siblings_list"), {core}
@@ -285,6 +279,14 @@ def text_of(path: str | Path) -> str | None:
         return None
 
 
+def run_delay_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
+    """How long a thread has waited for a core since it began (Linux: scheduler/sched-stats); None: not known."""
+    try:
+        return int(schedstat.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def others_running(samples: int = 5, interval_s: float = 0.01) -> int:
     """Processes and threads, besides the calling one, that run or wait for a core: the smallest of some samples."""
     running = []
@@ -299,12 +301,33 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def cpu_name() -> str:
-    """Model name of the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown CPU"
+_ARM_CORES = {
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+    ("0x46", "0x001"): "A64FX",
+}
+"""(implementer, part) of ARM's main ID register → name; others are named by their numbers."""
+_ARM_CORE = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")
+_MODEL = ("model name", "cpu", "cpu model", "uarch", "machine")
+"""What /proc/cpuinfo calls the model: x86, POWER, MIPS, RISC-V, IBM Z."""
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Model name of the processor. ARM gives no name, but each core's implementer, part, variant and revision."""
+    found: dict[str, list[str]] = {}
+    for line in (text_of(cpuinfo) or "").splitlines():
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), []).append(value.strip())
+    if cores := [*zip(*(found.get(each, ()) for each in _ARM_CORE), strict=False)]:
+        return ", ".join(dict.fromkeys(_arm_core(*core) for core in cores))
+    return next((found[key][0] for key in _MODEL if key in found), "unknown CPU")
+
+
+def _arm_core(implementer: str, part: str, variant: str, revision: str) -> str:
+    name = _ARM_CORES.get((implementer, part), f"ARM {implementer}:{part}")
+    return f"{name} r{int(variant, 0)}p{revision}"
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 def configure_torch(run: RunConfig, device_type: str) -> None:
     """Set threads, precision and determinism of this process; raises `ConfigError` where it doesn't get its threads."""
-    if device_type == "cpu":
-        torch.set_num_threads(run.cores_per_device)
+    # Beside GPUs as many as `pin` gave this rank: a process that was forked has loaded torch before.
+    torch.set_num_threads(run.cores_per_device if device_type == "cpu" else int(os.environ["OMP_NUM_THREADS"]))
     require_threads()
     set_precision(run.precision)
     torch.set_default_dtype(torch.float32)  # importing one's own code may have changed it

@@ -21,6 +21,7 @@ from parallelbench.cli import main
 from parallelbench.config.plugin import sources_now
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
+from parallelbench.measure.environment_match import ENTRIES_VERSION
 from parallelbench.measure.layer_records import LayerCount
 from parallelbench.results.calibration import write_calibration
 from tests.advisor.machine import layer
@@ -148,7 +149,10 @@ def test_runs_that_dont_count_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"environment": '{"entries_version":4,"packages":{"torch":"2.14.0"}}'}, "packages.torch: 2.15.0 and 2.14.0"),
+        (
+            {"environment": f'{{"entries_version":{ENTRIES_VERSION},"packages":{{"torch":"2.14.0"}}}}'},
+            "packages.torch: 2.15.0 and 2.14.0",
+        ),
         ({"device_name": "Another CPU"}, "device_name: Imaginary CPU and Another CPU"),
         ({"facts": {key: 10 * value for key, value in PROBES.items()}}, "speed of a matrix product"),
     ],

@@ -16,6 +16,7 @@ from analysis.comparison.issues import unlike_probes
 from analysis.comparison.work import PROBED
 from analysis.metrics.disturbance import (
     GPU_PROCESSES,
+    SUSPENDED,
     disturbed,
     judged_in_pools,
     lost_share,
@@ -67,8 +68,8 @@ def set_aside(rng: np.random.Generator, length_s: float, *, quiet: float, plante
         loader_cpu_time_s=pl.lit(None, pl.Float64),
     )
     frame = ranks.group_by("run_id", "epoch", maintain_order=True).agg(lost_time_s()).with_columns(
-        attempt=1, warm_up=False, slowest_epoch_time_s=pl.lit(length_s), cores_per_device=1,
-        **{GPU_PROCESSES: pl.lit(None, pl.Int32)},
+        attempt=1, warm_up=False, slowest_epoch_time_s=pl.lit(length_s), cores=1,
+        **{GPU_PROCESSES: pl.lit(None, pl.Int32), SUSPENDED: pl.lit(None, pl.Float64)},
     )  # fmt: skip
     judged = judged_in_pools(frame.with_columns(disturbed(), lost_share()), lambda: ranks)
     found = judged.group_by("run_id").agg(pl.col("disturbed").sum())["disturbed"]

@@ -12,18 +12,18 @@ from rich.console import Console
 
 from analysis import load, summary_table
 from analysis.comparison.configurations import displayed, summary
-from analysis.comparison.exclusions import format_exclusions
+from analysis.comparison.exclusions import excluded, format_exclusions
 from analysis.figures import draw
 from analysis.figures.chart import DISTURBED
 from analysis.metrics.columns import page_columns, summary_columns
-from analysis.metrics.disturbed_times import undisturbed_epochs
+from analysis.metrics.disturbed_times import resting_on_disturbed, undisturbed_epochs
 from analysis.report import warnings
 from analysis.report.page import render
 from analysis.report.tables import cells
 from analysis.runs.reader import Runs
 from analysis.text import DISTURBED_MARK
 from tests.analysis.factory import as_words, config, published, steady, words_of
-from tests.analysis.made_up import altered, disturbed, rows_of
+from tests.analysis.made_up import IN_TWO, altered, disturbed, rows_of
 
 
 def terminal(runs: Runs) -> str:
@@ -107,6 +107,23 @@ def test_hours_of_gpus_are_marked_as_the_times_that_they_are_made_of() -> None:
     (column,) = (each for each in page_columns("energy") if each.name == "gpu_hours")
     for is_disturbed, shown in ((True, f"0.250{DISTURBED_MARK}"), (False, "0.250")):
         assert [each.shown for each in cells({"gpu_hours": 0.25, "disturbed": is_disturbed}, [column])] == [shown]
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.04, "faster"), (0.5, "disturbed")])
+def test_ranks_that_stood_still_were_disturbed(share: float, verdict: str, usual: Runs) -> None:
+    """Nobody took their cores meanwhile. They stood still in two of three steady epochs, of about 7 s."""
+    where = IN_TWO & pl.col("epoch").is_in([2, 3])
+    runs = altered(usual, "epochs", suspended_s=pl.when(where).then(share * 7.0).otherwise(0.0))
+    assert summary(runs).filter(configuration="ddp × 2")["verdict"].item() == verdict
+    words = "ranks stood still for up to 3.5 s (SIGSTOP, a suspended job, a frozen machine)"
+    is_disturbed = verdict == "disturbed"
+    assert any(words in line for line in format_exclusions(runs)) == is_disturbed
+    assert [detail for detail in excluded(runs)["exclusion_detail"] if words not in detail] == []
+    assert resting_on_disturbed(runs)["total_training_time_s"] == (
+        set(excluded(runs)["run_id"]) if is_disturbed else set()
+    )
+    unmeasured = altered(runs, others_time_s=pl.lit(None, pl.Float64))
+    assert (displayed(unmeasured)["exclusion"] == "disturbed").any() == is_disturbed, "that alone is enough"
 
 
 def test_runs_that_nobody_disturbed_decide_alone(usual: Runs) -> None:

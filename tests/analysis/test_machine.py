@@ -92,19 +92,28 @@ def test_fewer_disturbed_epochs_than_half_are_a_caveat(usual: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("taken_s", "cores", "disturbed"),
+    ("taken_s", "of_rank", "disturbed"),
     [
-        (0.27, 1, False),  # 5 % of 5 s, and 30 ms more that the kernel may miscount
-        (0.29, 1, True),
-        (0.42, 4, False),  # three further cores of 1 % each
-        (0.44, 4, True),
-        (2.50, 4, True),  # half of one of four cores: the others wait for it
-        (None, 1, None),
+        (0.27, {}, False),  # 5 % of 5 s, and 30 ms more that the kernel may miscount
+        (0.29, {}, True),
+        (0.42, {"cores_per_device": 4}, False),  # three further cores of 1 % each
+        (0.44, {"cores_per_device": 4}, True),
+        (2.50, {"cores_per_device": 4}, True),  # half of one of four cores: the others wait for it
+        (0.42, {"strategy": "tf_mirrored", "devices": 4}, False),  # one process has the cores of four devices
+        (0.44, {"strategy": "tf_mirrored", "devices": 4}, True),
+        (0.27, {"strategy": "ddp", "devices": 4}, False),  # four have one each
+        (0.29, {"strategy": "ddp", "devices": 4}, True),
+        (1.05, {"cores_per_device": 16}, False),  # 20 % of 5 s, and 60 ms that may be miscounted on 16 cores
+        (1.07, {"cores_per_device": 16}, True),
+        (None, {}, None),
     ],
 )
-def test_the_limit_of_a_disturbance(tmp_path: Path, taken_s: float | None, cores: int, disturbed: bool | None) -> None:
-    run = config(tmp_path, cores_per_device=cores)
-    published(run, steady(5.0, others_time_s=lambda epoch, rank: taken_s))
+def test_the_limit_of_a_disturbance(
+    tmp_path: Path, taken_s: float | None, of_rank: dict[str, Any], disturbed: bool | None
+) -> None:
+    run = config(tmp_path, **of_rank)
+    processes = run.strategy.processes(run, "cpu")
+    published(run, steady(5.0, others_time_s=lambda epoch, rank: taken_s, processes=processes))
     found = per_epoch(load(tmp_path)).filter(epoch=2)
     assert found["disturbed"].item() == disturbed
     assert found["lost_share"].item() == (None if taken_s is None else pytest.approx(taken_s / 5.0))

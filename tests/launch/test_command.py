@@ -31,7 +31,7 @@ def test_several_are_started_by_torchrun_on_this_machine_only() -> None:
 
 def test_the_environment_is_inherited_but_for_the_marks_of_another_job() -> None:
     inherited = {"PATH": "/bin", "HOME": "/root", "RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "1"}
-    found = environment(configured(), "cpu", inherited, cores=16)
+    found = environment(configured(), "cpu", inherited)
     assert {key: found.get(key) for key in inherited} == dict.fromkeys(inherited) | {"PATH": "/bin", "HOME": "/root"}
     assert inherited["RANK"] == "7", "nothing is changed in place"
 
@@ -85,26 +85,18 @@ def test_no_option_of_torchrun_comes_from_the_shell(monkeypatch: pytest.MonkeyPa
     words = command_line(["run", "1"], 2)[4:]
     parsed = []
     for variables in ({}, shell):
-        monkeypatch.setattr(os, "environ", environment(configured(), "cpu", variables, cores=2))
+        monkeypatch.setattr(os, "environ", environment(configured(), "cpu", variables))
         parsed.append(vars(get_args_parser().parse_args(words)))
     assert parsed[0] == parsed[1]
 
 
 def test_malloc_and_threads_are_set_for_cpus() -> None:
-    found = environment(configured("cores_per_device=3"), "cpu", {"OMP_NUM_THREADS": "64"}, cores=16)
+    found = environment(configured("cores_per_device=3"), "cpu", {"OMP_NUM_THREADS": "64"})
     assert found["OMP_NUM_THREADS"] == "3"
     assert MALLOC.items() <= found.items()
-    assert (
-        environment(configured("cores_per_device=3"), "cuda", {"OMP_NUM_THREADS": "64"}, cores=16)["OMP_NUM_THREADS"]
-        == "16"
+    assert environment(configured("cores_per_device=3"), "cuda", {"OMP_NUM_THREADS": "64"})["OMP_NUM_THREADS"] == "1", (
+        "until it is pinned beside its GPU"
     )
-
-
-@pytest.mark.parametrize(("strategy", "processes"), [("ddp", 4), ("model_parallel", 1)])
-def test_on_cuda_every_device_has_the_same_share_of_the_cores(strategy: str, processes: int) -> None:
-    run = configured(f"strategy={strategy}", "devices=4", "model=vit", "data=synthetic")
-    assert run.strategy.processes(run, "cuda") == processes
-    assert environment(run, "cuda", {}, cores=16)["OMP_NUM_THREADS"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -117,4 +109,4 @@ def test_on_cuda_every_device_has_the_same_share_of_the_cores(strategy: str, pro
     ],
 )
 def test_a_run_decides_these_variables(override: str, device_type: str, name: str, value: str | None) -> None:
-    assert environment(configured(override), device_type, {}, cores=16).get(name) == value
+    assert environment(configured(override), device_type, {}).get(name) == value

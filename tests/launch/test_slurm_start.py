@@ -106,7 +106,7 @@ def test_gloo_is_told_an_interface_where_the_hosts_name_means_loopback(
     monkeypatch.setattr(rendezvous.psutil, "net_if_addrs", lambda: interfaces)
     meeting = Rendezvous(1, nodes, "h", 1, "1.0", "s", rendezvous.interface_of(site, nodes=nodes))
     run = configured("strategy=ddp", "devices=2", "nodes=2", *([f"site.network_interface={site}"] if site else []))
-    found = environment(run, "cpu", {}, cores=2, rendezvous=meeting)
+    found = environment(run, "cpu", {}, rendezvous=meeting)
     assert (found.get("GLOO_SOCKET_IFNAME"), found.get("NCCL_SOCKET_IFNAME")) == (told, site)
 
 

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,28 @@ def test_it_samples_until_it_is_told_to_end(tmp_path: Path, ending: list[subproc
     assert len(gpu) == len(host) > before, "the last sample is taken when it ends"
     assert [row["energy_j"] for row in gpu[:5]] == [1.0, 1.25, 1.75, 2.0, 2.3]
     assert all(row["time"] > 0 and row["memory_used_bytes"] > 0 for row in host)
+
+
+def test_a_sampler_that_was_stopped_along_with_its_run_knows_for_how_long(
+    tmp_path: Path, ending: list[subprocess.Popen[bytes]]
+) -> None:
+    """As when a scheduler suspends a job: nobody is left to look on."""
+    process, recording = started(tmp_path)
+    ending.append(process)
+    wait_for_rows(recording, process, 5)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    stopped_at = time.monotonic()
+    while (stopped_s := time.monotonic() - stopped_at) < 1.0:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGCONT)
+    while not (found := [event for event in Recordings([recording]).events() if event["event"] == "suspended"]):
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+    assert max(event["ended_at"] - event["started_at"] for event in found) > stopped_s / 2
+    assert {(event["attempt"], event["node"]) for event in found} == {(1, "here")}
+    wait_for_rows(recording, process, len(samples_of(recording, None)) + 2)  # it goes on
 
 
 def test_what_it_took_until_it_was_killed_counts(tmp_path: Path, ending: list[subprocess.Popen[bytes]]) -> None:
@@ -156,7 +179,15 @@ def test_an_error_of_the_run_does_not_wait_for_the_sampler(tmp_path: Path) -> No
     assert not alive
 
 
-def sampled(attempt: Any, *, of: str, node: str = "here", uuid: str = "GPU-a", power_w: float) -> None:
+def sampled(
+    attempt: Any,
+    *,
+    of: str,
+    node: str = "here",
+    uuid: str = "GPU-a",
+    power_w: float,
+    suspended: Sequence[tuple[float, float]] = (),
+) -> None:
     """Ten samples in nine seconds, in the attempt's recording."""
     recorder = Recorder(attempt.path / f"telemetry-node{node}.bin")
     keys = {"run_id": of, "attempt": attempt.number, "node": node}
@@ -171,6 +202,9 @@ def sampled(attempt: Any, *, of: str, node: str = "here", uuid: str = "GPU-a", p
         host |= {"network_sent_bytes": second * 1000, "network_received_bytes": second * 10}
         recorder.record([keys | {"time": 100.0 + second} | row for row in (gpu, host)])
     recorder.event("telemetry_warning", reason="no clock_hz (Not Supported)", device=uuid)
+    recorder.event("suspended", **keys, started_at=100.5, ended_at=101.25)
+    for start, end in suspended:
+        recorder.event("suspended", **keys, started_at=start, ended_at=end)
     recorder.close()
 
 
@@ -189,7 +223,8 @@ def two_nodes(tmp_path: Path) -> tuple[RunFolder, Any, Any]:
                 entry["row"] |= {"node": node, "device_uuid": uuid}
         path.unlink()
         Journal(path).take_over(entries)
-        sampled(attempt, of=run_id(run), node=node, uuid=uuid, power_w=power_w)
+        stopped = [(103.0, 104.0), (102.0, 103.5)] if rank == 1 else []
+        sampled(attempt, of=run_id(run), node=node, uuid=uuid, power_w=power_w, suspended=stopped)
     return folder, run, attempt
 
 
@@ -207,6 +242,7 @@ def test_known_energies_come_through_to_the_tables_and_frames(two_nodes: tuple[R
     assert epoch["cpu_clock_mean_hz"] == pytest.approx(1.3e9)
     assert epoch["host_memory_used_max_bytes"] == 5
     assert (epoch["network_sent_bytes"], epoch["network_received_bytes"]) == (2 * 4 * 1000, 2 * 4 * 10)
+    assert epoch["suspended_s"] == pytest.approx(2.25), "of one node, what overlaps once, and only in the window"
     assert epoch["gpu_utilization_mean"] is None
     assert epoch["telemetry_flags"] is None
     assert before == epoch, "what is read of the journals is what is published"
@@ -242,6 +278,7 @@ def test_a_lost_node_makes_its_epochs_energy_null(two_nodes: tuple[RunFolder, An
     tables, _ = with_telemetry(attempt)
     (epoch,) = tables["epochs"]
     assert (epoch["gpu_energy_j"], epoch["cpu_energy_j"], epoch["gpu_power_max_w"]) == (None, None, None)
+    assert epoch["suspended_s"] is None, "nobody watched it"
 
 
 def test_whatever_a_damaged_recording_holds_is_left_out(two_nodes: tuple[RunFolder, Any, Any]) -> None:

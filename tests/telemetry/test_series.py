@@ -152,7 +152,7 @@ def test_short_windows_and_wide_gaps_are_flagged(tmp_path: Path) -> None:
 def test_the_hosts_counter_is_the_processors_energy(tmp_path: Path) -> None:
     samples = samples_of(tmp_path, [row(float(t), None, energy_j=50.0 * t) for t in range(6)])
     found = columns([rank(1, 4, uuid="cores 0,1")], samples)
-    assert found == NOTHING | {"cpu_energy_j": 150.0}
+    assert found == NOTHING | {"cpu_energy_j": 150.0, "suspended_s": 0.0}
 
 
 def test_samples_of_another_attempt_do_not_count(tmp_path: Path) -> None:

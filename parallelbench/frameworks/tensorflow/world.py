@@ -119,7 +119,7 @@ class TensorFlowWorld:
 
 def _devices(run: RunConfig, device_type: str, *, local_rank: int, count: int) -> list[str]:
     """Names of this rank's devices; on CPUs logical ones are made, whose threads are the devices' cores."""
-    # Beside GPUs as many as the launcher gives torch's ranks; 0: all cores.
+    # Beside GPUs as many as `pin` gave this rank; 0: all cores.
     threads = run.cores_per_device * count if device_type == "cpu" else int(os.environ.get("OMP_NUM_THREADS", "0"))
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)

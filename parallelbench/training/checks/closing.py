@@ -92,11 +92,21 @@ class ClosingCheck:
         self.gloo_bytes_per_step_sum: float | None = None
         """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
 
-    def findings(self, model: nn.Module | None, *, loss: float, accuracy: float, sent: Sequence[Sent]) -> list[Finding]:
+    def findings(
+        self,
+        model: nn.Module | None,
+        *,
+        loss: float,
+        accuracy: float,
+        sent: Sequence[Sent],
+        trained: Mapping[str, Tensor] | None = None,
+        further: int = 0,
+    ) -> list[Finding]:
         """Compare; what is found is on rank 0, elsewhere nothing. A collective.
 
         `model`: on rank 0 the run's model as it is built, on the CPU, which is consumed; None where it is too large.
-        `loss` and `accuracy`: as evaluated after the last epoch. `sent`: by this rank, in each epoch.
+        `loss` and `accuracy`: as evaluated after the last epoch. `sent`: by this rank, in each epoch. `trained`: rank
+        0's copy of what was evaluated, where the replica has taken `further` steps since.
         """
         self._settings()
         if self._too_large:
@@ -108,11 +118,11 @@ class ClosingCheck:
             if self._traits.draws:
                 stay_in_evaluation(model)
             self._judge = Judge(model, self._run, self._world, self._loader_of, traits=self._traits)
-            self._findings += self._judge.evaluation(state, loss=loss, accuracy=accuracy)
+            self._findings += self._judge.evaluation(trained or state, loss=loss, accuracy=accuracy)
         reason = why_no_steps(self._run, self._traits) or self._why_not_in_evaluation()
         if reason is None:
             with in_evaluation(self._module) if self._traits.draws else nullcontext():
-                self._steps(state, sent)
+                self._steps(state, sent, before=self._run.epochs * self._run.steps_per_epoch + further)
         else:
             self._findings += [Finding(check, reason) for check in ("steps", "bytes", EXCHANGES)]
         if self._judge is not None:
@@ -145,10 +155,10 @@ class ClosingCheck:
         what = f"ranks on which settings of torch have changed since the start: {names}"
         self._findings.append(Finding("settings", what, difference=ranks, limit=0.0))
 
-    def _steps(self, state: Mapping[str, Tensor], sent: Sequence[Sent]) -> None:
-        """Train further steps, and let rank 0 judge each."""
+    def _steps(self, state: Mapping[str, Tensor], sent: Sequence[Sent], *, before: int) -> None:
+        """Train further steps, and let rank 0 judge each; `before`: steps that the replica has taken."""
         counted, observed, reported_bytes = CountedBytes(), ObservedWork(), 0.0
-        self._take_optimizer()
+        self._take_optimizer(before)
         self._replica.traffic.take()
         batches = endless(self._loader, first=self._run.epochs + 1)
         exchanges = self._world.exchange_counter()
@@ -164,8 +174,7 @@ class ClosingCheck:
             reported_bytes += sum(self._replica.traffic.take().values())
             loss, gradients, after = gathered(self._replica, result, self._run, self._world)
             if self._judge is not None:
-                number = self._run.epochs * self._run.steps_per_epoch + step
-                taken = Taken(number, loss, gradients, state, after, scale)
+                taken = Taken(before + step, loss, gradients, state, after, scale)
                 self._findings += self._judge.step(taken)
             state = after
         if self._judge is not None:
@@ -192,12 +201,13 @@ class ClosingCheck:
                 what = f"optimizer.implementation={way}: no update was seen to be"
                 self._findings.append(Finding("implementation", what, difference=float(not updated), limit=0.0))
 
-    def _take_optimizer(self) -> None:
+    def _take_optimizer(self, before: int) -> None:
         """Give rank 0's optimizer the state of the replica's: once, so that it shows if later steps lose theirs."""
         keys, _ = kept_of_one(self._run)
         kept = {key: self._replica.full_optimizer_state(key) for key in keys}
         if self._judge is not None:
-            self._judge.begin_updates({key: tensors for key, tensors in kept.items() if tensors is not None})
+            gathered_state = {key: tensors for key, tensors in kept.items() if tensors is not None}
+            self._judge.begin_updates(gathered_state, before=before)
 
     def _bytes(self, reported: float, counted: CountedBytes, *, sent: Sequence[Sent]) -> None:
         """Hold the bytes per step that strategies report, here and in every epoch, against those counted.

@@ -198,15 +198,17 @@ class Judge:
         loss = self._finding("loss", 1, off, rounded=rounded, floor=self._least_loss)
         return [loss, self._held_gradients(taken, exact=exact, own=own)]
 
-    def begin_updates(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Update as the run's optimizer does from here on, from its gathered state: key → parameter → tensor."""
+    def begin_updates(self, state: Mapping[str, Mapping[str, Tensor]], *, before: int) -> None:
+        """Update as the run's optimizer does from here on, from its gathered state: key → parameter → tensor; `before`:
+        steps that it has taken.
+        """
         examples, why = kept_of_one(self._run)
         self._why_no_updates = why or (
             "" if state.keys() == examples.keys() else "the strategy does not gather its state"
         )
         if not self._why_no_updates:
             # In fp16 the scaler skips steps.
-            steps = None if self._run.precision == "fp16" else self._run.epochs * self._run.steps_per_epoch
+            steps = None if self._run.precision == "fp16" else before
             self._optimizer = PlainOptimizer(self._run, self._model, state, examples, steps=steps)
 
     def step(self, taken: Taken) -> list[Finding]:
