@@ -26,6 +26,7 @@ from parallelbench.training.checks.closing import ClosingCheck
 from parallelbench.training.checks.comparability import CLOSING_STEPS, WIDEST_TOLERANCE
 from parallelbench.training.checks.copies import unlike_ranks
 from parallelbench.training.checks.parity import as_arrays, largest_difference
+from parallelbench.training.checks.evaluations import DrawnEvaluation, drawn_epoch
 from parallelbench.training.checks.plain_step import LARGEST_LIMIT, MARGIN, _unscaled, relative_difference, unmoved
 from parallelbench.training.loop import Trainer
 from parallelbench.training.torch_session import build_model, draw_apart
@@ -91,13 +92,12 @@ def closed(
         fault(replica, k)
     began = initial.finding(replica)
     loader, rows = shard_loader(run, replica.data_shard), Rows()
-    trainer = Trainer(replica, loader, run=run, world=world, journal=rows)  # type: ignore[arg-type]
+    drawn = DrawnEvaluation(replica, run, world, first=1)
+    trainer = Trainer(replica, loader, run=run, world=world, journal=rows, more=[drawn])  # type: ignore[arg-type]
     trainer.train()
     closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=shard_loader, traits=traits)
-    loss, accuracy = trainer.evaluated
-    found = closing.findings(
-        build_model(run) if world.rank == 0 else None, loss=loss, accuracy=accuracy, sent=trainer.sent
-    )
+    model = build_model(run) if world.rank == 0 else None
+    found = closing.findings(model, evaluated=trainer.evaluations, sent=trainer.sent, drawn=drawn)
     replica.close()
     torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
     configure_torch(run, "cpu")  # a fault may have changed it

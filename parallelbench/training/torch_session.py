@@ -31,6 +31,7 @@ from parallelbench.training.checks.components import (
     check_traits,
     traits_of,
 )
+from parallelbench.training.checks.evaluations import DrawnEvaluation
 from parallelbench.training.checks.excerpt import excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
 from parallelbench.training.failure import give_up
@@ -111,12 +112,16 @@ class Session(RankSession):
                 self._compile(replica, loader)
             if resumed is not None:
                 resumed.restore(replica)
-            trainer = self._trainer(replica, loader)
-            if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
+            first = 1 if resumed is None else resumed.epoch + 1
+            drawn = None
+            if run.measure.parity and not self._too_large:
+                drawn = DrawnEvaluation(replica, run, self._world, first=first)
+            trainer = self._trainer(replica, loader, *filter(None, [drawn]))
+            if trainer.train(first=first):
                 self._finished(parity_passed)
                 self._probe("end")
                 if run.measure.parity:
-                    self._close(replica, loader, arrays=arrays, trainer=trainer)
+                    self._close(replica, loader, arrays=arrays, trainer=trainer, drawn=drawn)
                 self._attribute(replica, loader)
                 self._count()
         replica.close()
@@ -200,7 +205,15 @@ class Session(RankSession):
             self._facts(**probe(self._world, moment))
             self._startup.skip()
 
-    def _close(self, replica: Replica, loader: BatchLoader, *, arrays: Arrays, trainer: Trainer) -> None:
+    def _close(
+        self,
+        replica: Replica,
+        loader: BatchLoader,
+        *,
+        arrays: Arrays,
+        trainer: Trainer,
+        drawn: DrawnEvaluation | None,
+    ) -> None:
         """Hold what was trained against plain code on one device: rows of `checks`, which decide the outcome."""
         self._phase("closing check")
         run, start = self._run, time.perf_counter()
@@ -214,9 +227,8 @@ class Session(RankSession):
             traits=self._traits,
             too_large=self._too_large,
         )
-        loss, accuracy = trainer.evaluated
         model = build_model(run) if self._world.rank == 0 and not self._too_large else None
-        findings = closing.findings(model, loss=loss, accuracy=accuracy, sent=trainer.sent)
+        findings = closing.findings(model, evaluated=trainer.evaluations, sent=trainer.sent, drawn=drawn)
         self._journal.write("checks", [finding.row(run.epochs) for finding in findings])
         self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
         self._facts(closing_check_s=time.perf_counter() - start)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
     from parallelbench.loaders.order import BatchLoader, LoaderOf
     from parallelbench.measure.traffic import Sent
+    from parallelbench.training.checks.evaluations import DrawnEvaluation
     from parallelbench.world.world import World
 
 
@@ -61,11 +62,16 @@ class ObservedWork(TorchDispatchMode):
 
 
 BYTES_LIMIT = 0.01
-"""Largest share by which bytes that a strategy reports may differ from those that are counted."""
+"""Largest share by which bytes that a strategy reports may differ from those that are counted; and of those that may be
+in a coarser format than it says."""
+MESSAGES = "messages"
 
 EXCHANGES = "exchanges"
 LEAST_EXCHANGES = 0.75
 """Share of the exchanges that every step must have. It is no mean: who averages now and then begins many at once."""
+
+_OF_STEPS = ("steps", "bytes", MESSAGES, EXCHANGES)
+"""What further steps are taken for."""
 
 
 class ClosingCheck:
@@ -92,15 +98,23 @@ class ClosingCheck:
         self.gloo_bytes_per_step_sum: float | None = None
         """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
 
-    def findings(self, model: nn.Module | None, *, loss: float, accuracy: float, sent: Sequence[Sent]) -> list[Finding]:
+    def findings(
+        self,
+        model: nn.Module | None,
+        *,
+        evaluated: Mapping[int, tuple[float, float]],
+        sent: Sequence[Sent],
+        drawn: DrawnEvaluation | None = None,
+    ) -> list[Finding]:
         """Compare; what is found is on rank 0, elsewhere nothing. A collective.
 
         `model`: on rank 0 the run's model as it is built, on the CPU, which is consumed; None where it is too large.
-        `loss` and `accuracy`: as evaluated after the last epoch. `sent`: by this rank, in each epoch.
+        `evaluated`: loss and accuracy after each epoch. `sent`: by this rank, in each epoch. `drawn`: an evaluation
+        before the last.
         """
         self._settings()
         if self._too_large:
-            self._findings += [Finding(check, self._too_large) for check in ("evaluation", "steps", "bytes", EXCHANGES)]
+            self._findings += [Finding(check, self._too_large) for check in ("evaluation", *_OF_STEPS)]
             return self._findings if self._world.rank == 0 else []
         state = self._replica.full_state_dict()
         if self._world.rank == 0:
@@ -108,16 +122,30 @@ class ClosingCheck:
             if self._traits.draws:
                 stay_in_evaluation(model)
             self._judge = Judge(model, self._run, self._world, self._loader_of, traits=self._traits)
-            self._findings += self._judge.evaluation(state, loss=loss, accuracy=accuracy)
+            self._findings += self._judge.evaluation(state, *evaluated[self._run.epochs])
+        if drawn is not None and drawn.epoch is not None:
+            self._world.barrier()  # each evaluation may take as long as ranks wait for each other
+            self._earlier(drawn, *evaluated[drawn.epoch])
         reason = why_no_steps(self._run, self._traits) or self._why_not_in_evaluation()
         if reason is None:
             with in_evaluation(self._module) if self._traits.draws else nullcontext():
                 self._steps(state, sent)
         else:
-            self._findings += [Finding(check, reason) for check in ("steps", "bytes", EXCHANGES)]
+            self._findings += [Finding(check, reason) for check in _OF_STEPS]
         if self._judge is not None:
             self._judge.close()
         return self._findings if self._world.rank == 0 else []
+
+    def _earlier(self, drawn: DrawnEvaluation, loss: float, accuracy: float) -> None:
+        """Hold an evaluation before the last against plain code, too."""
+        if self._judge is None:
+            return
+        state, what = drawn.state(), f"the evaluation after epoch {drawn.epoch}, which was drawn"
+        if state is None:
+            self._findings.append(Finding("earlier evaluation", f"{what}: {drawn.why_not_kept}"))
+            return
+        for found in self._judge.evaluation(state, loss, accuracy):
+            self._findings.append(found._replace(check=f"earlier {found.check}", detail=f"{what}: {found.detail}"))
 
     @property
     def _module(self) -> nn.Module:
@@ -147,7 +175,8 @@ class ClosingCheck:
 
     def _steps(self, state: Mapping[str, Tensor], sent: Sequence[Sent]) -> None:
         """Train further steps, and let rank 0 judge each."""
-        counted, observed, reported_bytes = CountedBytes(), ObservedWork(), 0.0
+        counted, observed = CountedBytes(), ObservedWork()
+        reported_bytes = activation_bytes = 0.0
         self._take_optimizer()
         self._replica.traffic.take()
         batches = endless(self._loader, first=self._run.epochs + 1)
@@ -161,7 +190,9 @@ class ClosingCheck:
                 with counted, observed:
                     result = self._replica.step(batch)
             self._exchanges.append(exchanges() - began)
-            reported_bytes += sum(self._replica.traffic.take().values())
+            reported = self._replica.traffic.take()
+            reported_bytes += sum(reported.values())
+            activation_bytes += reported["activation_bytes_sent"]
             loss, gradients, after = gathered(self._replica, result, self._run, self._world)
             if self._judge is not None:
                 number = self._run.epochs * self._run.steps_per_epoch + step
@@ -172,6 +203,7 @@ class ClosingCheck:
             self._findings += self._judge.rounding()
         self._claims(observed)
         self._bytes(reported_bytes / CLOSING_STEPS, counted, sent=sent)
+        self._messages(activation_bytes, counted)
         self._held_exchanges(sent)
 
     def _claims(self, observed: ObservedWork) -> None:
@@ -227,6 +259,26 @@ class ClosingCheck:
             f"{spread}{most:.0f} bytes per step reported, {large:.0f} and {small:.0f} in messages below 1 KiB counted"
         )
         self._findings.append(Finding("bytes", what, difference=off, limit=BYTES_LIMIT))
+
+    def _messages(self, activation_bytes: float, counted: CountedBytes) -> None:
+        """Hold the formats of what was sent against the run's: who sends halves sends half as much.
+
+        In half precision, values between layers are halves, and so are messages with them (`activation_bytes`: what
+        this rank reports of those); gradients and parameters are not, unless the strategy says so.
+        """
+        run, dtype = self._run, dtype_of(self._run.precision)
+        values = [counted.narrow_bytes(dtype), counted.sent_bytes + counted.control_bytes, activation_bytes]
+        narrow, total, activations = (value / CLOSING_STEPS for value in self._world.total(values))
+        what = f"{narrow:.0f} of {total:.0f} bytes per step sent in formats of fewer bits than those of parameters"
+        if run.precision in HALF:
+            narrow = max(0.0, narrow - activations)
+            what += f"; {activations:.0f} may be, as values between layers are {run.precision}"
+        off: float | None = narrow / max(total, 1.0)
+        if why := self._why_bytes_not_counted():
+            what, off = why, None
+        elif run.strategy.rounds_messages(run):
+            what, off = f"{what}, as the strategy says", None
+        self._findings.append(Finding(MESSAGES, what, difference=off, limit=None if off is None else BYTES_LIMIT))
 
     def _held(self, sent: Sequence[Sent]) -> Sequence[Sent]:
         """Who rounds what is sent may begin with another exchange, and change over later: its last epoch alone."""
