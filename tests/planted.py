@@ -395,8 +395,7 @@ def stops_dropping(replica: Any, k: int) -> None:
         return step(batch)
 
 
-def drops_less(replica: Any, k: int) -> None:
-    """Of the numbers that each step draws, only one rank's are drawn."""
+def drops_on_one_rank_only(replica: Any, k: int) -> None:
     if dist.get_rank():
         stops_dropping(replica, k)
 

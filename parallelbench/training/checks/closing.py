@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections import defaultdict
+from contextlib import closing, nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallelbench.config.components import EXACT, TRAITS
+from parallelbench.config.components import EXACT, TRAITS, Shard
 from parallelbench.config.run import own_reference
 from parallelbench.loaders.order import endless
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.training.checks.comparability import CLOSING_STEPS, Finding, pieces_of
+from parallelbench.training.checks.draws import DrawnNumbers
 from parallelbench.training.checks.parity import gathered
-from parallelbench.training.checks.plain import HALF, in_evaluation, kept_of_one, stay_in_evaluation
+from parallelbench.training.checks.plain import HALF, PlainModel, in_evaluation, kept_of_one, stay_in_evaluation
 from parallelbench.training.checks.plain_step import DRAWS_ALWAYS, Judge, Taken
 from parallelbench.world.numerics import dtype_of
 from parallelbench.world.settings import changed_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -62,9 +65,15 @@ class ObservedWork(TorchDispatchMode):
 
 
 BYTES_LIMIT = 0.01
-"""Largest share by which bytes that a strategy reports may differ from those that are counted; and of those that may be
-in a coarser format than it says."""
+"""Largest share by which the bytes that a strategy reports may differ from those that are counted, and largest share of
+these in a coarser format than it says."""
 MESSAGES = "messages"
+
+DRAWS, DRAWS_APART = "draws", "draws apart"
+DRAWN_STEPS = 2
+"""Further steps of a model that draws random numbers, taken as it trains."""
+DRAWS_LIMIT = 0.25
+"""Largest share by which they may draw less than plain code: a model that leaves layers out at random draws unevenly."""
 
 EXCHANGES = "exchanges"
 LEAST_EXCHANGES = 0.75
@@ -117,9 +126,11 @@ class ClosingCheck:
             self._findings += [Finding(check, self._too_large) for check in ("evaluation", *_OF_STEPS)]
             return self._findings if self._world.rank == 0 else []
         state = self._replica.full_state_dict()
+        plain: list[DrawnNumbers] = []
         if self._world.rank == 0:
             assert model is not None
             if self._traits.draws:
+                plain = self._drawn_by_plain_code(model, state)
                 stay_in_evaluation(model)
             self._judge = Judge(model, self._run, self._world, self._loader_of, traits=self._traits)
             self._findings += self._judge.evaluation(state, *evaluated[self._run.epochs])
@@ -132,9 +143,51 @@ class ClosingCheck:
                 self._steps(state, sent)
         else:
             self._findings += [Finding(check, reason) for check in _OF_STEPS]
+        if self._traits.draws:
+            self._drawn(plain)
         if self._judge is not None:
             self._judge.close()
         return self._findings if self._world.rank == 0 else []
+
+    def _drawn_by_plain_code(self, model: nn.Module, state: Mapping[str, Tensor]) -> list[DrawnNumbers]:
+        """What some steps of one device draw, as it trains; nothing where they don't fit its memory."""
+        run, world = self._run, self._world
+        loss = run.model.with_own_loss(run.loss.build())
+        plain = PlainModel(model, loss, device=world.device, pieces=pieces_of(run, self._traits) or 1)
+        before, seen = world.random_state(), list[DrawnNumbers]()
+        with closing(self._loader_of(run, Shard())) as loader:
+            try:
+                for batch in islice(endless(loader, first=run.epochs + 1), DRAWN_STEPS):
+                    with DrawnNumbers() as drawn:
+                        plain.step(state, batch, precision=run.precision)
+                    seen.append(drawn)
+            except torch.OutOfMemoryError:
+                seen.clear()
+        world.set_random_state(before)
+        return seen
+
+    def _drawn(self, plain: Sequence[DrawnNumbers]) -> None:
+        """Whether ranks still draw, in further steps, as many numbers as plain code, and each others than the rest."""
+        if why := self._why_draws_not_seen():
+            self._findings.append(Finding(DRAWS, why))
+            return
+        own = []
+        for batch in islice(endless(self._loader, first=self._run.epochs + 1), DRAWN_STEPS):
+            with DrawnNumbers() as drawn:
+                self._replica.step(batch)
+            own.append((drawn.numbers, sorted(drawn.streams)))
+        self._replica.traffic.take()
+        ranks = self._world.gather(own)
+        if self._judge is not None:
+            self._findings += compared_draws(ranks, plain, alike=self._run.strategy.draws_alike(self._run))
+
+    def _why_draws_not_seen(self) -> str:
+        """Empty: they are, by torch's dispatcher."""
+        if why := why_no_steps(self._run, self._traits):
+            return why
+        if self._run.compile or self._run.graph:
+            return "the model draws random numbers, as it was compiled or captured"
+        return "" if len(self._world.devices) == 1 else "a process drives several devices, each in a thread of its own"
 
     def _earlier(self, drawn: DrawnEvaluation, loss: float, accuracy: float) -> None:
         """Hold an evaluation before the last against plain code, too."""
@@ -313,6 +366,33 @@ class ClosingCheck:
         if self._world.size == 1:
             return "one process sends nothing through torch.distributed"
         return "compile=true" if self._run.compile else "graph=true" if self._run.graph else ""
+
+
+def compared_draws(
+    ranks: Sequence[Sequence[tuple[int, Sequence[int]]]], plain: Sequence[DrawnNumbers], *, alike: int
+) -> Iterator[Finding]:
+    """Findings about what each rank has drawn in each of some steps: how many numbers, and where its streams began.
+
+    `plain`: of the same steps in plain code. `alike`: neighbouring ranks that draw the same.
+    """
+    wanted, drawn = sum(each.numbers for each in plain), sum(count for steps in ranks for count, _ in steps) / alike
+    if not wanted:
+        yield Finding(DRAWS, "plain code drew nothing, or one device has too little memory")
+        return
+    what = f"in {len(plain)} steps as the model trains, {drawn:.0f} random numbers drawn, by plain code {wanted}"
+    yield Finding(DRAWS, what, difference=max(0.0, 1 - drawn / wanted), limit=DRAWS_LIMIT)
+    if set.intersection(*(each.streams for each in plain)):
+        yield Finding(DRAWS_APART, "the model itself draws the same numbers in each step")
+        return
+    users: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for rank, steps in enumerate(ranks):
+        for step, (_, streams) in enumerate(steps):
+            for stream in streams:
+                users[stream].add((rank // alike, step))
+    again = {group for those in users.values() if len(those) > 1 for group, _ in those}
+    what = f"ranks, or groups of {alike}, " if alike > 1 else "ranks "
+    what += f"whose random numbers are those of another one, or of their own step before, of {len(ranks) // alike}"
+    yield Finding(DRAWS_APART, what, difference=float(len(again)), limit=0.0)
 
 
 def why_no_steps(run: RunConfig, traits: Traits = TRAITS) -> str | None:

@@ -7,28 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import traceback
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.build import package_of
 from parallelbench.config.components import Traits
 from parallelbench.errors import ConfigError, count_of, one_line, place_of
 from parallelbench.models.modules import blank, built
+from parallelbench.training.checks.draws import Drawing
 from parallelbench.training.checks.plain import updated
 from parallelbench.training.failure import classify
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from parallelbench.config.run import RunConfig
 
@@ -271,7 +268,7 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
     model.train()
     whole = {name: each for name, each in model.named_buffers() if not (each.is_floating_point() or each.is_complex())}
     versions = {name: each._version for name, each in whole.items()}
-    with _drawing() as drawn:
+    with Drawing() as drawn:
         output = samples
         for name, layer in model.named_children():
             output = layer(output)
@@ -283,7 +280,7 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
         loss(output, labels).backward()
     after = dict(model.named_buffers())
     return _Step(
-        bool(drawn),
+        bool(drawn.names),
         output.detach(),
         tuple(name for name in whole if after[name] is not whole[name] or after[name]._version != versions[name]),
         {name for name, each in model.named_parameters() if each.requires_grad and each.grad is None},
@@ -298,9 +295,9 @@ def _mixes(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor
 
 
 def _draws(model: nn.Sequential, samples: Tensor) -> bool:
-    with torch.no_grad(), _drawing() as drawn:
+    with torch.no_grad(), Drawing() as drawn:
         model(samples)
-    return bool(drawn)
+    return bool(drawn.names)
 
 
 def _shared(model: nn.Sequential) -> tuple[tuple[str, ...], ...]:
@@ -308,38 +305,3 @@ def _shared(model: nn.Sequential) -> tuple[tuple[str, ...], ...]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return tuple(tuple(each) for each in names.values() if len({name.partition(".")[0] for name in each}) > 1)
-
-
-class _Draws(TorchDispatchMode):
-    """Notes operations that draw from any of torch's generators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | (kwargs or {})
-        # Attention is tagged whether it drops something or not.
-        if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0.0:
-            self.names.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _drawing() -> Iterator[list[str]]:
-    """Names what draws random numbers: torch's operations, and generators whose state is another one at the end."""
-    before = _generators()
-    with _Draws() as mode:
-        yield mode.names
-    mode.names += [name for name, state in _generators().items() if state != before[name]]
-
-
-def _generators() -> dict[str, object]:
-    algorithm, key, *rest = np.random.get_state()
-    with no_dispatch():  # not even among tensors without values does this one have none
-        of_torch = torch.get_rng_state().numpy().tobytes()
-    return {
-        "torch": of_torch,
-        "numpy": (algorithm, np.asarray(key).tobytes(), *rest),
-        "random": random.getstate(),
-    }

@@ -1,4 +1,4 @@
-"""An evaluation before the last, which is kept for the closing check: best accuracies and times to one rest on those."""
+"""An evaluation before the last, kept for the closing check: best accuracies, and times to one, rest on those."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ class DrawnEvaluation(Observer):
         self._file: IO[bytes] | None = None
 
     def epoch_starts(self, epoch: int) -> None:
+        """Note which it is."""
         self._epoch = epoch
 
     def epoch_evaluated(self, evaluated: Any) -> Row:
+        """Keep the parameters of the drawn one; then a collective."""
         if self._epoch == self.epoch:
             self._keep(self._replica.full_state_dict())
         return {}
@@ -58,7 +60,7 @@ class DrawnEvaluation(Observer):
         if self._world.rank:
             return
         try:
-            self._file = tempfile.TemporaryFile()
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
             self._world.write_state(dict(state), self._file)
         except OSError as error:
             self.close()

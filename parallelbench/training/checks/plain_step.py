@@ -127,8 +127,8 @@ GRADIENT_FLOORS = {"fp64": 1e-9, "fp32": 5e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16
 LOSS_FLOORS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 """Least limit of losses, of an evaluation, and of buffers, relative; predictions may differ by as large a share."""
 LEAST_FLOORS = {"fp32": 5e-5}
-"""Least limit of the tensor that agrees best, relative. Rounded to fp16, values differ by 1.9e-4 in the mean, to bf16 by
-eight times as much; fp32 itself changes the last layer's gradient by some 1e-6."""
+"""Least limit of the tensor that agrees best, relative. Rounding to fp16 changes a tensor by 1.9e-4, to bf16 by eight
+times as much; fp32 itself changes the last layer's gradient by some 1e-6."""
 UPDATE_LIMITS = {"fp64": 1e-9}
 """Largest difference of an update, from the gradients that the step has left; of other precisions `_UPDATE_LIMIT`."""
 _UPDATE_LIMIT = 1e-3
