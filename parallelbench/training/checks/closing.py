@@ -153,7 +153,9 @@ class ClosingCheck:
         """What some steps of one device draw, as it trains; nothing where they don't fit its memory."""
         run, world = self._run, self._world
         loss = run.model.with_own_loss(run.loss.build())
-        plain = PlainModel(model, loss, device=world.device, pieces=pieces_of(run, self._traits) or 1)
+        # As often as ranks call it: what a model draws may be one number for each call.
+        pieces = run.strategy.data_parallel_degree(run) * run.strategy.micro_batches_per_step(run)
+        plain = PlainModel(model, loss, device=world.device, pieces=pieces)
         before, seen = world.random_state(), list[DrawnNumbers]()
         with closing(self._loader_of(run, Shard())) as loader:
             try:
