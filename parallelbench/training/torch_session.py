@@ -29,6 +29,7 @@ from parallelbench.training.checks.components import (
     check_rate,
     check_scores,
     check_traits,
+    check_update,
     traits_of,
 )
 from parallelbench.training.checks.evaluations import DrawnEvaluation
@@ -254,6 +255,7 @@ class Session(RankSession):
     def _check_parts(self) -> None:
         """Refuse a loss, a metric, an optimizer, or a model, that is not what every strategy takes it for."""
         check_scores(self._run, self._world.device)
+        check_update(self._run)
         check_rate(self._run)
         if package_of(type(self._run.model)) != "parallelbench":
             check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory

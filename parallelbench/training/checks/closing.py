@@ -65,15 +65,15 @@ class ObservedWork(TorchDispatchMode):
 
 
 BYTES_LIMIT = 0.01
-"""Largest share by which the bytes that a strategy reports may differ from those that are counted, and largest share of
-these in a coarser format than it says."""
+"""Largest share by which bytes that a strategy reports may differ from those counted; and of those counted, largest
+share in a coarser format than it says."""
 MESSAGES = "messages"
 
 DRAWS, DRAWS_APART = "draws", "draws apart"
 DRAWN_STEPS = 2
 """Further steps of a model that draws random numbers, taken as it trains."""
 DRAWS_LIMIT = 0.25
-"""Largest share by which they may draw less than plain code: a model that leaves layers out at random draws unevenly."""
+"""Largest share by which they may draw less than plain code: models that leave layers out at random draw unevenly."""
 
 EXCHANGES = "exchanges"
 LEAST_EXCHANGES = 0.75

@@ -46,7 +46,8 @@ def check_scores(run: RunConfig, device: torch.device | str) -> None:
     logits = torch.rand((*shape, run.logits_per_label), generator=draw, dtype=torch.float64).to(device, dtype)
     labels = torch.randint(run.data.num_classes, shape, generator=draw).to(device)
     loss, metric = (f"{key}={getattr(run, key).name}: the function that {key}.build returns" for key in _SCORES)
-    _check_halves(f"{loss} must give the mean over a batch", run.loss.build(), logits, labels, shape=(), share=0.5)
+    followed = logits.clone().requires_grad_()
+    _check_halves(f"{loss} must give the mean over a batch", run.loss.build(), followed, labels, shape=(), share=0.5)
     if size := run.metric_size:
         _check_halves(f"{metric} must give sums", run.metric.build(), logits, labels, shape=(size,), share=1.0)
 
@@ -62,11 +63,50 @@ def _check_halves(
     if not isinstance(whole, Tensor) or whole.shape != shape:
         found = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
         raise ConfigError(f"{what}, a tensor of shape {shape}, but it gives {found}")
+    if not shape and not whole.requires_grad:
+        raise ConfigError(
+            f"{what} that backward can follow, but it is detached from the logits, so nothing would be trained: "
+            "compute it by torch's operations, without detach(), item(), numpy or torch.no_grad()"
+        )
     first, second = (score(*half).double() for half in zip(logits.chunk(2), labels.chunk(2), strict=True))
     both, whole = share * (first + second), whole.double()
     off = ~((whole - both).abs() <= _ROUNDING * torch.maximum(whole.abs(), both.abs()))  # NaN is off
     if whole.isfinite().all() and off.any():
         raise ConfigError(f"{what}, but it gives {whole.tolist()}, and by its two halves {both.tolist()}")
+
+
+def check_update(run: RunConfig) -> None:
+    """Raise `ConfigError` where an optimizer of one's own updates only with a closure, which strategies don't give."""
+    if package_of(type(run.optimizer)) == "parallelbench":
+        return
+    with Generators().unchanged():
+        plain, fails = _fails_to_update(run, with_closure=False), None
+        fails = _fails_to_update(run, with_closure=True) if plain else None
+    if plain and not fails:
+        raise ConfigError(
+            f"optimizer={run.optimizer.name} is refused: step() of what its build returns computes the loss again by "
+            f"a closure, and strategies call it without one ({plain}); choose optimizer=lbfgs, or update from the "
+            f"gradients alone ({place_of(type(run.optimizer).build)})"
+        )
+
+
+def _fails_to_update(run: RunConfig, *, with_closure: bool) -> str:
+    """How a small parameter's update fails; empty: it does not."""
+    parameter = nn.Parameter(torch.linspace(1.0, 2.0, 6, dtype=torch.float64).reshape(2, 3))
+
+    def loss() -> Tensor:
+        parameter.grad = None
+        value = parameter.square().mean()
+        value.backward()
+        return value
+
+    try:
+        optimizer = run.optimizer.build([parameter], run, "cpu")
+        loss()
+        optimizer.step(*([loss] if with_closure else []))  # type: ignore[arg-type]
+    except Exception as error:  # a user's optimizer may raise anything
+        return one_line(f"{type(error).__name__}: {error}")
+    return ""
 
 
 def check_rate(run: RunConfig) -> None:
@@ -179,6 +219,8 @@ _FEW_SAMPLES, _MORE_SAMPLES = 4, 64
 """Of few, a layer that values choose (an expert) may get none: then more are tried."""
 _STEPS_THAT_DRAW = 16
 """Steps of a model that draws: what it leaves out now and then shows in one of them."""
+_STEPS_OF_STATE = 2
+"""Steps after which a model must be what its state says."""
 _MIXED = 1e-3
 """Share of the largest output by which others in a batch change it: rounding, in whatever arithmetic, changes less."""
 _LARGE_TO_TRAIN = 10_000_000
@@ -225,18 +267,27 @@ def _of_steps(model: nn.Sequential, run: RunConfig, *, dtype: torch.dtype, has_v
 
     def copied() -> nn.Sequential:
         """Each step begins with the same values; without values there is nothing to copy, nor can torch."""
-        return deepcopy(model) if has_values else model
+        try:
+            return deepcopy(model) if has_values else model
+        except Exception as error:  # a user's module may raise anything
+            raise ConfigError(
+                f"model={run.model.name} can't be copied by copy.deepcopy, and checks train copies: "
+                f"{one_line(f'{type(error).__name__}: {error}')} ({place_of(type(run.model).build)})"
+            ) from None
 
     step, untouched = _step(copied(), run, *batch), set[str]()
     if step.untouched or step.draws:
         more = _batch(run, _MORE_SAMPLES, dtype)
         for _ in range(_STEPS_THAT_DRAW if step.draws and has_values else 1):
             untouched |= _step(copied(), run, *more).untouched
+    draws_in_evaluation = _draws(copied().eval(), batch[0])
+    if has_values and not draws_in_evaluation:
+        _require_state(copied(), copied(), run, batch, draws=step.draws)
     by_kind = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules())
     mixes = by_kind if step.draws or not has_values else _mixes(copied(), run, *batch, whole=step.output)
     return Traits(
         draws=step.draws,
-        draws_in_evaluation=_draws(copied().eval(), batch[0]),
+        draws_in_evaluation=draws_in_evaluation,
         mixes_samples=mixes,
         untouched=tuple(name for name, _ in model.named_parameters() if name in untouched),
         scalars=tuple(name for name, each in model.named_parameters() if not each.dim()),
@@ -246,6 +297,54 @@ def _of_steps(model: nn.Sequential, run: RunConfig, *, dtype: torch.dtype, has_v
         counters=step.counters,
         shared=_shared(model),
     )
+
+
+def _require_state(
+    model: nn.Sequential, fresh: nn.Sequential, run: RunConfig, batch: tuple[Tensor, Tensor], *, draws: bool
+) -> None:
+    """Raise `ConfigError` where a model that has trained makes something else of a batch than another one of its state.
+
+    `model` and `fresh`: two copies. A resumed run goes on with the state alone, and so does plain code.
+    """
+    before = _beside_state(model)
+    for _ in range(_STEPS_OF_STATE):
+        _step(model, run, *batch)
+    after = _beside_state(model)
+    state = fresh.state_dict()
+    for training in (False,) if draws else (False, True):
+        with torch.no_grad():
+            for name, each in model.state_dict().items():
+                if isinstance(each, Tensor) and each.shape == state[name].shape:
+                    state[name].copy_(each)
+            own, other = (each.train(training)(batch[0].clone()) for each in (model, fresh))
+        if (own - other).abs().max() > _ROUNDING * own.abs().max():
+            changed = ", ".join(name for name in after if not _equal(before.get(name), after[name]))
+            raise ConfigError(
+                f"model={run.model.name}: what it computes after some steps depends on "
+                f"{changed or 'something'} that is neither a parameter nor a buffer of its state, so resumed runs and "
+                "checks would go on without: keep it by register_buffer(name, tensor), without persistent=False "
+                f"({place_of(type(run.model).build)})"
+            )
+
+
+def _beside_state(model: nn.Module) -> dict[str, Any]:
+    """Copies of what modules hold besides their state: buffers that are not persistent, numbers, and other tensors."""
+    held = dict[str, Any]()
+    for path, module in model.named_modules():
+        own = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+        own |= {name: each for name, each in vars(module).items() if not name.startswith("_") and name != "training"}
+        for name, each in own.items():
+            if isinstance(each, Tensor):
+                held[f"{path}.{name}"] = each.detach().clone()
+            elif isinstance(each, (int, float)):
+                held[f"{path}.{name}"] = each
+    return held
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _batch(run: RunConfig, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -277,6 +376,7 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
                     f"model={run.model.name} gets {type(output).__name__} from its layer {name} in training: return "
                     "one tensor; with_own_loss adds what else training minimises (docs/adding-a-model.md)"
                 )
+        _require_gradient(run, output)
         loss(output, labels).backward()
     after = dict(model.named_buffers())
     return _Step(
@@ -285,6 +385,15 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
         tuple(name for name in whole if after[name] is not whole[name] or after[name]._version != versions[name]),
         {name for name, each in model.named_parameters() if each.requires_grad and each.grad is None},
     )
+
+
+def _require_gradient(run: RunConfig, output: Tensor) -> None:
+    if not output.requires_grad:
+        raise ConfigError(
+            f"model={run.model.name}: what its last layer gives in training is detached from all parameters, so "
+            "nothing would be trained: compute it by torch's operations, without detach(), .data, numpy or "
+            f"torch.no_grad() ({place_of(type(run.model).build)})"
+        )
 
 
 def _mixes(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor, *, whole: Tensor) -> bool:
