@@ -222,6 +222,15 @@ def test_dropout_that_is_off_or_alike_after_the_first_epoch_is_caught(number: in
     assert passed(rows) >= {"draws", "draws apart"} - seen
 
 
+def test_what_takes_one_device_longer_than_others_wait_is_not_compared() -> None:
+    run = configure(*SMALL, "strategy=single", "launcher.collective_timeout_s=0.000001")
+    rows = closed(World(), run)
+    assert failed(rows) == set()
+    slow = [row["check"] for row in rows if "launcher.collective_timeout_s" in row["detail"]]
+    assert slow == ["evaluation", "earlier evaluation", *["steps"] * CLOSING_STEPS]
+    assert all(row["passed"] is None for row in rows if row["check"] in slow)
+
+
 def test_of_groups_that_draw_alike_only_others_numbers_count() -> None:
     def drawn(numbers: int, *streams: int) -> DrawnNumbers:
         of_step = DrawnNumbers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from contextlib import closing, nullcontext
 from itertools import islice
@@ -20,7 +21,14 @@ from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.training.checks.comparability import CLOSING_STEPS, Finding, pieces_of
 from parallelbench.training.checks.draws import DrawnNumbers
 from parallelbench.training.checks.parity import gathered
-from parallelbench.training.checks.plain import HALF, PlainModel, in_evaluation, kept_of_one, stay_in_evaluation
+from parallelbench.training.checks.plain import (
+    HALF,
+    PlainModel,
+    TooSlowError,
+    in_evaluation,
+    kept_of_one,
+    stay_in_evaluation,
+)
 from parallelbench.training.checks.plain_step import DRAWS_ALWAYS, Judge, Taken
 from parallelbench.world.numerics import dtype_of
 from parallelbench.world.settings import changed_settings
@@ -103,6 +111,8 @@ class ClosingCheck:
         self._traits = traits
         self._findings: list[Finding] = []
         self._judge: Judge | None = None
+        self._budget_s = run.launcher.collective_timeout_s / 2
+        """For what rank 0 computes from one collective to the next, in which the others wait."""
         self._exchanges: list[int] = []
         self.gloo_bytes_per_step_sum: float | None = None
         """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
@@ -127,15 +137,19 @@ class ClosingCheck:
             return self._findings if self._world.rank == 0 else []
         state = self._replica.full_state_dict()
         plain: list[DrawnNumbers] = []
-        if self._world.rank == 0:
-            assert model is not None
-            if self._traits.draws:
+        if self._traits.draws:
+            if model is not None:
                 plain = self._drawn_by_plain_code(model, state)
                 stay_in_evaluation(model)
-            self._judge = Judge(model, self._run, self._world, self._loader_of, traits=self._traits)
+            self._world.barrier()
+        if self._world.rank == 0:
+            assert model is not None
+            self._judge = Judge(
+                model, self._run, self._world, self._loader_of, traits=self._traits, budget_s=self._budget_s
+            )
             self._findings += self._judge.evaluation(state, *evaluated[self._run.epochs])
         if drawn is not None and drawn.epoch is not None:
-            self._world.barrier()  # each evaluation may take as long as ranks wait for each other
+            self._world.barrier()
             self._earlier(drawn, *evaluated[drawn.epoch])
         reason = why_no_steps(self._run, self._traits) or self._why_not_in_evaluation()
         if reason is None:
@@ -150,12 +164,13 @@ class ClosingCheck:
         return self._findings if self._world.rank == 0 else []
 
     def _drawn_by_plain_code(self, model: nn.Module, state: Mapping[str, Tensor]) -> list[DrawnNumbers]:
-        """What some steps of one device draw, as it trains; nothing where they don't fit its memory."""
+        """What some steps of one device draw, as it trains; nothing where they don't fit its memory, or its time."""
         run, world = self._run, self._world
         loss = run.model.with_own_loss(run.loss.build())
         # As often as ranks call it: what a model draws may be one number for each call.
         pieces = run.strategy.data_parallel_degree(run) * run.strategy.micro_batches_per_step(run)
         plain = PlainModel(model, loss, device=world.device, pieces=pieces)
+        plain.deadline = time.perf_counter() + self._budget_s
         before, seen = world.random_state(), list[DrawnNumbers]()
         with closing(self._loader_of(run, Shard())) as loader:
             try:
@@ -163,7 +178,7 @@ class ClosingCheck:
                     with DrawnNumbers() as drawn:
                         plain.step(state, batch, precision=run.precision)
                     seen.append(drawn)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, TooSlowError):
                 seen.clear()
         world.set_random_state(before)
         return seen
@@ -379,7 +394,7 @@ def compared_draws(
     """
     wanted, drawn = sum(each.numbers for each in plain), sum(count for steps in ranks for count, _ in steps) / alike
     if not wanted:
-        yield Finding(DRAWS, "plain code drew nothing, or one device has too little memory")
+        yield Finding(DRAWS, "plain code drew nothing, or one device has too little memory or time")
         return
     what = f"in {len(plain)} steps as the model trains, {drawn:.0f} random numbers drawn, by plain code {wanted}"
     yield Finding(DRAWS, what, difference=max(0.0, 1 - drawn / wanted), limit=DRAWS_LIMIT)

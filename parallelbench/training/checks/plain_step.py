@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +14,7 @@ from parallelbench.loaders.order import endless
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.training.checks.comparability import Finding, granted_tolerance, pieces_of
 from parallelbench.training.checks.parity import loss_difference
-from parallelbench.training.checks.plain import PlainModel, PlainOptimizer, clipped, kept_of_one
+from parallelbench.training.checks.plain import PlainModel, PlainOptimizer, TooSlowError, clipped, kept_of_one
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import as_real, wide
 
@@ -146,12 +148,24 @@ class Taken(NamedTuple):
     """Factor of the loss in its backward (fp16)."""
 
 
+_TOO_LITTLE = "one device has too little memory"
+
+
 class Judge:
-    """Rank 0's plain code, on the first of its devices. What doesn't fit its memory is not checked."""
+    """Rank 0's plain code, on the first of its devices. What doesn't fit its memory, or its time, is not checked."""
 
     def __init__(
-        self, model: nn.Module, run: RunConfig, world: World, loader_of: LoaderOf, *, traits: Traits = TRAITS
+        self,
+        model: nn.Module,
+        run: RunConfig,
+        world: World,
+        loader_of: LoaderOf,
+        *,
+        traits: Traits = TRAITS,
+        budget_s: float = math.inf,
     ) -> None:
+        """`budget_s`: for each step and each evaluation, while other ranks wait."""
+        self._budget_s, self._is_slow = budget_s, False
         self._run, self._loader_of, self._traits = run, loader_of, traits
         loss = run.model.with_own_loss(run.loss.build())
         self._model = model
@@ -184,9 +198,12 @@ class Judge:
             if self._loader is None:
                 self._loader = self._loader_of(run, Shard())
                 self._batches = endless(self._loader, first=run.epochs + 1)
+            self._begin()
             loss_sum, correct = self._plain.evaluate(state, self._loader.test(), precision=run.precision)
         except torch.OutOfMemoryError:
-            return [Finding("evaluation", "one device has too little memory")]
+            return [Finding("evaluation", _TOO_LITTLE)]
+        except TooSlowError:
+            return [Finding("evaluation", self._too_slow)]
         if self._traits.draws_in_evaluation:
             return [Finding("evaluation", DRAWS_ALWAYS)]
         what = f"{run.data.test_samples} test samples in {run.precision}, gathered parameters"
@@ -198,6 +215,16 @@ class Judge:
             Finding("evaluation loss", what, difference=off, limit=floor),
             Finding("evaluation accuracy", what, difference=off_by, limit=floor + tie),
         ]
+
+    def _begin(self) -> None:
+        self._plain.deadline = time.perf_counter() + self._budget_s
+
+    @property
+    def _too_slow(self) -> str:
+        return (
+            f"one device alone takes longer than {self._budget_s:g} s for it, half of what ranks wait for each other "
+            "(launcher.collective_timeout_s)"
+        )
 
     def threads(self, state: Mapping[str, Tensor]) -> list[Finding]:
         """Hold one step from `state` on all threads of this process against the same step on one, in fp64 too."""
@@ -233,14 +260,20 @@ class Judge:
     def step(self, taken: Taken) -> list[Finding]:
         """Hold one step against plain code."""
         run = self._run
+        if self._is_slow:
+            return [Finding("steps", self._too_slow, step=taken.number)]
         try:
+            self._begin()
             batch = next(self._batches)
             exact = self._plain.step(taken.before, batch, precision="fp64")
             own = exact
             if run.precision != "fp64":
                 own = self._plain.step(taken.before, batch, precision=run.precision, scale=taken.scale)
         except (torch.OutOfMemoryError, StopIteration):
-            return [Finding("steps", "one device has too little memory", step=taken.number)]
+            return [Finding("steps", _TOO_LITTLE, step=taken.number)]
+        except TooSlowError:
+            self._is_slow = True
+            return [Finding("steps", self._too_slow, step=taken.number)]
         if run.precision == "fp16":
             taken = taken._replace(gradients=_unscaled(taken.gradients, taken.scale, exact.gradients))
             if not all(gradient.isfinite().all() for gradient in taken.gradients.values()):
