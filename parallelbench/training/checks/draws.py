@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class Drawing(TorchDispatchMode):
         self.names: list[str] = []
         """Of torch's operations, as they were called; generators whose state is another one at the end follow."""
 
-    def __enter__(self) -> Drawing:
+    def __enter__(self) -> Self:
         """Listen to this thread, and to those that autograd starts for it."""
         self._before = states()
         super().__enter__()
