@@ -37,6 +37,8 @@ Oddity = Literal[
     "bare",
 ]
 WIDTH = 16
+Unfit = Literal["lazy", "weight_norm", "generator", "not_persistent", "attribute", "tensor", "detached"]
+"""What no strategy can train as it stands; the sentence that refuses it names the remedy."""
 
 
 class Odd(Model, frozen=True, kw_only=True):
@@ -151,3 +153,44 @@ class OddLayer(nn.Module):
         if self.oddity == "empty":
             return y + self.more.sum()
         return (y, x) if self.oddity == "tuple_in_training" and self.training else y
+
+
+class Misfit(Odd, frozen=True, kw_only=True):
+    """The same four layers, the third of which is unfit."""
+
+    unfit: Unfit
+    oddity: Oddity = "bare"
+
+    def build(self, *, in_channels: int, image_size: int, num_classes: int) -> nn.Sequential:
+        model = Odd.build(self, in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        model.odd = UnfitLayer(self.unfit)
+        return model
+
+
+class UnfitLayer(nn.Module):
+    """(batch, width) → the same."""
+
+    def __init__(self, unfit: Unfit) -> None:
+        super().__init__()
+        self.unfit, self.steps = unfit, 0
+        self.linear: nn.Module = nn.LazyLinear(WIDTH) if unfit == "lazy" else nn.Linear(WIDTH, WIDTH)
+        if unfit == "weight_norm":
+            nn.utils.weight_norm(self.linear)
+        if unfit == "generator":
+            self.made = (each for each in range(3))
+        if unfit == "not_persistent":
+            self.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
+        if unfit == "tensor":
+            self.mean = torch.zeros(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Linear, and what is unfit."""
+        y: Tensor = self.linear(x)
+        if self.unfit in ("not_persistent", "tensor"):
+            if self.training:
+                self.mean = 0.9 * self.mean.to(y) + 0.1 * y.detach().mean(0)
+            return y - self.mean
+        if self.unfit == "attribute":
+            self.steps += self.training
+            return y / (1 + self.steps)
+        return y.detach() if self.unfit == "detached" else y

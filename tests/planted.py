@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.config.components import Batch
+from parallelbench.strategies.data_parallel.ddp import send_by
 from parallelbench.world.numerics import Sums, sums
 
 Fault = Callable[[Any, int], None]
@@ -311,3 +312,121 @@ def puts_its_last_update_off(replica: Any, k: int) -> None:
     def evaluated(taken: int, evaluate: Any, batches: Any) -> Any:
         update()
         return evaluate(batches)
+
+
+def sends_fp16(replica: Any, k: int) -> None:
+    sends_rounded(replica, torch.float16)
+
+
+def sends_bf16(replica: Any, k: int) -> None:
+    sends_rounded(replica, torch.bfloat16)
+
+
+def sends_rounded(replica: Any, kind: torch.dtype) -> None:
+    """Gradients are rounded for the all-reduce, and it reports what it sends: half."""
+
+    def rounded(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        flat = bucket.buffer()
+        half = flat.to(kind).div_(dist.get_world_size())
+        dist.all_reduce(half)
+        return done(flat.copy_(half))
+
+    send_by(replica._forward, rounded)
+    reports(replica, gradient=2 * sizes(replica))
+
+
+def packs_halves(replica: Any, k: int) -> None:
+    """The same in messages that look like fp32: ranks gather each other's halves, and add them up in fp32."""
+
+    def packed(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        flat, ranks = bucket.buffer(), dist.get_world_size()
+        own = torch.zeros(flat.numel() + flat.numel() % 2, dtype=torch.float16)
+        own[: flat.numel()] = flat
+        gathered = torch.empty(ranks * len(own) // 2)
+        dist.all_gather_into_tensor(gathered, own.view(torch.float32))
+        halves = gathered.view(torch.float16).view(ranks, -1)[:, : flat.numel()]
+        return done(flat.copy_(halves.float().mean(dim=0)))
+
+    send_by(replica._forward, packed)
+    reports(replica, gradient=2 * sizes(replica))
+
+
+def sizes(replica: Any) -> int:
+    """Values of all its parameters."""
+    return sum(each.numel() for each in replica._module.parameters())
+
+
+def done(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def reports(replica: Any, **size_bytes: float) -> None:
+    """All-reduced in each step, by kind."""
+
+    def count_step(traffic: Any) -> None:
+        for kind, size in size_bytes.items():
+            traffic.all_reduce(kind, size, dist.get_world_size())
+
+    replica._count_step = count_step
+
+
+def embellishes_evaluations(replica: Any, k: int) -> None:
+    """The first k: a loss a tenth lower, and a tenth of all predictions more are right."""
+
+    @around(replica, "evaluate")
+    def embellished(taken: int, evaluate: Any, batches: Any) -> Any:
+        seen = list(batches)
+        result = evaluate(seen)
+        if taken <= k:
+            result[0] *= 0.9
+            result[1] += 0.1 * sum(batch.size for batch in seen)
+        return result
+
+
+def stops_dropping(replica: Any, k: int) -> None:
+    """It forgets to leave the evaluation's mode."""
+
+    @around(replica, "step")
+    def in_evaluation(taken: int, step: Any, batch: Batch) -> Any:
+        if taken > k:
+            replica._module.eval()
+        return step(batch)
+
+
+def drops_on_one_rank_only(replica: Any, k: int) -> None:
+    if dist.get_rank():
+        stops_dropping(replica, k)
+
+
+def drops_alike(replica: Any, k: int) -> None:
+    """Ranks seed their numbers alike in each step, to be reproducible."""
+
+    @around(replica, "step")
+    def seeded(taken: int, step: Any, batch: Batch) -> Any:
+        if taken > k:
+            torch.manual_seed(taken)
+        return step(batch)
+
+
+def drops_alike_aside(replica: Any, k: int) -> None:
+    """The same, and nobody sees it from the generator afterwards."""
+
+    @around(replica, "step")
+    def seeded(taken: int, step: Any, batch: Batch) -> Any:
+        if taken <= k:
+            return step(batch)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(taken)
+            return step(batch)
+
+
+def drops_the_same_again(replica: Any, k: int) -> None:
+    """Each rank has numbers of its own, but the same ones in each step."""
+
+    @around(replica, "step")
+    def seeded(taken: int, step: Any, batch: Batch) -> Any:
+        if taken > k:
+            torch.manual_seed(dist.get_rank())
+        return step(batch)

@@ -23,9 +23,11 @@ from parallelbench.optim.optimizers import FirstOrder
 from parallelbench.strategies.single import Single
 from parallelbench.training.checks import comparability
 from parallelbench.training.checks.before_training import Initial
-from parallelbench.training.checks.closing import ClosingCheck
+from parallelbench.training.checks.closing import ClosingCheck, compared_draws
 from parallelbench.training.checks.comparability import CLOSING_STEPS, WIDEST_TOLERANCE
 from parallelbench.training.checks.copies import unlike_ranks
+from parallelbench.training.checks.draws import DrawnNumbers
+from parallelbench.training.checks.evaluations import DrawnEvaluation, drawn_epoch
 from parallelbench.training.checks.parity import as_arrays, largest_difference
 from parallelbench.training.checks.plain_step import LARGEST_LIMIT, MARGIN, _unscaled, relative_difference, unmoved
 from parallelbench.training.loop import Trainer
@@ -33,6 +35,7 @@ from parallelbench.training.torch_session import build_model, draw_apart
 from parallelbench.world.numerics import checksum
 from parallelbench.world.settings import configure_torch
 from parallelbench.world.world import World
+from tests.odd_models import Odd
 from tests.planted import (
     Fault,
     averages_once_an_epoch,
@@ -42,8 +45,13 @@ from tests.planted import (
     comes_a_step_late,
     counts_no_bytes,
     decays_weights,
+    drops_alike,
+    drops_alike_aside,
     drops_half_of_a_batch,
+    drops_on_one_rank_only,
+    drops_the_same_again,
     drops_what_exceeds_chunks_of_16,
+    embellishes_evaluations,
     evaluates_with_first_statistics,
     forgets,
     freezes_a_bias,
@@ -54,6 +62,7 @@ from tests.planted import (
     leaves_a_tensor_out,
     multiplies_the_rate,
     once_after,
+    packs_halves,
     puts_its_last_update_off,
     reduces_as_well,
     remembers_nothing,
@@ -63,7 +72,10 @@ from tests.planted import (
     rounds_to_fp8,
     scales_gradients,
     scales_rate,
+    sends_bf16,
+    sends_fp16,
     stops_communicating,
+    stops_dropping,
     stops_updating,
     sums_gradients,
     takes_more_threads,
@@ -98,17 +110,19 @@ def closed(
         fault(replica, k)
     began = initial.finding(replica)
     loader, rows = shard_loader(run, replica.data_shard), Rows()
-    trainer = Trainer(replica, loader, run=run, world=world, journal=rows)  # type: ignore[arg-type]
+    drawn = DrawnEvaluation(replica, run, world, first=1)
+    trainer = Trainer(replica, loader, run=run, world=world, journal=rows, more=[drawn])  # type: ignore[arg-type]
     trainer.train()
     closing = ClosingCheck(replica, loader, run=run, world=world, loader_of=shard_loader, traits=traits)
-    loss, accuracy = trainer.evaluated
     trained, further = replica.full_state_dict() if attributed else None, 0
     if attributed:
         attribution = AttributionPass(replica, loader, run=run, world=world)
         attribution.attribute(attributed)
         further = attribution.steps
     model = build_model(run) if world.rank == 0 else None
-    found = closing.findings(model, loss=loss, accuracy=accuracy, sent=trainer.sent, trained=trained, further=further)
+    found = closing.findings(
+        model, evaluated=trainer.evaluations, sent=trainer.sent, drawn=drawn, trained=trained, further=further
+    )
     replica.close()
     torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
     configure_torch(run, "cpu")  # a fault may have changed it
@@ -123,12 +137,17 @@ def passed(rows: list[Row]) -> set[str]:
     return {row["check"] for row in rows if row["passed"]} - failed(rows)
 
 
-def on_ranks(rank: int, size: int, run: RunConfig, mutants: list[tuple[Fault, int]] | None) -> list[list[Row]]:
+def on_ranks(
+    rank: int, size: int, run: RunConfig, mutants: list[tuple[Fault, int]] | None, traits: Traits = TRAITS
+) -> list[list[Row]]:
     """One after the other in the same processes: starting them takes longer than training."""
     world = World(rank=rank, size=size, local_rank=rank)
     if mutants is None:
-        return [closed(world, run)]
-    return [closed(world, run, fault, k) for fault, k in mutants]
+        return [closed(world, run, traits=traits)]
+    return [closed(world, run, fault, k, traits=traits) for fault, k in mutants]
+
+
+def stays_right(replica: Any, k: int) -> None: ...
 
 
 FAULTS: list[tuple[Fault, int, set[str]]] = [
@@ -151,6 +170,10 @@ FAULTS: list[tuple[Fault, int, set[str]]] = [
     (freezes_a_bias, 7, {"update"}),
     (averages_once_an_epoch, 7, {"gradients", "bytes", "settled"}),
     (puts_its_last_update_off, 5, {"settled"}),
+    (sends_fp16, 0, {"messages", "resolution"}),
+    (sends_bf16, 0, {"messages", "resolution"}),
+    (packs_halves, 0, {"resolution"}),
+    (embellishes_evaluations, 1, {"earlier evaluation loss", "earlier evaluation accuracy"}),
 ]
 """A fault, after how many of the 12 steps it begins, and the checks that must see it."""
 
@@ -167,6 +190,86 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.__name__ for fault, *_ in FAULTS])
 def test_a_fault_is_caught(number: int, faulty: list[set[str]]) -> None:
     assert FAULTS[number][2] <= faulty[number]
+
+
+@pytest.mark.slow
+def test_what_is_rounded_to_be_sent_is_said(tmp_path: Path) -> None:
+    """In half precision gradients hold too little to tell: there it shows in the messages alone."""
+    undeclared = configure(*SMALL, "strategy=ddp", "devices=2", "precision=bf16")
+    right, wrong = run_ranks(on_ranks, 2, tmp_path, undeclared, [(stays_right, 0), (sends_bf16, 0)])[0]
+    assert "messages" in passed(right)
+    assert (failed(right), failed(wrong)) == (set(), {"messages"})
+    for declared in ("strategy=ddp strategy.compression=fp16", "strategy=fsdp strategy.gather=bf16 precision=bf16"):
+        run = configure(*SMALL, "devices=2", "epochs=1", *declared.split())
+        (rows,) = run_ranks(on_ranks, 2, tmp_path, run, None)[0]
+        assert failed(rows) == set()
+        (messages,) = [row for row in rows if row["check"] == "messages"]
+        assert messages["passed"] is None
+        assert messages["detail"].endswith("as the strategy says")
+
+
+DRAWING: list[tuple[Fault, set[str]]] = [
+    (stays_right, set()),
+    (stops_dropping, {"draws"}),
+    (drops_on_one_rank_only, {"draws"}),
+    (drops_alike, {"draws apart"}),
+    (drops_alike_aside, {"draws apart"}),
+    (drops_the_same_again, {"draws apart"}),
+]
+"""What may go wrong with dropout after the first epoch, and the checks that see it: as many rows as `dropping`."""
+
+
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory: pytest.TempPathFactory) -> list[list[Row]]:
+    """The checks of each of `DRAWING`, which begin after the first of two epochs, on two ranks."""
+    run = configure(*SMALL, "strategy=ddp", "devices=2")
+    run = msgspec.structs.replace(run, model=Odd(name="odd", oddity="dropout"))
+    mutants = [(fault, TRAINED // 2) for fault, _ in DRAWING]
+    return run_ranks(on_ranks, 2, tmp_path_factory.mktemp("ranks"), run, mutants, Traits(draws=True))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(DRAWING)), ids=[fault.__name__ for fault, _ in DRAWING])
+def test_dropout_that_is_off_or_alike_after_the_first_epoch_is_caught(number: int, dropping: list[list[Row]]) -> None:
+    rows, seen = dropping[number], DRAWING[number][1]
+    assert failed(rows) == seen
+    assert passed(rows) >= {"draws", "draws apart"} - seen
+
+
+def test_what_takes_one_device_longer_than_others_wait_is_not_compared() -> None:
+    run = configure(*SMALL, "strategy=single", "launcher.collective_timeout_s=0.000001")
+    rows = closed(World(), run)
+    assert failed(rows) == set()
+    slow = [row["check"] for row in rows if "launcher.collective_timeout_s" in row["detail"]]
+    assert slow == ["evaluation", "earlier evaluation", *["steps"] * CLOSING_STEPS]
+    assert all(row["passed"] is None for row in rows if row["check"] in slow)
+
+
+def test_of_groups_that_draw_alike_only_others_numbers_count() -> None:
+    def drawn(numbers: int, *streams: int) -> DrawnNumbers:
+        of_step = DrawnNumbers()
+        of_step.numbers, of_step.streams = numbers, set(streams)
+        return of_step
+
+    plain = [drawn(40, 1), drawn(40, 2)]
+    group, other = [(20, [3, 4]), (20, [5, 6])], [(20, [7]), (20, [8])]
+
+    def differences(*ranks: list[tuple[int, list[int]]], alike: int = 2) -> list[float | None]:
+        return [found.difference for found in compared_draws(ranks, plain, alike=alike)]
+
+    assert differences(group, group, other, other) == [0.0, 0.0]
+    assert differences(group, group, other, other, alike=1) == [0.0, 4.0]
+    assert differences(group, group, group, group) == [0.0, 2.0]
+    assert differences(group, group, [(0, []), (0, [])], [(0, []), (0, [])]) == [0.5, 0.0]
+    always = [found.difference for found in compared_draws([group, other], [drawn(9, 1), drawn(9, 1)], alike=1)]
+    assert always == [0.0, None], "the model itself begins its stream anew in each step"
+
+
+def test_each_repeat_and_attempt_draws_an_evaluation_before_the_last() -> None:
+    run = configure(*SMALL, "epochs=9")
+    drawn = {drawn_epoch(msgspec.structs.replace(run, repeat=repeat), 3) for repeat in range(60)}
+    assert drawn == {3, 4, 5, 6, 7, 8}
+    assert drawn_epoch(run, 9) is None
 
 
 @pytest.mark.slow
@@ -197,7 +300,7 @@ def test_a_model_that_the_host_can_not_hold_several_times_is_not_compared_whole(
     home = trained(tmp_path, "data.train_samples=96", "data.test_samples=2048")
     rows = pl.read_parquet(home.path / "result" / "checks.parquet").to_dicts()
     unknown = {row["check"]: row["detail"] for row in rows if row["passed"] is None}
-    assert unknown.keys() == {"initial", "evaluation", "steps", "bytes", "exchanges"}
+    assert unknown.keys() == {"initial", "evaluation", "steps", "bytes", "messages", "exchanges"}
     assert all("GiB of host memory" in detail for detail in unknown.values())
     assert {row["check"] for row in rows if row["passed"]} >= {"settings", "samples"}
 
@@ -237,9 +340,6 @@ def test_exchanges_left_out_in_early_epochs_are_caught(optimizer: str, tmp_path:
     assert "exchanges" in passed(right)
     assert failed(right) == set()
     assert failed(wrong) == {"exchanges"}
-
-
-def stays_right(replica: Any, k: int) -> None: ...
 
 
 def drifts_on_the_last_rank(replica: Any, k: int) -> None:

@@ -123,7 +123,7 @@ def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
     steps = [("loss", 2), ("gradients", 2), ("update", 2)]
     after = [name for name, epoch in steps for _ in range(3) if epoch == 2]
     rest = ["evaluation loss", "evaluation accuracy", "rounding", "bytes", "samples", "settled", "exchanges"]
-    rest += ["initial", "settings", "precision"]
+    rest += ["initial", "settings", "precision", "messages", "earlier evaluation loss", "earlier evaluation accuracy"]
     assert sorted(weak.of("checks", "check")) == sorted(["copies", "copies", *after, *rest])
     assert set(weak.of("checks", "run_id", "attempt")) == {(weak.run["run_id"], 1)}
     # Two epochs of three steps have been trained.
@@ -131,7 +131,12 @@ def test_what_was_trained_is_checked_and_a_finding_decides(weak: Ran) -> None:
     copies = next(row for row in weak.tables["checks"] if row["check"] == "copies")
     for row in weak.tables["checks"]:
         assert row["epoch"] == (1 if row is copies or row["check"] == "initial" else 2)
-        assert row["difference"] <= row["limit"] <= 1e-9 or row["check"] in ("evaluation accuracy", "bytes")
+        assert row["difference"] <= row["limit"] <= 1e-9 or row["check"] in (
+            "evaluation accuracy",
+            "earlier evaluation accuracy",
+            "bytes",
+            "messages",
+        )
         assert row["passed"] is True
         assert row["detail"]
     (sent,) = [row["detail"] for row in weak.tables["checks"] if row["check"] == "bytes"]

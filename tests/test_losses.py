@@ -80,6 +80,8 @@ class Reduced(CrossEntropy, frozen=True, kw_only=True):
         reduction = "mean" if self.name in ("weighted", "logarithm") else self.name
         if self.name == "number":
             return lambda logits, labels: F.cross_entropy(logits, labels).item()
+        if self.name == "detached":
+            return lambda logits, labels: F.cross_entropy(logits, labels).detach()
         if self.name == "logarithm":
             return lambda logits, labels: F.nll_loss((logits - 2).log(), labels)
         return lambda logits, labels: F.cross_entropy(logits, labels, weight=weight, reduction=reduction)
@@ -92,6 +94,7 @@ class Reduced(CrossEntropy, frozen=True, kw_only=True):
         ("weighted", "and by its two halves "),
         ("none", r"but it gives \(8,\)"),
         ("number", "but it gives float"),
+        ("detached", r"detached from the logits, .*without detach\(\)"),
     ],
 )
 def test_a_loss_that_is_no_mean_is_refused_before_training(name: str, found: str) -> None:

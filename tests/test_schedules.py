@@ -20,7 +20,7 @@ from parallelbench.optim.schedules import Cosine, LinearWarmup, StepDecay
 from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.replica import ScheduledRate
 from parallelbench.strategies.single import Single
-from parallelbench.training.checks.components import check_rate
+from parallelbench.training.checks.components import check_rate, check_update
 from parallelbench.training.checks.parity import as_checked
 from parallelbench.world.world import World
 from tests.ranks import run_ranks
@@ -251,6 +251,34 @@ def test_an_optimizer_that_takes_no_notice_of_the_rate_is_refused_before_trainin
     check_rate(msgspec.structs.replace(run, lr_schedule=configure(*RUN).lr_schedule))
     for other in ("follows", "fails"):
         check_rate(msgspec.structs.replace(run, optimizer=OwnSgd(**options | {"name": other})))
+
+
+class SecondLoss(Sgd, frozen=True, kw_only=True):
+    """An optimizer of a user's that computes the loss again: torch's L-BFGS, or one as SAM is published."""
+
+    def build(self, parameters: Any, run: RunConfig, device_type: str) -> Any:
+        return torch.optim.LBFGS(parameters, self.lr) if self.name == "own_lbfgs" else _Sharp(parameters, self.lr)
+
+
+class _Sharp(_Descent):
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr, kind="follows")
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is not None, "sharpness-aware minimization needs a closure"
+        with torch.enable_grad():
+            closure()
+        super().step()
+
+
+@pytest.mark.parametrize("name", ["own_lbfgs", "sharp"])
+def test_an_optimizer_that_needs_a_closure_is_refused_before_training(name: str) -> None:
+    run = configure(*RUN)
+    options = {field: getattr(run.optimizer, field) for field in run.optimizer.__struct_fields__} | {"name": name}
+    with pytest.raises(ConfigError, match=rf"optimizer={name} is refused: .*closure.*; choose optimizer=lbfgs, or "):
+        check_update(msgspec.structs.replace(run, optimizer=SecondLoss(**options)))
+    for other in ("follows", "fails"):
+        check_update(msgspec.structs.replace(run, optimizer=OwnSgd(**options | {"name": other})))
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam", "adam_keras", "adamw", "sgd"])

@@ -559,6 +559,12 @@ class Strategy(Ruled, frozen=True, kw_only=True):
         """Largest relative difference from one device that the parity check allows, in fp64."""
         return EXACT
 
+    def rounds_messages(self, run: RunConfig) -> bool:
+        """Whether gradients or parameters are sent in a coarser format than they are kept in, on purpose: a run whose
+        strategy does so and doesn't say it fails the closing check.
+        """
+        return self.parity_tolerance() > EXACT
+
     @abstractmethod
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         """Turn a model on the CPU, identical on every rank, into this rank's replica. `model` is consumed.

@@ -7,6 +7,7 @@ this listens to. It costs time, so it listens only where nothing is timed.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ class CountedBytes:
         """In messages of 1 KiB or more."""
         self.control_bytes = 0.0
         """In smaller ones."""
+        self.by_format: dict[torch.dtype, float] = defaultdict(float)
+        """In messages of all sizes, by the type of their values."""
         self.unknown: set[str] = set()
         """Operations whose bytes are not known, so that the counts are too small."""
         self.gloo_bytes: float | None = 0.0
@@ -64,6 +67,14 @@ class CountedBytes:
         """Stop listening."""
         self._undo.close()
 
+    def narrow_bytes(self, dtype: torch.dtype) -> float:
+        """In floating-point types of fewer bits than this one."""
+        return sum(
+            sent_bytes
+            for kind, sent_bytes in self.by_format.items()
+            if kind.is_floating_point and kind.itemsize < dtype.itemsize
+        )
+
     def add(self, namespace: str, name: str, args: Any) -> None:
         """Count an operation of torch.distributed."""
         share = _SHARES.get(name)
@@ -74,10 +85,14 @@ class CountedBytes:
             return
         ranks, rank = _group(namespace, args)
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[share.argument]))
-        sends = share.root is None or args[share.root] == rank
+        # c10d::broadcast_(tensors, group, root, …) and _c10d_functional::broadcast(tensor, root, group)
+        root = 1 if share.root is not None and namespace == "_c10d_functional" else share.root
+        sends = root is None or args[root] == rank
         sent_bytes = size_bytes * share.of(ranks) if sends else 0.0
         if name == "alltoall_base" and args[4]:  # unequal parts: all but the rank's own
             sent_bytes = size_bytes * (1 - args[4][rank] / max(1, sum(args[4])))
+        for tensor in _tensors(args[share.argument]):
+            self.by_format[tensor.dtype] += sent_bytes * tensor.nbytes / max(1, size_bytes)
         if size_bytes < _CONTROL_BYTES:
             self.control_bytes += sent_bytes
         else:

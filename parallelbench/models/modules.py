@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.weight_norm import WeightNorm
 
 from parallelbench.errors import ConfigError, count_of, place_of
 from parallelbench.world.numerics import in_arithmetic
@@ -23,7 +25,8 @@ def built(run: RunConfig, dtype: torch.dtype | None = None) -> nn.Sequential:
     """A run's model as torch's current seed gives it, on the CPU; moved to an arithmetic where `dtype` is given.
 
     It is in training mode, so that a `train` of its own has kept frozen what it keeps frozen. A default type that its
-    code sets is not left to the process. Raises `ConfigError` unless layers have their names.
+    code sets is not left to the process. Raises `ConfigError` unless layers have their names, and parameters that can
+    be counted and copied.
     """
     before = torch.get_default_dtype()
     try:
@@ -31,6 +34,7 @@ def built(run: RunConfig, dtype: torch.dtype | None = None) -> nn.Sequential:
     finally:
         torch.set_default_dtype(before)
     _require_names(model, run.model)
+    _require_values(model, run.model)
     model.train()
     if dtype is not None:
         in_arithmetic(model, dtype)
@@ -46,6 +50,23 @@ def _require_names(model: object, options: Model) -> None:
             "sequence(self.layer_names, [...]) of parallelbench.models.modules, with a module for each name "
             f"({place_of(type(options).build)})"
         )
+
+
+def _require_values(model: nn.Module, options: Model) -> None:
+    """Parameters must be there before the first batch, and modules as they can be copied: checks train copies."""
+    for name, module in model.named_modules():
+        who = f"model={options.name}: {name} is {type(module).__name__}"
+        place = place_of(type(options).build)
+        if any(is_lazy(each) for each in (*module._parameters.values(), *module._buffers.values())):
+            raise ConfigError(
+                f"{who}, whose sizes follow from its first batch; give sizes, as of nn.Linear(in_features, "
+                f"out_features): strategies share parameters out before there is a batch ({place})"
+            )
+        if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):
+            raise ConfigError(
+                f"{who} under torch.nn.utils.weight_norm, which torch can't copy, and checks train copies; take "
+                f"torch.nn.utils.parametrizations.weight_norm ({place})"
+            )
 
 
 def sequence(names: Iterable[str], layers: Iterable[nn.Module]) -> nn.Sequential:

@@ -375,8 +375,9 @@ CHECKS = table_of(
     text("check", "initial: parameters and buffers before the first step; copies: of parameters, after each epoch; "
         "samples: those that gradients were taken of, after the last one or where they are not all; settled: "
         "parameters that changed between training and the end of the evaluation, likewise; the rest after the last: "
-        "evaluation loss and accuracy, loss, gradients, update, buffers, bytes, exchanges, settings of torch; steps: "
-        "why none was compared; closing check: it did not end"),
+        "evaluation loss and accuracy, of the last epoch and of an earlier one; loss, gradients, update, buffers, "
+        "rounding, resolution, bytes, messages, exchanges, draws, settings of torch; steps: why none was compared; "
+        "closing check: it did not end"),
     text("detail", "what was compared with what, or why nothing was"),
     count("step", "step over all epochs, counts from 1", null="not of a step"),
     Column("difference", "difference that was found; relative, or a number of ranks or tensors",

@@ -48,8 +48,9 @@ class Trainer:
         journal: Journal,
         startup: StartUp | None = None,
         boundary: EpochBoundary | None = None,
+        more: Iterable[Observer] = (),
     ) -> None:
-        """`startup` ends with the first step of epoch 1. `boundary`: None for no checkpoints."""
+        """`startup` ends with the first step of epoch 1. `boundary`: None for no checkpoints. `more` observers."""
         self._replica, self._loader, self._run, self._world = replica, loader, run, world
         self._journal, self._startup, self._boundary = journal, startup, boundary
         self._window = TimedWindow(world)
@@ -60,6 +61,7 @@ class Trainer:
         self._observers: list[Observer] = [
             self._scores,
             *([Copies(replica, run, world)] if run.measure.parity else []),
+            *more,
             observers.StepLosses(run),
             observers.EvaluatedMetric(run),
             observers.ExpertBalance(replica, run),
@@ -76,11 +78,13 @@ class Trainer:
         """Whether this attempt has trained an epoch; the first one may wait for what it loads and connects."""
         self.sent: list[Sent] = []
         """What this rank has sent in each epoch of this attempt."""
+        self.evaluations: dict[int, tuple[float, float]] = {}
+        """Epoch of this attempt → mean loss and share of correct predictions on the test set, over all ranks."""
 
     @property
     def evaluated(self) -> tuple[float, float]:
-        """Mean loss and share of correct predictions on the test set after the last epoch, over all ranks."""
-        return self._scores.test_loss, self._scores.test_accuracy
+        """Of the last epoch."""
+        return self.evaluations[self._run.epochs]
 
     def train(self, *, first: int = 1) -> bool:
         """Train the epochs from `first` to the last; returns False after a stop before the last.
@@ -100,6 +104,7 @@ class Trainer:
             self.write_rows()
             self._journal.commit()
             stop, save = self._sum(epoch, took_s=row["epoch_time_s"] + row["evaluation_time_s"])
+            self.evaluations[epoch] = self._scores.test_loss, self._scores.test_accuracy
             self._note_sent(row)
             self._require_finite(epoch)
             if self._boundary is not None and save:

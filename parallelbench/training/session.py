@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from parallelbench.results.attempt import Attempt
     from parallelbench.results.journal import Journal
     from parallelbench.training.checkpoint import Resumed
+    from parallelbench.training.observers import Observer
 
 
 class RankSession:
@@ -125,7 +126,7 @@ class RankSession:
         """The data set, held against what it declares."""
         return checked(self._run.data, self._run.data.load(self._run.site.data_folder))
 
-    def _trainer(self, replica: Replica, loader: BatchLoader) -> Trainer:
+    def _trainer(self, replica: Replica, loader: BatchLoader, *more: Observer) -> Trainer:
         return Trainer(
             replica,
             loader,
@@ -134,6 +135,7 @@ class RankSession:
             journal=self._journal,
             startup=self._startup,
             boundary=self._boundary,
+            more=more,
         )
 
     def _finished(self, parity_passed: bool | None) -> None:

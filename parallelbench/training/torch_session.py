@@ -31,8 +31,10 @@ from parallelbench.training.checks.components import (
     check_rate,
     check_scores,
     check_traits,
+    check_update,
     traits_of,
 )
+from parallelbench.training.checks.evaluations import DrawnEvaluation
 from parallelbench.training.checks.excerpt import excerpt
 from parallelbench.training.checks.parity import as_checked, checks_parity, traits_warnings
 from parallelbench.training.failure import give_up
@@ -116,8 +118,12 @@ class Session(RankSession):
             if resumed is not None:
                 resumed.restore(replica)
                 self._require_kept(replica)
-            trainer = self._trainer(replica, loader)
-            if trainer.train(first=1 if resumed is None else resumed.epoch + 1):
+            first = 1 if resumed is None else resumed.epoch + 1
+            drawn = None
+            if run.measure.parity and not self._too_large:
+                drawn = DrawnEvaluation(replica, run, self._world, first=first)
+            trainer = self._trainer(replica, loader, *filter(None, [drawn]))
+            if trainer.train(first=first):
                 self._finished(parity_passed)
                 self._probe("end")
                 # The closing check comes last: it may fail, as on a device that has no room for a second model.
@@ -127,7 +133,9 @@ class Session(RankSession):
                 state = replica.full_state_dict() if held else None
                 further = self._attribute(replica, loader) if attributes else 0
                 if run.measure.parity:
-                    self._close(replica, loader, arrays=arrays, trainer=trainer, trained=state, further=further)
+                    self._close(
+                        replica, loader, arrays=arrays, trainer=trainer, trained=state, further=further, drawn=drawn
+                    )
         replica.close()
 
     def _prepare(self, model: nn.Sequential, *, checks: bool) -> Replica:
@@ -235,6 +243,7 @@ class Session(RankSession):
         trainer: Trainer,
         trained: Mapping[str, Tensor] | None,
         further: int,
+        drawn: DrawnEvaluation | None,
     ) -> None:
         """Hold what was trained against plain code on one device: rows of `checks`, which decide the outcome.
 
@@ -252,10 +261,9 @@ class Session(RankSession):
             traits=self._traits,
             too_large=self._too_large,
         )
-        loss, accuracy = trainer.evaluated
         model = build_model(run) if self._world.rank == 0 and not self._too_large else None
         findings = closing.findings(
-            model, loss=loss, accuracy=accuracy, sent=trainer.sent, trained=trained, further=further
+            model, evaluated=trainer.evaluations, sent=trainer.sent, drawn=drawn, trained=trained, further=further
         )
         self._journal.write("checks", [finding.row(run.epochs) for finding in findings])
         self._facts(gloo_bytes_per_step_sum=closing.gloo_bytes_per_step_sum)
@@ -284,6 +292,7 @@ class Session(RankSession):
     def _check_parts(self) -> None:
         """Refuse a loss, a metric, an optimizer, or a model, that is not what every strategy takes it for."""
         check_scores(self._run, self._world.device)
+        check_update(self._run)
         check_rate(self._run)
         if package_of(type(self._run.model)) != "parallelbench":
             check_logits(self._run)  # a test holds shipped models to it: calling one would add to the peak of memory

@@ -9,6 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 import torch
+from torch import nn
 
 from launch.sweep import one_run
 from parallelbench.config.components import Traits
@@ -22,8 +23,9 @@ from parallelbench.training.checks.parity import as_checked, checks_parity, trai
 from parallelbench.training.torch_session import build_model, draw_apart
 from parallelbench.world.settings import changed_settings, configure_torch
 from parallelbench.world.world import World
+from tests import odd_models
 from tests.faults import fault
-from tests.odd_models import Odd, Oddity, OddLayer
+from tests.odd_models import Misfit, Odd, Oddity, OddLayer, Unfit
 from tests.ranks import run_ranks
 from tests.strategies.training import loader_of, prepared, shard_loader
 from tests.test_closing import closed, failed
@@ -246,6 +248,43 @@ def test_a_model_without_anything_to_train_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Odd, "build", lambda self, **given: build(self, **given).requires_grad_(False))
     with pytest.raises(ConfigError, match="has no parameter that needs a gradient: let some keep requires_grad=True"):
         asked(odd_run("single", "counter"))
+
+
+@pytest.mark.parametrize(
+    ("unfit", "remedy"),
+    [
+        ("lazy", r"odd\.linear is LazyLinear, .* give sizes, as of nn\.Linear\(in_features, out_features\)"),
+        ("weight_norm", r"odd\.linear is Linear under .* take torch\.nn\.utils\.parametrizations\.weight_norm"),
+        ("generator", r"can't be copied by copy\.deepcopy, and checks train copies: TypeError: cannot pickle"),
+        ("not_persistent", r"depends on odd\.mean that .* register_buffer\(name, tensor\), without persistent=False"),
+        ("attribute", r"depends on odd\.steps that .* register_buffer\(name, tensor\)"),
+        ("tensor", r"depends on odd\.mean that .* register_buffer\(name, tensor\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_no_strategy_can_train_is_refused_with_the_remedy(unfit: Unfit, remedy: str) -> None:
+    run = msgspec.structs.replace(odd_run("single", "bare"), model=Misfit(name="misfit", unfit=unfit))
+    with pytest.raises(ConfigError, match=rf"model=misfit.*{remedy}.* \({odd_models.__file__}:\d+\)"):
+        asked(run)
+
+
+def test_an_output_that_no_gradient_passes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after it trains all the same: only where the last layer detaches, nothing does."""
+    run = msgspec.structs.replace(odd_run("single", "bare"), model=Misfit(name="misfit", unfit="detached"))
+    assert asked(run).untouched == tuple(f"{layer}.{each}" for layer in LAYERS for each in ("weight", "bias"))
+    genuine = Misfit.build
+
+    def ends_detached(model: Misfit, **given: int) -> nn.Sequential:
+        built = genuine(model, **given)
+        built.out.register_forward_hook(lambda _, given, output: output.detach())
+        return built
+
+    monkeypatch.setattr(Misfit, "build", ends_detached)
+    with pytest.raises(ConfigError, match=r"detached from all parameters, .*without detach\(\)"):
+        asked(run)
+
+
+LAYERS = ("inputs.linear", "hidden.linear", "odd.linear")
 
 
 def drawn(rank: int, size: int, run: RunConfig) -> list[float]:

@@ -53,6 +53,9 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     def micro_batches_per_step(self, run: RunConfig) -> int:
         return self.micro_batches
 
+    def rounds_messages(self, run: RunConfig) -> bool:
+        return self.gather == "bf16" or super().rounds_messages(run)
+
     @abstractmethod
     def ranks_per_copy(self, run: RunConfig) -> int:
         """Neighbouring ranks that one copy of the model is sharded over."""

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+import time
+from collections import defaultdict
+from contextlib import closing, nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallelbench.config.components import EXACT, TRAITS
+from parallelbench.config.components import EXACT, TRAITS, Shard
 from parallelbench.config.run import own_reference
 from parallelbench.loaders.order import endless
 from parallelbench.measure.counted_bytes import CountedBytes
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.training.checks.comparability import CLOSING_STEPS, Finding, pieces_of
+from parallelbench.training.checks.draws import DrawnNumbers
 from parallelbench.training.checks.parity import gathered
-from parallelbench.training.checks.plain import HALF, in_evaluation, kept_of_one, stay_in_evaluation
+from parallelbench.training.checks.plain import (
+    HALF,
+    PlainModel,
+    TooSlowError,
+    in_evaluation,
+    kept_of_one,
+    stay_in_evaluation,
+)
 from parallelbench.training.checks.plain_step import DRAWS_ALWAYS, Judge, Taken
 from parallelbench.world.numerics import dtype_of
 from parallelbench.world.settings import changed_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
     from parallelbench.loaders.order import BatchLoader, LoaderOf
     from parallelbench.measure.traffic import Sent
+    from parallelbench.training.checks.evaluations import DrawnEvaluation
     from parallelbench.world.world import World
 
 
@@ -61,11 +73,22 @@ class ObservedWork(TorchDispatchMode):
 
 
 BYTES_LIMIT = 0.01
-"""Largest share by which bytes that a strategy reports may differ from those that are counted."""
+"""Largest share by which bytes that a strategy reports may differ from those counted; and of those counted, largest
+share in a coarser format than it says."""
+MESSAGES = "messages"
+
+DRAWS, DRAWS_APART = "draws", "draws apart"
+DRAWN_STEPS = 2
+"""Further steps of a model that draws random numbers, taken as it trains."""
+DRAWS_LIMIT = 0.25
+"""Largest share by which they may draw less than plain code: models that leave layers out at random draw unevenly."""
 
 EXCHANGES = "exchanges"
 LEAST_EXCHANGES = 0.75
 """Share of the exchanges that every step must have. It is no mean: who averages now and then begins many at once."""
+
+_OF_STEPS = ("steps", "bytes", MESSAGES, EXCHANGES)
+"""What further steps are taken for."""
 
 
 class ClosingCheck:
@@ -88,6 +111,8 @@ class ClosingCheck:
         self._traits = traits
         self._findings: list[Finding] = []
         self._judge: Judge | None = None
+        self._budget_s = run.launcher.collective_timeout_s / 2
+        """For what rank 0 computes from one collective to the next, in which the others wait."""
         self._exchanges: list[int] = []
         self.gloo_bytes_per_step_sum: float | None = None
         """Bytes that all ranks sent in a step, as gloo sends them; None where another library, or nobody, sent them."""
@@ -96,38 +121,104 @@ class ClosingCheck:
         self,
         model: nn.Module | None,
         *,
-        loss: float,
-        accuracy: float,
+        evaluated: Mapping[int, tuple[float, float]],
         sent: Sequence[Sent],
+        drawn: DrawnEvaluation | None = None,
         trained: Mapping[str, Tensor] | None = None,
         further: int = 0,
     ) -> list[Finding]:
         """Compare; what is found is on rank 0, elsewhere nothing. A collective.
 
         `model`: on rank 0 the run's model as it is built, on the CPU, which is consumed; None where it is too large.
-        `loss` and `accuracy`: as evaluated after the last epoch. `sent`: by this rank, in each epoch. `trained`: rank
-        0's copy of what was evaluated, where the replica has taken `further` steps since.
+        `evaluated`: loss and accuracy after each epoch. `sent`: by this rank, in each epoch. `drawn`: an evaluation
+        before the last. `trained`: rank 0's copy of what was evaluated, where the replica has taken `further` steps
+        since.
         """
         self._settings()
         if self._too_large:
-            self._findings += [Finding(check, self._too_large) for check in ("evaluation", "steps", "bytes", EXCHANGES)]
+            self._findings += [Finding(check, self._too_large) for check in ("evaluation", *_OF_STEPS)]
             return self._findings if self._world.rank == 0 else []
         state = self._replica.full_state_dict()
+        plain: list[DrawnNumbers] = []
+        if self._traits.draws:
+            if model is not None:
+                plain = self._drawn_by_plain_code(model, state)
+                stay_in_evaluation(model)
+            self._world.barrier()
         if self._world.rank == 0:
             assert model is not None
-            if self._traits.draws:
-                stay_in_evaluation(model)
-            self._judge = Judge(model, self._run, self._world, self._loader_of, traits=self._traits)
-            self._findings += self._judge.evaluation(trained or state, loss=loss, accuracy=accuracy)
+            self._judge = Judge(
+                model, self._run, self._world, self._loader_of, traits=self._traits, budget_s=self._budget_s
+            )
+            self._findings += self._judge.evaluation(trained or state, *evaluated[self._run.epochs])
+        if drawn is not None and drawn.epoch is not None:
+            self._world.barrier()
+            self._earlier(drawn, *evaluated[drawn.epoch])
         reason = why_no_steps(self._run, self._traits) or self._why_not_in_evaluation()
         if reason is None:
             with in_evaluation(self._module) if self._traits.draws else nullcontext():
                 self._steps(state, sent, before=self._run.epochs * self._run.steps_per_epoch + further)
         else:
-            self._findings += [Finding(check, reason) for check in ("steps", "bytes", EXCHANGES)]
+            self._findings += [Finding(check, reason) for check in _OF_STEPS]
+        if self._traits.draws:
+            self._drawn(plain)
         if self._judge is not None:
             self._judge.close()
         return self._findings if self._world.rank == 0 else []
+
+    def _drawn_by_plain_code(self, model: nn.Module, state: Mapping[str, Tensor]) -> list[DrawnNumbers]:
+        """What some steps of one device draw, as it trains; nothing where they don't fit its memory, or its time."""
+        run, world = self._run, self._world
+        loss = run.model.with_own_loss(run.loss.build())
+        # As often as ranks call it: what a model draws may be one number for each call.
+        pieces = run.strategy.data_parallel_degree(run) * run.strategy.micro_batches_per_step(run)
+        plain = PlainModel(model, loss, device=world.device, pieces=pieces)
+        plain.deadline = time.perf_counter() + self._budget_s
+        before, seen = world.random_state(), list[DrawnNumbers]()
+        with closing(self._loader_of(run, Shard())) as loader:
+            try:
+                for batch in islice(endless(loader, first=run.epochs + 1), DRAWN_STEPS):
+                    with DrawnNumbers() as drawn:
+                        plain.step(state, batch, precision=run.precision)
+                    seen.append(drawn)
+            except (torch.OutOfMemoryError, TooSlowError):
+                seen.clear()
+        world.set_random_state(before)
+        return seen
+
+    def _drawn(self, plain: Sequence[DrawnNumbers]) -> None:
+        """Whether ranks still draw, in further steps, as many numbers as plain code, and each others than the rest."""
+        if why := self._why_draws_not_seen():
+            self._findings.append(Finding(DRAWS, why))
+            return
+        own = []
+        for batch in islice(endless(self._loader, first=self._run.epochs + 1), DRAWN_STEPS):
+            with DrawnNumbers() as drawn:
+                self._replica.step(batch)
+            own.append((drawn.numbers, sorted(drawn.streams)))
+        self._replica.traffic.take()
+        ranks = self._world.gather(own)
+        if self._judge is not None:
+            self._findings += compared_draws(ranks, plain, alike=self._run.strategy.draws_alike(self._run))
+
+    def _why_draws_not_seen(self) -> str:
+        """Empty: they are, by torch's dispatcher."""
+        if why := why_no_steps(self._run, self._traits):
+            return why
+        if self._run.compile or self._run.graph:
+            return "the model draws random numbers, as it was compiled or captured"
+        return "" if len(self._world.devices) == 1 else "a process drives several devices, each in a thread of its own"
+
+    def _earlier(self, drawn: DrawnEvaluation, loss: float, accuracy: float) -> None:
+        """Hold an evaluation before the last against plain code, too."""
+        if self._judge is None:
+            return
+        state, what = drawn.state(), f"the evaluation after epoch {drawn.epoch}, which was drawn"
+        if state is None:
+            self._findings.append(Finding("earlier evaluation", f"{what}: {drawn.why_not_kept}"))
+            return
+        for found in self._judge.evaluation(state, loss, accuracy):
+            self._findings.append(found._replace(check=f"earlier {found.check}", detail=f"{what}: {found.detail}"))
 
     @property
     def _module(self) -> nn.Module:
@@ -157,7 +248,8 @@ class ClosingCheck:
 
     def _steps(self, state: Mapping[str, Tensor], sent: Sequence[Sent], *, before: int) -> None:
         """Train further steps, and let rank 0 judge each; `before`: steps that the replica has taken."""
-        counted, observed, reported_bytes = CountedBytes(), ObservedWork(), 0.0
+        counted, observed = CountedBytes(), ObservedWork()
+        reported_bytes = activation_bytes = 0.0
         self._take_optimizer(before)
         self._replica.traffic.take()
         batches = endless(self._loader, first=self._run.epochs + 1)
@@ -171,7 +263,9 @@ class ClosingCheck:
                 with counted, observed:
                     result = self._replica.step(batch)
             self._exchanges.append(exchanges() - began)
-            reported_bytes += sum(self._replica.traffic.take().values())
+            reported = self._replica.traffic.take()
+            reported_bytes += sum(reported.values())
+            activation_bytes += reported["activation_bytes_sent"]
             loss, gradients, after = gathered(self._replica, result, self._run, self._world)
             if self._judge is not None:
                 taken = Taken(before + step, loss, gradients, state, after, scale)
@@ -181,6 +275,7 @@ class ClosingCheck:
             self._findings += self._judge.rounding()
         self._claims(observed)
         self._bytes(reported_bytes / CLOSING_STEPS, counted, sent=sent)
+        self._messages(activation_bytes, counted)
         self._held_exchanges(sent)
 
     def _claims(self, observed: ObservedWork) -> None:
@@ -238,6 +333,26 @@ class ClosingCheck:
         )
         self._findings.append(Finding("bytes", what, difference=off, limit=BYTES_LIMIT))
 
+    def _messages(self, activation_bytes: float, counted: CountedBytes) -> None:
+        """Hold the formats of what was sent against the run's: who sends halves sends half as much.
+
+        In half precision, values between layers are halves, and so are messages with them (`activation_bytes`: what
+        this rank reports of those); gradients and parameters are not, unless the strategy says so.
+        """
+        run, dtype = self._run, dtype_of(self._run.precision)
+        values = [counted.narrow_bytes(dtype), counted.sent_bytes + counted.control_bytes, activation_bytes]
+        narrow, total, activations = (value / CLOSING_STEPS for value in self._world.total(values))
+        what = f"{narrow:.0f} of {total:.0f} bytes per step sent in formats of fewer bits than those of parameters"
+        if run.precision in HALF:
+            narrow = max(0.0, narrow - activations)
+            what += f"; {activations:.0f} may be, as values between layers are {run.precision}"
+        off: float | None = narrow / max(total, 1.0)
+        if why := self._why_bytes_not_counted():
+            what, off = why, None
+        elif run.strategy.rounds_messages(run):
+            what, off = f"{what}, as the strategy says", None
+        self._findings.append(Finding(MESSAGES, what, difference=off, limit=None if off is None else BYTES_LIMIT))
+
     def _held(self, sent: Sequence[Sent]) -> Sequence[Sent]:
         """Who rounds what is sent may begin with another exchange, and change over later: its last epoch alone."""
         return sent if self._run.strategy.parity_tolerance() <= EXACT else sent[-1:]
@@ -271,6 +386,33 @@ class ClosingCheck:
         if self._world.size == 1:
             return "one process sends nothing through torch.distributed"
         return "compile=true" if self._run.compile else "graph=true" if self._run.graph else ""
+
+
+def compared_draws(
+    ranks: Sequence[Sequence[tuple[int, Sequence[int]]]], plain: Sequence[DrawnNumbers], *, alike: int
+) -> Iterator[Finding]:
+    """Findings about what each rank has drawn in each of some steps: how many numbers, and where its streams began.
+
+    `plain`: of the same steps in plain code. `alike`: neighbouring ranks that draw the same.
+    """
+    wanted, drawn = sum(each.numbers for each in plain), sum(count for steps in ranks for count, _ in steps) / alike
+    if not wanted:
+        yield Finding(DRAWS, "plain code drew nothing, or one device has too little memory or time")
+        return
+    what = f"in {len(plain)} steps as the model trains, {drawn:.0f} random numbers drawn, by plain code {wanted}"
+    yield Finding(DRAWS, what, difference=max(0.0, 1 - drawn / wanted), limit=DRAWS_LIMIT)
+    if set.intersection(*(each.streams for each in plain)):
+        yield Finding(DRAWS_APART, "the model itself draws the same numbers in each step")
+        return
+    users: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for rank, steps in enumerate(ranks):
+        for step, (_, streams) in enumerate(steps):
+            for stream in streams:
+                users[stream].add((rank // alike, step))
+    again = {group for those in users.values() if len(those) > 1 for group, _ in those}
+    what = f"ranks, or groups of {alike}, " if alike > 1 else "ranks "
+    what += f"whose random numbers are those of another one, or of their own step before, of {len(ranks) // alike}"
+    yield Finding(DRAWS_APART, what, difference=float(len(again)), limit=0.0)
 
 
 def why_no_steps(run: RunConfig, traits: Traits = TRAITS) -> str | None:

@@ -7,28 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import traceback
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelbench.config.build import package_of
 from parallelbench.config.components import Traits
 from parallelbench.errors import ConfigError, count_of, one_line, place_of
 from parallelbench.models.modules import blank, built
+from parallelbench.training.checks.draws import Drawing
 from parallelbench.training.checks.plain import updated
 from parallelbench.training.failure import classify
-from parallelbench.world.generators import Generators, held_generators, state_of
+from parallelbench.world.generators import Generators, held_generators
 from parallelbench.world.numerics import dtype_of, in_arithmetic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from parallelbench.config.run import RunConfig
 
@@ -49,7 +46,8 @@ def check_scores(run: RunConfig, device: torch.device | str) -> None:
     logits = torch.rand((*shape, run.logits_per_label), generator=draw, dtype=torch.float64).to(device, dtype)
     labels = torch.randint(run.data.num_classes, shape, generator=draw).to(device)
     loss, metric = (f"{key}={getattr(run, key).name}: the function that {key}.build returns" for key in _SCORES)
-    _check_halves(f"{loss} must give the mean over a batch", run.loss.build(), logits, labels, shape=(), share=0.5)
+    followed = logits.clone().requires_grad_()
+    _check_halves(f"{loss} must give the mean over a batch", run.loss.build(), followed, labels, shape=(), share=0.5)
     if size := run.metric_size:
         _check_halves(f"{metric} must give sums", run.metric.build(), logits, labels, shape=(size,), share=1.0)
 
@@ -65,11 +63,50 @@ def _check_halves(
     if not isinstance(whole, Tensor) or whole.shape != shape:
         found = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
         raise ConfigError(f"{what}, a tensor of shape {shape}, but it gives {found}")
+    if not shape and not whole.requires_grad:
+        raise ConfigError(
+            f"{what} that backward can follow, but it is detached from the logits, so nothing would be trained: "
+            "compute it by torch's operations, without detach(), item(), numpy or torch.no_grad()"
+        )
     first, second = (score(*half).double() for half in zip(logits.chunk(2), labels.chunk(2), strict=True))
     both, whole = share * (first + second), whole.double()
     off = ~((whole - both).abs() <= _ROUNDING * torch.maximum(whole.abs(), both.abs()))  # NaN is off
     if whole.isfinite().all() and off.any():
         raise ConfigError(f"{what}, but it gives {whole.tolist()}, and by its two halves {both.tolist()}")
+
+
+def check_update(run: RunConfig) -> None:
+    """Raise `ConfigError` where an optimizer of one's own updates only with a closure, which strategies don't give."""
+    if package_of(type(run.optimizer)) == "parallelbench":
+        return
+    with Generators().unchanged():
+        plain, fails = _fails_to_update(run, with_closure=False), None
+        fails = _fails_to_update(run, with_closure=True) if plain else None
+    if plain and not fails:
+        raise ConfigError(
+            f"optimizer={run.optimizer.name} is refused: step() of what its build returns computes the loss again by "
+            f"a closure, and strategies call it without one ({plain}); choose optimizer=lbfgs, or update from the "
+            f"gradients alone ({place_of(type(run.optimizer).build)})"
+        )
+
+
+def _fails_to_update(run: RunConfig, *, with_closure: bool) -> str:
+    """How a small parameter's update fails; empty: it does not."""
+    parameter = nn.Parameter(torch.linspace(1.0, 2.0, 6, dtype=torch.float64).reshape(2, 3))
+
+    def loss() -> Tensor:
+        parameter.grad = None
+        value = parameter.square().mean()
+        value.backward()
+        return value
+
+    try:
+        optimizer = run.optimizer.build([parameter], run, "cpu")
+        loss()
+        optimizer.step(*([loss] if with_closure else []))  # type: ignore[arg-type]
+    except Exception as error:  # a user's optimizer may raise anything
+        return one_line(f"{type(error).__name__}: {error}")
+    return ""
 
 
 def check_rate(run: RunConfig) -> None:
@@ -196,6 +233,8 @@ _FEW_SAMPLES, _MORE_SAMPLES = 4, 64
 """Of few, a layer that values choose (an expert) may get none: then more are tried."""
 _STEPS_THAT_DRAW = 16
 """Steps of a model that draws: what it leaves out now and then shows in one of them."""
+_STEPS_OF_STATE = 2
+"""Steps after which a model must be what its state says."""
 _MIXED = 1e-3
 """Share of the largest output by which others in a batch change it: rounding, in whatever arithmetic, changes less."""
 _LARGE_TO_TRAIN = 10_000_000
@@ -242,20 +281,29 @@ def _of_steps(model: nn.Sequential, run: RunConfig, *, dtype: torch.dtype, has_v
 
     def copied() -> nn.Sequential:
         """Each step begins with the same values; without values there is nothing to copy, nor can torch."""
-        return deepcopy(model) if has_values else model
+        try:
+            return deepcopy(model) if has_values else model
+        except Exception as error:  # a user's module may raise anything
+            raise ConfigError(
+                f"model={run.model.name} can't be copied by copy.deepcopy, and checks train copies: "
+                f"{one_line(f'{type(error).__name__}: {error}')} ({place_of(type(run.model).build)})"
+            ) from None
 
     step, untouched = _step(copied(), run, *batch), set[str]()
     if step.untouched or step.draws:
         more = _batch(run, _MORE_SAMPLES, dtype)
         for _ in range(_STEPS_THAT_DRAW if step.draws and has_values else 1):
             untouched |= _step(copied(), run, *more).untouched
+    draws_in_evaluation = _draws(copied().eval(), batch[0])
+    if has_values and not draws_in_evaluation:
+        _require_state(copied(), copied(), run, batch, draws=step.draws)
     by_kind = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules())
     mixes = by_kind if step.draws or not has_values else _mixes(copied(), run, *batch, whole=step.output)
     return Traits(
         draws=step.draws,
         generators=tuple(held_generators(model)),
         draws_elsewhere=step.draws_elsewhere,
-        draws_in_evaluation=_draws(copied().eval(), batch[0]),
+        draws_in_evaluation=draws_in_evaluation,
         mixes_samples=mixes,
         untouched=tuple(name for name, _ in model.named_parameters() if name in untouched),
         scalars=tuple(name for name, each in model.named_parameters() if not each.dim()),
@@ -265,6 +313,54 @@ def _of_steps(model: nn.Sequential, run: RunConfig, *, dtype: torch.dtype, has_v
         counters=step.counters,
         shared=_shared(model),
     )
+
+
+def _require_state(
+    model: nn.Sequential, fresh: nn.Sequential, run: RunConfig, batch: tuple[Tensor, Tensor], *, draws: bool
+) -> None:
+    """Raise `ConfigError` where a model that has trained makes something else of a batch than another one of its state.
+
+    `model` and `fresh`: two copies. A resumed run goes on with the state alone, and so does plain code.
+    """
+    before = _beside_state(model)
+    for _ in range(_STEPS_OF_STATE):
+        _step(model, run, *batch)
+    after = _beside_state(model)
+    state = fresh.state_dict()
+    for training in (False,) if draws else (False, True):
+        with torch.no_grad():
+            for name, each in model.state_dict().items():
+                if isinstance(each, Tensor) and each.shape == state[name].shape:
+                    state[name].copy_(each)
+            own, other = (each.train(training)(batch[0].clone()) for each in (model, fresh))
+        if (own - other).abs().max() > _ROUNDING * own.abs().max():
+            changed = ", ".join(name for name in after if not _equal(before.get(name), after[name]))
+            raise ConfigError(
+                f"model={run.model.name}: what it computes after some steps depends on "
+                f"{changed or 'something'} that is neither a parameter nor a buffer of its state, so resumed runs and "
+                "checks would go on without: keep it by register_buffer(name, tensor), without persistent=False "
+                f"({place_of(type(run.model).build)})"
+            )
+
+
+def _beside_state(model: nn.Module) -> dict[str, Any]:
+    """Copies of what modules hold besides their state: buffers that are not persistent, numbers, and other tensors."""
+    held = dict[str, Any]()
+    for path, module in model.named_modules():
+        own = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+        own |= {name: each for name, each in vars(module).items() if not name.startswith("_") and name != "training"}
+        for name, each in own.items():
+            if isinstance(each, Tensor):
+                held[f"{path}.{name}"] = each.detach().clone()
+            elif isinstance(each, (int, float)):
+                held[f"{path}.{name}"] = each
+    return held
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _batch(run: RunConfig, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -288,7 +384,7 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
     model.train()
     whole = {name: each for name, each in model.named_buffers() if not (each.is_floating_point() or each.is_complex())}
     versions = {name: each._version for name, each in whole.items()}
-    with _drawing(model) as drawn:
+    with Drawing(model) as drawn:
         output = samples
         for name, layer in model.named_children():
             output = layer(output)
@@ -297,6 +393,7 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
                     f"model={run.model.name} gets {type(output).__name__} from its layer {name} in training: return "
                     "one tensor; with_own_loss adds what else training minimises (docs/adding-a-model.md)"
                 )
+        _require_gradient(run, output)
         loss(output, labels).backward()
     after = dict(model.named_buffers())
     held = {getattr(each, "_cdata", None) for each in held_generators(model).values()}  # operations see other wrappers
@@ -309,6 +406,15 @@ def _step(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor)
     )
 
 
+def _require_gradient(run: RunConfig, output: Tensor) -> None:
+    if not output.requires_grad:
+        raise ConfigError(
+            f"model={run.model.name}: what its last layer gives in training is detached from all parameters, so "
+            "nothing would be trained: compute it by torch's operations, without detach(), .data, numpy or "
+            f"torch.no_grad() ({place_of(type(run.model).build)})"
+        )
+
+
 def _mixes(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor, *, whole: Tensor) -> bool:
     """Whether half of the samples alone give something else."""
     size = _FEW_SAMPLES // 2
@@ -317,7 +423,7 @@ def _mixes(model: nn.Sequential, run: RunConfig, samples: Tensor, labels: Tensor
 
 
 def _draws(model: nn.Sequential, samples: Tensor) -> bool:
-    with torch.no_grad(), _drawing(model) as drawn:
+    with torch.no_grad(), Drawing(model) as drawn:
         model(samples)
     return bool(drawn.names)
 
@@ -327,46 +433,3 @@ def _shared(model: nn.Sequential) -> tuple[tuple[str, ...], ...]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return tuple(tuple(each) for each in names.values() if len({name.partition(".")[0] for name in each}) > 1)
-
-
-class _Draws(TorchDispatchMode):
-    """Notes operations that draw from any of torch's generators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.generators: list[torch.Generator] = []
-        """Those that operations are given: none of the global ones."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | (kwargs or {})
-        # Attention is tagged whether it drops something or not.
-        if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0.0:
-            self.names.append(func._schema.name)
-            self.generators += filter(None, [given.get("generator")])
-        return func(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _drawing(model: nn.Module) -> Iterator[_Draws]:
-    """Names what draws random numbers: torch's operations, and generators whose state is another one at the end."""
-    before = _generators(model)
-    with _Draws() as mode:
-        yield mode
-    mode.names += [name for name, state in _generators(model).items() if state != before[name]]
-
-
-def _generators(model: nn.Module) -> dict[str, object]:
-    """States of the global generators, and of those of NumPy and Python that the model holds; torch's own operations
-    are seen.
-    """
-    held = {path: each for path, each in held_generators(model).items() if not isinstance(each, torch.Generator)}
-    algorithm, key, *rest = np.random.get_state()
-    with no_dispatch():  # not even among tensors without values does this one have none
-        of_torch = torch.get_rng_state().numpy().tobytes()
-    return {
-        "torch": of_torch,
-        "numpy": (algorithm, np.asarray(key).tobytes(), *rest),
-        "random": random.getstate(),
-        **{path: state_of(generator) for path, generator in held.items()},
-    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,6 +52,10 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precisions whose forward passes are autocast."""
 
 
+class TooSlowError(Exception):
+    """Plain code has not come to an end by its deadline."""
+
+
 class PlainStep(NamedTuple):
     """What one step from a given state must leave."""
 
@@ -79,6 +85,8 @@ class PlainModel:
     ) -> None:
         self._model, self._mean_loss, self._device = model, loss, device
         self._pieces, self._metric = pieces, metric
+        self.deadline = math.inf
+        """By `time.perf_counter`; past it, a step or an evaluation raises `TooSlowError` after a piece or a batch."""
 
     def step(self, state: Mapping[str, Tensor], batch: Batch, *, precision: str, scale: float = 1.0) -> PlainStep:
         """Loss and gradients of a global batch at `state`; nothing is updated but buffers.
@@ -95,6 +103,7 @@ class PlainModel:
             loss = self._mean_loss(_logits(model, piece, precision), targets) * len(targets)
             (loss * (scale / len(labels))).backward()
             loss_sum += loss.item()
+            self._require_time()
             buffers = buffers or {
                 name: _wide(each)
                 for name, each in model.named_buffers()
@@ -118,7 +127,12 @@ class PlainModel:
             more = self._metric.over(logits, labels).tolist() if self._metric else []
             sums = [loss, correct.sum().item(), *more]
             total = [before + each for before, each in zip(total, sums, strict=True)]
+            self._require_time()
         return total
+
+    def _require_time(self) -> None:
+        if time.perf_counter() > self.deadline:
+            raise TooSlowError
 
     def _at(self, state: Mapping[str, Tensor], precision: str) -> nn.Module:
         model = in_arithmetic(self._model, dtype_of(precision), self._device)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from parallelbench.config.components import TRAITS, Shard
+from parallelbench.config.components import EXACT, TRAITS, Shard
 from parallelbench.loaders.order import endless
 from parallelbench.optim.optimizers import Lbfgs
 from parallelbench.training.checks.comparability import Finding, granted_tolerance, pieces_of
 from parallelbench.training.checks.parity import loss_difference
-from parallelbench.training.checks.plain import PlainModel, PlainOptimizer, clipped, kept_of_one
+from parallelbench.training.checks.plain import PlainModel, PlainOptimizer, TooSlowError, clipped, kept_of_one
 from parallelbench.world.generators import Generators
 from parallelbench.world.numerics import as_real, wide
 
@@ -47,6 +49,18 @@ def relative_difference(values: Mapping[str, Tensor], expected: Mapping[str, Ten
     norms = torch.stack([tensor.norm() for _, tensor in pairs])
     errors = torch.stack([(value - tensor).norm() for value, tensor in pairs])
     return (errors / norms.clamp(min=max(_LEAST_SHARE * norms.norm().item(), 1e-300))).max().item()
+
+
+def least_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The smallest ‖value − expected‖ ÷ ‖expected‖ of a tensor; infinite where names or shapes differ.
+
+    A ReLU that flips changes the gradients before it, but not those after it: the last layer's differ by no more than
+    the number format explains. Gradients that were rounded to be sent all differ by more.
+    """
+    if (pairs := _pairs(values, expected)) is None:
+        return float("inf")
+    sized = [(value, tensor) for value, tensor in pairs if tensor.any()]
+    return min(((value - tensor).norm() / tensor.norm()).item() for value, tensor in sized) if sized else 0.0
 
 
 def size_difference(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -98,6 +112,9 @@ def _pairs(values: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list
     return pairs if same else None
 
 
+RESOLUTION = "resolution"
+"""The check that sees a coarser number format, as of messages."""
+
 DRAWS_ALWAYS = "the model draws random numbers in evaluation, too"
 
 MARGIN = 8.0
@@ -111,6 +128,9 @@ GRADIENT_FLOORS = {"fp64": 1e-9, "fp32": 5e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16
 """Least limit of the gradients of the best step, relative."""
 LOSS_FLOORS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 """Least limit of losses, of an evaluation, and of buffers, relative; predictions may differ by as large a share."""
+LEAST_FLOORS = {"fp32": 5e-5}
+"""Least limit of the tensor that agrees best, relative. Rounding to fp16 changes a tensor by 1.9e-4, to bf16 by eight
+times as much; fp32 itself changes the last layer's gradient by some 1e-6, with torch's kernels on both sides."""
 UPDATE_LIMITS = {"fp64": 1e-9}
 """Largest difference of an update, from the gradients that the step has left; of other precisions `_UPDATE_LIMIT`."""
 _UPDATE_LIMIT = 1e-3
@@ -128,12 +148,24 @@ class Taken(NamedTuple):
     """Factor of the loss in its backward (fp16)."""
 
 
+_TOO_LITTLE = "one device has too little memory"
+
+
 class Judge:
-    """Rank 0's plain code, on the first of its devices. What doesn't fit its memory is not checked."""
+    """Rank 0's plain code, on the first of its devices. What doesn't fit its memory, or its time, is not checked."""
 
     def __init__(
-        self, model: nn.Module, run: RunConfig, world: World, loader_of: LoaderOf, *, traits: Traits = TRAITS
+        self,
+        model: nn.Module,
+        run: RunConfig,
+        world: World,
+        loader_of: LoaderOf,
+        *,
+        traits: Traits = TRAITS,
+        budget_s: float = math.inf,
     ) -> None:
+        """`budget_s`: for each step and each evaluation, while other ranks wait."""
+        self._budget_s, self._is_slow = budget_s, False
         self._run, self._loader_of, self._traits = run, loader_of, traits
         loss = run.model.with_own_loss(run.loss.build())
         self._model = model
@@ -149,6 +181,8 @@ class Judge:
         self._why_no_updates = ""
         self._gradients: list[tuple[float, float]] = []
         """Of each step, the difference of the gradients, and that of the number format alone."""
+        self._least: list[tuple[float, float]] = []
+        """Likewise, of the tensor that agrees best."""
         self._loader: BatchLoader | None = None
         self._batches: Iterator[Batch] = iter(())
 
@@ -157,15 +191,19 @@ class Judge:
         if self._loader is not None:
             self._loader.close()
 
-    def evaluation(self, state: Mapping[str, Tensor], *, loss: float, accuracy: float) -> list[Finding]:
-        """Hold the last epoch's evaluation against that of the gathered parameters."""
+    def evaluation(self, state: Mapping[str, Tensor], loss: float, accuracy: float) -> list[Finding]:
+        """Hold an evaluation against that of the gathered parameters."""
         run = self._run
         try:
-            self._loader = self._loader_of(run, Shard())
-            self._batches = endless(self._loader, first=run.epochs + 1)
+            if self._loader is None:
+                self._loader = self._loader_of(run, Shard())
+                self._batches = endless(self._loader, first=run.epochs + 1)
+            self._begin()
             loss_sum, correct = self._plain.evaluate(state, self._loader.test(), precision=run.precision)
         except torch.OutOfMemoryError:
-            return [Finding("evaluation", "one device has too little memory")]
+            return [Finding("evaluation", _TOO_LITTLE)]
+        except TooSlowError:
+            return [Finding("evaluation", self._too_slow)]
         if self._traits.draws_in_evaluation:
             return [Finding("evaluation", DRAWS_ALWAYS)]
         what = f"{run.data.test_samples} test samples in {run.precision}, gathered parameters"
@@ -177,6 +215,16 @@ class Judge:
             Finding("evaluation loss", what, difference=off, limit=floor),
             Finding("evaluation accuracy", what, difference=off_by, limit=floor + tie),
         ]
+
+    def _begin(self) -> None:
+        self._plain.deadline = time.perf_counter() + self._budget_s
+
+    @property
+    def _too_slow(self) -> str:
+        return (
+            f"one device alone takes longer than {self._budget_s:g} s for it, half of what ranks wait for each other "
+            "(launcher.collective_timeout_s)"
+        )
 
     def threads(self, state: Mapping[str, Tensor]) -> list[Finding]:
         """Hold one step from `state` on all threads of this process against the same step on one, in fp64 too."""
@@ -214,14 +262,20 @@ class Judge:
     def step(self, taken: Taken) -> list[Finding]:
         """Hold one step against plain code."""
         run = self._run
+        if self._is_slow:
+            return [Finding("steps", self._too_slow, step=taken.number)]
         try:
+            self._begin()
             batch = next(self._batches)
             exact = self._plain.step(taken.before, batch, precision="fp64")
             own = exact
             if run.precision != "fp64":
                 own = self._plain.step(taken.before, batch, precision=run.precision, scale=taken.scale)
         except (torch.OutOfMemoryError, StopIteration):
-            return [Finding("steps", "one device has too little memory", step=taken.number)]
+            return [Finding("steps", _TOO_LITTLE, step=taken.number)]
+        except TooSlowError:
+            self._is_slow = True
+            return [Finding("steps", self._too_slow, step=taken.number)]
         if run.precision == "fp16":
             taken = taken._replace(gradients=_unscaled(taken.gradients, taken.scale, exact.gradients))
             if not all(gradient.isfinite().all() for gradient in taken.gradients.values()):
@@ -251,6 +305,8 @@ class Judge:
         rounded = relative_difference(own.gradients, exact.gradients)
         off = min(relative_difference(taken.gradients, each.gradients) for each in (exact, own))
         self._gradients.append((off, rounded))
+        least = min(least_difference(taken.gradients, each.gradients) for each in (exact, own))
+        self._least.append((least, least_difference(own.gradients, exact.gradients)))
         floor = STEP_FLOOR if self._run.precision != "fp64" else self._least_gradient
         found = self._finding("gradients", taken.number, off, rounded=rounded, floor=floor)
         if found.limit is not None:
@@ -287,7 +343,14 @@ class Judge:
             return []
         off, rounded = min(self._gradients)
         found = self._finding("rounding", None, off, rounded=rounded, floor=self._least_gradient)
-        return [found._replace(detail=f"gradients of the best of {len(self._gradients)} steps: {found.detail}")]
+        best = f"of the best of {len(self._gradients)} steps: {found.detail}"
+        findings = [found._replace(detail=f"gradients {best}")]
+        floor = LEAST_FLOORS.get(self._run.precision) if self._run.strategy.framework == "torch" else None
+        if floor is not None and granted_tolerance(self._run) <= EXACT:
+            off, rounded = min(self._least)
+            found = self._finding(RESOLUTION, None, off, rounded=rounded, floor=floor)
+            findings.append(found._replace(detail=f"the gradient that agrees best, {best}"))
+        return findings
 
 
 @contextmanager
