@@ -239,9 +239,9 @@ def test_what_is_no_number_of_hours_lifts_no_limit(here: Path, capsys: pytest.Ca
 def test_plan_lists_every_run_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "sweep=demo", "launcher.oversubscribe=true"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("digits-cnn_small-")]
-    assert len(lines) == 21
+    assert len(lines) == 24
     assert all("missing" in line for line in lines)
-    assert sum("ddp" in line and "2 cpu" in line for line in lines) == 7
+    assert sum("ddp" in line and "2 cpu" in line for line in lines) == 8
     assert listing(here) == {}
 
 

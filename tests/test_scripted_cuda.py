@@ -395,6 +395,7 @@ def test_streams_hide_waiting() -> None:
 def test_a_warm_up_restores_the_generators_of_the_modules_gpus(device: ScriptedCuda) -> None:
     parameters = [SimpleNamespace(device=torch.device(name)) for name in ("cuda:0", "cpu", "cuda:0")]
     device.random = torch.tensor([7], dtype=torch.uint8)
-    with state.undrawn_numbers(SimpleNamespace(parameters=lambda: parameters)):  # type: ignore[arg-type]
+    module = SimpleNamespace(parameters=lambda: parameters, named_modules=lambda: iter(()))
+    with state.undrawn_numbers(module, torch.optim.SGD([torch.zeros(1)])):  # type: ignore[arg-type]
         device.random = torch.tensor([8], dtype=torch.uint8)
     assert device.random.tolist() == [7]

@@ -26,6 +26,7 @@ from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import plugin_of, training_plugin
 from parallelbench.errors import ConfigError, choices, count_of, one_line
+from parallelbench.processes import silence_output
 from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
 from parallelbench.results.folder import FORGOTTEN, RunFolder
 from parallelbench.training.checks import own_parts
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from launch.launcher import Prepared
+    from launch.launcher import Launcher, Prepared
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from launch.verbs.advise import Question
@@ -74,9 +75,12 @@ def submit(
 ) -> int:
     """Train the missing runs of a sweep with its launcher; `then`: what follows once all are over (`report`)."""
     options = SubmitOptions(_outcomes(retry), max_gpu_hours)
-    plan = _tuned(planned_runs(overrides, extension, tell=say))
-    _tell_of_sources(plan, extension)
+    lines: list[str] = []
+    plan = _tuned(planned_runs(overrides, extension, tell=lines.append))
     launcher = launcher_of(plan[0].run)
+    for line in lines:
+        _say_unless_nobody_reads(line, launcher)
+    _tell_of_sources(plan, extension)
     if then and not (launcher.trains_here or launcher.reports_afterwards):
         raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
     prepared = _prepared(plan)
@@ -96,6 +100,16 @@ def submit(
         _tell_of_disturbed(prepared[0].folder.path.parent, extension, again=DISTURBED in options.retry)
     say(_next_command(prepared, code))
     return code
+
+
+def _say_unless_nobody_reads(line: str, launcher: Launcher) -> None:
+    """Print a line. Where the reader of the pipe is gone, jobs are queued all the same; a local sweep ends."""
+    try:
+        say(line)
+    except BrokenPipeError:
+        if launcher.trains_here:
+            raise
+        silence_output()
 
 
 def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> None:

@@ -25,6 +25,7 @@ from parallelbench.results.attempt import RETRYABLE, Attempt
 from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.files import fill
 from parallelbench.results.journal import Journal
+from parallelbench.strategies.data_parallel import Ddp
 from parallelbench.strategies.single import Single
 from parallelbench.training import failure
 from parallelbench.training.failure import RankError, classify
@@ -474,7 +475,7 @@ def test_one_process_of_another_framework_is_told_by_what_it_was_killed(attempt:
 
 
 def test_a_parity_failure_says_by_how_much(tmp_path: Path) -> None:
-    run, fake = config(tmp_path), Fake(parity_passed=False)
+    run, fake = config(tmp_path, strategy="ddp", devices=2), Fake(parity_passed=False)
     folder, attempt = begin(run, fake)
     write_epochs(run, attempt, fake, epochs=run.epochs)
     journal = Journal(attempt.path / "journal-rank0.jsonl")
@@ -487,7 +488,7 @@ def test_a_parity_failure_says_by_how_much(tmp_path: Path) -> None:
     assert folder.state().state == "done"
 
 
-class Unlike(Single, frozen=True, kw_only=True):
+class Unlike(Ddp, frozen=True, kw_only=True):
     """A strategy that is held against a reference of its own."""
 
     def equals_one_device(self, run: RunConfig) -> bool:
@@ -501,7 +502,8 @@ class Unlike(Single, frozen=True, kw_only=True):
 def test_what_was_held_against_an_authors_reference_is_not_said_to_be_like_one_device(
     tmp_path: Path, passes: bool
 ) -> None:
-    run = msgspec.structs.replace(config(tmp_path), strategy=Unlike(name="unlike"))
+    run = config(tmp_path, strategy="ddp", devices=2)
+    run = msgspec.structs.replace(run, strategy=Unlike(**msgspec.structs.asdict(run.strategy) | {"name": "unlike"}))
     fake = Fake(parity_passed=passes)
     folder, attempt = begin(run, fake)
     write_epochs(run, attempt, fake, epochs=run.epochs)

@@ -304,7 +304,7 @@ def test_listed_is_as_written() -> None:
 
 def test_repeats_share_their_seed_across_configurations() -> None:
     by_repeat = {(p.run.repeat, p.run.effective_seed) for p in expand(["sweep=demo", "seed=5"])}
-    assert by_repeat == {(repeat, repeat + 5) for repeat in range(7)}
+    assert by_repeat == {(repeat, repeat + 5) for repeat in range(8)}
 
 
 def test_repeats_go_on_from_the_one_asked_for() -> None:
