@@ -23,7 +23,8 @@ from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
-from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy, Resumed
+from parallelbench.strategies.state import load_optimizer, optimizer_state
+from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy, Resumed, difference
 from parallelbench.training.failure import classify
 from parallelbench.world.numerics import Numerics
 from parallelbench.world.world import World
@@ -598,3 +599,13 @@ def test_never_is_never(tmp_path: Path) -> None:
     assert decide.after(1, 100.0) == (False, False)
     attempt.ask_to_stop()
     assert decide.after(2, 100.0) == (True, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float32])
+def test_an_optimizers_state_keeps_its_format(dtype: torch.dtype) -> None:
+    """Own optimizers keep momenta in halves, or in doubles; torch would give them their parameter's format."""
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    saving, loading = (torch.optim.SGD([weight], lr=0.1, momentum=0.9) for weight in weights)
+    saving.state[weights[0]]["momentum_buffer"] = torch.tensor([0.1, 0.2, 0.3], dtype=dtype)
+    load_optimizer(loading, optimizer_state(saving))
+    assert difference(optimizer_state(saving), optimizer_state(loading)) == ""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
@@ -263,6 +264,28 @@ def test_of_groups_that_draw_alike_only_others_numbers_count() -> None:
     assert differences(group, group, [(0, []), (0, [])], [(0, []), (0, [])]) == [0.5, 0.0]
     always = [found.difference for found in compared_draws([group, other], [drawn(9, 1), drawn(9, 1)], alike=1)]
     assert always == [0.0, None], "the model itself begins its stream anew in each step"
+    own = [found.difference for found in compared_draws([group, group], plain, alike=1, owns=True)]
+    assert own == [0.0, None], "generators of the model's own begin alike on all ranks"
+
+
+def test_layers_that_are_left_out_at_random_may_draw_as_they_happen_to() -> None:
+    """LayerDrop: a block that is skipped takes its dropout's numbers with it."""
+
+    def draws(*counts: int) -> list[DrawnNumbers]:
+        steps = [DrawnNumbers() for _ in counts]
+        for step, (of_step, count) in enumerate(zip(steps, counts, strict=True)):
+            of_step.numbers, of_step.streams = count, {step}
+        return steps
+
+    for counts, plain, off in (
+        ((1000, 2000, 1000), (4000, 3000, 4000), 0.0),
+        ((0, 0, 0), (4000, 3000, 4000), 1.0),
+        ((4000, 4000, 4000), (4000, 4000, 4000), 0.0),
+        ((2000, 2000, 2000), (4000, 4000, 4000), 0.5),  # half of the dropouts are off
+    ):
+        rank = [(count, [10 + step]) for step, count in enumerate(counts)]
+        found = next(iter(compared_draws([rank], draws(*plain), alike=1)))
+        assert found.difference == off
 
 
 def test_each_repeat_and_attempt_draws_an_evaluation_before_the_last() -> None:
@@ -270,6 +293,18 @@ def test_each_repeat_and_attempt_draws_an_evaluation_before_the_last() -> None:
     drawn = {drawn_epoch(msgspec.structs.replace(run, repeat=repeat), 3) for repeat in range(60)}
     assert drawn == {3, 4, 5, 6, 7, 8}
     assert drawn_epoch(run, 9) is None
+
+
+def test_a_disk_without_room_for_a_drawn_evaluation_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/full takes what is buffered, and nothing once it is flushed, by `close` too."""
+    run = configure(*SMALL, "strategy=single", "epochs=2")
+    replica = SimpleNamespace(full_state_dict=lambda: {"weight": torch.zeros(5)})
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda: Path("/dev/full").open("wb"))
+    drawn = DrawnEvaluation(replica, run, World(), first=1)  # type: ignore[arg-type]
+    drawn.epoch_starts(1)
+    drawn.epoch_evaluated(None)
+    assert "could not be kept" in drawn.why_not_kept
+    assert drawn.state() is None
 
 
 @pytest.mark.slow

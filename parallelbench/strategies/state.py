@@ -85,6 +85,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
         for index, plain in saved["plain"].items()
     }
     optimizer.load_state_dict({"state": state, "param_groups": saved["groups"]})
+    for index, parameter in enumerate(parameters):
+        for key, value in state.get(index, {}).items():
+            loaded = optimizer.state[parameter][key]
+            if isinstance(loaded, Tensor) and loaded.dtype != value.dtype:  # torch gives it the parameter's format
+                optimizer.state[parameter][key] = value.to(loaded.device)
 
 
 def _local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -60,23 +60,24 @@ class Watch:
 
     def beat(self) -> None:
         """Wait, and look."""
-        began, delay_s = time.perf_counter(), self._delay_s()
+        began, before = time.perf_counter(), self._delays_s()
         self._wait(BEAT_S)
-        after_s = self._delay_s()
-        if delay_s is not None and after_s is not None:
-            late_s = time.perf_counter() - began - BEAT_S - (after_s - delay_s)
+        after = self._delays_s()
+        if before is not None and after is not None and before.keys() <= after.keys():  # no thread has ended
+            waited_s = sum(after.values()) - sum(before.values())
+            late_s = time.perf_counter() - began - BEAT_S - waited_s
             if late_s > LATE_S:
                 now = time.time()
                 self._found.append((now - late_s, now))
         self._note(is_stopped=any(map(self._is_stopped, self._of_ranks())))
 
-    def _delay_s(self) -> float | None:
-        """How long this process's threads have waited for a core: also the one that keeps others waiting for Python's
-        lock. None where the kernel does not say, and who wakes up late may have waited for a core.
+    def _delays_s(self) -> dict[str, float] | None:
+        """How long each of this process's threads has waited for a core: also the one that keeps others waiting for
+        Python's lock. None where the kernel does not say, and who wakes up late may have waited for a core.
         """
-        delays = [run_delay_s(task / "schedstat") for task in (self._proc / "self/task").glob("*")]
-        known = [delay for delay in delays if delay is not None]
-        return sum(known) if len(known) == len(delays) else None
+        delays = {task.name: run_delay_s(task / "schedstat") for task in (self._proc / "self/task").glob("*")}
+        known = {name: delay for name, delay in delays.items() if delay is not None}
+        return known if len(known) == len(delays) else None
 
     def _note(self, *, is_stopped: bool) -> None:
         if is_stopped and self._stopped_at is None:

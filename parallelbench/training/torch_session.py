@@ -164,6 +164,8 @@ class Session(RankSession):
         optimizer = self._run.optimizer
         if self._too_large or not isinstance(optimizer, FirstOrder):
             return
+        if self._run.precision == "fp16":  # its scaler may have left out every update so far
+            return
         lost = []
         for key in optimizer.kept() or ():
             state = replica.full_optimizer_state(key)

@@ -44,8 +44,8 @@ class ShardedStrategy(DataParallelStrategy, frozen=True, kw_only=True):
     least memory. False keeps them until the layer's backward ends (stage 2): a third less is sent."""
     gather: Literal["stored", "bf16"] = "stored"
     """Arithmetic in which parameters are gathered. stored: as the optimizer has them, in fp32; bf16: rounded first, so
-    half is sent and held, with precision=bf16 only. Activations have the same types, and gradients are summed in fp32,
-    either way."""
+    half is sent, with precision=bf16 only. Activations have the same types, and gradients are summed in fp32, either
+    way; those of norms, embeddings and biases are rounded to bf16 once before."""
     micro_batches: Count = 1
     """Pieces that a rank cuts its slice of every batch into; must divide it. Gradients add up, whole, and ranks average
     them with the last piece; parameters are gathered for each."""

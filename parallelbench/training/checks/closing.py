@@ -78,10 +78,11 @@ share in a coarser format than it says."""
 MESSAGES = "messages"
 
 DRAWS, DRAWS_APART = "draws", "draws apart"
-DRAWN_STEPS = 2
+DRAWN_STEPS = 3
 """Further steps of a model that draws random numbers, taken as it trains."""
 DRAWS_LIMIT = 0.25
-"""Largest share by which they may draw less than plain code: models that leave layers out at random draw unevenly."""
+"""Largest share by which they may draw less than plain code. A model that leaves layers out at random draws more in
+some steps than in others, so that it must only draw at all."""
 
 EXCHANGES = "exchanges"
 LEAST_EXCHANGES = 0.75
@@ -142,7 +143,8 @@ class ClosingCheck:
         plain: list[DrawnNumbers] = []
         if self._traits.draws:
             if model is not None:
-                plain = self._drawn_by_plain_code(model, state)
+                if not self._why_draws_not_seen():
+                    plain = self._drawn_by_plain_code(model, state)
                 stay_in_evaluation(model)
             self._world.barrier()
         if self._world.rank == 0:
@@ -154,6 +156,8 @@ class ClosingCheck:
         if drawn is not None and drawn.epoch is not None:
             self._world.barrier()
             self._earlier(drawn, *evaluated[drawn.epoch])
+        elif drawn is not None and self._world.rank == 0:
+            self._findings.append(Finding("earlier evaluation", "this attempt evaluated once"))
         reason = why_no_steps(self._run, self._traits) or self._why_not_in_evaluation()
         if reason is None:
             with in_evaluation(self._module) if self._traits.draws else nullcontext():
@@ -183,6 +187,7 @@ class ClosingCheck:
                     seen.append(drawn)
             except (torch.OutOfMemoryError, TooSlowError):
                 seen.clear()
+        model.zero_grad(set_to_none=True)
         world.set_random_state(before)
         return seen
 
@@ -199,7 +204,8 @@ class ClosingCheck:
         self._replica.traffic.take()
         ranks = self._world.gather(own)
         if self._judge is not None:
-            self._findings += compared_draws(ranks, plain, alike=self._run.strategy.draws_alike(self._run))
+            alike = self._run.strategy.draws_alike(self._run)
+            self._findings += compared_draws(ranks, plain, alike=alike, owns=owns_generators(self._traits))
 
     def _why_draws_not_seen(self) -> str:
         """Empty: they are, by torch's dispatcher."""
@@ -389,18 +395,29 @@ class ClosingCheck:
 
 
 def compared_draws(
-    ranks: Sequence[Sequence[tuple[int, Sequence[int]]]], plain: Sequence[DrawnNumbers], *, alike: int
+    ranks: Sequence[Sequence[tuple[int, Sequence[int]]]],
+    plain: Sequence[DrawnNumbers],
+    *,
+    alike: int,
+    owns: bool = False,
 ) -> Iterator[Finding]:
     """Findings about what each rank has drawn in each of some steps: how many numbers, and where its streams began.
 
-    `plain`: of the same steps in plain code. `alike`: neighbouring ranks that draw the same.
+    `plain`: of the same steps in plain code. `alike`: neighbouring ranks that draw the same. `owns`: the model draws
+    from generators of its own, which begin alike on all ranks.
     """
     wanted, drawn = sum(each.numbers for each in plain), sum(count for steps in ranks for count, _ in steps) / alike
     if not wanted:
         yield Finding(DRAWS, "plain code drew nothing, or one device has too little memory or time")
         return
     what = f"in {len(plain)} steps as the model trains, {drawn:.0f} random numbers drawn, by plain code {wanted}"
-    yield Finding(DRAWS, what, difference=max(0.0, 1 - drawn / wanted), limit=DRAWS_LIMIT)
+    of_steps = [[each.numbers for each in plain], *([count for count, _ in steps] for steps in ranks)]
+    is_even = all(len(set(counts)) == 1 for counts in of_steps)
+    off = max(0.0, 1 - drawn / wanted) if is_even else float(not drawn)
+    yield Finding(DRAWS, what, difference=off, limit=DRAWS_LIMIT)
+    if owns:
+        yield Finding(DRAWS_APART, "the model draws from generators of its own, which begin alike on all ranks")
+        return
     if set.intersection(*(each.streams for each in plain)):
         yield Finding(DRAWS_APART, "the model itself draws the same numbers in each step")
         return
@@ -413,6 +430,11 @@ def compared_draws(
     what = f"ranks, or groups of {alike}, " if alike > 1 else "ranks "
     what += f"whose random numbers are those of another one, or of their own step before, of {len(ranks) // alike}"
     yield Finding(DRAWS_APART, what, difference=float(len(again)), limit=0.0)
+
+
+def owns_generators(traits: Traits) -> bool:
+    """Whether a model draws from generators that are none of the global ones, which ranks seed apart."""
+    return bool(traits.generators) or traits.draws_elsewhere
 
 
 def why_no_steps(run: RunConfig, traits: Traits = TRAITS) -> str | None:

@@ -320,7 +320,7 @@ def _require_state(
 ) -> None:
     """Raise `ConfigError` where a model that has trained makes something else of a batch than another one of its state.
 
-    `model` and `fresh`: two copies. A resumed run goes on with the state alone, and so does plain code.
+    `model` and `fresh`: two copies. Plain code goes on with the state alone, and so do ranks that exchange it.
     """
     before = _beside_state(model)
     for _ in range(_STEPS_OF_STATE):
@@ -337,9 +337,9 @@ def _require_state(
             changed = ", ".join(name for name in after if not _equal(before.get(name), after[name]))
             raise ConfigError(
                 f"model={run.model.name}: what it computes after some steps depends on "
-                f"{changed or 'something'} that is neither a parameter nor a buffer of its state, so resumed runs and "
-                "checks would go on without: keep it by register_buffer(name, tensor), without persistent=False "
-                f"({place_of(type(run.model).build)})"
+                f"{changed or 'something'} that is neither a parameter nor a buffer of its state, so checks, and what "
+                "ranks exchange, would go on without: keep it by register_buffer(name, tensor), without "
+                f"persistent=False ({place_of(type(run.model).build)})"
             )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
+from parallelbench.measure.memory import release_host
 from parallelbench.training.observers import Observer
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class DrawnEvaluation(Observer):
         """Keep the parameters of the drawn one; then a collective."""
         if self._epoch == self.epoch:
             self._keep(self._replica.full_state_dict())
+            release_host()  # a later peak must not hold the copy
         return {}
 
     def _keep(self, state: Mapping[str, Tensor]) -> None:
@@ -62,6 +65,7 @@ class DrawnEvaluation(Observer):
         try:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
             self._world.write_state(dict(state), self._file)
+            self._file.flush()  # where the disk is full, it says so here
         except OSError as error:
             self.close()
             self.why_not_kept = f"its parameters could not be kept in {tempfile.gettempdir()}: {error.strerror}"
@@ -76,7 +80,8 @@ class DrawnEvaluation(Observer):
         return state
 
     def close(self) -> None:
-        """Let the file go."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Let the file go, also where what it has still buffered finds no room."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()

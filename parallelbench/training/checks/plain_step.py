@@ -203,6 +203,7 @@ class Judge:
         except torch.OutOfMemoryError:
             return [Finding("evaluation", _TOO_LITTLE)]
         except TooSlowError:
+            self._is_slow = True
             return [Finding("evaluation", self._too_slow)]
         if self._traits.draws_in_evaluation:
             return [Finding("evaluation", DRAWS_ALWAYS)]
