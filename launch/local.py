@@ -199,6 +199,8 @@ class _Stop:
 
         def ask(number: signal.Signals) -> None:
             training = self._training
+            if number is signal.SIGHUP is self._asked_by:  # a shell may send it again as it ends
+                return
             if self._asked_by is not None or training is None or not _saves(training.run):
                 raise Interrupted(number.name)
             try:

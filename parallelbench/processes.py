@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -116,6 +116,65 @@ def _end_later(code: int) -> None:
 def silence_output() -> None:
     """Let what is still printed, or buffered, go nowhere: the reader of the pipe has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def unread_output() -> Iterator[None]:
+    """Go on where nobody reads what is printed any more: the pipe's reader has closed it, or the terminal is gone."""
+    before = sys.stdout
+    sys.stdout = _Unread(before)
+    try:
+        yield
+    finally:
+        sys.stdout = before
+
+
+class _Unread:
+    """A stream that goes nowhere from the first failed print on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Print, if anybody reads."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            silence_output()
+            return len(text)
+
+    def flush(self) -> None:
+        """Likewise."""
+        try:
+            self._stream.flush()
+        except OSError:
+            silence_output()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def withstand_sigterm() -> None:
+    """Where SIGTERM was blocked before this program began, let it do nothing here, and end what this process starts:
+    multiprocessing ends its workers by it, and waits for them. Slurm sends it to all processes of a job.
+    """
+    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+        return
+
+    def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def end_by_it() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    # Blocked meanwhile: one for the child must not find this process's handler there.
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=end_by_it)
+    unblock()
 
 
 _PR_SET_PDEATHSIG = 1

@@ -43,7 +43,7 @@ _NAMES = (
     *("access_token", "auth_token", "api_key", "password", "passwd", "secret_key", "AccountKey", "SharedAccessKey"),
     "X-Amz-Security-Token",
 )
-_BEFORE_A_NAME = r"(?:(?<![A-Za-z0-9_])|u0026|%26|%3[Ff])"
+_BEFORE_A_NAME = r"(?:(?<![A-Za-z0-9_])|u0026|%(?:25)*26|%(?:25)*3[Ff])"
 """In a URL, also within another one, and within JSON."""
 _SHAPES = (
     TokenShape(
@@ -76,15 +76,16 @@ _SHAPES = (
     TokenShape((".atlasv1.",), "Terraform-token", r"(?<![A-Za-z0-9])[A-Za-z0-9]{10,}\.atlasv1\.[A-Za-z0-9_-]{20,}"),
     TokenShape(("://",), "password", r"""://[^\s/:"'\\]*:(?P<secret>(?!redacted-)[^\s/"'\\]+)@"""),
     TokenShape(
-        ("sig=", "sig%3D", "ignature=", "ignature%3D"),  # of Azure; of Amazon, Google and others
+        ("sig=", "sig%", "SIG=", "SIG%", "Sig=", "ignature=", "ignature%"),  # of Azure; of Amazon, Google and others
         "signature",
-        rf"{_BEFORE_A_NAME}(?:[A-Za-z]+-)*(?:sig|[Ss]ignature)(?:=|%3D)"
-        r"(?P<secret>(?!redacted-)(?=[A-Za-z_.~-]*[0-9%+/])[A-Za-z0-9%+/=_.~-]{16,})",
+        rf"(?:{_BEFORE_A_NAME}(?<![A-Za-z]-)(?:[A-Za-z]{{1,20}}-){{0,4}}(?:sig|SIG|Sig|[Ss]ignature)(?:=|%(?:25)*3D)"
+        r"(?=[A-Za-z_.~-]*[0-9%+/])|[?&](?:[A-Za-z_]{1,20}[_-])?(?:sig|SIG|Sig|[Ss]ignature)=)"
+        r"(?P<secret>(?!redacted-)[A-Za-z0-9%+/=_.~-]{16,})",
     ),
     TokenShape(
         ("token=", "token%3D", "key=", "key%3D"),
         "URL-token",
-        rf"(?:[?&;]|u0026|%26|%3[Ff])(?:token|key)(?:=|%3D)(?P<secret>(?!redacted-){_WITH_DIGIT})",
+        rf"(?:[?&]|u0026|%26|%3[Ff])(?:token|key)(?:=|%3D)(?P<secret>(?!redacted-){_WITH_DIGIT})",
     ),
     TokenShape(
         ("Bearer ", "bearer ", "Basic "),

@@ -299,7 +299,8 @@ def test_a_disk_without_room_for_a_drawn_evaluation_ends_no_run(monkeypatch: pyt
     """/dev/full takes what is buffered, and nothing once it is flushed, by `close` too."""
     run = configure(*SMALL, "strategy=single", "epochs=2")
     replica = SimpleNamespace(full_state_dict=lambda: {"weight": torch.zeros(5)})
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda: Path("/dev/full").open("wb"))
+    full = Path("/dev/full").open("wb")  # noqa: SIM115 - what is tested closes it
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda: full)
     drawn = DrawnEvaluation(replica, run, World(), first=1)  # type: ignore[arg-type]
     drawn.epoch_starts(1)
     drawn.epoch_evaluated(None)

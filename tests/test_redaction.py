@@ -87,6 +87,15 @@ TOKENS = {
         drawn(40, "sas"),
     ),
     "Azure, within another URL": (f"?u=https%3A%2F%2Fme.net%2Fa%3Fsp%3Dr%26sig%3D{drawn(40, 'in')}", drawn(40, "in")),
+    "Azure, in capitals": (f"https://me.net/a.npz?SP=r&SIG={drawn(40, 'SAS')}", drawn(40, "SAS")),
+    "CloudFront, without a digit": (
+        "https://d.cloudfront.net/a?Expires=1&Signature=abc-DEF~ghi_JKLMNOP",
+        "abc-DEF~ghi_JKLMNOP",
+    ),
+    "a signed URL, encoded twice": (
+        f"?u=https%253A%252F%252Fme.net%252Fa%253Fsig%253D{drawn(40, 'two')}",
+        drawn(40, "two"),
+    ),
     "S3, signed URL": (f"https://b.s3.amazonaws.com/k?X-Amz-Date=20261128T1Z&X-Amz-Signature={HEX * 2}", HEX * 2),
     "S3, signed as before": (
         f"https://b.s3.amazonaws.com/k?Expires=1795860000&Signature={drawn(20, 's3')}%2B{drawn(20, 's3')}%3D",

@@ -221,7 +221,7 @@ def _asked(runs: Runs) -> str:
     return quoted_overrides(asked.pop()) if len(asked) == 1 else ""
 
 
-_OVERRIDE = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w.@/-]*=[^`]*")
+_OVERRIDE = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w.@/-]*=[^`]*|~[A-Za-z_][\w.@/-]*")
 
 
 def quoted_overrides(line: str) -> str:

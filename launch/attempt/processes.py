@@ -93,7 +93,7 @@ def before_the_program() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if _in_a_job():
         # Likewise, where it knows them by their parents or groups and not by cgroups: in a preemption's grace, ranks
-        # still have to save. Not ignored: torchrun would handle it.
+        # still have to save. Not ignored: torchrun would handle it. Ranks take it themselves (`withstand_sigterm`).
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

@@ -421,7 +421,7 @@ def _ended_by_srun() -> float:
     Slurm knows processes by cgroups, and tells the tasks alone, or did not say.
     """
     at = time.time()
-    with _spared(), suppress(SchedulerError, ValueError):
+    with _spared(), suppress(SchedulerError, ValueError, KeyError):
         settings = scheduler.configuration()
         if "cgroup" not in settings.get("ProctrackType", "cgroup"):
             return at + int(settings["KillWait"].split()[0])

@@ -24,7 +24,6 @@ from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, StorageError, count_of
-from parallelbench.processes import silence_output
 from parallelbench.results.files import is_there
 from parallelbench.results.folder import RunFolder
 
@@ -63,10 +62,7 @@ class OnSlurm(Launcher):
         sweep = prepared[0].planned.run.sweep_folder
 
         def say(text: str) -> None:
-            try:
-                _print(console, text)
-            except BrokenPipeError:  # jobs are submitted all or none, whoever reads of them
-                silence_output()
+            _print(console, text)
 
         submissions = submit(prepared, options, say)
         jobs = ", ".join(str(submission.job) for submission in submissions)

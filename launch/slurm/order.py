@@ -47,8 +47,11 @@ def in_turns(groups: Sequence[JobGroup]) -> list[Turn]:
             turn = 0 if len(groups) == 1 or _packed(group) else turn_of[item.planned.run.repeat]
             turns.setdefault((turn, shape), []).append(place)
     before = dict.fromkeys(range(len(groups)), 0)
+    # The same in every submit of the sweep, whichever run its plan begins with.
+    in_order = sorted(before, key=lambda shape: str(groups[shape].shape))
+    place_of = {shape: place for place, shape in enumerate(in_order)}
     found = []
-    for turn, shape in sorted(turns, key=lambda key: (key[0], -key[1] if key[0] % 2 else key[1])):
+    for turn, shape in sorted(turns, key=lambda key: (key[0], place_of[key[1]] * (-1) ** key[0])):
         group = groups[shape]
         part = replace(group, runs=[group.runs[place] for place in turns[turn, shape]])
         found.append(Turn(part, shape, before[shape], len(group.tasks())))
@@ -75,9 +78,12 @@ def out_of_turn(groups: Sequence[JobGroup]) -> Iterator[str]:
 
 
 def _turns(repeats: Sequence[int]) -> dict[int, int]:
-    """Repeat → its turn. Rounds are planned in pairs, one the reverse of the other: these share turns first."""
+    """Repeat → its turn, by its own number: repeats that are submitted one by one have shapes in reverse, too.
+
+    Rounds are planned in pairs, one the reverse of the other: these share turns first.
+    """
     rounds = 1 if len(repeats) <= MOST_TURNS else 2 * -(-len(repeats) // (2 * MOST_TURNS))
-    return {repeat: place // rounds for place, repeat in enumerate(repeats)}
+    return {repeat: repeat // rounds for repeat in repeats}
 
 
 def _packed(group: JobGroup) -> bool:

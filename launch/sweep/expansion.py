@@ -11,7 +11,7 @@ import os
 import random
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -126,8 +126,8 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
     sources, refused = Sources(composer.extension), Refusals()
     for point in points:
         composer.ready(point)  # before the runs are looked at: what can't be composed refuses all alike
-    for repeat in range(sweep.repeats):
-        for point in _round(sweep, composer, points, repeat):
+    for of_round in _rounds(sweep, composer, points):
+        for point, repeat in of_round:
             with refused:
                 plain = composer.apply(point)
                 plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
@@ -147,20 +147,26 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
     return list(planned.values())
 
 
-def _round(sweep: Sweep, composer: _Composer, points: list[Point], repeat: int) -> list[Point]:
-    """The points in the order of one round.
+def _rounds(sweep: Sweep, composer: _Composer, points: list[Point]) -> Iterator[list[tuple[Point, int]]]:
+    """The points of each round, in order, each with what is added to its own `repeat`.
 
     Rounds come in pairs: a drawn order, then its reverse. So every configuration runs before every other one as often
-    as after it, and a machine that drifts steadily favours none. A pair is told by the number of its repeats, so that
-    repeats that are submitted one by one are reversed, too.
+    as after it, and a machine that drifts steadily favours none. A round is one repeat, whether `sweep.repeats`, or
+    `repeat` asks for it: repeats that are submitted one by one are reversed, too.
     """
-    if sweep.order == "listed" or not points:
-        return points
-    first = structure(composer.apply(points[0]).get("repeat"), int, "repeat")
-    pair, is_second = divmod(first + repeat, 2)
-    order = list(points)
-    random.Random(f"{sweep.name} {pair} {points}").shuffle(order)
-    return order[::-1] if is_second else order
+    listed = [[(point, repeat) for point in points] for repeat in range(sweep.repeats)]
+    if sweep.order == "listed":
+        yield from listed
+        return
+    rounds: dict[int, list[tuple[Point, int]]] = defaultdict(list)
+    for point, repeat in itertools.chain(*listed):
+        first = point.get("repeat", composer.ready(point).plain.get("repeat"))
+        rounds[repeat + (first if isinstance(first, int) else 0)].append((point, repeat))
+    for number, order in sorted(rounds.items()):
+        pair, is_second = divmod(number, 2)
+        configurations = [{key: value for key, value in point.items() if key != "repeat"} for point, _ in order]
+        random.Random(f"{sweep.name} {pair} {configurations}").shuffle(order)
+        yield order[::-1] if is_second else order
 
 
 class _Fitting:

@@ -26,7 +26,7 @@ from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import plugin_of, training_plugin
 from parallelbench.errors import ConfigError, choices, count_of, one_line
-from parallelbench.processes import silence_output
+from parallelbench.processes import unread_output
 from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
 from parallelbench.results.folder import FORGOTTEN, RunFolder
 from parallelbench.training.checks import own_parts
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from launch.launcher import Launcher, Prepared
+    from launch.launcher import Prepared
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from launch.verbs.advise import Question
@@ -73,13 +73,17 @@ def submit(
     max_gpu_hours: float | None,
     then: str | None,
 ) -> int:
-    """Train the missing runs of a sweep with its launcher; `then`: what follows once all are over (`report`)."""
-    options = SubmitOptions(_outcomes(retry), max_gpu_hours)
-    lines: list[str] = []
-    plan = _tuned(planned_runs(overrides, extension, tell=lines.append))
+    """Train the missing runs of a sweep with its launcher; `then`: what follows once all are over (`report`).
+
+    It goes on where nobody reads its output any more: runs are not lost with a pipe or a terminal.
+    """
+    with unread_output():
+        return _submit(overrides, extension, SubmitOptions(_outcomes(retry), max_gpu_hours), then=then)
+
+
+def _submit(overrides: Sequence[str], extension: Extension, options: SubmitOptions, *, then: str | None) -> int:
+    plan = _tuned(planned_runs(overrides, extension, tell=say))
     launcher = launcher_of(plan[0].run)
-    for line in lines:
-        _say_unless_nobody_reads(line, launcher)
     _tell_of_sources(plan, extension)
     if then and not (launcher.trains_here or launcher.reports_afterwards):
         raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
@@ -100,16 +104,6 @@ def submit(
         _tell_of_disturbed(prepared[0].folder.path.parent, extension, again=DISTURBED in options.retry)
     say(_next_command(prepared, code))
     return code
-
-
-def _say_unless_nobody_reads(line: str, launcher: Launcher) -> None:
-    """Print a line. Where the reader of the pipe is gone, jobs are queued all the same; a local sweep ends."""
-    try:
-        say(line)
-    except BrokenPipeError:
-        if launcher.trains_here:
-            raise
-        silence_output()
 
 
 def _check_own_parts(prepared: Sequence[Prepared], retry: frozenset[str]) -> None:

@@ -19,7 +19,7 @@ import psutil
 from parallelbench.config.identity import run_id
 from parallelbench.config.plugin import require_sources
 from parallelbench.frameworks import session_class
-from parallelbench.processes import die_with_parent, leave, noticing_exits
+from parallelbench.processes import die_with_parent, leave, noticing_exits, withstand_sigterm
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.journal import Journal
 from parallelbench.telemetry.sampler import SamplerSettings, sampling
@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
     attempt = Attempt(Path(arguments[0]) / "attempts" / arguments[1])
     # A torchrun that is killed can't end its workers: the kernel does.
     die_with_parent()
+    withstand_sigterm()
     plugin = arguments[2] if len(arguments) > 2 else None
     sys.path.extend(arguments[3:])  # the plugin's folder; last, so that it shadows nothing
     return 1 if _orphaned() else work(attempt, entered_at, plugin)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -205,3 +206,51 @@ def test_ranks_of_a_job_outlive_what_slurm_sends_to_all_its_processes(
             assert rank.stdout.readline() == "saved\n"
         end(rank)  # type: ignore[arg-type]
         assert rank.returncode == (-signal.SIGKILL if in_job else -signal.SIGTERM)
+
+
+ENDS_WORKERS = """
+import multiprocessing, pathlib, signal, time
+from parallelbench.processes import withstand_sigterm
+withstand_sigterm()
+for how in ("fork", "spawn"):
+    worker = multiprocessing.get_context(how).Process(target=time.sleep, args=(1000,), daemon=True)
+    worker.start()
+    while how == "spawn" and b"spawn_main" not in pathlib.Path(f"/proc/{worker.pid}/cmdline").read_bytes():
+        pass  # still a copy of this process
+    worker.terminate()
+    worker.join()
+    assert worker.exitcode == -signal.SIGTERM, (how, worker.exitcode)
+signal.raise_signal(signal.SIGTERM)
+print("still here")
+"""
+
+
+def test_a_rank_withstands_the_sigterm_of_its_job_and_ends_its_own_workers_by_it(tmp_path: Path) -> None:
+    """multiprocessing sends it, and waits for ever for who has it blocked."""
+    program = tmp_path / "rank.py"
+    program.write_text(f"if __name__ == '__main__':{textwrap.indent(ENDS_WORKERS, '    ')}")
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "still here"), done.stderr
+
+
+def test_what_nobody_reads_ends_nothing() -> None:
+    """/dev/full refuses what is flushed, as a closed pipe and a lost terminal do."""
+    program = """
+import sys
+from parallelbench.processes import unread_output
+sys.stdout = open("/dev/full", "w")
+with unread_output():
+    print("a line", flush=True)
+    print("another", flush=True)
+sys.stderr.write("went on")
+sys.stdout = None
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "went on")

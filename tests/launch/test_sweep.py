@@ -287,6 +287,8 @@ def test_every_configuration_comes_before_every_other_as_often_as_after_it() -> 
     assert firsts.count("ddp") == 3
     one_by_one = [p for repeat in range(6) for p in expand([*asked, f"repeat={repeat}"])]
     assert [(p.run.strategy.name, p.run.repeat) for p in one_by_one] == whole
+    by_key = expand([*asked, "repeat=0,1,2,3,4,5"])
+    assert [(p.run.strategy.name, p.run.repeat) for p in by_key] == whole
 
 
 def test_shipped_sweeps_have_repeats_enough_for_a_verdict() -> None:

@@ -44,6 +44,8 @@ def test_shapes_take_turns_repeat_by_repeat(tmp_path: Path) -> None:
     first, second, *_ = (devices for devices, _ in found)
     assert {first, second} == {1, 2}
     assert [devices for devices, _ in found] == [first, second, second, first, first, second]
+    one_by_one = [turns(tmp_path, *WIDE, "model=mlp,logistic_regression", f"repeat={repeat}") for repeat in range(3)]
+    assert [devices for each in one_by_one for devices, _ in each] == [first, second, second, first, first, second]
 
 
 @pytest.mark.parametrize(("rounds", "each"), [(8, 1), (9, 2), (16, 2), (20, 4)])

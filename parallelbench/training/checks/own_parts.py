@@ -13,7 +13,7 @@ from parallelbench.config.dataset_check import checked
 from parallelbench.config.identity import canonical_json
 from parallelbench.data.torch_dataset import READ_TO_PLAN_BYTES
 from parallelbench.errors import ConfigError, Refusals, ends_the_program, own_place
-from parallelbench.processes import leave, noticing_exits
+from parallelbench.processes import leave, noticing_exits, withstand_sigterm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,4 +77,5 @@ def _told_with_place(check: Callable[[RunConfig], None], run: RunConfig) -> None
 
 
 if __name__ == "__main__":
+    withstand_sigterm()
     sys.exit(leave(main(sys.argv[1:])))
