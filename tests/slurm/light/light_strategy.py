@@ -224,4 +224,4 @@ def entries() -> dict[str, Any]:
 
 
 if Path(sys.argv[0]).name == "worker.py":  # a rank: whoever plans or submits imports this file as well
-    FRAMEWORKS["torch"] = Framework(f"{__name__}:LightSession", f"{__name__}:entries")
+    FRAMEWORKS["torch"] = Framework(f"{__name__}:LightSession", f"{__name__}:entries", "single")
