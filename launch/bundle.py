@@ -154,7 +154,7 @@ def _environments(runs: Runs) -> list[dict[str, Any]]:
 
 def _day(runs: Runs) -> str:
     """The day of the last measurement, in UTC; a run that only prepares data has no epochs."""
-    times = [*runs.epochs["finished_at"].drop_nulls(), *runs.run["launched_at"].drop_nulls()]
+    times = runs.epochs["finished_at"].drop_nulls().to_list() or runs.run["launched_at"].drop_nulls().to_list()
     return datetime.fromtimestamp(max(times), tz=UTC).strftime("%Y-%m-%d")
 
 
