@@ -77,7 +77,8 @@ def _take(run: Path, seconds: float) -> None:
 def test_a_comparison_has_the_printed_verdict_and_gate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for turn, (name, time_s) in enumerate((("a", 1.0), ("b", 1.2))):
         for repeat in range(4):
-            took_s, at = time_s * (1 + repeat / 1000), 1.7e9 + 1e4 * (2 * repeat + turn)
+            place = 2 * repeat + (1 - turn if repeat % 2 else turn)  # a b b a a b b a
+            took_s, at = time_s * (1 + repeat / 1000), 1.7e9 + 1e4 * place
             fake = Fake(epoch_time_s=lambda epoch, rank, took_s=took_s: took_s, started_at=at)
             published(config(here / name, repeat=repeat), fake)
     found, printed = told(capsys, "compare", "a", "b", "--fail-if-slower", "3%", code=1)

@@ -347,6 +347,7 @@ def test_a_trial_on_a_gpu_is_told_to_time_long_enough(device: ScriptedCuda, monk
     asked: list[float] = []
     monkeypatch.setattr(tuning, "mean_step_s", lambda *_, least_s: asked.append(least_s) or 1.0)
     monkeypatch.setattr("parallelbench.world.world.join", lambda *_, **__: world.World())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as `pin` sets it
     for device_type in ("cuda", "cpu"):
         tuning.timed(configured(*TINY), device_type, steps=1)
     assert asked == [0.5, 0.0]
