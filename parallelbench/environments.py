@@ -30,6 +30,8 @@ _BESIDE_TENSORFLOW = ("msgspec", "pyyaml", "psutil", "nvidia-ml-py", "scikit-lea
 
 def python_of(framework: str) -> Path:
     """The interpreter of a framework's environment, whether it exists or not."""
+    if framework != "tensorflow":
+        return Path(sys.executable)
     if chosen := os.environ.get(TENSORFLOW_PYTHON):
         return Path(chosen)
     checkout = Path(__file__).resolve().parents[1]
@@ -39,7 +41,7 @@ def python_of(framework: str) -> Path:
 
 def why_not(framework: str, device_type: str) -> str:
     """Why runs can't use a framework's environment, with the remedy; empty: they can."""
-    if framework == "torch":
+    if framework != "tensorflow":
         return ""
     python = python_of(framework)
     remedy = f"run `make venv-tensorflow`, or set {TENSORFLOW_PYTHON} to the python of an environment that has it"

@@ -251,7 +251,7 @@ def _parity(configuration: Mapping[str, Any]) -> str:
         words += ", by the author's own reference" if configuration["references"] else ""
         words += f", {small} on a smaller model only" if (small := configuration["small_only"]) else ""
     else:
-        asked_for = json.loads(configuration["config"])["measure"]["parity"]
+        asked_for = json.loads(configuration["config"])["measure"].get("parity")
         words = "reference" if configuration["strategy"] == BASELINE[0] and asked_for else "not checked"
     return words + (f", {unclosed} not checked after training" if unclosed else "")
 

@@ -59,8 +59,8 @@ class Training:
 
     @property
     def processes(self) -> int:
-        """Over all nodes."""
-        return self.run.strategy.processes(self.run, self.device_type)
+        """Those that the suite starts, over all nodes."""
+        return self.run.strategy.started(self.run, self.device_type)
 
     @property
     def arguments(self) -> list[str]:
@@ -210,10 +210,11 @@ def command_line(
     Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`. What starts workers
     records their exits.
     """
-    if framework != "torch":
+    alone = processes == 1 and framework != "tensorflow"
+    if framework != "torch" and not alone:
         return [sys.executable, "-m", "parallelbench.training.starter", *arguments]
     worker = ["-m", program, *arguments]
-    if processes == 1:
+    if alone:
         return [sys.executable, *worker]
     if rendezvous is None:
         torchrun = [*MEETING_HERE, f"--nproc-per-node={processes}"]
@@ -245,6 +246,11 @@ def environment(
     run: RunConfig, device_type: str, shell: Mapping[str, str], *, rendezvous: Rendezvous | None = None
 ) -> dict[str, str]:
     """Environment variables of the training processes, from this process's."""
+    if run.strategy.starts_ranks:  # whose environment is the user's own
+        own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        if rendezvous is not None:
+            own[RENDEZVOUS] = f"{rendezvous.node} {rendezvous.host}:{rendezvous.port} {rendezvous.secret}"
+        return inherited(shell) | own
     own = {
         # A stray conf.py or analysis/ in the working directory must not shadow ours.
         "PYTHONSAFEPATH": "1",

@@ -30,6 +30,7 @@ from launch.sweep.compose import (
     values_of,
 )
 from launch.sweep.keys import unknown_key
+from launch.sweep.program import translated
 from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, build, from_mapping, load_yaml
 from parallelbench.config.identity import PLACES, run_id
 from parallelbench.config.plugin import imported_sources, training_plugin
@@ -82,7 +83,8 @@ def one_run(
 
     `instead` is the advice for several runs.
     """
-    swept = [override for override in parse(overrides, extension.conf) if override.is_sweep_override()]
+    words = translated(overrides, extension.conf)
+    swept = [override for override in parse(words, extension.conf) if override.is_sweep_override()]
     refuse_places({override.key_or_group: values_of(override) for override in swept})
     if lists := [override.input_line for override in swept]:
         raise ConfigError(f"{lists[0]} asks for several runs: {instead}, or choose one value")
@@ -99,7 +101,7 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
     axis. `tell` is called with a line for each configuration that `sweep.unfit` leaves out, and for each strategy of
     one device that stands for others. Raises `ConfigError` for anything that is not valid.
     """
-    parsed = parse(overrides, extension.conf)
+    parsed = parse(translated(overrides, extension.conf), extension.conf)
     fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     axes = {override.key_or_group: values_of(override) for override in parsed if override.is_sweep_override()}
     if "sweep" in axes:
@@ -438,7 +440,7 @@ class Sources:
         """The run with its `plugin_sources`; one of the suite's own classes as it is."""
         package = training_plugin(run)
         if package is None:
-            return run
+            return msgspec.structs.replace(run, strategy=run.strategy.identified())
         now, sweep = imported_sources(package), run.sweep_folder
         if self._same and sweep not in self._former:
             self._former[sweep] = recorded(sweep, package)

@@ -64,10 +64,7 @@ def refuse_habit(text: str, groups: Mapping[str, tuple[str, ...]]) -> None:
 def _without_value(word: str, groups: Mapping[str, tuple[str, ...]]) -> str:
     """What a word may be meant for that sets no key: a program, or the choice of a group."""
     if word.endswith((".py", ".sh", ".ipynb")):
-        return (
-            "programs of one's own can't be run: choose what is trained and how, e.g. model=mlp data=digits "
-            "strategy=ddp devices=2; classes of your own come with --plugin (`parallelbench init` writes a package)"
-        )
+        return f"a program of your own is measured by program='python {word}'"
     chosen = [f"{group}={word}" for group, names in groups.items() if word in names]
     return f"did you mean {' or '.join(chosen)}?" if chosen else "write it as key=value"
 

@@ -171,14 +171,14 @@ def to_mapping(run: RunConfig) -> dict[str, Any]:
     plain = whole_mapping(run)
     for key, default in LATER_OPTIONS.items():
         parent, _, name = key.rpartition(".")
-        node = plain[parent] if parent else plain
+        node = plain.get(parent, {}) if parent else plain
         if name in node and node[name] == default and not _always_had(run, parent, name):
             del node[name]
     for key in ("nccl", "preprocess"):
-        if not plain[key]:
+        if not plain.get(key, True):
             del plain[key]
     for key, default in LATER_COMPONENTS.items():
-        if plain[key] == default:
+        if plain.get(key) == default:
             del plain[key]
     return plain
 
@@ -187,6 +187,7 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
     """The same with every option."""
     plain: dict[str, Any] = msgspec.to_builtins(run)
     sources = plain.pop(PLUGIN_SOURCES)
+    brought = run.strategy.brings(run.model.name)
     if not plain["same_plugin"]:
         del plain["same_plugin"]
     for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
@@ -194,7 +195,9 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
         if sources and key in COMPONENTS and packages_of(getattr(run, key)) != {"parallelbench"}:
             plain[key][PLUGIN_SOURCES] = sources
-    return plain
+    for option in brought.get("measure", ()):
+        del plain["measure"][option]
+    return {key: value for key, value in plain.items() if key in ("model", "measure") or key not in brought}
 
 
 def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,11 +260,19 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # for planning only
     same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
-    nodes = {key: rest.pop(key, LATER_COMPONENTS.get(key)) for key in COMPONENTS}
+    if (program := rest.pop("program", None)) is not None:
+        rest |= of_program(program)
     refused, parts = Refusals(), dict[str, Any]()
+    with refused:
+        parts["strategy"] = build(rest.get("strategy"), "strategy", plugin)
+        model = rest.get("model")
+        brought = parts["strategy"].brings(str(model.get("name")) if isinstance(model, dict) else "")
+        rest |= brought | ({"measure": rest.get("measure", {}) | brought["measure"]} if "measure" in brought else {})
+    nodes = {key: rest.pop(key, LATER_COMPONENTS.get(key)) for key in COMPONENTS}
     for key, node in nodes.items():
-        with refused:
-            parts[key] = build(node, key, plugin)
+        if key not in parts and "strategy" in parts:
+            with refused:
+                parts[key] = build(node, key, plugin)
     with refused:
         parts["launcher"] = build_launcher(rest.pop("launcher", None), plugin)
     with refused:
@@ -275,6 +286,14 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
         plugin_sources=structure(sources, str, PLUGIN_SOURCES),
         same_plugin=same_plugin,
     )
+
+
+def of_program(node: Any) -> dict[str, Any]:
+    """The strategy, and what names the model, of a run of the program that this node describes."""
+    if not isinstance(node, dict):
+        raise ConfigError(f"program={node!r} is no program: give its command, or choose a file of conf/program/")
+    options = {"_target_": "parallelbench.frameworks.program.Program", **node, "name": "program"}
+    return {"strategy": options, "model": {"name": structure(node.get("name"), Name, "program.name")}}
 
 
 def _settings(rest: Mapping[str, Any]) -> dict[str, Any]:

@@ -478,6 +478,8 @@ class Strategy(Ruled, frozen=True, kw_only=True):
 
     framework: ClassVar[str] = "torch"
     """What it trains with: a key of `parallelbench.frameworks.FRAMEWORKS`."""
+    starts_ranks: ClassVar[bool] = False
+    """Whether the suite starts one process per node, which starts the node's ranks itself."""
     shards_tensors: ClassVar[bool] = False
     """Whether parameters are torch's DTensors, for which torch lacks some fused optimizers."""
     can_be_captured: ClassVar[bool] = False
@@ -498,6 +500,34 @@ class Strategy(Ruled, frozen=True, kw_only=True):
     def processes(self, run: RunConfig, device_type: str) -> int:
         """Processes that train: one per device, unless one process drives several devices."""
         return run.devices
+
+    def started(self, run: RunConfig, device_type: str) -> int:
+        """Processes that the suite starts."""
+        return run.nodes if self.starts_ranks else self.processes(run, device_type)
+
+    def brings(self, model: str) -> dict[str, Any]:
+        """Components and settings that a run has by this strategy alone, so that nobody chooses them: key → node.
+
+        `model`: the name of the run's model. All but the model's own are no part of the run's mapping.
+        """
+        return {}
+
+    def identified(self) -> Strategy:
+        """The same, with what identifies the sources that it trains with, where these are no package of Python's.
+
+        Raises `ConfigError` where they can't be read.
+        """
+        return self
+
+    def require_sources(self) -> None:
+        """Raise `ConfigError` where these have changed since the run was asked for."""
+
+    places: ClassVar[tuple[str, ...]] = ()
+    """Options that say where it runs, or how long: no part of a run's identity."""
+
+    def own_columns(self, run: RunConfig) -> dict[str, Any]:
+        """Columns of the `run` table in which it differs from what follows from the configuration."""
+        return {}
 
     @abstractmethod
     def data_parallel_degree(self, run: RunConfig) -> int:

@@ -76,6 +76,9 @@ def _refusals_of(check: Callable[[], object]) -> tuple[Refusal, ...]:
 
 def _stages(run: RunConfig, device_type: str) -> Iterator[list[Callable[[], object]]]:
     """The checks; each stage counts on what the ones before demand."""
+    if run.strategy.starts_ranks:  # nothing is known of what they train
+        yield [partial(enforce, _samples_of_power(run)), partial(run.strategy.check, run, device_type)]
+        return
     yield [partial(enforce, _preprocessing(run, device_type)), partial(enforce, _samples_of_power(run))]
     if not run.epochs:
         return

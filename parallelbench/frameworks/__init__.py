@@ -30,6 +30,11 @@ FRAMEWORKS = {
         "parallelbench.frameworks.tensorflow.world:entries",
         "tf_single",
     ),
+    "program": Framework(
+        "parallelbench.frameworks.program.session:ProgramSession",
+        "parallelbench.frameworks.program.told:entries",
+        "program",
+    ),
 }
 """Name, as in `Strategy.framework` → its parts."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import os
 import secrets
 import socket
 import struct
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parallelbench.errors import ConfigError
+from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,6 +129,18 @@ class ControlGroup:
         for connection in self._connections:
             with suppress(OSError):
                 connection.close()
+
+
+def meet(rank: int, size: int, *, timeout_s: float) -> ControlGroup:
+    """This rank's side, as the variables of its environment say where the ranks meet."""
+    if size == 1:
+        return ControlGroup(0, 1, [], timeout_s=timeout_s)
+    secret = os.environ.pop(CONTROL_SECRET)
+    if rank == 0:
+        listening = socket.socket(fileno=int(os.environ[CONTROL_FD]))
+        return host_group(listening, size, secret=secret, timeout_s=timeout_s)
+    host, _, port = os.environ[CONTROL_ADDRESS].rpartition(":")
+    return join_group(rank, size, (host, int(port)), secret=secret, timeout_s=timeout_s)
 
 
 def host_group(

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.config.plugin import folders, source_files, sources_now
 from parallelbench.frameworks import entries_of
 from parallelbench.measure.environment_match import ENTRIES_VERSION, FRAMEWORK, PLUGIN, VERSION
-from parallelbench.redaction import recorded_variables, redacted
+from parallelbench.measure.git import GitError, said
+from parallelbench.redaction import recorded_variables
 from parallelbench.world.machine import cpu_name, cpu_quota_cores, text_of
 
 if TYPE_CHECKING:
@@ -37,14 +38,19 @@ _POLICIES = {getattr(os, f"SCHED_{name}"): name.lower() for name in ("OTHER", "B
 
 
 def capture(
-    framework: str = "torch", *, plugin: str | None = None, site: Site | None = None, gpus: Collection[str] = ()
+    framework: str = "torch",
+    *,
+    plugin: str | None = None,
+    site: Site | None = None,
+    gpus: Collection[str] = (),
+    foreign: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The parts of this process's environment that may change a number; this process trains with `framework`.
 
-    `plugin`: a user's package that the run's classes come from. `site`: the one whose modules and set-up lines came
+    `foreign`: entries of the processes that train, where these are not the suite's. `plugin`: a user's package that the run's classes come from. `site`: the one whose modules and set-up lines came
     before this process. `gpus`: UUIDs of the run's GPUs on this machine; `threads` are those of each.
     """
-    own = entries_of(framework)
+    own = foreign or entries_of(framework)
     if gpus and "threads" in own:  # a process that drives several has as many times the threads
         own["threads"] = own["threads"] * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // len(gpus)
     if own.get("cuda") is not None:
@@ -145,44 +151,17 @@ def _git(folder: Path, *status: str) -> dict[str, Any]:
     does not say.
     """
     try:
-        commit, changes = _said(folder, "rev-parse", "HEAD"), _said(folder, "status", "--porcelain", *status)
+        commit, changes = said(folder, "rev-parse", "HEAD"), said(folder, "status", "--porcelain", *status)
     except GitError as error:
         return {"unknown": str(error)}
     return {"commit": commit, "dirty": bool(changes)}
-
-
-class GitError(Exception):
-    """Why git does not say what it was asked."""
-
-
-def _said(folder: Path, *asked: str) -> str:
-    """What git says of the repository that a folder is in, whichever one the user's shell points git at."""
-    # A container's user is often not the owner of the checkout, whose code this process runs all the same.
-    command = ["git", "-C", str(folder), "-c", f"safe.directory={folder}", *asked]
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    variables |= {name: value for name, value in os.environ.items() if name.startswith(_NO_CHOICE)} | {"LC_ALL": "C"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWERS_S, env=variables, check=False)
-    except FileNotFoundError:
-        raise GitError("git is not installed") from None
-    except (OSError, subprocess.SubprocessError) as error:
-        raise GitError(f"git {asked[0]}: {type(error).__name__}") from None
-    if done.returncode:
-        said = [*done.stderr.strip().splitlines(), f"git {asked[0]}: code {done.returncode}"][0]
-        raise GitError(redacted(_PLACE.sub("…/", said)))
-    return done.stdout.strip()
-
-
-_NO_CHOICE = ("GIT_CONFIG", "GIT_EXEC_PATH")
-"""The only variables of git's that choose no repository, nor a part of one, as those do that hooks and prompts set."""
-_PLACE = re.compile(r"/[^\s']*/")
 
 
 def _plugin(package: str) -> dict[str, Any]:
     """The sources of a user's package, and the commit that they are in; `dirty`: the commit has others."""
     folder, files = folders(package)[0], [name for name, _ in source_files(package)]
     try:
-        is_known = bool(_said(folder, "ls-files", "--", *files))
+        is_known = bool(said(folder, "ls-files", "--", *files))
     except GitError as error:
         return {"sources": sources_now(package), "git": {"unknown": str(error)}}
     git = _git(folder, "--", *files) if is_known else {"unknown": "no repository holds these files"}

@@ -172,13 +172,16 @@ def read_tables(attempt_dir: Path) -> tuple[Tables, list[Row]]:
     events: list[Row] = []
     info = decoded(attempt_dir / "attempt.json", AttemptInfo)
     ranks = range(0 if info is None else info.processes)
+    reported: Counter[int] = Counter()
     for rank in ranks:
+        told = set()
         for entry in read_entries(attempt_dir / f"journal-rank{rank}.jsonl"):
             if "event" in entry:
                 events.append(entry)
             elif entry["table"] in tables:
                 tables[entry["table"]].append(entry["row"])
-    reported = Counter(row["epoch"] for row in tables["ranks"])
+                told |= {entry["row"]["epoch"]} if entry["table"] == "ranks" else set()
+        reported.update(told)  # a program's journal has the rows of all ranks of its node
     finished = {row["epoch"] for row in tables["epochs"] if reported[row["epoch"]] == len(ranks)}
     for table in (table for table in tables if "epoch" in _COLUMNS[table]):
         tables[table] = [row for row in tables[table] if row["epoch"] in finished]

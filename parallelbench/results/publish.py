@@ -58,6 +58,7 @@ def configured_columns(run: RunConfig) -> Row:
         "preprocess_recipe": run.preprocess.recipe,
         "preprocess_threads": run.preprocess.threads if run.preprocess.engine != "none" else None,
         "config_json": canonical_json(to_mapping(run)),
+        **run.strategy.own_columns(run),
     }
 
 
@@ -170,9 +171,11 @@ def _lacking(run: RunConfig, attempt: Attempt, tables: Tables) -> Iterator[str]:
 
 
 def _check_complete(tables: Tables, run: RunConfig) -> None:
-    processes = tables["run"][0]["processes"]
     assert len(tables["epochs"]) == run.epochs, f"{len(tables['epochs'])} epochs of {run.epochs}"
-    assert len(tables["ranks"]) == run.epochs * processes, f"{len(tables['ranks'])} rank rows"
+    ranks = {row["rank"] for row in tables["ranks"]}
+    assert len(tables["ranks"]) == run.epochs * len(ranks), f"{len(tables['ranks'])} rows of {len(ranks)} ranks"
+    processes = tables["run"][0]["processes"]
+    assert processes in (None, len(ranks)) or not run.epochs, f"{len(ranks)} ranks of {processes}"
     for table, rows in tables.items():
         for row in rows:
             check_row(table, row)

@@ -77,6 +77,7 @@ def _train(run: RunConfig, attempt: Attempt, rank: int, entered_at: float) -> No
     info = attempt.info()
     assert info is not None, "the supervisor describes an attempt before it starts ranks"
     require_sources(run)
+    run.strategy.require_sources()
     keys = {"run_id": run_id(run), "attempt": attempt.number}
     journal = Journal(attempt.path / f"journal-rank{rank}.jsonl", keys=keys)
     journal.event("phase", phase="imports", pid=os.getpid())

@@ -72,7 +72,7 @@ def pin(run: RunConfig, device_type: str) -> list[int]:
     Returns the cores that no rank is pinned to; none where ranks drive GPUs.
     """
     local_rank, machine = int(os.environ.get("LOCAL_RANK", "0")), this_machine()
-    processes = run.strategy.processes(run, device_type)
+    processes = run.strategy.started(run, device_type)
     if device_type != "cpu":
         gpus, ranks = run.devices // processes, range(max(1, processes // run.nodes))
         places = [_beside(machine, range(rank * gpus, (rank + 1) * gpus)) for rank in ranks]

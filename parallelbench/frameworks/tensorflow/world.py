@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -13,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallelbench.errors import ConfigError, count_of
-from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET
-from parallelbench.frameworks.control_group import ControlGroup, host_group, join_group
+from parallelbench.frameworks.control_group import meet
 from parallelbench.world.machine import visible_gpus
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ class TensorFlowWorld:
         """The `tf.distribute.Strategy`, once it is connected."""
         self.patience: AbstractContextManager[None] = nullcontext()
         """Around what waits for other ranks inside TensorFlow."""
-        self._group = _meet(self.rank, self.size, timeout_s=run.launcher.collective_timeout_s)
+        self._group = meet(self.rank, self.size, timeout_s=run.launcher.collective_timeout_s)
 
     @property
     def _gpu_names(self) -> list[str]:
@@ -140,17 +138,6 @@ def _devices(run: RunConfig, device_type: str, *, local_rank: int, count: int) -
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     return [f"/cpu:{index}" for index in range(count)]
-
-
-def _meet(rank: int, size: int, *, timeout_s: float) -> ControlGroup:
-    if size == 1:
-        return ControlGroup(0, 1, [], timeout_s=timeout_s)
-    secret = os.environ.pop(CONTROL_SECRET)
-    if rank == 0:
-        listening = socket.socket(fileno=int(os.environ[CONTROL_FD]))
-        return host_group(listening, size, secret=secret, timeout_s=timeout_s)
-    host, _, port = os.environ[CONTROL_ADDRESS].rpartition(":")
-    return join_group(rank, size, (host, int(port)), secret=secret, timeout_s=timeout_s)
 
 
 def entries() -> dict[str, Any]:

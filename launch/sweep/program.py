@@ -1,0 +1,97 @@
+"""`program='torchrun … train.py {flags}'` and `flags=--ddp,--fsdp` as overrides of files and keys."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from launch.known import group_choices, known
+from parallelbench.config.sites import shipped
+from parallelbench.errors import ConfigError, Refusals
+from parallelbench.frameworks.program import NOT_KEYS, NOT_MEASURED, named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+GROUP, FREE = "program", "command"
+"""The group of files, and the one whose command the command line gives."""
+_SPLIT = re.compile(r"([+~]*)([^=]*)=(.*)", re.DOTALL)
+_NOT_KEYS = (*NOT_KEYS, "model", "strategy", *(f"measure.{option}" for option in NOT_MEASURED))
+
+
+def translated(overrides: Sequence[str], conf: Path | None = None) -> list[str]:
+    """The overrides as files and keys; without a program, as they are.
+
+    Raises `ConfigError` for keys that mean nothing to a program.
+    """
+    chosen = [text.partition("=")[2] for text in overrides if text.startswith(f"{GROUP}=")]
+    if not chosen:
+        return list(overrides)
+    if len(chosen) > 1:
+        raise ConfigError(f"program= is given {len(chosen)} times: give it once; {{names}} in it are axes of your own")
+    choices = group_choices(conf)[GROUP]
+    is_file = all(name in choices for name in chosen[0].split(","))
+    own = _axes_of(chosen[0], conf) if is_file else named(chosen[0])
+    given: list[str] = []
+    refused = Refusals()
+    for text in overrides:
+        with refused:
+            given += _one(text, own, is_file=is_file)
+    refused.raise_any()
+    return given
+
+
+def _axes_of(name: str, conf: Path | None) -> set[str]:
+    """The names of the user's own in a file's command, and those that it gives itself."""
+    from parallelbench.config.build import load_yaml
+
+    node = shipped(GROUP, name) if conf is None or not (path := conf / GROUP / f"{name}.yaml").is_file() else None
+    if node is None:
+        content = load_yaml(path.read_bytes())
+        node = content if isinstance(content, dict) else {}
+    return named(str(node.get("command", ""))) | {*(node.get("axes") or {})}
+
+
+def _one(text: str, own: set[str], *, is_file: bool) -> list[str]:
+    parts = _SPLIT.fullmatch(text)
+    if parts is None:
+        return [text]
+    _, key, value = parts.groups()
+    if key == GROUP:
+        return [text] if is_file else _of_command(value)
+    if any(key == each or key.startswith(f"{each}.") for each in _NOT_KEYS):
+        raise ConfigError(
+            f"{key}={value} means nothing to a program, which has a model, data and options of its own: write it into "
+            f"the command, or as {{{key.rpartition('.')[2]}}} there to give it here"
+        )
+    name = key.removeprefix(f"{GROUP}.axes.")
+    if name in own and (name != key or name not in known()["keys"]):
+        # Added where it is new: a list of values then sets a key that is there.
+        return [f"++{GROUP}.axes.{name}=null", f"{GROUP}.axes.{name}={value}"]
+    return [text]
+
+
+def _of_command(command: str) -> list[str]:
+    if not command.strip():
+        raise ConfigError("program= is empty: give a command, e.g. program='python train.py'")
+    if "${" in command:
+        raise ConfigError("program: ${NAME} is refused, since names in braces are the suite's: write $NAME")
+    quoted = json.dumps(command, ensure_ascii=False)
+    return [f"{GROUP}={FREE}", f"{GROUP}.name={_name(command)}", f"{GROUP}.command={quoted}"]
+
+
+def _name(command: str) -> str:
+    """What a command is called: its script, its module, or else its first word."""
+    try:
+        parts = shlex.split(command)
+    except ValueError:
+        raise ConfigError(f"program={command}: a quote is not closed") from None
+    scripts = [part for part in parts if part.endswith((".py", ".sh"))]
+    modules = [after for part, after in zip(parts, parts[1:], strict=False) if part == "-m" and "{" not in after]
+    name = PurePath([*scripts, *modules[-1:], *parts][0]).stem
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name).strip("-._")[:64] or GROUP

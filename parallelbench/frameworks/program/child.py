@@ -1,0 +1,202 @@
+"""A user's program as a tree of processes: how it is started, watched and ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+
+from parallelbench.frameworks.program import filled, numbers
+from parallelbench.measure.processor import read_cores
+from parallelbench.processes import die_with_parent, inherited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks.program import Program
+
+
+SHIM = Path(__file__).with_name("shim")
+"""The folder that processes of the program have first on PYTHONPATH."""
+STEPS, ENOUGH, STEPS_OF = "PARALLELBENCH_STEPS", "PARALLELBENCH_ENOUGH", "PARALLELBENCH_STEPS_OF"
+"""Variables that the shim reads: the folder of its journals, how many steps are enough, which optimizer marks one."""
+CORES, MARK = "PARALLELBENCH_CORES", "PARALLELBENCH_MARK"
+"""Likewise: the cores of each local rank; and, of every program, the file that takes marks."""
+_OF_THE_SUITE = ("PYTHONSAFEPATH", "PYTHONIOENCODING", "PARALLELBENCH_LAUNCHED_AT", "PARALLELBENCH_WATCHED_BY")
+"""Variables of the suite's own processes that change what a program does."""
+_GRACE_S = 10.0
+"""How long a program may take to end after SIGTERM."""
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+
+
+class Place(NamedTuple):
+    """What a program is told of where it runs."""
+
+    node_rank: int
+    head: str
+    port: int
+    attempt: Path
+    """A folder of this attempt's own."""
+
+
+def script(run: RunConfig, place: Place) -> str:
+    """The lines of shell that a node executes: the set-up lines, then the command."""
+    program: Program = run.strategy  # type: ignore[assignment]
+    values = numbers(run) | {key: str(value) for key, value in place._asdict().items()}
+    setup = [filled(line, values, key="program.setup") for line in program.setup]
+    # The user's lines may set PYTHONPATH, as modules do.
+    shim = f'export PYTHONPATH="{SHIM}${{PYTHONPATH:+:$PYTHONPATH}}"'
+    return "\n".join([*setup, shim, filled(program.command, values, key="program.command")])
+
+
+def environment(run: RunConfig, variables: Mapping[str, str], *, cuda: bool, threads: int) -> dict[str, str]:
+    """Variables of the program: the user's own, and what makes one device start like several.
+
+    torchrun sets OMP_NUM_THREADS=1 where it starts more than one process, and nothing for one.
+    """
+    own = {name: value for name, value in inherited(variables).items() if name not in _OF_THE_SUITE}
+    if "srun" not in re.findall(r"[\w-]+", getattr(run.strategy, "command", "")):
+        # What reads them (Lightning, mpirun) takes the job's shape for that of a launcher that isn't there.
+        own = {name: value for name, value in own.items() if not name.startswith(("SLURM_", "PMI_", "PMIX_"))}
+    # Where neither the user's shell nor the set-up lines have a torchrun, the suite's own environment has one.
+    own["PATH"] = ":".join(filter(None, [own.get("PATH"), str(Path(sys.executable).parent)]))
+    own["OMP_NUM_THREADS"] = str(threads)
+    here = run.devices // run.nodes
+    visible = [each for each in own.get("CUDA_VISIBLE_DEVICES", "").split(",") if each] or list(map(str, range(here)))
+    own["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:here]) if cuda else ""
+    return own
+
+
+class Child:
+    """The program of this node; a context, at whose end nothing of it is left."""
+
+    def __init__(
+        self,
+        script: str,
+        *,
+        folder: Path,
+        variables: Mapping[str, str],
+        cores: Sequence[int],
+        on_line: Callable[[float, str], object] | None = None,
+    ) -> None:
+        """`cores`: those it may use; none: as this process. `on_line`: told of each line of output, and when it came."""
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what a killed launcher leaves becomes this process's child
+
+        def before() -> None:
+            die_with_parent()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            if cores:
+                os.sched_setaffinity(0, cores)
+
+        self._others = {process.pid for process in psutil.Process().children()}
+        """What this process has started before: the sampler."""
+        self.started_at = time.time()
+        self._process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=folder,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if on_line else None,
+            stderr=subprocess.STDOUT,
+            preexec_fn=before,
+        )
+        self._reader = threading.Thread(target=self._copy, args=(on_line,), daemon=True) if on_line else None
+        if self._reader is not None:
+            self._reader.start()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
+
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._process.poll()
+
+    def tree(self) -> list[psutil.Process]:
+        """All its processes, its launcher first."""
+        with suppress(psutil.Error):
+            return [each for each in psutil.Process().children(recursive=True) if each.pid not in self._others]
+        return []
+
+    def end(self, number: signal.Signals, *, ranks: Collection[int] = ()) -> bool:
+        """End all its processes; returns whether the `ranks` (process ids) ended by that signal in time.
+
+        What is left then, a launcher that waits for them, say, is killed.
+        """
+        _send(self.tree(), number)
+        in_time = self._gone_within(_GRACE_S, ranks) if number != signal.SIGKILL else False
+        while left := self.tree():  # who is just being forked is found at the next look
+            _send(left, signal.SIGKILL)
+            self._process.poll()
+            psutil.wait_procs(left, timeout=_GRACE_S)
+        self._process.wait()
+        if self._reader is not None:
+            self._reader.join(_GRACE_S)
+        return in_time
+
+    def _gone_within(self, seconds: float, ranks: Collection[int]) -> bool:
+        deadline = time.monotonic() + seconds
+        while left := [each for each in self.tree() if not ranks or each.pid in ranks]:
+            if time.monotonic() > deadline:
+                return False
+            self._process.poll()
+            psutil.wait_procs(left, timeout=0.2)
+        return True
+
+    def _copy(self, on_line: Callable[[float, str], object]) -> None:
+        """Print what the program prints, line by line, with the time of its arrival told."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            on_line(time.time(), line.decode(errors="replace").rstrip("\r\n"))
+            with suppress(OSError):
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+
+
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.send_signal(number)
+
+
+class Load(NamedTuple):
+    """What the program's cores and its processes have done until a moment, s."""
+
+    at: float
+    """Unix time."""
+    busy_s: float | None
+    """Of its cores, by all programs; None: it has no cores of its own."""
+    own_s: float
+    """By the program's processes, those that have ended included, and by this one."""
+    processes_s: Mapping[int, float]
+    """Of each process with all that it has started: process id → processor time."""
+
+
+def load(child: Child, cores: Sequence[int]) -> Load:
+    """What they have done until now."""
+    of_each: dict[int, float] = {}
+    total = sum(os.times()[:4])
+    for process in child.tree():
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            of_each[process.pid] = times.user + times.system + times.children_user + times.children_system
+            total += of_each[process.pid]
+    account = read_cores(Path("/proc/stat"), cores) if cores else {}
+    known = len(account) == len(cores) > 0
+    busy = sum(core.total_s - core.idle_s - core.interrupts_s for core in account.values()) if known else None
+    return Load(time.time(), busy, total, of_each)

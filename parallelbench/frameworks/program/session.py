@@ -1,0 +1,309 @@
+"""One node's part of a program's run: it starts the command, counts steps, ends it, and writes the tables."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from parallelbench.errors import ConfigError, count_of
+from parallelbench.frameworks.program import amount, numbers
+from parallelbench.frameworks.program.child import (
+    CORES,
+    ENOUGH,
+    MARK,
+    STEPS,
+    STEPS_OF,
+    Child,
+    Place,
+    environment,
+    load,
+    script,
+)
+from parallelbench.frameworks.program.steps import Marks, Output, RankSteps, Window, between, curve, durations, windows
+from parallelbench.frameworks.program.told import Told
+from parallelbench.frameworks.program.world import ProgramWorld
+from parallelbench.results.sensor_columns import NOTHING
+from parallelbench.results.tables import TABLES
+from parallelbench.training.session import RankSession
+from parallelbench.world.machine import node_name, this_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks.program import Program
+    from parallelbench.frameworks.program.child import Load
+    from parallelbench.measure.clock import StartUp
+    from parallelbench.results.attempt import Attempt
+    from parallelbench.results.journal import Journal, Row
+
+
+_LOOK_S = 0.25
+"""How often the program's processes and journals are looked at."""
+
+
+class ProgramSession(RankSession):
+    """A node's monitor of the program."""
+
+    _world: ProgramWorld
+
+    def __init__(
+        self, run: RunConfig, attempt: Attempt, *, device_type: str, journal: Journal, startup: StartUp
+    ) -> None:
+        super().__init__(run, attempt, journal=journal, startup=startup)
+        self._program: Program = run.strategy  # type: ignore[assignment]
+        self._startup.done("imports")
+        self._world = ProgramWorld(run, device_type)
+        self._startup.done("process_group")
+        here = run.devices // run.nodes
+        self._cores = list(this_machine().cores[: here * run.cores_per_device]) if device_type == "cpu" else []
+        self._ranks_here = here if self._program.one_process_per == "device" else 1
+        self._marks: Marks | None = None
+        self._loads: list[Load] = []
+        program = self._program
+        self._output = Output(step=program.step_pattern, loss=program.loss_pattern, rate=program.rate_pattern)
+        self._told = Told(attempt.path / f"steps-node{self._world.node}")
+
+    def train(self) -> None:
+        """Run the command until all ranks have taken enough steps, or to its end; then write what it did."""
+        program = self._program
+        place = Place(self._world.node, socket.gethostname(), self._world.port, self._attempt.path / "own")
+        place.attempt.mkdir(exist_ok=True)
+        self._phase("start of the program")
+        with ExitStack() as stack:
+            if program.steps_by == "mark":
+                self._marks = Marks(self._attempt.path / "marks")
+                stack.callback(self._marks.close)
+            child = stack.enter_context(self._started(place))
+            ended = self._followed(child)
+            if ended is None:  # it still runs, and has taken enough steps
+                self._world.barrier()
+                number = signal.SIGTERM if program.on_enough == "term" else signal.SIGKILL
+                if not child.end(number, ranks=self._told.pids) and number is signal.SIGTERM:
+                    self._warn("the program did not end within 10 s of SIGTERM, so it was killed")
+            ended_at = time.time()
+        self._told.poll()
+        self._record(child.started_at, ended_at, ended)
+
+    def _started(self, place: Place) -> Child:
+        cuda, here = self._world.device_type == "cuda", self._ranks_here
+        threads = (
+            max(1, int(os.environ.get("OMP_NUM_THREADS", "1")) // here) if cuda else max(1, len(self._cores) // here)
+        )
+        variables = environment(self._run, os.environ, cuda=cuda, threads=threads)
+        variables[STEPS] = str(self._told.folder)
+        variables[STEPS_OF] = "" if self._program.optimizer is None else str(self._program.optimizer)
+        variables[ENOUGH] = "" if self._program.enough is None else str(self._program.enough)
+        if self._cores:
+            groups = [self._cores[rank * threads : (rank + 1) * threads] for rank in range(here)]
+            variables[CORES] = ";".join(",".join(map(str, group)) for group in groups)
+        if self._marks is not None:
+            variables[MARK] = str(self._attempt.path / "marks")
+        program = self._program
+        printed = program.step_pattern or program.loss_pattern or program.rate_pattern
+        return Child(
+            script(self._run, place),
+            folder=program.working_folder,
+            variables=variables,
+            cores=self._cores,
+            on_line=self._output.line if printed else None,
+        )
+
+    def _followed(self, child: Child) -> int | None:
+        """Wait until all ranks have taken enough steps, or the program ends; returns its exit code in that case."""
+        enough, before, steps = self._program.enough, 0, 0
+        limit_s, moved_at = self._program.start_timeout_s, time.monotonic()
+        while (code := child.code()) is None:
+            if self._attempt.stop_requested():
+                self._stop(child)
+            self._loads.append(load(child, self._cores))
+            steps = self._steps_done()
+            if steps != before:
+                if not before:
+                    self._phase("warm-up")
+                before, moved_at, limit_s = steps, time.monotonic(), self._run.launcher.collective_timeout_s
+            if enough is not None and steps >= enough:
+                return None
+            if time.monotonic() - moved_at > limit_s and not (before and self._program.steps_by == "command"):
+                raise ConfigError(self._hangs(before, limit_s))
+            files = [self._marks] if self._marks is not None else []
+            if select.select(files, [], [], _LOOK_S)[0]:
+                self._take_marks()
+        self._loads.append(load(child, self._cores))
+        self._take_marks()
+        self._told.poll()
+        return code
+
+    def _take_marks(self) -> None:
+        if self._marks is not None:
+            now = time.time()
+            for rank in self._marks.take():
+                self._told.mark(rank, now)
+
+    def _steps_done(self) -> int:
+        """Steps that all of this node's ranks have taken."""
+        if self._program.steps_by == "pattern":
+            return len(self._output.steps_at)
+        self._told.poll()
+        ranks = self._told.ranks()
+        complete = self._program.steps_by == "mark" or len(ranks) >= self._ranks_here
+        return min((len(rank.ends_at) for rank in ranks), default=0) if complete else 0
+
+    def _hangs(self, steps: int, limit_s: float) -> str:
+        seen = count_of(len(self._told.ranks()), "process", "processes")
+        if steps:
+            return (
+                f"the program hangs: no step within {limit_s:g} s after step {steps} "
+                "(launcher.collective_timeout_s says how long it may take)"
+            )
+        return (
+            f"no step of {count_of(self._ranks_here, 'rank')} within program.start_timeout_s={limit_s:g} s ({seen} "
+            f"trained): {_NO_STEPS[self._program.steps_by]}"
+        )
+
+    def _stop(self, child: Child) -> None:
+        child.end(signal.SIGTERM)
+        if self._world.rank == 0:
+            self._journal.event("stopped", epoch=0, epochs=self._run.epochs, saved=0)
+            self._journal.commit()
+        raise ConfigError("stopped, as requested")
+
+    # --- what it did
+
+    def _record(self, started_at: float, ended_at: float, code: int | None) -> None:
+        """Write the tables, after what was asked for is held against what was done."""
+        program, run = self._program, self._run
+        ranks = self._ranks(started_at, ended_at)
+        steps = min((len(rank.ends_at) for rank in ranks), default=0)
+        self._require_success(code, steps)
+        self._told.require(run, self._world, ranks_here=self._ranks_here)
+        self._trained_with["foreign"] = self._told.environment
+        self._record_environment()
+        parts = windows(
+            steps if program.steps is None else program.enough or steps,
+            warmup=program.warmup_steps,
+            parts=program.windows,
+        )
+        if program.steps_by == "command":
+            parts = [Window(1, 2)]
+        samples = amount(program.samples_per_step, numbers(run), key="program.samples_per_step")
+        self._describe_program(started_at, ranks, parts, samples)
+        for epoch, window in enumerate(parts, start=1):
+            self._write_window(epoch, window, ranks, samples)
+        self._world.barrier()
+        self._finished(None)
+
+    def _require_success(self, code: int | None, steps: int) -> None:
+        program = self._program
+        needed = program.enough or (0 if program.steps_by == "command" else program.warmup_steps + program.windows)
+        said = f"; its last words: {self._output.last[-1]}" if self._output.last else "; see the attempt's log"
+        how = "" if code is None else f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+        if code in (126, 127) and not steps:
+            raise ConfigError(
+                f"the command could not be started (exit code {code}): it is none, or not on PATH after program.setup"
+                f"{said}"
+            )
+        if code and (steps < needed or program.enough is None):
+            raise ConfigError(f"the program {how} after {count_of(steps, 'step')}{said}")
+        if not steps:
+            raise ConfigError(f"the program {how} before its first step: {_NO_STEPS[program.steps_by]}{said}")
+        if steps < needed:
+            raise ConfigError(
+                f"the program {how} after {count_of(steps, 'step')}, but program.warmup_steps={program.warmup_steps} "
+                f"and program.steps={program.steps} need {needed}: choose fewer, or let it train longer"
+            )
+
+    def _ranks(self, started_at: float, ended_at: float) -> list[RankSteps]:
+        """This node's ranks, as what tells steps here knows them."""
+        if self._program.steps_by == "command":
+            return [RankSteps(ends_at=[started_at, ended_at])]
+        if self._program.steps_by == "pattern":
+            return [RankSteps(ends_at=self._output.steps_at)]
+        return self._told.ranks()
+
+    def _describe_program(
+        self, started_at: float, ranks: Sequence[RankSteps], parts: Sequence[Window], samples: int | None
+    ) -> None:
+        program, steady = self._program, parts[-1]
+        for line in self._told.warnings(self._run, samples, ranks, parts):
+            self._warn(line)
+        first_at = min(rank.ends_at[0] for rank in ranks)
+        launched_at = self._startup.parts["startup_launch_s"]
+        facts: Row = {"startup_launch_s": launched_at, "startup_first_step_s": None, "startup_s": None}
+        if program.steps_by != "command":
+            facts["startup_first_step_s"] = first_at - started_at
+            facts["startup_s"] = sum(value or 0.0 for value in self._startup.parts.values()) + first_at - started_at
+        facts |= {name: value for name, value in self._startup.parts.items() if name not in facts}
+        self._facts(
+            **facts,
+            packed=False,
+            device_name=self._world.device_name,
+            steps_per_epoch=steady.steps,
+            train_samples=None if samples is None else samples * steady.steps,
+            processes=len(ranks) * self._run.nodes if self._program.steps_by in ("optimizer", "mark") else None,
+        )
+        self._record_warnings()
+
+    def _write_window(self, epoch: int, window: Window, ranks: Sequence[RankSteps], samples: int | None) -> None:
+        started_at = min(rank.ends_at[window.first - 1] for rank in ranks)
+        finished_at = max(rank.ends_at[window.last - 1] for rank in ranks)
+        busy_s, own_s, of_each = between(self._loads, started_at, finished_at)
+        signed_s = None if busy_s is None or own_s is None else busy_s - own_s
+        rows = []
+        for rank in ranks:
+            row: Row = dict.fromkeys(_COLUMNS["ranks"])
+            row |= {"epoch": epoch, "rank": rank.rank, "local_rank": rank.local_rank, "node": node_name()}
+            row["device_uuid"] = rank.device_uuid or self._world.devices_of(rank.local_rank, self._cores)
+            begin, end = rank.ends_at[window.first - 1], rank.ends_at[window.last - 1]
+            row |= {"epoch_time_s": end - begin, "training_started_at": begin, "training_ended_at": end}
+            row["cpu_time_s"] = of_each.get(rank.pid) if rank.pid is not None else own_s
+            if signed_s is not None:  # of all cores together: each rank's part of it
+                row |= {"others_signed_time_s": signed_s / len(ranks), "others_time_s": max(0.0, signed_s / len(ranks))}
+            if rank.waits_s:
+                row["data_wait_s"] = sum(rank.waits_s[window.first : window.last])
+                row["data_wait_share"] = row["data_wait_s"] / row["epoch_time_s"]
+            rows.append({name: row[name] for name in _COLUMNS["ranks"]})
+        self._journal.write("ranks", rows)
+        self._journal.write("steps", self._step_rows(epoch, window, ranks))
+        if self._output.losses:
+            self._journal.write(
+                "losses", [{"epoch": epoch, **row} for row in curve(self._output.losses, ranks[0], window)]
+            )
+        self._journal.commit()
+        self._world.barrier()
+        if self._world.rank == 0:
+            row = dict.fromkeys(_COLUMNS["epochs"]) | NOTHING
+            taken = None if samples is None else samples * window.steps
+            row |= {"epoch": epoch, "steps": window.steps, "train_samples": taken, "finished_at": finished_at}
+            self._journal.write("epochs", [row])
+            self._journal.commit()
+
+    def _step_rows(self, epoch: int, window: Window, ranks: Sequence[RankSteps]) -> list[Row]:
+        count = min(window.steps, self._run.measure.steps_sampled)
+        chosen = sorted({round(i * (window.steps - 1) / max(1, count - 1)) for i in range(count)})
+        times = {rank.rank: durations(rank, window) for rank in ranks}
+        return [
+            {"epoch": epoch, "step": index + 1, "rank": rank, "step_time_s": taken[index]}
+            for rank, taken in times.items()
+            for index in chosen
+        ]
+
+
+_COLUMNS = {
+    table: [column.name for column in TABLES[table] if column.name not in ("run_id", "attempt")]
+    for table in ("ranks", "epochs")
+}
+_NO_STEPS = {
+    "optimizer": "no optimizer of torch's took one in a process that the suite could look into. Where updates are "
+    "written by hand, or come from JAX, TensorFlow or a CUDA graph, choose program.steps_by=pattern, mark or command; "
+    "`python -I`, `-E`, a cleared environment (srun --export=NONE, apptainer --cleanenv) and "
+    "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keep the suite out",
+    "pattern": "no line of its output matches program.step_pattern",
+    "mark": "nothing was written to the file that $PARALLELBENCH_MARK names",
+    "command": "it has not ended",
+}

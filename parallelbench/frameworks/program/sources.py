@@ -1,0 +1,76 @@
+"""What identifies the sources of a user's program: its commit with what is uncommitted, or the files themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parallelbench.errors import ConfigError
+from parallelbench.measure.git import GitError, said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_DIGITS = 16
+_SUFFIXES = (".py", ".pyx", ".sh", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h")
+"""Of code. Other files that Git doesn't know are data, or what the program writes."""
+_MOST_FILES, _MOST_BYTES = 20_000, 4 << 20
+"""Most files of a folder, and the largest one, that are read."""
+
+
+def sources_of(folder: Path) -> str:
+    """`commit@digits`: of the working tree, the commit and all that differs from it; `files@digits` outside of Git.
+
+    Outside of Git these are all files of code below the folder, without hidden ones and environments. Raises `ConfigError` where there are too many.
+    """
+    try:
+        top = Path(said(folder, "rev-parse", "--show-toplevel"))
+        commit = said(top, "rev-parse", "HEAD")
+        changed = said(top, "status", "--porcelain", "-z", "--untracked-files=all").split("\0")
+    except GitError:
+        return f"files@{_digest(folder, _below(folder))}"
+    mine = sorted(top / line[3:] for line in changed if len(line) > 3 and _is_own(line[:2], Path(line[3:])))
+    return f"{commit[:12]}@{_digest(top, mine)}" if mine else commit[:_DIGITS]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    seen = 0
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            each for each in folders if not each.startswith((".", "__pycache__")) and not _is_venv(root, each)
+        )
+        for name in sorted(names):
+            if Path(name).suffix not in _SUFFIXES or name.startswith("."):
+                continue
+            seen += 1
+            if seen > _MOST_FILES:
+                raise ConfigError(
+                    f"program.folder={folder} holds more than {_MOST_FILES:,} files of code: name the "
+                    "program's own folder, or put it under Git"
+                )
+            yield Path(root, name)
+
+
+def _is_venv(root: str, folder: str) -> bool:
+    return os.path.exists(os.path.join(root, folder, "pyvenv.cfg")) or folder == "site-packages"
+
+
+def _is_own(status: str, path: Path) -> bool:
+    """Whether a change is one of the program: of any file that Git knows, or of new code."""
+    return status != "??" or (path.suffix in _SUFFIXES and not any(part.startswith(".") for part in path.parts))
+
+
+def _digest(folder: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            content = path.read_bytes() if path.stat().st_size <= _MOST_BYTES else b"large"
+        except FileNotFoundError:  # deleted, which is a change, too
+            content = b"none"
+        except OSError as error:
+            raise ConfigError(f"{path} can't be read: {error.strerror}; it is a part of the program") from None
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:_DIGITS]

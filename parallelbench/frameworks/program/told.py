@@ -1,0 +1,185 @@
+"""What the processes of a program tell of themselves: their ranks and steps, held against what was asked for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from parallelbench.errors import ConfigError, count_of
+from parallelbench.frameworks.program.journals import Journals
+from parallelbench.frameworks.program.steps import RankSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks.program import Program
+    from parallelbench.frameworks.program.journals import Process
+    from parallelbench.frameworks.program.steps import Window
+    from parallelbench.frameworks.program.world import ProgramWorld
+
+
+class Told:
+    """This node's processes that train."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self._journals = Journals(folder)
+        self._marked: dict[int, RankSteps] = {}
+
+    def poll(self) -> None:
+        """Read what is new."""
+        self._journals.poll()
+
+    def mark(self, rank: int, at: float) -> None:
+        """Take a mark that the program wrote: the end of a step."""
+        self._marked.setdefault(rank, RankSteps(rank=rank, local_rank=rank)).ends_at.append(at)
+
+    @property
+    def _training(self) -> list[Process]:
+        """The processes that have taken steps, in the order of their ranks."""
+        return sorted((each for each in self._journals.processes if each.steps), key=lambda each: _rank(each, 0))
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the processes that train."""
+        return {each.begin["pid"] for each in self._training}
+
+    def ranks(self) -> list[RankSteps]:
+        """The ranks with their steps; by marks, where there are any."""
+        if self._marked:
+            return [self._marked[rank] for rank in sorted(self._marked)]
+        found = []
+        for number, process in enumerate(self._training):
+            found.append(
+                RankSteps(
+                    rank=_rank(process, number),
+                    local_rank=process.facts.get("local_rank") or number,
+                    ends_at=[process.unix_s(step[1]) for step in process.steps],
+                    waits_s=[step[2] / 1e9 for step in process.steps] if process.state.get("loaders") else [],
+                    pid=process.begin["pid"],
+                    device_uuid=",".join(each["uuid"] or "" for each in process.state.get("memory", ())),
+                )
+            )
+        return found
+
+    def require(self, run: RunConfig, world: ProgramWorld, *, ranks_here: int) -> None:
+        """Raise `ConfigError` where other processes trained than were asked for, or ranks that never met."""
+        program: Program = run.strategy  # type: ignore[assignment]
+        if program.steps_by != "optimizer":
+            return
+        processes = self._training
+        trained = count_of(len(processes), "process trained", "processes trained")
+        if len(processes) != ranks_here:
+            fix = (
+                "let the command start one per device (torchrun --nproc-per-node={devices_per_node}), or, where one "
+                "process drives all of its node's devices, choose program.one_process_per=node"
+            )
+            raise ConfigError(
+                f"{trained}, but devices={run.devices} on nodes={run.nodes} need {ranks_here} here: {fix}"
+            )
+        if program.one_process_per == "device":
+            sizes = {process.facts.get("world_size") or 1 for process in processes}
+            alone = [each for each in processes if run.devices > 1 and each.facts.get("rank_from") != "distributed"]
+            if alone:
+                raise ConfigError(
+                    f"{trained}, each for itself: {count_of(len(alone), 'rank')} never called "
+                    "torch.distributed.init_process_group, so nothing was exchanged between them"
+                )
+            if sizes != {run.devices}:
+                told = ", ".join(map(str, sorted(sizes)))
+                raise ConfigError(f"{trained} in a group of {told} ranks, but devices={run.devices} were asked for")
+            ranks = [process.facts.get("rank") for process in processes]
+            if run.devices > 1 and len(set(ranks)) < len(ranks):
+                raise ConfigError(f"{trained} as ranks {sorted(map(str, ranks))}: several are the same one")
+        if world.device_type == "cuda":
+            self._require_gpus(run, processes)
+
+    def _require_gpus(self, run: RunConfig, processes: Sequence[Process]) -> None:
+        used = {each["uuid"] or each["index"] for process in processes for each in process.state.get("memory", ())}
+        here = run.devices // run.nodes
+        if len(used) != here:
+            raise ConfigError(
+                f"{count_of(len(used), 'GPU')} held tensors of the program, but devices={run.devices} on "
+                f"nodes={run.nodes} are {here} here: let each rank take the GPU of its LOCAL_RANK"
+            )
+
+    def warnings(
+        self, run: RunConfig, samples: int | None, ranks: Sequence[RankSteps], parts: Sequence[Window]
+    ) -> Iterator[str]:
+        """What a reader must know of how its steps were counted, and of what they hold."""
+        program: Program = run.strategy  # type: ignore[assignment]
+        yield f"a program of the user's own: whether it learns the same on {run.devices} devices was not checked"
+        if program.steps_by != "optimizer":
+            yield f"its steps are told by program.steps_by={program.steps_by}"
+            return
+        processes = self._training
+        if not any(process.state.get("backwards") or process.state.get("grads") for process in processes):
+            yield "no backward pass was seen: each outermost update of an optimizer counts as a step"
+        first, counts = processes[0], {len(rank.ends_at) for rank in ranks}
+        marks = {each[1]: each[4] for each in first.state.get("optimizers", ()) if each[4]}
+        if len(marks) > 1 and program.optimizer is None and sum(marks.values()) > 1.5 * max(marks.values()):
+            told = ", ".join(f"{name} {count}" for name, count in marks.items())
+            yield (
+                f"several optimizers update after backward passes of their own ({told}), and each update counts as a "
+                "step: program.optimizer=0 counts those of the first"
+            )
+        yield from _of_batches(run, samples, processes)
+        if len(counts) > 1 and program.steps is None:
+            yield f"ranks took unequally many steps ({', '.join(map(str, sorted(counts)))}): the fewest count"
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the first rank says of its libraries, as entries of the run's environment."""
+        if not self._training:
+            return {}
+        facts = self._training[0].facts
+        packages: dict[str, Any] = {"torch": facts.get("torch")} | facts.get("packages", {})
+        found: dict[str, Any] = {
+            "packages": packages,
+            "python": facts.get("python"),
+            "threads": facts.get("threads"),
+            "float32_matmul_precision": facts.get("matmul_precision"),
+            "cudnn_benchmark": facts.get("cudnn_benchmark"),
+        }
+        if facts.get("cudnn") is not None:
+            found["cuda"] = {"version": facts.get("cuda"), "cudnn": facts.get("cudnn"), "nccl": facts.get("nccl")}
+        return found
+
+
+def _rank(process: Process, otherwise: int) -> int:
+    rank = process.facts.get("rank")
+    return otherwise if rank is None else int(rank)
+
+
+def _of_batches(run: RunConfig, samples: int | None, processes: Sequence[Process]) -> Iterator[str]:
+    """Where batches × backward passes × ranks are not the samples per step: a batch per process taken for a global one
+    turns weak scaling into strong.
+    """
+    of_ranks: dict[int, float] = defaultdict(float)
+    for number, process in enumerate(processes):
+        loaders = [each for each in process.state.get("loaders", ()) if each["batches"] and each["largest_batch"]]
+        if not loaders or not process.steps:
+            return
+        most = max(loaders, key=lambda each: each["backwards"])
+        backwards = most["backwards"] / len(process.steps)
+        of_ranks[number] = most["largest_batch"] * max(1, round(backwards))
+    total = sum(of_ranks.values())
+    each = ", ".join(f"{value:g}" for value in sorted(set(of_ranks.values())))
+    if samples is None:
+        yield (
+            f"program.samples_per_step is not given, so there are times, but no samples/s and no speed-up per sample; "
+            f"its DataLoaders gave {total:g} samples per step, over {count_of(len(of_ranks), 'rank')}"
+        )
+    elif total != samples:
+        yield (
+            f"program.samples_per_step says {samples}, but the DataLoaders of {count_of(len(of_ranks), 'rank')} gave "
+            f"{total:g} ({each} each): is the command's batch size one per rank, or of all?"
+        )
+
+
+def entries() -> dict[str, Any]:
+    """The part of a program's environment that is known without it: nothing."""
+    return {"packages": {}}
