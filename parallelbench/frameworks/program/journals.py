@@ -4,8 +4,7 @@ Each training process has a file `<node>-<pid>.jsonl`. Each line is a JSON objec
 
 - `begin`: version, node, pid, and the monotonic and Unix time of the same instant.
 - `process`: facts of the process (`Process`), at the first step, and again whenever they have changed.
-- `step`: `[number, monotonic ns of its end, ns of waiting for data, backwards, grads, ns that the shim took, optimizer]`
-  of a counted step; all but its time hold for what lies between the last counted step and this one.
+- `step`: `[number, end, wait, backwards, grads, own, optimizer]` of a counted step (`Step`).
 - `device`: `[number, ns]`, the GPU's time from the end of the step before to the end of this one.
 - `void`: the steps so far were none: no backward had been seen when they were counted.
 - `state`: sums so far (`State`), every two seconds, at enough steps, and at the end.
@@ -231,7 +230,7 @@ class Journal:
             self.node, self.pid = line.begin.node, line.begin.pid
             self._unix_minus_monotonic_ns = line.begin.unix_ns - line.begin.monotonic_ns
         elif line.void is not None:
-            self.voided, self.steps, self.device_ns = line.void, [], {}
+            self.voided, self.steps, self.device_ns, self.enough = line.void, [], {}, False
         elif line.enough is not None:
             self.enough = True
         elif line.end is not None:

@@ -15,9 +15,9 @@ counts.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
-import platform
 import sys
 import threading
 import time
@@ -137,6 +137,7 @@ class Recorder:
         self.lines: list[str] = []
         self.unwritten = b""
         self.flushed_ns = self.stated_ns = 0
+        self.began = False  # whether a state was written since the first counted step
         self.facts: dict[str, Any] = {}
         self.faults = 0
         self.fault: str | None = None
@@ -202,8 +203,8 @@ class Recorder:
         optimizer.counted += 1
         wait = self.waits.pop(threading.get_ident(), 0)
         self.lines.append(
-            '{"step":[%d,%d,%d,%d,%d,%d,%d]}'
-            % (self.number, now, wait, self.since_backwards, self.since_grads, self.since_own_ns, optimizer.number)
+            f'{{"step":[{self.number},{now},{wait},{self.since_backwards},{self.since_grads},'
+            f"{self.since_own_ns},{optimizer.number}]}}"
         )
         self.since_backwards = self.since_grads = self.since_own_ns = 0
         self.mark_device(optimizer)
@@ -213,8 +214,8 @@ class Recorder:
         if self.depth > 1:
             return
         if not self.runs and self.number:  # what counted so far were no steps, but an optimizer's preparations
-            self.lines.append('{"void":%d}' % self.number)
-            self.number = 0
+            self.lines.append(f'{{"void":{self.number}}}')
+            self.number, self.enough = 0, number_of(ENOUGH)
             self.events.clear()
             for optimizer in self.optimizers.values():
                 optimizer.marks = optimizer.counted = 0
@@ -241,11 +242,11 @@ class Recorder:
 
     # Batches
 
-    def fetch(self, iterator: Any, start: int, batch: Any, came: bool) -> None:
+    def fetch(self, iterator: Any, took_ns: int, batch: Any, came: bool) -> None:
         """A DataLoader's next has ended."""
         self.thread.fetching = False
         thread = threading.get_ident()
-        self.waits[thread] = self.waits.get(thread, 0) + clock() - start
+        self.waits[thread] = self.waits.get(thread, 0) + took_ns
         if not came:
             return
         loader = self.loader_of(iterator)
@@ -297,14 +298,16 @@ class Recorder:
         while len(events) > 1 and events[1][1].query():
             earlier = events.popleft()
             if events[0][0] == earlier[0] + 1:
-                self.lines.append('{"device":[%d,%d]}' % (events[0][0], 1e6 * earlier[1].elapsed_time(events[0][1])))
+                took_ns = 1e6 * earlier[1].elapsed_time(events[0][1])
+                self.lines.append(f'{{"device":[{events[0][0]},{took_ns:.0f}]}}')
 
     # The journal
 
     def write(self, now: int, *, last: bool = False) -> None:
         """Write what came since, where it is time to."""
         enough = self.enough is not None and self.number >= self.enough
-        if self.off or not (last or enough or now - self.flushed_ns >= FLUSH_NS):
+        first = self.number > 0 and not self.began
+        if self.off or not (last or enough or first or now - self.flushed_ns >= FLUSH_NS):
             return
         if not self.lock.acquire(False):
             return
@@ -318,14 +321,14 @@ class Recorder:
             cuda = self.torch.cuda
             if self.events and not cuda.is_current_stream_capturing():
                 self.read_events()
-            if last or enough or now - self.stated_ns >= STATE_NS:
-                self.stated_ns = now
+            if last or enough or first or now - self.stated_ns >= STATE_NS:
+                self.stated_ns, self.began = now, self.number > 0
                 self.state(now)
             if enough:
-                self.lines.append('{"enough":%d}' % self.number)
+                self.lines.append(f'{{"enough":{self.number}}}')
                 self.enough = None
             if last:
-                self.lines.append('{"end":%d}' % now)
+                self.lines.append(f'{{"end":{now}}}')
             lines, self.lines = self.lines, []
             self.unwritten += "".join([line + "\n" for line in lines]).encode()
             self.flush()
@@ -348,10 +351,10 @@ class Recorder:
             self.off = True
             return False
         node = os.uname().nodename
-        name = os.path.join(self.folder, "%s-%d" % (node.replace(os.sep, "_"), self.pid))
         for number in range(100):  # a number of a process comes again
+            name = f"{node}-{self.pid}-{number}.jsonl" if number else f"{node}-{self.pid}.jsonl"
             try:
-                path = "%s-%d.jsonl" % (name, number) if number else name + ".jsonl"
+                path = os.path.join(self.folder, name)
                 self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
                 break
             except FileExistsError:
@@ -363,7 +366,8 @@ class Recorder:
             return False
         begin = {"version": 1, "node": node, "pid": self.pid, "monotonic_ns": clock(), "unix_ns": time.time_ns()}
         self.lines.insert(0, as_json({"begin": begin}))
-        at_its_end(self)
+        at_its_end()
+        leave_to_python()
         return True
 
     def state(self, now: int) -> None:
@@ -435,12 +439,24 @@ def start() -> None:
 
 
 def hook_optimizers() -> None:
+    """Of all classes and instances, also of those that exist already."""
     from torch.optim import optimizer
 
     optimizer.register_optimizer_step_pre_hook(before_step)
     optimizer.register_optimizer_step_post_hook(after_step)
-    leave_to_python(before_step)
-    leave_to_python(after_step)
+
+
+def leave_to_python() -> None:
+    """Keep Dynamo, where it is loaded, from compiling the shim that a compiled program calls."""
+    skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    if skip_code is None:
+        return
+    codes = [value.__code__ for value in [*globals().values(), *vars(Recorder).values()] if hasattr(value, "__code__")]
+    for code in codes:
+        skip_code(code)
+        for inner in code.co_consts:
+            if isinstance(inner, type(code)):
+                skip_code(inner)
 
 
 def hook_backward(torch: Any) -> None:
@@ -547,7 +563,6 @@ def around_backward(run: Callable[..., Any], accumulate: bool = False) -> Callab
             note_fault(error)
         return result
 
-    leave_to_python(noted)
     return noted
 
 
@@ -569,29 +584,19 @@ def around_next(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         note_fetch(known, iterator, start, batch, True)
         return batch
 
-    leave_to_python(noted)
     return noted
 
 
 def note_fetch(known: Recorder, iterator: Any, start: int, batch: Any, came: bool) -> None:
+    """The time of the fetch ends where that of the shim begins."""
     now = clock()
     try:
-        known.fetch(iterator, start, batch, came)
+        known.fetch(iterator, now - start, batch, came)
         took = clock() - now
         known.own_ns += took
         known.since_own_ns += took
     except Exception as error:
         note_fault(error)
-
-
-def leave_to_python(function: Any) -> None:
-    """Keep Dynamo from compiling it."""
-    try:
-        from torch._C._dynamo.eval_frame import skip_code
-
-        skip_code(function.__code__)
-    except Exception:
-        pass
 
 
 def after_fork() -> None:
@@ -617,7 +622,7 @@ def finish() -> None:
         pass
 
 
-def at_its_end(known: Recorder) -> None:
+def at_its_end() -> None:
     """A child of multiprocessing may end without atexit's functions."""
     processes, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
     if processes is not None and util is not None and processes.parent_process() is not None:
@@ -628,7 +633,7 @@ def note_fault(error: Exception) -> None:
     """Remember an exception of the shim's own; after too many, it stops."""
     if recorder is not None:
         recorder.faults += 1
-        recorder.fault = "%s: %s" % (type(error).__name__, error)
+        recorder.fault = f"{type(error).__name__}: {error}"
         recorder.off = recorder.off or recorder.faults >= MOST_FAULTS
 
 
@@ -644,10 +649,8 @@ def pin() -> None:
         return
     cores = {int(core) for core in groups[rank].split(",")}
     for thread in os.listdir("/proc/self/task"):  # libraries that were loaded before may have some
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:
-            pass
     os.environ[PINNED] = groups[rank]
 
 
@@ -659,7 +662,7 @@ def facts_of_program(torch: Any) -> dict[str, Any]:
     cuda = known_or_none(torch.cuda.is_initialized)
     return {
         "executable": sys.executable,
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or getattr(torch.version, "hip", None),
         "cudnn": known_or_none(torch.backends.cudnn.version) if cuda else None,
@@ -753,14 +756,14 @@ def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
     """The first dimension of the first tensor in it; the length of a list of samples that were not stacked."""
     for _ in range(4):
         if isinstance(batch, tensor):
-            return int(batch.shape[0]) if len(batch.shape) else None
+            return first_dimension(batch)
         if isinstance(getattr(batch, "data", None), dict):  # a UserDict, as transformers' BatchEncoding
             batch = batch.data
         if isinstance(batch, dict):
             batch = next(iter(batch.values()), None)
         elif isinstance(batch, (list, tuple)) and batch:
             inner = batch[0]
-            if len(batch) == batch_size and not (isinstance(inner, tensor) and integer_at(inner) == batch_size):
+            if len(batch) == batch_size and not (isinstance(inner, tensor) and first_dimension(inner) == batch_size):
                 return len(batch)
             batch = inner
         else:
@@ -768,20 +771,24 @@ def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
     return None
 
 
-def integer_at(tensor: Any) -> int | None:
+def first_dimension(tensor: Any) -> int | None:
+    """None of a scalar."""
     return int(tensor.shape[0]) if len(tensor.shape) else None
 
 
 def integer(value: Any) -> int | None:
+    """The value, where it is an integer."""
     return value if isinstance(value, int) else None
 
 
 def number_of(variable: str) -> int | None:
+    """The integer in a variable of the environment."""
     text = os.environ.get(variable, "").strip()
     return int(text) if text.isdigit() else None
 
 
 def known_or_none(function: Callable[..., Any], *args: Any) -> Any:
+    """What it returns; None where it raises."""
     try:
         return function(*args)
     except Exception:
@@ -789,6 +796,7 @@ def known_or_none(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
+    """On one line, without spaces."""
     import json
 
     return json.dumps(value, separators=(",", ":"))
