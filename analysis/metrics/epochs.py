@@ -97,9 +97,14 @@ def _over_ranks(runs: Runs) -> pl.DataFrame:
         numbered(runs, "ranks", "epoch", *sources)
         .lazy()
         .group_by(run_and("epoch"))
-        .agg(*aggregates(plain), lost_time_s(), owned_samples=pl.col("train_samples").sum())
+        .agg(*aggregates(plain), lost_time_s(), owned_samples=_all_known("train_samples"))
         .collect(engine="streaming")  # twice as fast here
     )
+
+
+def _all_known(column: str) -> pl.Expr:
+    """The sum over all ranks; null where one does not know."""
+    return pl.when(pl.col(column).null_count() == 0).then(pl.col(column).sum())
 
 
 def _in_order(rows: pl.DataFrame) -> pl.DataFrame:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from parallelbench.results.journal import Journal, Row
 
 
-_LOOK_S = 0.25
+_LOOK_S = 0.5
 """How often the program's processes and journals are looked at."""
 
 
@@ -65,6 +65,8 @@ class ProgramSession(RankSession):
         self._ranks_here = here if self._program.one_process_per == "device" else 1
         self._marks: Marks | None = None
         self._loads: list[Load] = []
+        self._peaks: dict[int, int] = {}
+        """Process id → its peak of resident memory, bytes."""
         program = self._program
         self._output = Output(step=program.step_pattern, loss=program.loss_pattern, rate=program.rate_pattern)
         self._told = Told(attempt.path / f"steps-node{self._world.node}")
@@ -121,23 +123,29 @@ class ProgramSession(RankSession):
         while (code := child.code()) is None:
             if self._attempt.stop_requested():
                 self._stop(child)
-            self._loads.append(load(child, self._cores))
+            self._look(child)
             steps = self._steps_done()
             if steps != before:
                 if not before:
                     self._phase("warm-up")
                 before, moved_at, limit_s = steps, time.monotonic(), self._run.launcher.collective_timeout_s
             if enough is not None and steps >= enough:
+                self._look(child)
                 return None
             if time.monotonic() - moved_at > limit_s and not (before and self._program.steps_by == "command"):
                 raise ConfigError(self._hangs(before, limit_s))
             files = [self._marks] if self._marks is not None else []
             if select.select(files, [], [], _LOOK_S)[0]:
                 self._take_marks()
-        self._loads.append(load(child, self._cores))
+        self._look(child)
         self._take_marks()
         self._told.poll()
         return code
+
+    def _look(self, child: Child) -> None:
+        seen = load(child, self._cores)
+        self._loads.append(seen)
+        self._peaks |= {pid: each.peak_bytes for pid, each in seen.processes.items() if each.peak_bytes}
 
     def _take_marks(self) -> None:
         if self._marks is not None:
@@ -258,7 +266,8 @@ class ProgramSession(RankSession):
         for rank in ranks:
             row: Row = dict.fromkeys(_COLUMNS["ranks"])
             row |= {"epoch": epoch, "rank": rank.rank, "local_rank": rank.local_rank, "node": node_name()}
-            row["device_uuid"] = rank.device_uuid or self._world.devices_of(rank.local_rank, self._cores)
+            uuids = [each.uuid for each in rank.memory if each.uuid]
+            row["device_uuid"] = ",".join(uuids) or self._world.devices_of(rank.local_rank, rank.cores or self._cores)
             begin, end = rank.ends_at[window.first - 1], rank.ends_at[window.last - 1]
             row |= {"epoch_time_s": end - begin, "training_started_at": begin, "training_ended_at": end}
             row["cpu_time_s"] = of_each.get(rank.pid) if rank.pid is not None else own_s
@@ -267,6 +276,11 @@ class ProgramSession(RankSession):
             if rank.waits_s:
                 row["data_wait_s"] = sum(rank.waits_s[window.first : window.last])
                 row["data_wait_share"] = row["data_wait_s"] / row["epoch_time_s"]
+            if rank.memory:  # from the start of the process
+                held = [each.peak_allocated_bytes for each in rank.memory]
+                row |= {"peak_allocated_bytes": sum(held), "peak_allocated_bytes_by_device": ",".join(map(str, held))}
+                row["peak_reserved_bytes"] = sum(each.peak_reserved_bytes for each in rank.memory)
+            row["host_peak_rss_bytes"] = self._peaks.get(rank.pid or 0)
             rows.append({name: row[name] for name in _COLUMNS["ranks"]})
         self._journal.write("ranks", rows)
         self._journal.write("steps", self._step_rows(epoch, window, ranks))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parallelbench.frameworks.program.child import Load
+    from parallelbench.frameworks.program.journals import DeviceMemory
 
 
 @dataclass
@@ -28,7 +29,10 @@ class RankSteps:
     waits_s: list[float] = field(default_factory=list)
     """Time inside a DataLoader's `next` since the step before, of each step; empty: not known."""
     pid: int | None = None
-    device_uuid: str = ""
+    memory: list[DeviceMemory] = field(default_factory=list)
+    """Peaks on its GPUs."""
+    cores: list[int] = field(default_factory=list)
+    """Those that it may use."""
 
 
 class Window(NamedTuple):
@@ -76,8 +80,8 @@ def between(loads: Sequence[Load], start: float, end: float) -> tuple[float | No
     known = [value for value in busy if value is not None]
     own = [each.own_s for each in loads]
     of_each = {}
-    for pid in loads[bisect.bisect_left(times, end)].processes_s:
-        spent = [each.processes_s.get(pid, 0.0) for each in loads]
+    for pid in loads[min(bisect.bisect_left(times, end), len(loads) - 1)].processes:
+        spent = [seen.processes[pid].time_s if pid in seen.processes else 0.0 for seen in loads]
         of_each[pid] = at(end, spent) - at(start, spent)
     busy_s = at(end, known) - at(start, known) if len(known) == len(busy) else None
     return busy_s, at(end, own) - at(start, own), of_each

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.program import Program
-    from parallelbench.frameworks.program.journals import Process
+    from parallelbench.frameworks.program.journals import Journal
     from parallelbench.frameworks.program.steps import Window
     from parallelbench.frameworks.program.world import ProgramWorld
 
@@ -27,40 +27,40 @@ class Told:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self._journals = Journals(folder)
+        self._training: list[Journal] = []
+        """Of the processes that have taken steps, in the order of their ranks."""
         self._marked: dict[int, RankSteps] = {}
 
     def poll(self) -> None:
         """Read what is new."""
-        self._journals.poll()
+        trained = [journal for journal in self._journals.poll() if journal.steps and journal.process]
+        self._training = sorted(trained, key=lambda each: _rank(each, 0))
 
     def mark(self, rank: int, at: float) -> None:
         """Take a mark that the program wrote: the end of a step."""
         self._marked.setdefault(rank, RankSteps(rank=rank, local_rank=rank)).ends_at.append(at)
 
     @property
-    def _training(self) -> list[Process]:
-        """The processes that have taken steps, in the order of their ranks."""
-        return sorted((each for each in self._journals.processes if each.steps), key=lambda each: _rank(each, 0))
-
-    @property
     def pids(self) -> set[int]:
         """Of the processes that train."""
-        return {each.begin["pid"] for each in self._training}
+        return {each.pid for each in self._training}
 
     def ranks(self) -> list[RankSteps]:
         """The ranks with their steps; by marks, where there are any."""
         if self._marked:
             return [self._marked[rank] for rank in sorted(self._marked)]
         found = []
-        for number, process in enumerate(self._training):
+        for number, journal in enumerate(self._training):
+            state, local_rank = journal.state, journal.process and journal.process.local_rank
             found.append(
                 RankSteps(
-                    rank=_rank(process, number),
-                    local_rank=process.facts.get("local_rank") or number,
-                    ends_at=[process.unix_s(step[1]) for step in process.steps],
-                    waits_s=[step[2] / 1e9 for step in process.steps] if process.state.get("loaders") else [],
-                    pid=process.begin["pid"],
-                    device_uuid=",".join(each["uuid"] or "" for each in process.state.get("memory", ())),
+                    rank=_rank(journal, number),
+                    local_rank=number if local_rank is None else local_rank,
+                    ends_at=[journal.unix_s(step.ended_ns) for step in journal.steps],
+                    waits_s=[step.wait_ns / 1e9 for step in journal.steps] if state and state.loaders else [],
+                    pid=journal.pid,
+                    memory=state.memory if state else [],
+                    cores=journal.process.cores if journal.process else [],
                 )
             )
         return found
@@ -81,8 +81,9 @@ class Told:
                 f"{trained}, but devices={run.devices} on nodes={run.nodes} need {ranks_here} here: {fix}"
             )
         if program.one_process_per == "device":
-            sizes = {process.facts.get("world_size") or 1 for process in processes}
-            alone = [each for each in processes if run.devices > 1 and each.facts.get("rank_from") != "distributed"]
+            facts = [journal.process for journal in processes if journal.process]
+            sizes = {each.world_size or 1 for each in facts}
+            alone = [each for each in facts if run.devices > 1 and each.rank_from != "distributed"]
             if alone:
                 raise ConfigError(
                     f"{trained}, each for itself: {count_of(len(alone), 'rank')} never called "
@@ -91,14 +92,15 @@ class Told:
             if sizes != {run.devices}:
                 told = ", ".join(map(str, sorted(sizes)))
                 raise ConfigError(f"{trained} in a group of {told} ranks, but devices={run.devices} were asked for")
-            ranks = [process.facts.get("rank") for process in processes]
+            ranks = [each.rank for each in facts]
             if run.devices > 1 and len(set(ranks)) < len(ranks):
                 raise ConfigError(f"{trained} as ranks {sorted(map(str, ranks))}: several are the same one")
         if world.device_type == "cuda":
             self._require_gpus(run, processes)
 
-    def _require_gpus(self, run: RunConfig, processes: Sequence[Process]) -> None:
-        used = {each["uuid"] or each["index"] for process in processes for each in process.state.get("memory", ())}
+    def _require_gpus(self, run: RunConfig, processes: Sequence[Journal]) -> None:
+        held = [each for journal in processes if journal.state for each in journal.state.memory]
+        used = {each.uuid or str(each.index) for each in held}
         here = run.devices // run.nodes
         if len(used) != here:
             raise ConfigError(
@@ -116,16 +118,20 @@ class Told:
             yield f"its steps are told by program.steps_by={program.steps_by}"
             return
         processes = self._training
-        if not any(process.state.get("backwards") or process.state.get("grads") for process in processes):
+        if not any(journal.saw_backwards for journal in processes):
             yield "no backward pass was seen: each outermost update of an optimizer counts as a step"
-        first, counts = processes[0], {len(rank.ends_at) for rank in ranks}
-        marks = {each[1]: each[4] for each in first.state.get("optimizers", ()) if each[4]}
+        first, counts = processes[0].state, {len(rank.ends_at) for rank in ranks}
+        marks = {each.name: each.marks for each in first.optimizers if each.marks} if first else {}
         if len(marks) > 1 and program.optimizer is None and sum(marks.values()) > 1.5 * max(marks.values()):
             told = ", ".join(f"{name} {count}" for name, count in marks.items())
             yield (
                 f"several optimizers update after backward passes of their own ({told}), and each update counts as a "
                 "step: program.optimizer=0 counts those of the first"
             )
+        if first and (first.captured or first.whole_graph):
+            yield "some updates are in a CUDA graph or in one compiled graph, where nobody can count them"
+        if faults := [journal.state.fault for journal in processes if journal.state and journal.state.fault]:
+            yield f"counting failed at times within the program: {faults[0]}"
         yield from _of_batches(run, samples, processes)
         if len(counts) > 1 and program.steps is None:
             yield f"ranks took unequally many steps ({', '.join(map(str, sorted(counts)))}): the fewest count"
@@ -133,39 +139,36 @@ class Told:
     @property
     def environment(self) -> dict[str, Any]:
         """What the first rank says of its libraries, as entries of the run's environment."""
-        if not self._training:
+        if not self._training or (facts := self._training[0].process) is None:
             return {}
-        facts = self._training[0].facts
-        packages: dict[str, Any] = {"torch": facts.get("torch")} | facts.get("packages", {})
         found: dict[str, Any] = {
-            "packages": packages,
-            "python": facts.get("python"),
-            "threads": facts.get("threads"),
-            "float32_matmul_precision": facts.get("matmul_precision"),
-            "cudnn_benchmark": facts.get("cudnn_benchmark"),
+            "packages": {"torch": facts.torch} | facts.packages,
+            "python": facts.python,
+            "threads": facts.threads,
+            "float32_matmul_precision": facts.matmul_precision,
+            "cudnn_benchmark": facts.cudnn_benchmark,
         }
-        if facts.get("cudnn") is not None:
-            found["cuda"] = {"version": facts.get("cuda"), "cudnn": facts.get("cudnn"), "nccl": facts.get("nccl")}
+        if facts.cudnn is not None:
+            found["cuda"] = {"version": facts.cuda, "cudnn": facts.cudnn, "nccl": facts.nccl}
         return found
 
 
-def _rank(process: Process, otherwise: int) -> int:
-    rank = process.facts.get("rank")
-    return otherwise if rank is None else int(rank)
+def _rank(journal: Journal, otherwise: int) -> int:
+    rank = journal.process.rank if journal.process else None
+    return otherwise if rank is None else rank
 
 
-def _of_batches(run: RunConfig, samples: int | None, processes: Sequence[Process]) -> Iterator[str]:
+def _of_batches(run: RunConfig, samples: int | None, processes: Sequence[Journal]) -> Iterator[str]:
     """Where batches × backward passes × ranks are not the samples per step: a batch per process taken for a global one
     turns weak scaling into strong.
     """
     of_ranks: dict[int, float] = defaultdict(float)
     for number, process in enumerate(processes):
-        loaders = [each for each in process.state.get("loaders", ()) if each["batches"] and each["largest_batch"]]
+        loaders = [each for each in (process.state.loaders if process.state else ()) if each.backwards]
         if not loaders or not process.steps:
             return
-        most = max(loaders, key=lambda each: each["backwards"])
-        backwards = most["backwards"] / len(process.steps)
-        of_ranks[number] = most["largest_batch"] * max(1, round(backwards))
+        most = max(loaders, key=lambda each: each.backwards)
+        of_ranks[number] = (most.largest_batch or 0) * max(1, round(most.batches / len(process.steps)))
     total = sum(of_ranks.values())
     each = ", ".join(f"{value:g}" for value in sorted(set(of_ranks.values())))
     if samples is None:
