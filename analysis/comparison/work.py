@@ -95,6 +95,8 @@ def is_baseline(strategy: str, devices: int) -> bool:
 
 IS_BASELINE = pl.col("strategy").is_in(list(BASELINES.values())) & (pl.col("devices") == 1)
 """The same of each row."""
+IS_PROGRAM = (pl.col("framework") == "program").fill_null(False)
+"""Whether a user's own program was measured, of which nothing but its steps is known."""
 IS_REFERENCE = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
 """Whether others' losses are held against this row's."""
 

@@ -19,8 +19,9 @@ from analysis.comparison.exclusions import Exclusion, disturbed_lines
 from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, is_quotable
 from analysis.comparison.ratio import DECIDING_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, IS_BASELINE, configurations
+from analysis.comparison.work import BASELINES, IS_BASELINE, IS_PROGRAM, configurations
 from analysis.report.claims import judged
+from analysis.report.programs import of_programs
 from analysis.report.warnings import few_repeats, parity_never, parity_off
 from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
@@ -51,12 +52,12 @@ def findings(runs: Runs) -> list[str]:
 
 
 def _beside(runs: Runs) -> list[str]:
-    return [*_parity(runs), *_memory(runs), *_energy(runs)]
+    return [*of_programs(runs), *_parity(runs), *_memory(runs), *_energy(runs)]
 
 
 def _parity(runs: Runs) -> list[str]:
     """In how many runs the check against one device passed, and which were not checked."""
-    asked = facts(runs).filter(~IS_BASELINE)
+    asked = facts(runs).filter(~IS_BASELINE & ~IS_PROGRAM)
     checked = asked.drop_nulls("parity_passed")
     passed, whole = int(checked["parity_passed"].sum()), checked.height
     told = [f"passed in {passed} of {count_of(whole, 'run')}"] * bool(whole)

@@ -24,7 +24,7 @@ from analysis.comparison.issues import FLAGS, Blocker, Caveat
 from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE
+from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE, IS_PROGRAM
 from analysis.folders import replications
 from analysis.runs.reader import format_skipped, once
 from parallelbench.errors import count_of
@@ -298,7 +298,8 @@ def parity_never(runs: Runs) -> list[str]:
 @once
 def _without_check(runs: Runs) -> tuple[dict[Configuration, str], dict[Configuration, str]]:
     """The configurations without a parity check: as it was switched off, and as one device does not do the same."""
-    unchecked = counted(runs).filter((pl.col("strategy") != BASELINE[0]) & pl.col("parity_passed").is_null())
+    is_asked = (pl.col("strategy") != BASELINE[0]) & ~IS_PROGRAM
+    unchecked = counted(runs).filter(is_asked & pl.col("parity_passed").is_null())
     rows = unchecked.select(*_KEYS, "config_json").rows()
     off = {(group, name): "" for group, name, config in rows if not json.loads(config)["measure"]["parity"]}
     return off, {(group, name): "" for group, name, _ in rows if (group, name) not in off}

@@ -79,7 +79,8 @@ def _done(run: RunConfig, events: list[dict[str, Any]]) -> str:
     if not run.epochs:
         return "prepared the training set"
     unchecked = "" if was_closed(run, events) else "; not checked: the closing check did not end"
-    return f"trained {count_of(run.epochs, 'epoch')}{unchecked}"
+    done = next((event["done"] for event in events if event.get("done")), "")
+    return f"{done or 'trained ' + count_of(run.epochs, 'epoch')}{unchecked}"
 
 
 def _unlike(whom: str, finished: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,6 @@ def _name(command: str) -> str:
     except ValueError:
         raise ConfigError(f"program={command}: a quote is not closed") from None
     scripts = [part for part in parts if part.endswith((".py", ".sh"))]
-    modules = [after for part, after in zip(parts, parts[1:], strict=False) if part == "-m" and "{" not in after]
+    modules = [after for part, after in pairwise(parts) if part == "-m" and "{" not in after]
     name = PurePath([*scripts, *modules[-1:], *parts][0]).stem
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name).strip("-._")[:64] or GROUP

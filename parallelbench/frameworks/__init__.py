@@ -19,6 +19,8 @@ class Framework(NamedTuple):
     """Likewise the function that gives its part of a run's environment."""
     one_device: str
     """Its strategy on one device, with which its others are compared."""
+    is_held_against_torch: bool = False
+    """Whether torch hands over what its ranks start from, and judges what they have trained."""
 
 
 FRAMEWORKS = {
@@ -29,6 +31,7 @@ FRAMEWORKS = {
         "parallelbench.frameworks.tensorflow.session:TensorFlowSession",
         "parallelbench.frameworks.tensorflow.world:entries",
         "tf_single",
+        is_held_against_torch=True,
     ),
     "program": Framework(
         "parallelbench.frameworks.program.session:ProgramSession",
@@ -44,6 +47,8 @@ CONTROL_ADDRESS = "PARALLELBENCH_CONTROL_ADDRESS"
 """Environment variable of the other ranks: host:port of that socket."""
 CONTROL_SECRET = "PARALLELBENCH_CONTROL_SECRET"
 """Environment variable of all ranks: by what they know each other when they meet there."""
+HEAD = "PARALLELBENCH_HEAD"
+"""Environment variable of ranks on several nodes: the first node's host."""
 RENDEZVOUS = "PARALLELBENCH_RENDEZVOUS"
 """Environment variable of the ranks' starter, with several nodes: its node's number, the first one's host:port, and the
 secret."""
@@ -60,8 +65,8 @@ def entries_of(framework: str) -> dict[str, Any]:
     return entries
 
 
-class RankWorld(Protocol):
-    """One rank's place among the processes of a run, and what its framework does for it on the host."""
+class Meeting(Protocol):
+    """One process's place among those of a run that keep a journal."""
 
     @property
     def rank(self) -> int:
@@ -69,7 +74,7 @@ class RankWorld(Protocol):
 
     @property
     def size(self) -> int:
-        """Ranks of the run: processes that keep a journal."""
+        """Processes of the run that keep a journal."""
 
     @property
     def local_rank(self) -> int:
@@ -82,6 +87,19 @@ class RankWorld(Protocol):
     def gpus(self) -> list[tuple[str, str]]:
         """Name, and UUID as NVML writes it, of each GPU that this rank drives; none on processors."""
 
+    def barrier(self) -> None:
+        """Wait for all ranks, on the host."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of the ranks, on every rank: of text, numbers, lists and None."""
+
+    def leave(self) -> None:
+        """Leave the other ranks."""
+
+
+class RankWorld(Meeting, Protocol):
+    """One rank's place among the processes of a run that train, and what its framework does for it on the host."""
+
     def reset_peaks(self) -> None:
         """Forget earlier peaks of these GPUs' memory."""
 
@@ -91,14 +109,8 @@ class RankWorld(Protocol):
     def synchronize(self) -> None:
         """Wait until this rank's devices are idle."""
 
-    def barrier(self) -> None:
-        """Wait for all ranks, on the host."""
-
     def total(self, values: Sequence[float]) -> list[float]:
         """Sum numbers over all ranks, in fp64; every rank gets the same bits."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the ranks, on every rank: of text, numbers, lists and None."""
 
     def checksum(self, copied: Iterable[Any]) -> int:
         """A number that depends on all bits of what `Replica.copied` gives."""
@@ -117,6 +129,3 @@ class RankWorld(Protocol):
 
     def read_state(self, path: Path) -> dict[str, Any]:
         """Read it, to the host; raises where the file is damaged."""
-
-    def leave(self) -> None:
-        """Leave the other ranks."""

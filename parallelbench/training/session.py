@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from parallelbench.config.components import Arrays
     from parallelbench.config.replica import Replica
     from parallelbench.config.run import RunConfig
-    from parallelbench.frameworks import RankWorld
+    from parallelbench.frameworks import Meeting, RankWorld
     from parallelbench.loaders.order import BatchLoader
     from parallelbench.measure.clock import StartUp
     from parallelbench.results.attempt import Attempt
@@ -50,32 +50,83 @@ if TYPE_CHECKING:
     from parallelbench.training.observers import Observer
 
 
-class RankSession:
-    """One rank's journal and the other ranks during a run; a framework's session adds model, checks and training."""
+class Session:
+    """One process's journal and the others that keep one, during a run."""
 
-    _world: RankWorld
+    _world: Meeting
 
     def __init__(self, run: RunConfig, attempt: Attempt, *, journal: Journal, startup: StartUp) -> None:
         self._run, self._attempt, self._journal, self._startup = run, attempt, journal, startup
         info = attempt.info()
-        self._warnings = [*(info.warnings if info else ()), *statistics_warnings(run), *tolerance_warnings(run)]
-        self._warnings += reference_warnings(run)
-        self._traits = TRAITS
-        self._parity_model: str | None = None
-        """What of the model parity was checked on; None: the whole."""
+        self._warnings = [*(info.warnings if info else ())]
         self._trained_with: dict[str, Any] = {"framework": run.strategy.framework, "plugin": training_plugin(run)}
         if isinstance(run.launcher, SlurmLauncher):  # no other one's processes come after the site's lines
             self._trained_with["site"] = run.site
-
-    def _join(self, world: RankWorld) -> None:
-        """Go on with this world."""
-        self._world = world
-        self._boundary = EpochBoundary(self._run, self._attempt, world, journal=self._journal, warn=self._warn)
 
     def leave(self) -> None:
         """Leave the process group and close the journal."""
         self._journal.close()
         self._world.leave()
+
+    def _record_environment(self) -> None:
+        """Record the environment; the time this takes does not count as start-up."""
+        captured = captured_environment(self._world, **self._trained_with)
+        if self._world.rank == 0:
+            self._facts(**first_facts(self._attempt, captured))
+            if unlike := captured.get(UNLIKE_NODES):
+                self._warn(
+                    f"its nodes are unlike ({unlike}), so its times are compared only with those of nodes that are "
+                    "unlike in the same way; choose nodes of one kind with site.constraint"
+                )
+        self._startup.skip()
+
+    def _finished(self, parity_passed: bool | None, *, done: str = "") -> None:
+        """Record that all epochs are in the journals: a later failure does not prevent the result.
+
+        `done`: what was done, where that is something else than to train the epochs.
+        """
+        if self._world.rank == 0:
+            self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok", done=done)
+            self._journal.commit()
+
+    def _warn(self, text: str) -> None:
+        """Add a warning at any point of the run."""
+        self._warnings.append(text)
+        self._record_warnings()
+
+    def _record_warnings(self, **facts: Any) -> None:
+        """As a column, and one by one for a later attempt."""
+        self._facts(warnings="; ".join(self._warnings) or None, **facts)
+        if self._world.rank == 0:
+            self._journal.event("warned", texts=self._warnings)
+
+    def _phase(self, name: str) -> None:
+        if self._world.rank == 0:
+            self._journal.event("phase", phase=name)
+
+    def _facts(self, **facts: Any) -> None:
+        """Record columns of the `run` table, on rank 0."""
+        if self._world.rank == 0:
+            self._journal.event("facts", **facts)
+
+
+class RankSession(Session):
+    """One rank's journal and the other ranks during a run; a framework's session adds model, checks and training."""
+
+    _world: RankWorld
+
+    def __init__(self, run: RunConfig, attempt: Attempt, *, journal: Journal, startup: StartUp) -> None:
+        super().__init__(run, attempt, journal=journal, startup=startup)
+        self._warnings += [*statistics_warnings(run), *tolerance_warnings(run)]
+        self._warnings += reference_warnings(run)
+        self._traits = TRAITS
+        self._parity_model: str | None = None
+        """What of the model parity was checked on; None: the whole."""
+
+    def _join(self, world: RankWorld) -> None:
+        """Go on with this world."""
+        self._world = world
+        self._boundary = EpochBoundary(self._run, self._attempt, world, journal=self._journal, warn=self._warn)
 
     def _resume(self) -> Resumed | None:
         """The state of an earlier attempt, with its warnings."""
@@ -105,18 +156,6 @@ class RankSession:
         )
         self._record_warnings()
 
-    def _record_environment(self) -> None:
-        """Record the environment; the time this takes does not count as start-up."""
-        captured = captured_environment(self._world, **self._trained_with)
-        if self._world.rank == 0:
-            self._facts(**first_facts(self._attempt, captured))
-            if unlike := captured.get(UNLIKE_NODES):
-                self._warn(
-                    f"its nodes are unlike ({unlike}), so its times are compared only with those of nodes that are "
-                    "unlike in the same way; choose nodes of one kind with site.constraint"
-                )
-        self._startup.skip()
-
     def _record_data(self, arrays: Arrays, resumed: Resumed | None) -> None:
         """Record what the data set holds, likewise; a run that goes on must find what it began with."""
         self._facts(**data_facts(self._run, arrays, self._world, resumed.facts if resumed else None))
@@ -138,34 +177,8 @@ class RankSession:
             more=more,
         )
 
-    def _finished(self, parity_passed: bool | None) -> None:
-        """Record that all epochs are in the journals: a later failure does not prevent the result."""
-        if self._world.rank == 0:
-            self._journal.event("finished", outcome="parity_failed" if parity_passed is False else "ok")
-            self._journal.commit()
 
-    def _warn(self, text: str) -> None:
-        """Add a warning at any point of the run."""
-        self._warnings.append(text)
-        self._record_warnings()
-
-    def _record_warnings(self, **facts: Any) -> None:
-        """As a column, and one by one for a later attempt."""
-        self._facts(warnings="; ".join(self._warnings) or None, **facts)
-        if self._world.rank == 0:
-            self._journal.event("warned", texts=self._warnings)
-
-    def _phase(self, name: str) -> None:
-        if self._world.rank == 0:
-            self._journal.event("phase", phase=name)
-
-    def _facts(self, **facts: Any) -> None:
-        """Record columns of the `run` table, on rank 0."""
-        if self._world.rank == 0:
-            self._journal.event("facts", **facts)
-
-
-def captured_environment(world: RankWorld, **trained_with: Any) -> dict[str, Any]:
+def captured_environment(world: Meeting, **trained_with: Any) -> dict[str, Any]:
     """The environment of this rank's node, on rank 0 with how the other nodes' is unlike it; empty on ranks that are
     not the first of their node. A collective.
 

@@ -1,7 +1,7 @@
 """Starts and watches one node's ranks of a framework that has an environment of its own:
 `python -m parallelbench.training.starter RUN_DIR ATTEMPT [PLUGIN FOLDER]`, in the suite's environment.
 
-torch first hands over what the run starts from; then the ranks train, in the other environment; then torch judges.
+Where torch trains the same, it first hands over what the run starts from, and judges after the ranks have trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from parallelbench.environments import python_of
 from parallelbench.errors import ConfigError, program
-from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET, RENDEZVOUS
+from parallelbench.frameworks import CONTROL_ADDRESS, CONTROL_FD, CONTROL_SECRET, FRAMEWORKS, HEAD, RENDEZVOUS
 from parallelbench.processes import die_with_parent
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.exits import Exits, exits_file, write_exits
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
     info = attempt.info()
     assert info is not None, "the supervisor describes an attempt before it starts ranks"
     alone = f"0  {secrets.token_hex(32)}"
+    judged = FRAMEWORKS[run.strategy.framework].is_held_against_torch
     node, address, secret = os.environ.pop(RENDEZVOUS, alone).split(" ")
     exits = exits_file(attempt.path, int(node))
     listening = None
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> int:
             write_exits(exits, Exits(failure=errno.errorcode.get(error.errno or 0, type(error).__name__)))
             return 1
         _remove_leftovers(attempt)
-        if code := _torch("make", arguments):
+        if judged and (code := _torch("make", arguments)):
             if code < 0:  # a signal has ended what rank 0 would begin with
                 write_exits(exits, Exits(codes={0: code}))
             return code
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> int:
     )
     code = _watched(ranks, exits)
     if node == "0":
-        if not code and Exchange.of(attempt).has("closing-0"):
+        if judged and not code and Exchange.of(attempt).has("closing-0"):
             _torch("judge", arguments)  # a failure leaves the run without its closing check, which its result says
         shutil.rmtree(Exchange.of(attempt).folder, ignore_errors=True)
     return code
@@ -109,7 +110,7 @@ def _ranks(
         variables = {name: str(value) for name, value in names.items()} | {LAUNCHED_AT: str(time.time())}
         passed = [listening.fileno()] if listening is not None and rank == 0 else []
         variables |= {CONTROL_FD: str(passed[0])} if passed else {CONTROL_ADDRESS: address}
-        variables[CONTROL_SECRET] = secret
+        variables |= {CONTROL_SECRET: secret, HEAD: address.rpartition(":")[0]}
         ranks[rank] = _started(command, variables, passed)
     if listening is not None:
         listening.close()

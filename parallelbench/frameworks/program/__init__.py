@@ -322,7 +322,8 @@ def filled(text: str, values: Mapping[str, str], *, key: str) -> str:
             return found[0][0]
         if name not in values:
             raise ConfigError(
-                f"{key}: {{{name}}} names nothing: {choices(name, values)}; two braces, {{{{ and }}}}, stand for one"
+                f"{key}: {{{name}}} names nothing: give it words, {name}=WORD, or take one of the suite's "
+                f"({choices(name, values)}); two braces, {{{{ and }}}}, stand for one"
             )
         return values[name]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -29,11 +28,11 @@ from parallelbench.frameworks.program.told import Told
 from parallelbench.frameworks.program.world import ProgramWorld
 from parallelbench.results.sensor_columns import NOTHING
 from parallelbench.results.tables import TABLES
-from parallelbench.training.session import RankSession
+from parallelbench.training.session import Session
 from parallelbench.world.machine import node_name, this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.program import Program
@@ -43,11 +42,13 @@ if TYPE_CHECKING:
     from parallelbench.results.journal import Journal, Row
 
 
+_UNLIKE_RATE = 0.05
+"""Relative difference of a printed rate from the measured one that is told."""
 _LOOK_S = 0.5
 """How often the program's processes and journals are looked at."""
 
 
-class ProgramSession(RankSession):
+class ProgramSession(Session):
     """A node's monitor of the program."""
 
     _world: ProgramWorld
@@ -74,7 +75,7 @@ class ProgramSession(RankSession):
     def train(self) -> None:
         """Run the command until all ranks have taken enough steps, or to its end; then write what it did."""
         program = self._program
-        place = Place(self._world.node, socket.gethostname(), self._world.port, self._attempt.path / "own")
+        place = Place(self._world.node, self._world.head, self._world.port, self._attempt.path / "own")
         place.attempt.mkdir(exist_ok=True)
         self._phase("start of the program")
         with ExitStack() as stack:
@@ -204,7 +205,8 @@ class ProgramSession(RankSession):
         for epoch, window in enumerate(parts, start=1):
             self._write_window(epoch, window, ranks, samples)
         self._world.barrier()
-        self._finished(None)
+        taken = sum(window.steps for window in parts[1:])
+        self._finished(None, done=f"timed {count_of(taken, 'step')}" if taken else "the program has ended")
 
     def _require_success(self, code: int | None, steps: int) -> None:
         program = self._program
@@ -238,7 +240,7 @@ class ProgramSession(RankSession):
         self, started_at: float, ranks: Sequence[RankSteps], parts: Sequence[Window], samples: int | None
     ) -> None:
         program, steady = self._program, parts[-1]
-        for line in self._told.warnings(self._run, samples, ranks, parts):
+        for line in (*self._told.warnings(self._run, samples, ranks), *self._printed_rate(parts, ranks, samples)):
             self._warn(line)
         first_at = min(rank.ends_at[0] for rank in ranks)
         launched_at = self._startup.parts["startup_launch_s"]
@@ -256,6 +258,24 @@ class ProgramSession(RankSession):
             processes=len(ranks) * self._run.nodes if self._program.steps_by in ("optimizer", "mark") else None,
         )
         self._record_warnings()
+
+    def _printed_rate(self, parts: Sequence[Window], ranks: Sequence[RankSteps], samples: int | None) -> Iterator[str]:
+        """That the program prints another rate than was measured."""
+        first, last = (
+            ranks[0].ends_at[parts[1].first - 1 if len(parts) > 1 else 0],
+            ranks[0].ends_at[parts[-1].last - 1],
+        )
+        rates = sorted(rate for at, rate in self._output.rates if first <= at <= last)
+        of_step = amount(self._program.tokens_per_step, numbers(self._run), key="program.tokens_per_step") or samples
+        steps = parts[-1].last - (parts[1].first if len(parts) > 1 else 1)
+        if not rates or not of_step or not steps:
+            return
+        printed, measured = rates[len(rates) // 2], of_step * steps / (last - first)
+        if abs(printed / measured - 1) > _UNLIKE_RATE:
+            yield (
+                f"the program prints {printed:,.4g} per second (median), but {measured:,.4g} was measured: is one of them "
+                "per device, or without accumulation?"
+            )
 
     def _write_window(self, epoch: int, window: Window, ranks: Sequence[RankSteps], samples: int | None) -> None:
         started_at = min(rank.ends_at[window.first - 1] for rank in ranks)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.program import Program
     from parallelbench.frameworks.program.journals import Journal
-    from parallelbench.frameworks.program.steps import Window
     from parallelbench.frameworks.program.world import ProgramWorld
 
 
@@ -51,7 +50,7 @@ class Told:
             return [self._marked[rank] for rank in sorted(self._marked)]
         found = []
         for number, journal in enumerate(self._training):
-            state, local_rank = journal.state, journal.process and journal.process.local_rank
+            state, local_rank = journal.state, journal.process.local_rank if journal.process else None
             found.append(
                 RankSteps(
                     rank=_rank(journal, number),
@@ -108,12 +107,9 @@ class Told:
                 f"nodes={run.nodes} are {here} here: let each rank take the GPU of its LOCAL_RANK"
             )
 
-    def warnings(
-        self, run: RunConfig, samples: int | None, ranks: Sequence[RankSteps], parts: Sequence[Window]
-    ) -> Iterator[str]:
+    def warnings(self, run: RunConfig, samples: int | None, ranks: Sequence[RankSteps]) -> Iterator[str]:
         """What a reader must know of how its steps were counted, and of what they hold."""
         program: Program = run.strategy  # type: ignore[assignment]
-        yield f"a program of the user's own: whether it learns the same on {run.devices} devices was not checked"
         if program.steps_by != "optimizer":
             yield f"its steps are told by program.steps_by={program.steps_by}"
             return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING, Any
 
+from parallelbench.frameworks import HEAD
 from parallelbench.frameworks.control_group import meet
 from parallelbench.world.machine import cpu_name, visible_gpus
 
@@ -14,17 +16,24 @@ if TYPE_CHECKING:
     from parallelbench.config.run import RunConfig
 
 
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 class ProgramWorld:
     """A node's monitor, and the other nodes'."""
 
     def __init__(self, run: RunConfig, device_type: str) -> None:
         self.size, here = run.nodes, run.devices // run.nodes
-        self.rank = self.node = int(os.environ.get("RANK", "0")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.rank = self.node = int(os.environ.get("RANK", "0"))
         self.local_rank, self.device_type = 0, device_type
         self._gpus = visible_gpus()[:here] if device_type == "cuda" else ()
         self._group = meet(self.rank, self.size, timeout_s=run.launcher.collective_timeout_s)
-        self.port = 0
-        """A port for the program's own ranks, free on the first node."""
+        self.head = os.environ.get(HEAD) or "127.0.0.1"
+        """Host of the first node."""
+        self.port: int = self.gather(_free_port())[0]
+        """For the program's own ranks to meet at; free on the first node a moment ago."""
 
     def gpus(self) -> list[tuple[str, str]]:
         """Name and UUID of each GPU of this node that belongs to the run."""

@@ -1,0 +1,111 @@
+"""What the report says first of users' own programs: why a step takes what it takes, and what was not checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from analysis import text
+from analysis.comparison.baseline import baseline_of
+from analysis.comparison.configurations import displayed, summary
+from analysis.metrics.epochs import AS_TEXT, numbered
+from parallelbench.errors import count_of
+
+if TYPE_CHECKING:
+    from analysis.runs.reader import Runs
+
+
+NOTABLE_SHARE = 0.1
+"""Share of a step above which a wait for data, or of an idle device, is a cause to look at first."""
+GROWTH = 1.05
+"""Memory in use in the last window ÷ that in the first one after the warm-up, above which it is said to grow."""
+UNLIKE = 0.05
+"""Relative difference of two sides' printed losses from which their curves part."""
+
+
+def of_programs(runs: Runs) -> list[str]:
+    """Sentences; none where the suite's own runs were measured."""
+    rows = displayed(runs).filter(pl.col("framework") == "program")
+    if rows.is_empty():
+        return []
+    return [*_waiting(runs), *_idle(runs, rows), *_growing(runs, rows), *_losses(runs, rows)]
+
+
+def _waiting(runs: Runs) -> list[str]:
+    """The share of a step that goes by inside a DataLoader's `next`."""
+    rows = summary(runs).drop_nulls("steady_data_wait_share")
+    if rows.is_empty():
+        return []
+    told = [
+        f"{text.percent(row['steady_data_wait_share'])} of a step with {row['configuration']}"
+        for row in rows.to_dicts()
+    ]
+    much = rows.filter(pl.col("steady_data_wait_share") > NOTABLE_SHARE).height
+    advice = ": try more workers of the DataLoader, faster decoding or storage, before more devices" if much else ""
+    return [f"Waiting for data: {text.listed(told)}{advice}."]
+
+
+def _idle(runs: Runs, rows: pl.DataFrame) -> list[str]:
+    """GPUs in which no kernel ran for a part of the time."""
+    steady = pl.col("gpu_utilization_mean").filter(pl.col("epoch") > 1).median()
+    busy = (
+        numbered(runs, "epochs", "epoch", "gpu_utilization_mean").with_columns(AS_TEXT).group_by("run_id").agg(steady)
+    )
+    found = rows.join(busy, on="run_id").group_by("configuration", maintain_order=True).agg(
+        idle=1 - pl.col("gpu_utilization_mean").median()
+    )  # fmt: skip
+    told = [
+        f"{text.percent(idle)} of the time with {name}" for name, idle in found.rows() if idle and idle > NOTABLE_SHARE
+    ]
+    return (
+        [f"GPUs without a running kernel: {text.listed(told)}: the host launches too late, or waits."] if told else []
+    )
+
+
+def _growing(runs: Runs, rows: pl.DataFrame) -> list[str]:
+    """Configurations of which every run used more memory of the node from window to window."""
+    name = "host_memory_used_max_bytes"
+    epochs = numbered(runs, "epochs", "epoch", name).with_columns(AS_TEXT).filter(pl.col("epoch") > 1)
+    steadily = (pl.col(name).diff() > 0).all() & (pl.len() > 2)
+    much = pl.col(name).last() > GROWTH * pl.col(name).first()
+    grown = epochs.drop_nulls(name).sort("epoch").group_by("run_id").agg(grows=steadily & much)
+    found = rows.join(grown, on="run_id").group_by("group", "configuration", maintain_order=True)
+    names = found.agg(pl.col("grows").all()).filter("grows")["configuration"].unique(maintain_order=True).to_list()
+    return (
+        [
+            f"Memory in use on the node grows from window to window with {text.listed(names)}: is something kept in each step?"
+        ]
+        if names
+        else []
+    )
+
+
+def _losses(runs: Runs, rows: pl.DataFrame) -> list[str]:
+    """That learning is unchecked; and where two sides print unlike losses at the same steps of one repeat."""
+    unchecked = "Whether the program learns the same on several devices was not checked"
+    printed = numbered(runs, "losses", "epoch", "step", "train_loss").with_columns(AS_TEXT)
+    known = printed.join(rows.select("run_id", "group", "configuration", "repeat"), on="run_id")
+    if known.is_empty():
+        return [f"{unchecked}: its losses are yours to check (program.loss_pattern compares what it prints)."]
+    parted = []
+    for (group, name), one in baseline_of(runs).items():
+        if name == one:
+            continue
+        sides = [known.filter(group=group, configuration=each) for each in (one, name)]
+        both = (
+            sides[0]
+            .join(sides[1], on=("repeat", "epoch", "step"))
+            .filter(pl.col("epoch") == pl.col("epoch").max().over("repeat"))
+        )
+        # Ranks print the losses of their own samples: single ones differ by chance.
+        means = both.group_by("repeat").agg(pl.col("train_loss", "train_loss_right").mean())
+        ratio = (means["train_loss_right"] / means["train_loss"] - 1).abs().median()
+        if isinstance(ratio, float) and ratio > UNLIKE:
+            parted.append(f"{name} from {one} by {text.percent(ratio)}")
+    if parted:
+        return [
+            f"Printed losses part: {text.listed(parted)} in the last window (median over repeats): do both do the same work?"
+        ]
+    count = known.select("group", "configuration").n_unique()
+    return [f"{unchecked}; the losses that {count_of(count, 'configuration')} print lie within {text.percent(UNLIKE)}."]
