@@ -39,7 +39,7 @@ def test_workers_write_nothing_and_waits_are_those_of_a_stopwatch(tmp_path: Path
     (journal,) = journals.values()
     assert journal.state is not None
     assert [loader.workers for loader in journal.state.loaders] == [0, 1]
-    assert [(loader.batches, loader.samples) for loader in journal.state.loaders] == [(20, 40), (40, 80)]
+    assert [(loader.batches, loader.samples) for loader in journal.state.loaders] == [(12, 24), (24, 48)]
     begin = 0
     for way in ("none", "fork", "spawn"):
         waits, ends = seen[way]

@@ -9,17 +9,17 @@ import time
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-LENGTH, BATCH = 40, 2
+LENGTH, BATCH = 24, 2
 
 
 class Slow(Dataset[torch.Tensor]):
-    """5 ms per sample."""
+    """10 ms per sample."""
 
     def __len__(self) -> int:
         return LENGTH
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.005)
+        time.sleep(0.01)
         return torch.ones(400, 400)
 
 

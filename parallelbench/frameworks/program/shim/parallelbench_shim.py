@@ -136,7 +136,7 @@ class Recorder:
         self.file: int | None = None
         self.lines: list[str] = []
         self.unwritten = b""
-        self.flushed_ns = self.stated_ns = 0
+        self.due_ns = self.stated_ns = 0
         self.began = False  # whether a state was written since the first counted step
         self.facts: dict[str, Any] = {}
         self.faults = 0
@@ -158,12 +158,15 @@ class Recorder:
     def leave(self, optimizer: Any, frame: Any, now: int) -> None:
         """It ends."""
         steps, place = self.thread.steps, 0
-        for column, own in ((0, id(frame)), (1, id(optimizer))):  # torch.compile continues a call in another frame
-            places = [place for place, step in enumerate(steps) if step[column] == own]
-            if places:
-                place = places[-1]
-                break
-        del steps[place:]
+        if len(steps) == 1:
+            steps.clear()
+        else:
+            for column, own in ((0, id(frame)), (1, id(optimizer))):  # torch.compile continues a call in another frame
+                places = [place for place, step in enumerate(steps) if step[column] == own]
+                if places:
+                    place = places[-1]
+                    break
+            del steps[place:]
         cuda = self.torch.cuda
         if cuda.is_initialized() and cuda.is_current_stream_capturing():
             self.captured += 1
@@ -207,7 +210,10 @@ class Recorder:
             f"{self.since_own_ns},{optimizer.number}]}}"
         )
         self.since_backwards = self.since_grads = self.since_own_ns = 0
-        self.mark_device(optimizer)
+        if self.number in (1, self.enough):
+            self.due_ns = 0
+        if self.torch.cuda.is_initialized():
+            self.mark_device(optimizer)
 
     def begin_backward(self) -> None:
         self.depth += 1
@@ -215,7 +221,7 @@ class Recorder:
             return
         if not self.runs and self.number:  # what counted so far were no steps, but an optimizer's preparations
             self.lines.append(f'{{"void":{self.number}}}')
-            self.number, self.enough = 0, number_of(ENOUGH)
+            self.number, self.enough, self.began = 0, number_of(ENOUGH), False
             self.events.clear()
             for optimizer in self.optimizers.values():
                 optimizer.marks = optimizer.counted = 0
@@ -226,7 +232,7 @@ class Recorder:
 
     def end_backward(self, accumulated: bool, now: int) -> None:
         """The time of steps that it carried is that of its end."""
-        self.depth -= 1
+        self.depth = max(self.depth - 1, 0)
         if self.depth:
             return
         if accumulated:
@@ -286,7 +292,7 @@ class Recorder:
     def mark_device(self, optimizer: Optimizer) -> None:
         """Let the current stream note when it gets here."""
         cuda = self.torch.cuda
-        if not cuda.is_initialized() or len(self.events) >= MOST_PENDING:
+        if len(self.events) >= MOST_PENDING:
             return
         device = optimizer.device if getattr(optimizer.device, "type", None) == "cuda" else None
         event = cuda.Event(enable_timing=True)
@@ -305,11 +311,7 @@ class Recorder:
 
     def write(self, now: int, *, last: bool = False) -> None:
         """Write what came since, where it is time to."""
-        enough = self.enough is not None and self.number >= self.enough
-        first = self.number > 0 and not self.began
-        if self.off or not (last or enough or first or now - self.flushed_ns >= FLUSH_NS):
-            return
-        if not self.lock.acquire(False):
+        if self.off or (now < self.due_ns and not last) or not self.lock.acquire(False):
             return
         try:
             if self.pid != os.getpid():  # a fork that Python doesn't know of
@@ -317,7 +319,9 @@ class Recorder:
                 return
             if self.file is None and not self.open(now):
                 return
-            self.flushed_ns = now
+            self.due_ns = now + FLUSH_NS
+            enough = self.enough is not None and self.number >= self.enough
+            first = self.number > 0 and not self.began
             cuda = self.torch.cuda
             if self.events and not cuda.is_current_stream_capturing():
                 self.read_events()
@@ -403,13 +407,6 @@ class Recorder:
 
 recorder: Recorder | None = None
 compiling: Callable[[], bool] = bool
-
-
-def steps_counted() -> dict[str, Any]:
-    """What the running process has counted so far."""
-    assert recorder is not None
-    rows = [optimizer.row() for optimizer in recorder.optimizers.values()]
-    return {"steps": recorder.number, "backwards": recorder.backwards, "grads": recorder.grads, "optimizers": rows}
 
 
 # Where it enters
@@ -548,7 +545,7 @@ def around_backward(run: Callable[..., Any], accumulate: bool = False) -> Callab
         try:
             result = run(*args, **kwargs)
         except BaseException:
-            known.depth -= 1
+            known.depth = max(known.depth - 1, 0)
             if not known.depth:
                 known.carried.clear()
             raise
@@ -757,17 +754,17 @@ def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
     for _ in range(4):
         if isinstance(batch, tensor):
             return first_dimension(batch)
-        if isinstance(getattr(batch, "data", None), dict):  # a UserDict, as transformers' BatchEncoding
-            batch = batch.data
-        if isinstance(batch, dict):
-            batch = next(iter(batch.values()), None)
-        elif isinstance(batch, (list, tuple)) and batch:
+        if isinstance(batch, (list, tuple)) and batch:
             inner = batch[0]
             if len(batch) == batch_size and not (isinstance(inner, tensor) and first_dimension(inner) == batch_size):
                 return len(batch)
             batch = inner
-        else:
+            continue
+        if not isinstance(batch, dict):
+            batch = getattr(batch, "data", None)  # a UserDict, as transformers' BatchEncoding
+        if not isinstance(batch, dict):
             return None
+        batch = next(iter(batch.values()), None)
     return None
 
 
