@@ -125,16 +125,17 @@ class Recorder:
         self.waits: dict[int, int] = {}  # thread → ns in a DataLoader's next since its last counted step
         self.captured = 0
         self.whole_graph = False
-        self.optimizers: dict[tuple[int, str], Optimizer] = {}
+        self.optimizers: dict[tuple[int, type], Optimizer] = {}
         self.others = 0  # optimizers beyond the most that are told apart
         self.numbered = 0
         self.loaders: dict[tuple[Any, ...], Loader] = {}
         self.fetched: dict[Loader, None] = {}  # that gave a batch since the last backward
         # CUDA.
+        self.cuda = False  # whether the program has begun to use it
         self.events: deque[tuple[int, Any]] = deque()
         # The journal.
         self.file: int | None = None
-        self.lines: list[str] = []
+        self.lines: list[str | tuple[int | None, ...]] = []  # a step's numbers become text when it is written
         self.unwritten = b""
         self.due_ns = self.stated_ns = 0
         self.began = False  # whether a state was written since the first counted step
@@ -167,11 +168,11 @@ class Recorder:
                     place = places[-1]
                     break
             del steps[place:]
-        cuda = self.torch.cuda
-        if cuda.is_initialized() and cuda.is_current_stream_capturing():
+        self.cuda = self.torch.cuda.is_initialized()
+        if self.cuda and self.torch.cuda.is_current_stream_capturing():
             self.captured += 1
             return
-        key = (id(optimizer), type(optimizer).__name__)
+        key = (id(optimizer), type(optimizer))
         known = self.optimizers.get(key)
         if known is None:
             known = Optimizer(optimizer)
@@ -205,14 +206,12 @@ class Recorder:
         self.number += 1
         optimizer.counted += 1
         wait = self.waits.pop(threading.get_ident(), 0)
-        self.lines.append(
-            f'{{"step":[{self.number},{now},{wait},{self.since_backwards},{self.since_grads},'
-            f"{self.since_own_ns},{optimizer.number}]}}"
-        )
+        own_ns, backwards, grads = self.since_own_ns, self.since_backwards, self.since_grads
+        self.lines.append((self.number, now, wait, backwards, grads, own_ns, optimizer.number))
         self.since_backwards = self.since_grads = self.since_own_ns = 0
         if self.number in (1, self.enough):
             self.due_ns = 0
-        if self.torch.cuda.is_initialized():
+        if self.cuda:
             self.mark_device(optimizer)
 
     def begin_backward(self) -> None:
@@ -334,7 +333,8 @@ class Recorder:
             if last:
                 self.lines.append(f'{{"end":{now}}}')
             lines, self.lines = self.lines, []
-            self.unwritten += "".join([line + "\n" for line in lines]).encode()
+            texts = [line if isinstance(line, str) else f'{{"step":[{",".join(map(str, line))}]}}' for line in lines]
+            self.unwritten += "".join([text + "\n" for text in texts]).encode()
             self.flush()
         finally:
             self.lock.release()
