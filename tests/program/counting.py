@@ -234,6 +234,31 @@ def compiled_step() -> None:
         step()
 
 
+class Descent(torch.optim.Optimizer):
+    """Can be traced as a whole, which torch's own can't."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(0.1 * parameter.grad)
+
+
+@case
+def compiled_whole_step() -> None:
+    m = model()
+    optimizer = Descent(m.parameters())
+    torch._dynamo.reset()  # it has given up on calls of `step`, in the case before
+    step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
+    for _ in range(4):
+        loss(m).backward()
+        before = m.weight.detach().clone()
+        step()
+        assert torch.equal(m.weight, before - 0.1 * m.weight.grad)
+
+
 @case
 def hand_written() -> None:
     m = model()

@@ -44,6 +44,7 @@ COUNTS = {
     "sub_groups": (4, [("SGD", 25)]),
     "skipped_by_scaler": (4, [("SGD", 4)]),
     "compiled_step": (4, [("SGD", 4)]),
+    "compiled_whole_step": (0, []),
     "hand_written": (0, []),
     "no_backward": (4, [("SGD", 4)]),
     "gan": (8, [("Adam", 4), ("SGD", 4)]),
@@ -116,6 +117,11 @@ def test_a_hand_written_update_is_told_by_its_backwards(journals: dict[str, Jour
     state = journals["hand_written"].state
     assert state is not None
     assert (state.steps, state.backwards) == (0, 4)
+
+
+def test_a_step_in_one_graph_is_let_through_and_said(journals: dict[str, Journal]) -> None:
+    told = {name for name, journal in journals.items() if journal.state is not None and journal.state.whole_graph}
+    assert told == {"compiled_whole_step"}
 
 
 def test_each_optimizer_says_how_many_steps_it_would_mark(journals: dict[str, Journal]) -> None:

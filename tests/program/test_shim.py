@@ -201,6 +201,20 @@ def test_a_full_disk_delays_the_journal_only(
     assert not journal.unreadable
 
 
+def test_a_descriptor_that_the_program_took_is_not_written_to(
+    recorder: shim.Recorder, optimizer: torch.optim.Optimizer, tmp_path: Path
+) -> None:
+    step(optimizer)
+    assert recorder.file is not None
+    os.close(recorder.file)
+    with (tmp_path / "theirs").open("w") as theirs:
+        assert theirs.fileno() == recorder.file
+        step(optimizer)
+        shim.finish()
+        assert not (tmp_path / "theirs").stat().st_size
+    assert len(read(tmp_path).steps) == 1
+
+
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, set[int]]]]:
     calls: list[tuple[int, set[int]]] = []

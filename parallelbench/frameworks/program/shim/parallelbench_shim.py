@@ -135,6 +135,7 @@ class Recorder:
         self.events: deque[tuple[int, Any]] = deque()
         # The journal.
         self.file: int | None = None
+        self.identity: tuple[int, int] | None = None
         self.lines: list[str | tuple[int | None, ...]] = []  # a step's numbers become text when it is written
         self.unwritten = b""
         self.due_ns = self.stated_ns = 0
@@ -326,7 +327,7 @@ class Recorder:
                 self.read_events()
             if last or enough or first or now - self.stated_ns >= STATE_NS:
                 self.stated_ns, self.began = now, self.number > 0
-                self.state(now)
+                self.state()
             if enough:
                 self.lines.append(f'{{"enough":{self.number}}}')
                 self.enough = None
@@ -339,8 +340,17 @@ class Recorder:
         finally:
             self.lock.release()
 
+    def is_its_file(self) -> bool:
+        """Programs that become daemons close all descriptors: the number may be another file's by now."""
+        try:
+            return self.file is not None and identity(self.file) == self.identity
+        except OSError:
+            return False
+
     def flush(self) -> None:
-        assert self.file is not None
+        if self.file is None or not self.is_its_file():
+            self.off = True
+            return
         while self.unwritten:
             try:
                 self.unwritten = self.unwritten[os.write(self.file, self.unwritten) :]
@@ -360,6 +370,7 @@ class Recorder:
             try:
                 path = os.path.join(self.folder, name)
                 self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+                self.identity = identity(self.file)
                 break
             except FileExistsError:
                 continue
@@ -374,11 +385,16 @@ class Recorder:
         leave_to_python()
         return True
 
-    def state(self, now: int) -> None:
-        facts = self.facts_now()
-        if facts != self.facts:
-            self.facts = facts
-            self.lines.append(as_json({"process": facts}))
+    def state(self) -> None:
+        try:
+            facts = self.facts_now()
+            if facts != self.facts:
+                self.facts = facts
+                self.lines.append(as_json({"process": facts}))
+            peaks = memory(self.torch)
+        except Exception as error:  # a device or a group of processes that has failed
+            note_fault(error)
+            peaks = []
         state = {
             "monotonic_ns": clock(),
             "unix_ns": time.time_ns(),
@@ -391,7 +407,7 @@ class Recorder:
             "optimizers": optimizer_rows(list(self.optimizers.values())),
             "other_optimizers": self.others,
             "loaders": [loader.row() for loader in list(self.loaders.values())],
-            "memory": memory(self.torch),
+            "memory": peaks,
             "faults": self.faults,
             "fault": self.fault,
         }
@@ -516,7 +532,7 @@ def must_stay_whole() -> bool:
     """Dynamo runs this while it traces: a hook breaks the graph, which is an error with `fullgraph=True`."""
     try:
         convert = sys.modules["torch._dynamo.symbolic_convert"]
-        trace = getattr(convert.tls, "current_tx", None)  # type: ignore[attr-defined]
+        trace = getattr(convert.tls, "current_tx", None)
         whole = trace is None or bool(trace.one_graph) or bool(getattr(trace, "error_on_graph_break", False))
     except Exception:
         whole = True
@@ -600,11 +616,8 @@ def after_fork() -> None:
     """A child counts for itself, where it trains."""
     global recorder
     if recorder is not None:
-        try:
-            if recorder.file is not None:
-                os.close(recorder.file)
-        except OSError:
-            pass
+        if recorder.file is not None and recorder.is_its_file():
+            os.close(recorder.file)
         recorder = Recorder(recorder.torch, recorder.folder)
 
 
@@ -771,6 +784,12 @@ def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
 def first_dimension(tensor: Any) -> int | None:
     """None of a scalar."""
     return int(tensor.shape[0]) if len(tensor.shape) else None
+
+
+def identity(file: int) -> tuple[int, int]:
+    """Of what a descriptor stands for."""
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino
 
 
 def integer(value: Any) -> int | None:
