@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from itertools import pairwise
@@ -82,8 +81,12 @@ def _of_command(command: str) -> list[str]:
         raise ConfigError("program= is empty: give a command, e.g. program='python train.py'")
     if "${" in command:
         raise ConfigError("program: ${NAME} is refused, since names in braces are the suite's: write $NAME")
-    quoted = json.dumps(command, ensure_ascii=False)
-    return [f"{GROUP}={FREE}", f"{GROUP}.name={_name(command)}", f"{GROUP}.command={quoted}"]
+    return [f"{GROUP}={FREE}", f"{GROUP}.name={_name(command)}", f"{GROUP}.command={_quoted(command)}"]
+
+
+def _quoted(text: str) -> str:
+    """Text as Hydra reads it, where a backslash escapes only quotes, and backslashes before them."""
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
 
 
 def _name(command: str) -> str:
