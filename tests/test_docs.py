@@ -125,17 +125,16 @@ def test_commands_in_the_documentation_are_taken(path: Path, mine: Path) -> None
 
 
 def programs() -> Iterator[list[str]]:
-    """Overrides of the runs of programs that the page, the README of `init --program` and the table of launchers ask for."""
+    """Overrides of the runs that the page, its tables of launchers and the README of `init --program` ask for."""
     page = (DOCS / "your-own-program.md").read_text()
     for text in (page, (STARTER / "README.md").read_text()):
         for words in commands(text):
             options = cli._options(words)
             if options.verb == "submit":
                 yield options.overrides
-    table = page.partition("\n## Launchers\n")[2].partition("\n## ")[0]
-    for command in re.findall(r"^\| [^|]+ \| `([^`]+)`", table, flags=re.MULTILINE):
-        if "=" not in command.split()[0]:
-            yield [f"program={command}", "devices=1" if "{" not in command else "devices=1,2"]
+    lines = page.partition("\n## Launchers\n")[2]
+    for command in re.findall(r"^\| [^|`]+ \| `([^`]+)`", lines, flags=re.MULTILINE):
+        yield [f"program={command}", "devices=1,2" if "{" in command else "devices=1"]
 
 
 def test_the_programs_of_the_page_are_planned(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
-"""What a command line says of a program reaches the run as it was written."""
+"""What a command line says of a program reaches the run as it was written; its sources are its own files."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from launch.sweep import expand
 from parallelbench.frameworks.program import Program, numbers
+from parallelbench.frameworks.program.sources import sources_of
 
 
 def planned(*words: str) -> list[Program]:
@@ -37,3 +39,46 @@ def test_values_of_own_names_are_no_word_one_or_several(tmp_path: Path, monkeypa
     asked = ["program=python train.py {flags}", "flags=[],--ddp,[--fsdp,--bf16]", "devices=1"]
     runs = [each.run for each in expand([*asked, "device=cpu"])]
     assert {numbers(run)["flags"] for run in runs} == {"", "--ddp", "--fsdp --bf16"}
+
+
+def commit(folder: Path) -> None:
+    """Make it a repository that has all its files."""
+    who = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "mine"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+
+
+def test_each_edit_of_a_committed_file_is_another_program(tmp_path: Path) -> None:
+    """Also of the first file that git names, of one that was moved, and of a repository within this one."""
+    for name in ("train.py", "zoo/model.py", "lib/inner.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("import torch\n")
+    commit(tmp_path / "lib")
+    commit(tmp_path)
+    seen = [sources_of(tmp_path)]
+    for name in ("train.py", "zoo/model.py", "lib/inner.py"):
+        for edit in ("a = 1\n", "a = 2\n"):
+            (tmp_path / name).write_text(edit)
+            seen.append(sources_of(tmp_path))
+    subprocess.run(["git", "mv", "zoo/model.py", "zoo/moved.py"], cwd=tmp_path, check=True)
+    for edit in ("a = 3\n", "a = 4\n"):
+        (tmp_path / "zoo" / "moved.py").write_text(edit)
+        seen.append(sources_of(tmp_path))
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_what_a_sweep_leaves_in_the_folder_is_no_source(tmp_path: Path, in_git: bool) -> None:
+    """Scripts of jobs, and copies of code that a program writes to its attempt's folder."""
+    (tmp_path / "train.py").write_text("import torch\n")
+    if in_git:
+        commit(tmp_path)
+    before = sources_of(tmp_path)
+    sweep = tmp_path / "results" / "mine"
+    for name in ("submissions/1/1_submission.sh", "run/attempts/1/own/train.py"):
+        (sweep / name).parent.mkdir(parents=True)
+        (sweep / name).write_text("true\n")
+    (sweep / "run" / "config.yaml").write_text("sweep_name: mine\n")
+    assert sources_of(tmp_path) == before
+    (tmp_path / "model.py").write_text("import torch\n")
+    assert sources_of(tmp_path) != before
