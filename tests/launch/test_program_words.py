@@ -9,7 +9,9 @@ import pytest
 
 from launch.sweep import expand
 from parallelbench.frameworks.program import Program, numbers
+from parallelbench.frameworks.program.journals import Journal, Optimizer, State, Step
 from parallelbench.frameworks.program.sources import sources_of
+from parallelbench.frameworks.program.told import Told
 
 
 def planned(*words: str) -> list[Program]:
@@ -82,3 +84,23 @@ def test_what_a_sweep_leaves_in_the_folder_is_no_source(tmp_path: Path, in_git: 
     assert sources_of(tmp_path) == before
     (tmp_path / "model.py").write_text("import torch\n")
     assert sources_of(tmp_path) != before
+
+
+def test_two_optimizers_of_one_class_with_a_backward_each_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    both = [Optimizer(number, "Adam", raw=12, outermost=12, marks=12, counted=12) for number in (0, 1)]
+    counts: dict[str, int] = dict.fromkeys(
+        ("monotonic_ns", "unix_ns", "grads", "own_ns", "captured", "other_optimizers", "faults"), 0
+    )
+    state = State(
+        **counts, steps=24, backwards=24, whole_graph=False, optimizers=both, loaders=[], memory=[], fault=None
+    )
+    steps = [Step(number, number, 0, 1, 0, 0, number % 2) for number in range(24)]
+    for words, is_told in (["program=python gan.py"], True), (["program=python gan.py", "program.optimizer=0"], False):
+        (planned_run,) = expand([*words, "device=cpu", "devices=1"])
+        told = Told(tmp_path / "steps")
+        told._training = [Journal(tmp_path / "1.jsonl", steps=steps, state=state)]
+        found = [line for line in told.warnings(planned_run.run, None, [], []) if "Adam 12, Adam 12" in line]
+        assert bool(found) == is_told
