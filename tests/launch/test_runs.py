@@ -475,7 +475,7 @@ def test_the_rank_that_hangs_is_named_and_not_those_that_wait_for_it(tmp_path: P
 # --- a rank that is really killed while it checks what was trained
 
 KILLED_LATE = '''
-"""One device, whose process the kernel ends as soon as somebody asks for its state a second time: after training."""
+"""One device, whose process the kernel ends as soon as somebody asks for its state after the last evaluation."""
 import os, signal
 from parallelbench.strategies.single import Single
 
@@ -483,13 +483,16 @@ from parallelbench.strategies.single import Single
 class Mine(Single, frozen=True, kw_only=True):
     def prepare(self, model, run, world):
         replica = super().prepare(model, run, world)
-        first = replica.full_state_dict
+        state, evaluate, evaluated = replica.full_state_dict, replica.evaluate, []
 
-        def before_training():
-            replica.full_state_dict = lambda: os.kill(os.getpid(), signal.SIGKILL)
-            return first()
+        def counted(batches):
+            evaluated.append(evaluate(batches))
+            return evaluated[-1]
 
-        replica.full_state_dict = before_training
+        def ended_late():
+            return state() if len(evaluated) < run.epochs else os.kill(os.getpid(), signal.SIGKILL)
+
+        replica.evaluate, replica.full_state_dict = counted, ended_late
         return replica
 '''
 

@@ -125,18 +125,20 @@ class Recorder:
         self.waits: dict[int, int] = {}  # thread → ns in a DataLoader's next since its last counted step
         self.captured = 0
         self.whole_graph = False
-        self.optimizers: dict[tuple[int, str], Optimizer] = {}
+        self.optimizers: dict[tuple[int, type], Optimizer] = {}
         self.others = 0  # optimizers beyond the most that are told apart
         self.numbered = 0
         self.loaders: dict[tuple[Any, ...], Loader] = {}
         self.fetched: dict[Loader, None] = {}  # that gave a batch since the last backward
         # CUDA.
+        self.cuda = False  # whether the program has begun to use it
         self.events: deque[tuple[int, Any]] = deque()
         # The journal.
         self.file: int | None = None
-        self.lines: list[str] = []
+        self.identity: tuple[int, int] | None = None
+        self.lines: list[str | tuple[int | None, ...]] = []  # a step's numbers become text when it is written
         self.unwritten = b""
-        self.flushed_ns = self.stated_ns = 0
+        self.due_ns = self.stated_ns = 0
         self.began = False  # whether a state was written since the first counted step
         self.facts: dict[str, Any] = {}
         self.faults = 0
@@ -158,17 +160,20 @@ class Recorder:
     def leave(self, optimizer: Any, frame: Any, now: int) -> None:
         """It ends."""
         steps, place = self.thread.steps, 0
-        for column, own in ((0, id(frame)), (1, id(optimizer))):  # torch.compile continues a call in another frame
-            places = [place for place, step in enumerate(steps) if step[column] == own]
-            if places:
-                place = places[-1]
-                break
-        del steps[place:]
-        cuda = self.torch.cuda
-        if cuda.is_initialized() and cuda.is_current_stream_capturing():
+        if len(steps) == 1:
+            steps.clear()
+        else:
+            for column, own in ((0, id(frame)), (1, id(optimizer))):  # torch.compile continues a call in another frame
+                places = [place for place, step in enumerate(steps) if step[column] == own]
+                if places:
+                    place = places[-1]
+                    break
+            del steps[place:]
+        self.cuda = self.torch.cuda.is_initialized()
+        if self.cuda and self.torch.cuda.is_current_stream_capturing():
             self.captured += 1
             return
-        key = (id(optimizer), type(optimizer).__name__)
+        key = (id(optimizer), type(optimizer))
         known = self.optimizers.get(key)
         if known is None:
             known = Optimizer(optimizer)
@@ -202,12 +207,13 @@ class Recorder:
         self.number += 1
         optimizer.counted += 1
         wait = self.waits.pop(threading.get_ident(), 0)
-        self.lines.append(
-            f'{{"step":[{self.number},{now},{wait},{self.since_backwards},{self.since_grads},'
-            f"{self.since_own_ns},{optimizer.number}]}}"
-        )
+        own_ns, backwards, grads = self.since_own_ns, self.since_backwards, self.since_grads
+        self.lines.append((self.number, now, wait, backwards, grads, own_ns, optimizer.number))
         self.since_backwards = self.since_grads = self.since_own_ns = 0
-        self.mark_device(optimizer)
+        if self.number in (1, self.enough):
+            self.due_ns = 0
+        if self.cuda:
+            self.mark_device(optimizer)
 
     def begin_backward(self) -> None:
         self.depth += 1
@@ -215,7 +221,7 @@ class Recorder:
             return
         if not self.runs and self.number:  # what counted so far were no steps, but an optimizer's preparations
             self.lines.append(f'{{"void":{self.number}}}')
-            self.number, self.enough = 0, number_of(ENOUGH)
+            self.number, self.enough, self.began = 0, number_of(ENOUGH), False
             self.events.clear()
             for optimizer in self.optimizers.values():
                 optimizer.marks = optimizer.counted = 0
@@ -226,7 +232,7 @@ class Recorder:
 
     def end_backward(self, accumulated: bool, now: int) -> None:
         """The time of steps that it carried is that of its end."""
-        self.depth -= 1
+        self.depth = max(self.depth - 1, 0)
         if self.depth:
             return
         if accumulated:
@@ -286,7 +292,7 @@ class Recorder:
     def mark_device(self, optimizer: Optimizer) -> None:
         """Let the current stream note when it gets here."""
         cuda = self.torch.cuda
-        if not cuda.is_initialized() or len(self.events) >= MOST_PENDING:
+        if len(self.events) >= MOST_PENDING:
             return
         device = optimizer.device if getattr(optimizer.device, "type", None) == "cuda" else None
         event = cuda.Event(enable_timing=True)
@@ -305,11 +311,7 @@ class Recorder:
 
     def write(self, now: int, *, last: bool = False) -> None:
         """Write what came since, where it is time to."""
-        enough = self.enough is not None and self.number >= self.enough
-        first = self.number > 0 and not self.began
-        if self.off or not (last or enough or first or now - self.flushed_ns >= FLUSH_NS):
-            return
-        if not self.lock.acquire(False):
+        if self.off or (now < self.due_ns and not last) or not self.lock.acquire(False):
             return
         try:
             if self.pid != os.getpid():  # a fork that Python doesn't know of
@@ -317,26 +319,38 @@ class Recorder:
                 return
             if self.file is None and not self.open(now):
                 return
-            self.flushed_ns = now
+            self.due_ns = now + FLUSH_NS
+            enough = self.enough is not None and self.number >= self.enough
+            first = self.number > 0 and not self.began
             cuda = self.torch.cuda
             if self.events and not cuda.is_current_stream_capturing():
                 self.read_events()
             if last or enough or first or now - self.stated_ns >= STATE_NS:
                 self.stated_ns, self.began = now, self.number > 0
-                self.state(now)
+                self.state()
             if enough:
                 self.lines.append(f'{{"enough":{self.number}}}')
                 self.enough = None
             if last:
                 self.lines.append(f'{{"end":{now}}}')
             lines, self.lines = self.lines, []
-            self.unwritten += "".join([line + "\n" for line in lines]).encode()
+            texts = [line if isinstance(line, str) else f'{{"step":[{",".join(map(str, line))}]}}' for line in lines]
+            self.unwritten += "".join([text + "\n" for text in texts]).encode()
             self.flush()
         finally:
             self.lock.release()
 
+    def is_its_file(self) -> bool:
+        """Programs that become daemons close all descriptors: the number may be another file's by now."""
+        try:
+            return self.file is not None and identity(self.file) == self.identity
+        except OSError:
+            return False
+
     def flush(self) -> None:
-        assert self.file is not None
+        if self.file is None or not self.is_its_file():
+            self.off = True
+            return
         while self.unwritten:
             try:
                 self.unwritten = self.unwritten[os.write(self.file, self.unwritten) :]
@@ -356,6 +370,7 @@ class Recorder:
             try:
                 path = os.path.join(self.folder, name)
                 self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+                self.identity = identity(self.file)
                 break
             except FileExistsError:
                 continue
@@ -370,11 +385,16 @@ class Recorder:
         leave_to_python()
         return True
 
-    def state(self, now: int) -> None:
-        facts = self.facts_now()
-        if facts != self.facts:
-            self.facts = facts
-            self.lines.append(as_json({"process": facts}))
+    def state(self) -> None:
+        try:
+            facts = self.facts_now()
+            if facts != self.facts:
+                self.facts = facts
+                self.lines.append(as_json({"process": facts}))
+            peaks = memory(self.torch)
+        except Exception as error:  # a device or a group of processes that has failed
+            note_fault(error)
+            peaks = []
         state = {
             "monotonic_ns": clock(),
             "unix_ns": time.time_ns(),
@@ -387,7 +407,7 @@ class Recorder:
             "optimizers": optimizer_rows(list(self.optimizers.values())),
             "other_optimizers": self.others,
             "loaders": [loader.row() for loader in list(self.loaders.values())],
-            "memory": memory(self.torch),
+            "memory": peaks,
             "faults": self.faults,
             "fault": self.fault,
         }
@@ -403,13 +423,6 @@ class Recorder:
 
 recorder: Recorder | None = None
 compiling: Callable[[], bool] = bool
-
-
-def steps_counted() -> dict[str, Any]:
-    """What the running process has counted so far."""
-    assert recorder is not None
-    rows = [optimizer.row() for optimizer in recorder.optimizers.values()]
-    return {"steps": recorder.number, "backwards": recorder.backwards, "grads": recorder.grads, "optimizers": rows}
 
 
 # Where it enters
@@ -519,7 +532,7 @@ def must_stay_whole() -> bool:
     """Dynamo runs this while it traces: a hook breaks the graph, which is an error with `fullgraph=True`."""
     try:
         convert = sys.modules["torch._dynamo.symbolic_convert"]
-        trace = getattr(convert.tls, "current_tx", None)  # type: ignore[attr-defined]
+        trace = getattr(convert.tls, "current_tx", None)
         whole = trace is None or bool(trace.one_graph) or bool(getattr(trace, "error_on_graph_break", False))
     except Exception:
         whole = True
@@ -548,7 +561,7 @@ def around_backward(run: Callable[..., Any], accumulate: bool = False) -> Callab
         try:
             result = run(*args, **kwargs)
         except BaseException:
-            known.depth -= 1
+            known.depth = max(known.depth - 1, 0)
             if not known.depth:
                 known.carried.clear()
             raise
@@ -603,11 +616,8 @@ def after_fork() -> None:
     """A child counts for itself, where it trains."""
     global recorder
     if recorder is not None:
-        try:
-            if recorder.file is not None:
-                os.close(recorder.file)
-        except OSError:
-            pass
+        if recorder.file is not None and recorder.is_its_file():
+            os.close(recorder.file)
         recorder = Recorder(recorder.torch, recorder.folder)
 
 
@@ -757,23 +767,29 @@ def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
     for _ in range(4):
         if isinstance(batch, tensor):
             return first_dimension(batch)
-        if isinstance(getattr(batch, "data", None), dict):  # a UserDict, as transformers' BatchEncoding
-            batch = batch.data
-        if isinstance(batch, dict):
-            batch = next(iter(batch.values()), None)
-        elif isinstance(batch, (list, tuple)) and batch:
+        if isinstance(batch, (list, tuple)) and batch:
             inner = batch[0]
             if len(batch) == batch_size and not (isinstance(inner, tensor) and first_dimension(inner) == batch_size):
                 return len(batch)
             batch = inner
-        else:
+            continue
+        if not isinstance(batch, dict):
+            batch = getattr(batch, "data", None)  # a UserDict, as transformers' BatchEncoding
+        if not isinstance(batch, dict):
             return None
+        batch = next(iter(batch.values()), None)
     return None
 
 
 def first_dimension(tensor: Any) -> int | None:
     """None of a scalar."""
     return int(tensor.shape[0]) if len(tensor.shape) else None
+
+
+def identity(file: int) -> tuple[int, int]:
+    """Of what a descriptor stands for."""
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino
 
 
 def integer(value: Any) -> int | None:
