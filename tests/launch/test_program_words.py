@@ -102,5 +102,5 @@ def test_two_optimizers_of_one_class_with_a_backward_each_are_told_of(
         (planned_run,) = expand([*words, "device=cpu", "devices=1"])
         told = Told(tmp_path / "steps")
         told._training = [Journal(tmp_path / "1.jsonl", steps=steps, state=state)]
-        found = [line for line in told.warnings(planned_run.run, None, [], []) if "Adam 12, Adam 12" in line]
+        found = [line for line in told.warnings(planned_run.run, None, []) if "Adam 12, Adam 12" in line]
         assert bool(found) == is_told
