@@ -241,8 +241,11 @@ def _has_own_files(runs: Runs, asked: str) -> bool:
     """Whether the sweep or a choice of its runs is none of the suite's. No run records where such files are."""
     groups = (*COMPONENTS, "launcher", "site")
     parts = {(group, its[group]) for its in configurations(runs).values() for group in groups if group in its}
-    chosen = {(group, str(msgspec.json.decode(part).get("name"))) for group, part in parts}
-    chosen |= {("sweep", each.removeprefix("sweep=")) for each in shlex.split(asked) if each.startswith("sweep=")}
+    nodes = [(group, msgspec.json.decode(part)) for group, part in parts]
+    own = ".program."  # what stands for a program's parts has no files
+    chosen = {(group, str(node.get("name"))) for group, node in nodes if own not in str(node.get("_target_"))}
+    named = [each.partition("=")[::2] for each in shlex.split(asked)]
+    chosen |= {(group, name) for group, name in named if group in ("sweep", "program") and name.isidentifier()}
     return any(shipped(group, name) is None for group, name in chosen)
 
 

@@ -72,13 +72,8 @@ def _growing(runs: Runs, rows: pl.DataFrame) -> list[str]:
     grown = epochs.drop_nulls(name).sort("epoch").group_by("run_id").agg(grows=steadily & much)
     found = rows.join(grown, on="run_id").group_by("group", "configuration", maintain_order=True)
     names = found.agg(pl.col("grows").all()).filter("grows")["configuration"].unique(maintain_order=True).to_list()
-    return (
-        [
-            f"Memory in use on the node grows from window to window with {text.listed(names)}: is something kept in each step?"
-        ]
-        if names
-        else []
-    )
+    told = f"Memory in use on the node grows from window to window with {text.listed(names)}"
+    return [f"{told}: is something kept in each step?"] if names else []
 
 
 def _losses(runs: Runs, rows: pl.DataFrame) -> list[str]:
@@ -104,8 +99,7 @@ def _losses(runs: Runs, rows: pl.DataFrame) -> list[str]:
         if isinstance(ratio, float) and ratio > UNLIKE:
             parted.append(f"{name} from {one} by {text.percent(ratio)}")
     if parted:
-        return [
-            f"Printed losses part: {text.listed(parted)} in the last window (median over repeats): do both do the same work?"
-        ]
+        where = "in the last window (median over repeats)"
+        return [f"Printed losses part: {text.listed(parted)} {where}: do both do the same work?"]
     count = known.select("group", "configuration").n_unique()
     return [f"{unchecked}; the losses that {count_of(count, 'configuration')} print lie within {text.percent(UNLIKE)}."]

@@ -157,6 +157,8 @@ MOVED = {
     "parallelbench.strategies.zero1.Zero1": "parallelbench.strategies.data_parallel.Zero1",
 }
 """Classes by the names that results of earlier versions, and all run ids, know them by → their names today."""
+OF_PROGRAM = "parallelbench.frameworks.program.Program"
+"""What stands for the strategy of a user's own program."""
 _BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
 PLUGIN_SOURCES = "plugin_sources"
 """Key of a component whose class is a plugin's: `RunConfig.plugin_sources`. So a changed strategy is another way to
@@ -260,11 +262,12 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # for planning only
     same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
-    if (program := rest.pop("program", None)) is not None:
-        rest |= of_program(program)
     refused, parts = Refusals(), dict[str, Any]()
     with refused:
-        parts["strategy"] = build(rest.get("strategy"), "strategy", plugin)
+        if (program := rest.pop("program", None)) is not None:
+            parts["strategy"], rest["model"] = of_program(program)
+        else:
+            parts["strategy"] = build(rest.get("strategy"), "strategy", plugin)
         model = rest.get("model")
         brought = parts["strategy"].brings(str(model.get("name")) if isinstance(model, dict) else "")
         rest |= brought | ({"measure": rest.get("measure", {}) | brought["measure"]} if "measure" in brought else {})
@@ -288,12 +291,13 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     )
 
 
-def of_program(node: Any) -> dict[str, Any]:
-    """The strategy, and what names the model, of a run of the program that this node describes."""
+def of_program(node: Any) -> tuple[Strategy, dict[str, Any]]:
+    """The strategy of the program that a node describes, and what names its model."""
     if not isinstance(node, dict):
         raise ConfigError(f"program={node!r} is no program: give its command, or choose a file of conf/program/")
-    options = {"_target_": "parallelbench.frameworks.program.Program", **node, "name": "program"}
-    return {"strategy": options, "model": {"name": structure(node.get("name"), Name, "program.name")}}
+    kind = component_class(OF_PROGRAM, "strategy", None)
+    strategy: Strategy = structure(node | {"name": "program"}, kind, "program")
+    return strategy, {"name": structure(node.get("name"), Name, "program.name")}
 
 
 def _settings(rest: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,9 +36,6 @@ Word = str | int | float | bool
 Line = Annotated[str, Meta(min_length=1, max_length=16_384)]
 Pattern = Annotated[str, Meta(min_length=1, max_length=1024)]
 
-STRATEGY = "program"
-"""Name of the strategy of all programs."""
-OF_PROGRAM = "parallelbench.frameworks.program.Program"
 NOT_KEYS = (
     *("data", "optimizer", "lr_schedule", "loss", "metric", "loader"),
     *("epochs", "clip_norm", "precision", "channels_last", "compile", "compile_scope", "activation_recomputation"),

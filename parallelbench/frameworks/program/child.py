@@ -89,7 +89,7 @@ class Child:
         folder: Path,
         variables: Mapping[str, str],
         cores: Sequence[int],
-        on_line: Callable[[float, str], object] | None = None,
+        on_line: Callable[[float, str], object],
     ) -> None:
         """`cores`: those it may use; none: as this process. `on_line`: told of each line of output, and when it came."""
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what a killed launcher leaves becomes this process's child
@@ -110,13 +110,12 @@ class Child:
             cwd=folder,
             env=dict(variables),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if on_line else None,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             preexec_fn=before,
         )
-        self._reader = threading.Thread(target=self._copy, args=(on_line,), daemon=True) if on_line else None
-        if self._reader is not None:
-            self._reader.start()
+        self._reader = threading.Thread(target=self._copy, args=(on_line,), daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Child:
         return self
@@ -153,8 +152,7 @@ class Child:
             self._process.poll()
             psutil.wait_procs(left, timeout=_GRACE_S)
         self._process.wait()
-        if self._reader is not None:
-            self._reader.join(_GRACE_S)
+        self._reader.join(_GRACE_S)
         return in_time
 
     def _gone_within(self, seconds: float, ranks: Collection[int]) -> bool:

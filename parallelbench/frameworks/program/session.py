@@ -66,6 +66,8 @@ class ProgramSession(Session):
         self._ranks_here = here if self._program.one_process_per == "device" else 1
         self._marks: Marks | None = None
         self._loads: list[Load] = []
+        self._left_behind = 0
+        """Processes that still ran when the command had ended."""
         self._peaks: dict[int, int] = {}
         """Process id → its peak of resident memory, bytes."""
         program = self._program
@@ -107,14 +109,12 @@ class ProgramSession(Session):
             variables[CORES] = ";".join(",".join(map(str, group)) for group in groups)
         if self._marks is not None:
             variables[MARK] = str(self._attempt.path / "marks")
-        program = self._program
-        printed = program.step_pattern or program.loss_pattern or program.rate_pattern
         return Child(
             script(self._run, place),
-            folder=program.working_folder,
+            folder=self._program.working_folder,
             variables=variables,
             cores=self._cores,
-            on_line=self._output.line if printed else None,
+            on_line=self._output.line,
         )
 
     def _followed(self, child: Child) -> int | None:
@@ -139,6 +139,8 @@ class ProgramSession(Session):
             if select.select(files, [], [], _LOOK_S)[0]:
                 self._take_marks()
         self._look(child)
+        self._left_behind = len(child.pids())
+        child.end(signal.SIGKILL)  # with the last lines of its output
         self._take_marks()
         self._told.poll()
         return code
@@ -159,12 +161,16 @@ class ProgramSession(Session):
         if self._program.steps_by == "pattern":
             return len(self._output.steps_at)
         self._told.poll()
-        ranks = self._told.ranks()
-        complete = self._program.steps_by == "mark" or len(ranks) >= self._ranks_here
-        return min((len(rank.ends_at) for rank in ranks), default=0) if complete else 0
+        taken = self._told.taken
+        lacking = self._program.steps_by == "optimizer" and len(taken) < self._ranks_here
+        enough = self._program.enough
+        # Where others began so much later, none will: they are refused for it once the program has ended.
+        if lacking and not (enough is not None and min(taken, default=0) >= 2 * enough):
+            return 0
+        return min(taken, default=0)
 
     def _hangs(self, steps: int, limit_s: float) -> str:
-        seen = count_of(len(self._told.ranks()), "process", "processes")
+        seen = count_of(len(self._told.taken), "process", "processes")
         if steps:
             return (
                 f"the program hangs: no step within {limit_s:g} s after step {steps} "
@@ -211,8 +217,13 @@ class ProgramSession(Session):
     def _require_success(self, code: int | None, steps: int) -> None:
         program = self._program
         needed = program.enough or (0 if program.steps_by == "command" else program.warmup_steps + program.windows)
-        said = f"; its last words: {self._output.last[-1]}" if self._output.last else "; see the attempt's log"
+        said = f"; its last words: {words}" if (words := self._output.last_words) else "; it printed nothing"
         how = "" if code is None else f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+        if self._left_behind and steps < needed:
+            raise ConfigError(
+                f"the command has ended, but left {count_of(self._left_behind, 'process', 'processes')} behind, which "
+                "were ended: let it wait for what it starts (without & or nohup)"
+            )
         if code in (126, 127) and not steps:
             raise ConfigError(
                 f"the command could not be started (exit code {code}): it is none, or not on PATH after program.setup"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 import re
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -97,18 +98,30 @@ class Output:
         """Unix time and value."""
         self.rates: list[tuple[float, float]] = []
         """Likewise."""
-        self.last: list[str] = []
-        """The last lines."""
+        self._last: deque[str] = deque(maxlen=200)
 
     def line(self, at: float, text: str) -> None:
         """Take a line that came at this time."""
-        self.last = [*self.last[-19:], text]
+        self._last.append(text)
         if self._step is not None and self._step.search(text):
             self.steps_at.append(at)
         for pattern, found in ((self._loss, self.losses), (self._rate, self.rates)):
             if pattern is not None and (match := pattern.search(text)):
                 with suppress(ValueError, TypeError):
                     found.append((at, float(match[1].replace(",", ""))))
+
+
+    @property
+    def last_words(self) -> str:
+        """The last exception that was printed, or the last line: launchers print more after what their ranks raise."""
+        lines = [line.strip() for line in self._last if line.strip()]
+        raised = [line for line in lines if _RAISED.search(line)]
+        return (raised or lines or [""])[-1][:_MOST_WORDS]
+
+
+_RAISED = re.compile(r"^(\[[^]]*\]:?\s*)?[\w.]*(Error|Exception)\b.*:|out of memory", re.IGNORECASE)
+"""torchrun writes `[rank1]:` before what a rank prints."""
+_MOST_WORDS = 300
 
 
 class Marks:

@@ -44,6 +44,13 @@ class Told:
         """Of the processes that train."""
         return {each.pid for each in self._training}
 
+    @property
+    def taken(self) -> list[int]:
+        """Steps of each rank."""
+        if self._marked:
+            return [len(rank.ends_at) for rank in self._marked.values()]
+        return [len(journal.steps) for journal in self._training]
+
     def ranks(self) -> list[RankSteps]:
         """The ranks with their steps; by marks, where there are any."""
         if self._marked:
