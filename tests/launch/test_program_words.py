@@ -43,6 +43,17 @@ def test_values_of_own_names_are_no_word_one_or_several(tmp_path: Path, monkeypa
     assert {numbers(run)["flags"] for run in runs} == {"", "--ddp", "--fsdp --bf16"}
 
 
+@pytest.mark.parametrize("quote", ["", '"', "'"])
+def test_amounts_and_patterns_are_quoted_for_the_shell_alone(
+    quote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pattern, amount = r"loss[:=]\s*([0-9.]{1,9})", "{batch_size} * 4"
+    given = [f"program.loss_pattern={quote}{pattern}{quote}", f"program.samples_per_step={quote}{amount}{quote}"]
+    (program,) = planned("program=python train.py", "devices=1", *given)
+    assert (program.loss_pattern, program.samples_per_step) == (pattern, amount)
+
+
 def commit(folder: Path) -> None:
     """Make it a repository that has all its files."""
     who = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "commit.gpgsign=false"]
