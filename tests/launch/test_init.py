@@ -72,6 +72,7 @@ def test_a_programs_folder_has_any_name_and_plans_what_its_readme_says(
     assert "not empty" in refused(capsys, "init", "--program", "My Thesis")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_programs_folder_runs_as_it_stands(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
