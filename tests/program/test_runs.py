@@ -45,8 +45,10 @@ while len(ends) < 2000:
         ends.append(time.time())
         time.sleep(0.005)
         print(f"loss {loss.item():.4f}", flush=True)
-        with open(os.path.join(sys.argv[1], f"ends-{os.environ.get('RANK', 0)}.json"), "w") as file:
+        path = os.path.join(sys.argv[1], f"ends-{os.environ.get('RANK', 0)}.json")
+        with open(f"{path}.tmp", "w") as file:
             json.dump(ends, file)
+        os.replace(f"{path}.tmp", path)
 '''
 
 

@@ -79,28 +79,63 @@ def test_marks_name_their_rank_or_none(tmp_path: Path) -> None:
 
 def process(**facts: Any) -> dict[str, Any]:
     usual = {
-        **{"rank": None, "world_size": None, "rank_from": "none", "local_rank": None, "backend": None},
-        **{"device_types": ["cpu"], "threads": 1, "interop_threads": 1, "cores": [0], "executable": "python"},
-        **{"python": "3.11.2", "torch": "2.15.0", "cuda": None, "cudnn": None, "nccl": None, "packages": {}},
-        **{"omp_num_threads": "1", "cuda_visible_devices": "", "deterministic": False, "cudnn_deterministic": False},
-        **{"cudnn_benchmark": False, "matmul_precision": "highest"},
+        "rank": None,
+        "world_size": None,
+        "rank_from": "none",
+        "local_rank": None,
+        "backend": None,
+        "device_types": ["cpu"],
+        "threads": 1,
+        "interop_threads": 1,
+        "cores": [0],
+        "executable": "python",
+        "python": "3.11.2",
+        "torch": "2.15.0",
+        "cuda": None,
+        "cudnn": None,
+        "nccl": None,
+        "packages": {},
+        "omp_num_threads": "1",
+        "cuda_visible_devices": "",
+        "deterministic": False,
+        "cudnn_deterministic": False,
+        "cudnn_benchmark": False,
+        "matmul_precision": "highest",
     }
     return usual | facts
 
 
 def state(**sums: Any) -> dict[str, Any]:
     usual = {
-        **{"monotonic_ns": 0, "unix_ns": 0, "steps": 4, "backwards": 4, "grads": 0, "own_ns": 0, "captured": 0},
-        **{"whole_graph": False, "optimizers": [[0, "SGD", 4, 4, 4, 4]], "other_optimizers": 0, "loaders": []},
-        **{"memory": [], "faults": 0, "fault": None},
+        "monotonic_ns": 0,
+        "unix_ns": 0,
+        "steps": 4,
+        "backwards": 4,
+        "grads": 0,
+        "own_ns": 0,
+        "captured": 0,
+        "whole_graph": False,
+        "optimizers": [[0, "SGD", 4, 4, 4, 4]],
+        "other_optimizers": 0,
+        "loaders": [],
+        "memory": [],
+        "faults": 0,
+        "fault": None,
     }
     return usual | sums
 
 
 def loader(batch: int, batches: int, backwards: int) -> dict[str, Any]:
     return {
-        **{"dataset": "D", "length": 100, "sampler": "BatchSampler", "batch_size": batch, "workers": 0},
-        **{"batches": batches, "batches_without_grad": 0, "samples": batch * batches, "largest_batch": batch},
+        "dataset": "D",
+        "length": 100,
+        "sampler": "BatchSampler",
+        "batch_size": batch,
+        "workers": 0,
+        "batches": batches,
+        "batches_without_grad": 0,
+        "samples": batch * batches,
+        "largest_batch": batch,
         "backwards": backwards,
     }
 

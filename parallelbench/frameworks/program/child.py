@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -14,11 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
-
 from parallelbench.frameworks.program import filled, numbers
 from parallelbench.measure.processor import read_cores
-from parallelbench.processes import die_with_parent, inherited
+from parallelbench.processes import inherited
 from parallelbench.world.machine import text_of
 
 if TYPE_CHECKING:
@@ -38,7 +35,8 @@ _OF_THE_SUITE = ("PYTHONSAFEPATH", "PYTHONIOENCODING", "PARALLELBENCH_LAUNCHED_A
 """Variables of the suite's own processes that change what a program does."""
 _GRACE_S = 10.0
 """How long a program may take to end after SIGTERM."""
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_LOOK_S = 0.02
+_GUARDIAN = Path(__file__).with_name("guardian.py")
 
 
 class Place(NamedTuple):
@@ -92,28 +90,22 @@ class Child:
         on_line: Callable[[float, str], object],
     ) -> None:
         """`cores`: those it may use; none: as this process. `on_line`: told of each line of output, and when it came."""
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what a killed launcher leaves becomes this process's child
-
-        def before() -> None:
-            die_with_parent()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
-            if cores:
-                os.sched_setaffinity(0, cores)
-
-        self._others = {process.pid for process in psutil.Process().children()}
-        """What this process has started before: the sampler."""
         self.started_at = time.time()
+        alive, self._alive = os.pipe()
+        self._told, told = os.pipe()
+        guardian = [sys.executable, "-I", "-S", str(_GUARDIAN), str(alive), str(told)]
         self._process = subprocess.Popen(
-            ["bash", "-c", script],
+            [*guardian, "bash", "-c", script],
             cwd=folder,
             env=dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            preexec_fn=before,
+            pass_fds=[alive, told],
+            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
         )
+        os.close(alive)
+        os.close(told)
         self._reader = threading.Thread(target=self._copy, args=(on_line,), daemon=True)
         self._reader.start()
 
@@ -122,46 +114,48 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.end(signal.SIGKILL)
+        os.close(self._told)
 
     def code(self) -> int | None:
         """The exit code; None while it runs."""
         return self._process.poll()
 
+    @property
+    def left_behind(self) -> int:
+        """How many processes were left when the command had ended."""
+        return int(os.read(self._told, 100) or b"0")
+
     def pids(self) -> list[int]:
-        """Ids of all its processes. The kernel's lists cost a hundredth of a look at all processes of the machine."""
-        found = [pid for pid in _children(os.getpid()) if pid not in self._others]
+        """Ids of all its processes."""
+        found = [self._process.pid] if self._process.poll() is None else []
         for pid in found:  # which grows meanwhile
             found += _children(pid)
         return found
-
-    def tree(self) -> list[psutil.Process]:
-        """All its processes."""
-        with suppress(psutil.Error):
-            return [each for each in psutil.Process().children(recursive=True) if each.pid not in self._others]
-        return []
 
     def end(self, number: signal.Signals, *, ranks: Collection[int] = ()) -> bool:
         """End all its processes; returns whether the `ranks` (process ids) ended by that signal in time.
 
         What is left then, a launcher that waits for them, say, is killed.
         """
-        _send(self.tree(), number)
-        in_time = self._gone_within(_GRACE_S, ranks) if number != signal.SIGKILL else False
-        while left := self.tree():  # who is just being forked is found at the next look
-            _send(left, signal.SIGKILL)
-            self._process.poll()
-            psutil.wait_procs(left, timeout=_GRACE_S)
+        in_time = False
+        if number != signal.SIGKILL:
+            for pid in self.pids():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            in_time = self._gone_within(_GRACE_S, ranks)
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
         self._process.wait()
         self._reader.join(_GRACE_S)
         return in_time
 
     def _gone_within(self, seconds: float, ranks: Collection[int]) -> bool:
         deadline = time.monotonic() + seconds
-        while left := [each for each in self.tree() if not ranks or each.pid in ranks]:
+        while any(pid in ranks for pid in self.pids()) if ranks else self._process.poll() is None:
             if time.monotonic() > deadline:
                 return False
-            self._process.poll()
-            psutil.wait_procs(left, timeout=0.2)
+            time.sleep(_LOOK_S)
         return True
 
     def _copy(self, on_line: Callable[[float, str], object]) -> None:
@@ -172,12 +166,6 @@ class Child:
             with suppress(OSError):
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
-
-
-def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(psutil.Error):
-            process.send_signal(number)
 
 
 class Spent(NamedTuple):

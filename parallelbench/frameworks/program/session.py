@@ -139,8 +139,8 @@ class ProgramSession(Session):
             if select.select(files, [], [], _LOOK_S)[0]:
                 self._take_marks()
         self._look(child)
-        self._left_behind = len(child.pids())
-        child.end(signal.SIGKILL)  # with the last lines of its output
+        self._left_behind = child.left_behind
+        child.end(signal.SIGKILL)  # after the last lines of its output
         self._take_marks()
         self._told.poll()
         return code
@@ -266,7 +266,7 @@ class ProgramSession(Session):
             device_name=self._world.device_name,
             steps_per_epoch=steady.steps,
             train_samples=None if samples is None else samples * steady.steps,
-            processes=len(ranks) * self._run.nodes if self._program.steps_by in ("optimizer", "mark") else None,
+            processes=len(ranks) * self._run.nodes if self._program.steps_by == "optimizer" else None,
         )
         self._record_warnings()
 

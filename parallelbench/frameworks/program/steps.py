@@ -110,7 +110,6 @@ class Output:
                 with suppress(ValueError, TypeError):
                     found.append((at, float(match[1].replace(",", ""))))
 
-
     @property
     def last_words(self) -> str:
         """The last exception that was printed, or the last line: launchers print more after what their ranks raise."""
