@@ -16,10 +16,12 @@ from launch.known import known
 from launch.sweep import expand
 from launch.sweep.compose import group_choices
 from launch.sweep.extension import extension
+from launch.sweep.program import translated
 from parallelbench import cli
 from tests.docs import DOCS, EVIDENCE, PAGES, SITE_PAGES
 
 ROOT = DOCS.parent
+STARTER = ROOT / "launch" / "starter" / "files" / "program"
 
 
 @pytest.mark.parametrize(
@@ -90,16 +92,27 @@ def commands(text: str) -> Iterator[list[str]]:
                     yield shlex.split(part, comments=True)[1:]
 
 
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for --conf with the reader's `program=mine`, as `init --program` writes it."""
+    conf = tmp_path_factory.mktemp("conf")
+    (conf / "program").mkdir()
+    (conf / "program" / "mine.yaml").write_text((STARTER / "mine.yaml").read_text())
+    return conf
+
+
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
-def test_commands_in_the_documentation_are_taken(path: Path) -> None:
+def test_commands_in_the_documentation_are_taken(path: Path, mine: Path) -> None:
     """Verbs and options exist, keys are keys, and choices are choices, but for the reader's own."""
     for words in commands(path.read_text()):
         words = [word.strip("[]") for word in words if word != "…" and "$" not in word]
         options = cli._options(words)
-        for override in getattr(options, "overrides", []):
-            key, equals, value = override.partition("=")
+        for override in translated(getattr(options, "overrides", []), mine):
+            key, equals, value = override.lstrip("+").partition("=")
             if options.verb == "advise" and key.startswith(("model.", "data.")):
                 continue  # transformers have keys of their own
+            if key == "program.name" or key.startswith("program.axes."):
+                continue  # names of the reader's
             groups = group_choices()
             assert equals, f"{path.name}: {words}"
             assert key in known()["keys"] or key in groups or key in ("experiment", "…"), (
@@ -109,6 +122,27 @@ def test_commands_in_the_documentation_are_taken(path: Path) -> None:
                 valid = name in groups[key] or name.startswith(OWN_WORDS) or (options.verb, name) == ("advise", "gpt")
                 valid |= (key, name) in (("strategy", "auto"), ("sweep", "next_runs"))
                 assert valid, f"{path.name}: {key}={name} is no choice"
+
+
+def programs() -> Iterator[list[str]]:
+    """Overrides of the runs that the page, its tables of launchers and the README of `init --program` ask for."""
+    page = (DOCS / "your-own-program.md").read_text()
+    for text in (page, (STARTER / "README.md").read_text()):
+        for words in commands(text):
+            options = cli._options(words)
+            if options.verb == "submit":
+                yield options.overrides
+    lines = page.partition("\n## Launchers\n")[2]
+    for command in re.findall(r"^\| [^|`]+ \| `([^`]+)`", lines, flags=re.MULTILINE):
+        yield [f"program={command}", "devices=1,2" if "{" in command else "devices=1"]
+
+
+def test_the_programs_of_the_page_are_planned(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    extended = extension(str(mine), None)
+    planned = [expand([*words, "device=cpu"], extended) for words in programs()]
+    assert len(planned) > 10
+    assert all({each.run.strategy.name for each in runs} == {"program"} for runs in planned)
 
 
 def test_the_sweep_of_the_page_has_the_runs_that_the_page_says(tmp_path: Path) -> None:

@@ -420,7 +420,7 @@ def by(runs: Runs, key: str, one: Any, other: Any, *, across: Sequence[str] = ()
     `key` may be "configuration", whose values are those of the report, e.g. "single × 1" and "ddp × 2": then strategy,
     devices and nodes may differ.
     """
-    run_ids = run_ids_by(runs, key)
+    key, run_ids = recorded_key(runs, key), run_ids_by(runs, key)
     one, other = (as_recorded(plain(value), run_ids) for value in (one, other))
     if one == other:
         raise ConfigError(f"--by {key}: both sides are {key}={one}; {choices(one, set(run_ids) - {one})}")
@@ -451,6 +451,7 @@ def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
         values = dict(labels(runs).select("run_id", "configuration").rows())
     else:
         names = Side(runs, ()).names | {CONFIGURATION}
+        key = recorded_key(runs, key)
         if key not in names:
             raise ConfigError(f"--by {key}: no run has this key; {choices(key, names)}")
         configs = runs.run.select("run_id", "config_json").rows()
@@ -459,6 +460,13 @@ def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
     for run_id, value in values.items():
         run_ids.setdefault(plain(value), []).append(run_id)
     return run_ids
+
+
+def recorded_key(runs: Runs, key: str) -> str:
+    """The key of the runs that is meant: `flags`, `program.axes.flags` and `program.steps` are of a program's strategy."""
+    names, own = Side(runs, ()).names, key.removeprefix("program.")
+    meant = (f"strategy.axes.{own}", f"strategy.{own}" if own != key else key)
+    return next((name for name in meant if name in names), key)
 
 
 def as_recorded(value: str, known: Iterable[str]) -> str:

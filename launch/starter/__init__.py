@@ -1,4 +1,7 @@
-"""The verb `init`: a folder of one's own that runs as it stands. NAME in the files is the package's name."""
+"""The verb `init`: a folder of one's own that runs as it stands: parts for the suite, or a program to be measured.
+
+NAME in the files of the first is the package's name.
+"""
 
 from __future__ import annotations
 
@@ -34,36 +37,56 @@ FILES = {
     "tests/test_NAME.py": "test.py.txt",
 }
 """Where each file of `files/` goes."""
+PROGRAM_FILES = {
+    "README.md": "program/README.md",
+    ".gitignore": "program/gitignore",
+    "train.py": "program/train.py.txt",
+    "conf/program/mine.yaml": "program/mine.yaml",
+}
+"""Likewise, of a program."""
+PROGRAM_SWEEP = "devices=1,2 batch_size=256 sweep.name=mine sweep.repeats=6"
+"""What is asked of the program first."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _SAMPLES = {"train": 512, "test": 128}
 
 
-def init(folder: str) -> int:
-    """Write the files into a new or empty folder, whose name is the package's; print what to do next."""
+def init(folder: str, *, program: bool = False) -> int:
+    """Write the files into a new or empty folder; print what to do next. Of a package, the folder's name is its."""
     root = Path(folder).expanduser()
     name = root.absolute().name
-    _require_free(name, root)
+    if not program:
+        _require_name(name, root)
+    _require_empty(root)
     with storage_errors(root, option="DIR"):
-        for target, source in FILES.items():
+        for target, source in (PROGRAM_FILES if program else FILES).items():
             path = root / target.replace("NAME", name)
             path.parent.mkdir(parents=True, exist_ok=True)
             text = resources.files("launch.starter").joinpath("files", source).read_text(encoding="utf-8")
-            path.write_text(text.replace("NAME", name), encoding="utf-8")
-        (root / "data").mkdir()
-        _write_stripes(root / "data" / f"{name}.npz")
-    say(f"{root} holds a model, a data set, a strategy, a sweep, a notebook and a test. Next:")
-    say(f"  cd {root} && parallelbench submit --conf conf --plugin {name} sweep={name}")
+            path.write_text(text if program else text.replace("NAME", name), encoding="utf-8")
+        if not program:
+            (root / "data").mkdir()
+            _write_stripes(root / "data" / f"{name}.npz")
+    if program:
+        say(f"{root} holds a program that trains, and conf/program/mine.yaml, which says how it is measured. Next:")
+        say(f"  cd {root} && parallelbench submit --conf conf program=mine {PROGRAM_SWEEP}")
+    else:
+        say(f"{root} holds a model, a data set, a strategy, a sweep, a notebook and a test. Next:")
+        say(f"  cd {root} && parallelbench submit --conf conf --plugin {name} sweep={name}")
     return 0
 
 
-def _require_free(name: str, root: Path) -> None:
-    """Refuse names that Python or the suite has already, and folders that hold anything."""
+def _require_name(name: str, root: Path) -> None:
+    """Refuse names that Python or the suite has already."""
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(
             f"init {root}: {name!r} can't be a package's name: choose a folder of small letters, digits and _"
         )
     if importlib.util.find_spec(name) is not None or name in group_choices()["sweep"]:
         raise ConfigError(f"init {root}: {name} is the name of an installed package or a shipped sweep: choose another")
+
+
+def _require_empty(root: Path) -> None:
+    """Refuse folders that hold anything."""
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"init {root}: it is there already, and not empty: choose a new folder")
 

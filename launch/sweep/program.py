@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from itertools import pairwise
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 GROUP, FREE = "program", "command"
 """The group of files, and the one whose command the command line gives."""
+_AMOUNTS = tuple(f"{GROUP}.{each}" for each in ("samples_per_step", "tokens_per_step"))
+_PATTERNS = tuple(f"{GROUP}.{each}_pattern" for each in ("step", "loss", "rate"))
+"""Keys of text that means something to Hydra, and is one value."""
 _SPLIT = re.compile(r"([+~]*)([^=]*)=(.*)", re.DOTALL)
 _NOT_KEYS = (*NOT_KEYS, "model", "strategy", *(f"measure.{option}" for option in NOT_MEASURED))
 
@@ -74,6 +76,9 @@ def _one(text: str, own: set[str], *, is_file: bool) -> list[str]:
     if name in own and (name != key or name not in known()["keys"]):
         # Added where it is new: a list of values then sets a key that is there.
         return [f"++{GROUP}.axes.{name}=null", f"{GROUP}.axes.{name}={value}"]
+    is_text = key in _PATTERNS or (key in _AMOUNTS and "{" in value)
+    if is_text and value != "null" and not value.startswith(("'", '"')):
+        return [f"{key}={_quoted(value)}"]
     return [text]
 
 
@@ -82,8 +87,12 @@ def _of_command(command: str) -> list[str]:
         raise ConfigError("program= is empty: give a command, e.g. program='python train.py'")
     if "${" in command:
         raise ConfigError("program: ${NAME} is refused, since names in braces are the suite's: write $NAME")
-    quoted = json.dumps(command, ensure_ascii=False)
-    return [f"{GROUP}={FREE}", f"{GROUP}.name={_name(command)}", f"{GROUP}.command={quoted}"]
+    return [f"{GROUP}={FREE}", f"{GROUP}.name={_name(command)}", f"{GROUP}.command={_quoted(command)}"]
+
+
+def _quoted(text: str) -> str:
+    """Text as Hydra reads it, where a backslash escapes only quotes, and backslashes before them."""
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
 
 
 def _name(command: str) -> str:

@@ -257,8 +257,9 @@ VERBS = {
     ),
     "init": Verb(
         "starter:init",
-        "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test",
+        "write a folder of your own: a model, a data set, a strategy, a sweep, a notebook and a test; or a program",
         _value("folder", "DIR", "a new folder; its name is that of your package"),
+        _flag("--program", "a training script as anybody's, and how it is measured, in place of parts for the suite"),
     ),
     "advise": Verb(
         "verbs.advise:advise",

@@ -19,6 +19,7 @@ from parallelbench.config.run import Measure, Settings, Sweep
 from parallelbench.config.sites import Site, SuiteLauncher, shipped
 from parallelbench.config.structure import in_words, listed, structs_in
 from parallelbench.errors import ConfigError, choices
+from parallelbench.frameworks.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from launch.sweep.compose import Extension
 
 
-_NODES: Mapping[str, type[Struct]] = {"site": Site, "measure": Measure, "sweep": Sweep}
+_NODES: Mapping[str, type[Struct]] = {"site": Site, "measure": Measure, "sweep": Sweep, "program": Program}
 """Groups whose nodes have one class."""
 
 

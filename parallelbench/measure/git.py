@@ -35,7 +35,7 @@ def said(folder: Path, *asked: str) -> str:
     if done.returncode:
         said = [*done.stderr.strip().splitlines(), f"git {asked[0]}: code {done.returncode}"][0]
         raise GitError(redacted(_PLACE.sub("…/", said)))
-    return done.stdout.strip()
+    return done.stdout.rstrip("\n")  # a line of `status` may begin with a space
 
 
 _NO_CHOICE = ("GIT_CONFIG", "GIT_EXEC_PATH")

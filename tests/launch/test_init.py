@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import analysis
 from parallelbench import cli
 from tests.test_cli import here, listing, refused
 
@@ -50,6 +51,41 @@ def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str])
     (here / "file").write_text("")
     assert "not empty" in refused(capsys, "init", "file")
     assert len(listing(here)) == 3
+
+
+def test_a_programs_folder_has_any_name_and_plans_what_its_readme_says(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["init", "--program", "My Thesis"]) == 0
+    root = here / "My Thesis"
+    said = capsys.readouterr().out.splitlines()[-1].partition(" && parallelbench ")[2]
+    assert said in (root / "README.md").read_text()
+    assert {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()} == {
+        *("README.md", ".gitignore", "train.py", "conf/program/mine.yaml")
+    }
+    compile((root / "train.py").read_text(), "train.py", "exec")
+    monkeypatch.chdir(root)
+    capsys.readouterr()
+    assert cli.main(["plan", *said.split()[1:], "device=cpu", "launcher.oversubscribe=true", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["to_start"] == 12
+    monkeypatch.chdir(here)
+    assert "not empty" in refused(capsys, "init", "--program", "My Thesis")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_programs_folder_runs_as_it_stands(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one device and on two, either of its flags: all have steps, samples per step as said, and losses."""
+    assert cli.main(["init", "--program", "mine"]) == 0
+    monkeypatch.chdir(here / "mine")
+    few = ["program.warmup_steps=10", "program.steps=20", "program.windows=2", "sweep.name=mine"]
+    asked = ["flags=--ddp,--fsdp", "devices=1,2", "batch_size=256", "device=cpu", "launcher.oversubscribe=true"]
+    assert cli.main(["submit", "--conf", "conf", "program=mine", *asked, *few]) == 0
+    runs = analysis.load("results/mine")
+    assert runs.epochs.group_by("devices").agg("steps").sort("devices")["steps"].to_list() == [[9, 10, 10] * 2] * 2
+    assert runs.losses.height == 8
 
 
 @pytest.mark.exhaustive

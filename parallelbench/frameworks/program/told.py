@@ -124,9 +124,10 @@ class Told:
         if not any(journal.saw_backwards for journal in processes):
             yield "no backward pass was seen: each outermost update of an optimizer counts as a step"
         first, counts = processes[0].state, {len(rank.ends_at) for rank in ranks}
-        marks = {each.name: each.marks for each in first.optimizers if each.marks} if first else {}
-        if len(marks) > 1 and program.optimizer is None and sum(marks.values()) > 1.5 * max(marks.values()):
-            told = ", ".join(f"{name} {count}" for name, count in marks.items())
+        marking = [each for each in first.optimizers if each.marks] if first else []
+        marks = [each.marks for each in marking]
+        if len(marks) > 1 and program.optimizer is None and sum(marks) > 1.5 * max(marks):
+            told = ", ".join(f"{each.name} {each.marks}" for each in marking)
             yield (
                 f"several optimizers update after backward passes of their own ({told}), and each update counts as a "
                 "step: program.optimizer=0 counts those of the first"

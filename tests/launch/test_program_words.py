@@ -1,0 +1,117 @@
+"""What a command line says of a program reaches the run as it was written; its sources are its own files."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launch.sweep import expand
+from parallelbench.frameworks.program import Program, numbers
+from parallelbench.frameworks.program.journals import Journal, Optimizer, State, Step
+from parallelbench.frameworks.program.sources import sources_of
+from parallelbench.frameworks.program.told import Told
+
+
+def planned(*words: str) -> list[Program]:
+    """The programs of the runs that are asked for."""
+    found = [each.run.strategy for each in expand([*words, "device=cpu"])]
+    assert all(isinstance(each, Program) for each in found)
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'bash -c "RANK=\\$SLURM_PROCID exec python train.py"',
+        "python train.py --pattern 'a\\.b' --path C:\\\\data\\\\",
+        'python train.py --json \'{{"lr": "\\"0.1\\""}}\' é',
+        "source env.sh\npython train.py # two lines, a = b, [c]",
+    ],
+)
+def test_a_command_is_the_same_line_of_shell(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = planned(f"program={command}")
+    assert program.command == command
+
+
+def test_values_of_own_names_are_no_word_one_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["program=python train.py {flags}", "flags=[],--ddp,[--fsdp,--bf16]", "devices=1"]
+    runs = [each.run for each in expand([*asked, "device=cpu"])]
+    assert {numbers(run)["flags"] for run in runs} == {"", "--ddp", "--fsdp --bf16"}
+
+
+@pytest.mark.parametrize("quote", ["", '"', "'"])
+def test_amounts_and_patterns_are_quoted_for_the_shell_alone(
+    quote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pattern, amount = r"loss[:=]\s*([0-9.]{1,9})", "{batch_size} * 4"
+    given = [f"program.loss_pattern={quote}{pattern}{quote}", f"program.samples_per_step={quote}{amount}{quote}"]
+    (program,) = planned("program=python train.py", "devices=1", *given)
+    assert (program.loss_pattern, program.samples_per_step) == (pattern, amount)
+
+
+def commit(folder: Path) -> None:
+    """Make it a repository that has all its files."""
+    who = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "mine"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+
+
+def test_each_edit_of_a_committed_file_is_another_program(tmp_path: Path) -> None:
+    """Also of the first file that git names, of one that was moved, and of a repository within this one."""
+    for name in ("train.py", "zoo/model.py", "lib/inner.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("import torch\n")
+    commit(tmp_path / "lib")
+    commit(tmp_path)
+    seen = [sources_of(tmp_path)]
+    for name in ("train.py", "zoo/model.py", "lib/inner.py"):
+        for edit in ("a = 1\n", "a = 2\n"):
+            (tmp_path / name).write_text(edit)
+            seen.append(sources_of(tmp_path))
+    subprocess.run(["git", "mv", "zoo/model.py", "zoo/moved.py"], cwd=tmp_path, check=True)
+    for edit in ("a = 3\n", "a = 4\n"):
+        (tmp_path / "zoo" / "moved.py").write_text(edit)
+        seen.append(sources_of(tmp_path))
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_what_a_sweep_leaves_in_the_folder_is_no_source(tmp_path: Path, in_git: bool) -> None:
+    """Scripts of jobs, and copies of code that a program writes to its attempt's folder."""
+    (tmp_path / "train.py").write_text("import torch\n")
+    if in_git:
+        commit(tmp_path)
+    before = sources_of(tmp_path)
+    sweep = tmp_path / "results" / "mine"
+    for name in ("submissions/1/1_submission.sh", "run/attempts/1/own/train.py"):
+        (sweep / name).parent.mkdir(parents=True)
+        (sweep / name).write_text("true\n")
+    (sweep / "run" / "config.yaml").write_text("sweep_name: mine\n")
+    assert sources_of(tmp_path) == before
+    (tmp_path / "model.py").write_text("import torch\n")
+    assert sources_of(tmp_path) != before
+
+
+def test_two_optimizers_of_one_class_with_a_backward_each_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    both = [Optimizer(number, "Adam", raw=12, outermost=12, marks=12, counted=12) for number in (0, 1)]
+    counts: dict[str, int] = dict.fromkeys(
+        ("monotonic_ns", "unix_ns", "grads", "own_ns", "captured", "other_optimizers", "faults"), 0
+    )
+    state = State(
+        **counts, steps=24, backwards=24, whole_graph=False, optimizers=both, loaders=[], memory=[], fault=None
+    )
+    steps = [Step(number, number, 0, 1, 0, 0, number % 2) for number in range(24)]
+    for words, is_told in (["program=python gan.py"], True), (["program=python gan.py", "program.optimizer=0"], False):
+        (planned_run,) = expand([*words, "device=cpu", "devices=1"])
+        told = Told(tmp_path / "steps")
+        told._training = [Journal(tmp_path / "1.jsonl", steps=steps, state=state)]
+        found = [line for line in told.warnings(planned_run.run, None, []) if "Adam 12, Adam 12" in line]
+        assert bool(found) == is_told
