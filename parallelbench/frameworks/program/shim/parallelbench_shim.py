@@ -19,9 +19,9 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 import time
 from collections import deque
+from threading import Lock, get_ident
 
 TYPE_CHECKING = False  # typing is loaded for nobody
 if TYPE_CHECKING:
@@ -95,23 +95,67 @@ class Loader:
         }
 
 
-class Thread(threading.local):
-    """Calls that are open in a thread."""
+class Thread:
+    """What one thread is within."""
+
+    __slots__ = ("fetching", "steps", "wait_ns")
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []  # (frame, optimizer) of each open call of an optimizer's step
         self.fetching = False
+        self.wait_ns = 0  # in a DataLoader's next, since its last counted step
 
 
 class Recorder:
     """One process's steps, and its journal."""
 
+    __slots__ = (
+        "backwards",
+        "began",
+        "captured",
+        "carried",
+        "chosen",
+        "counted_at",
+        "cuda",
+        "depth",
+        "due_ns",
+        "enough",
+        "events",
+        "facts",
+        "fault",
+        "faults",
+        "fetched",
+        "file",
+        "folder",
+        "grads",
+        "identity",
+        "lines",
+        "loaders",
+        "lock",
+        "number",
+        "numbered",
+        "off",
+        "optimizers",
+        "others",
+        "own_ns",
+        "pid",
+        "runs",
+        "since_backwards",
+        "since_grads",
+        "since_own_ns",
+        "stated_ns",
+        "threads",
+        "torch",
+        "unwritten",
+        "whole_graph",
+    )  # which are quick to find where caches are cold
+
     def __init__(self, torch: Any, folder: str) -> None:
         self.torch, self.folder, self.pid = torch, folder, os.getpid()
         self.chosen = number_of(STEPS_OF)
         self.enough = number_of(ENOUGH)
-        self.thread = Thread()
-        self.lock = threading.Lock()
+        self.threads: dict[int, Thread] = {}
+        self.lock = Lock()
         self.off = not folder
         # Steps.
         self.number = 0
@@ -122,7 +166,6 @@ class Recorder:
         self.backwards = self.grads = 0
         self.since_backwards = self.since_grads = 0  # since the last counted step
         self.own_ns = self.since_own_ns = 0
-        self.waits: dict[int, int] = {}  # thread → ns in a DataLoader's next since its last counted step
         self.captured = 0
         self.whole_graph = False
         self.optimizers: dict[tuple[int, type], Optimizer] = {}
@@ -144,11 +187,18 @@ class Recorder:
         self.faults = 0
         self.fault: str | None = None
 
+    def thread(self) -> Thread:
+        """The one that calls."""
+        thread = self.threads.get(get_ident())
+        if thread is None:
+            thread = self.threads[get_ident()] = Thread()
+        return thread
+
     # Steps
 
     def enter(self, optimizer: Any, frame: Any) -> None:
         """A call of an optimizer's step begins."""
-        steps = self.thread.steps
+        steps = self.thread().steps
         if steps:  # another one is open, or was left by an exception
             open_frames, outer = set(), frame.f_back
             while outer is not None:
@@ -159,7 +209,8 @@ class Recorder:
 
     def leave(self, optimizer: Any, frame: Any, now: int) -> None:
         """It ends."""
-        steps, place = self.thread.steps, 0
+        thread, place = self.thread(), 0
+        steps = thread.steps
         if len(steps) == 1:
             steps.clear()
         else:
@@ -187,11 +238,11 @@ class Recorder:
             if known.number is None:
                 known.number, self.numbered = self.numbered, self.numbered + 1
             if not self.depth:
-                self.stepped(known, now)
+                self.stepped(known, thread, now)
             else:
                 self.carried[known] = None
 
-    def stepped(self, optimizer: Optimizer, now: int) -> None:
+    def stepped(self, optimizer: Optimizer, thread: Thread, now: int) -> None:
         """An outermost call has ended, and any backward around it: is it a step?"""
         marks = not self.runs or self.runs > optimizer.marked_at
         if marks:
@@ -206,10 +257,9 @@ class Recorder:
         self.counted_at = self.runs
         self.number += 1
         optimizer.counted += 1
-        wait = self.waits.pop(threading.get_ident(), 0)
-        own_ns, backwards, grads = self.since_own_ns, self.since_backwards, self.since_grads
-        self.lines.append((self.number, now, wait, backwards, grads, own_ns, optimizer.number))
-        self.since_backwards = self.since_grads = self.since_own_ns = 0
+        wait_ns, own_ns, backwards, grads = thread.wait_ns, self.since_own_ns, self.since_backwards, self.since_grads
+        self.lines.append((self.number, now, wait_ns, backwards, grads, own_ns, optimizer.number))
+        thread.wait_ns = self.since_backwards = self.since_grads = self.since_own_ns = 0
         if self.number in (1, self.enough):
             self.due_ns = 0
         if self.cuda:
@@ -241,18 +291,17 @@ class Recorder:
         else:
             self.grads += 1
             self.since_grads += 1
-        carried, self.carried = self.carried, {}
-        if not self.thread.steps:
+        if not self.carried:
+            return
+        thread, carried, self.carried = self.thread(), self.carried, {}
+        if not thread.steps:
             for optimizer in carried:
-                self.stepped(optimizer, now)
+                self.stepped(optimizer, thread, now)
 
     # Batches
 
-    def fetch(self, iterator: Any, took_ns: int, batch: Any, came: bool) -> None:
+    def fetch(self, iterator: Any, batch: Any, came: bool) -> None:
         """A DataLoader's next has ended."""
-        self.thread.fetching = False
-        thread = threading.get_ident()
-        self.waits[thread] = self.waits.get(thread, 0) + took_ns
         if not came:
             return
         loader = self.loader_of(iterator)
@@ -585,31 +634,31 @@ def around_next(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(fetch)
     def noted(iterator: Any) -> Any:
         known = recorder
-        if known is None or known.off or known.thread.fetching:
+        if known is None or known.off:
             return fetch(iterator)
-        known.thread.fetching = True
+        thread = known.thread()
+        if thread.fetching:
+            return fetch(iterator)
+        thread.fetching = True
+        batch, came = None, False
         start = clock()
         try:
             batch = fetch(iterator)
-        except BaseException:
-            note_fetch(known, iterator, start, None, False)
-            raise
-        note_fetch(known, iterator, start, batch, True)
+            came = True
+        finally:
+            now = clock()
+            thread.fetching = False
+            thread.wait_ns += now - start
+            try:
+                known.fetch(iterator, batch, came)
+                took = clock() - now
+                known.own_ns += took
+                known.since_own_ns += took
+            except Exception as error:
+                note_fault(error)
         return batch
 
     return noted
-
-
-def note_fetch(known: Recorder, iterator: Any, start: int, batch: Any, came: bool) -> None:
-    """The time of the fetch ends where that of the shim begins."""
-    now = clock()
-    try:
-        known.fetch(iterator, now - start, batch, came)
-        took = clock() - now
-        known.own_ns += took
-        known.since_own_ns += took
-    except Exception as error:
-        note_fault(error)
 
 
 def after_fork() -> None:
