@@ -174,7 +174,7 @@ class Recorder:
         self.loaders: dict[tuple[Any, ...], Loader] = {}
         self.fetched: dict[Loader, None] = {}  # that gave a batch since the last backward
         # CUDA.
-        self.cuda = False  # whether the program has begun to use it
+        self.cuda = torch.cuda.is_initialized()  # looked at anew when the journal is written
         self.events: deque[tuple[int, Any]] = deque()
         # The journal.
         self.file: int | None = None
@@ -220,13 +220,13 @@ class Recorder:
                     place = places[-1]
                     break
             del steps[place:]
-        self.cuda = self.torch.cuda.is_initialized()
         if self.cuda and self.torch.cuda.is_current_stream_capturing():
             self.captured += 1
             return
         key = (id(optimizer), type(optimizer))
         known = self.optimizers.get(key)
         if known is None:
+            self.cuda = self.torch.cuda.is_initialized()
             known = Optimizer(optimizer)
             if len(self.optimizers) < MOST_PENDING:
                 self.optimizers[key] = known
@@ -369,6 +369,7 @@ class Recorder:
             if self.file is None and not self.open(now):
                 return
             self.due_ns = now + FLUSH_NS
+            self.cuda = self.torch.cuda.is_initialized()
             enough = self.enough is not None and self.number >= self.enough
             first = self.number > 0 and not self.began
             cuda = self.torch.cuda
@@ -485,7 +486,7 @@ def start() -> None:
         return
     try:
         torch: Any = sys.modules["torch"]
-        recorder = Recorder(torch, folder)
+        recorder = Recorder(torch, os.path.abspath(folder))
         compiling = torch.compiler.is_compiling
         hook_optimizers()
         hook_backward(torch)
@@ -814,14 +815,14 @@ def first_device(optimizer: Any) -> Any:
 def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
     """The first dimension of the first tensor in it; the length of a list of samples that were not stacked."""
     for _ in range(4):
-        if isinstance(batch, tensor):
-            return first_dimension(batch)
         if isinstance(batch, (list, tuple)) and batch:
             inner = batch[0]
             if len(batch) == batch_size and not (isinstance(inner, tensor) and first_dimension(inner) == batch_size):
                 return len(batch)
             batch = inner
             continue
+        if isinstance(batch, tensor):
+            return first_dimension(batch)
         if not isinstance(batch, dict):
             batch = getattr(batch, "data", None)  # a UserDict, as transformers' BatchEncoding
         if not isinstance(batch, dict):
