@@ -359,8 +359,8 @@ class Recorder:
     # The journal
 
     def write(self, now: int, *, last: bool = False) -> None:
-        """Write what came since, where it is time to."""
-        if self.off or (now < self.due_ns and not last) or not self.lock.acquire(False):
+        """Write what came since."""
+        if self.off or not self.lock.acquire(False):
             return
         try:
             if self.pid != os.getpid():  # a fork that Python doesn't know of
@@ -570,7 +570,8 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     try:
         known.leave(optimizer, sys._getframe(1), now)
-        known.write(now)
+        if now >= known.due_ns:
+            known.write(now)
         took = clock() - now
         known.own_ns += took
         known.since_own_ns += took
@@ -618,7 +619,8 @@ def around_backward(run: Callable[..., Any], accumulate: bool = False) -> Callab
         now = clock()
         try:
             known.end_backward(accumulate or bool(kwargs.get("accumulate_grad")), now)
-            known.write(now)
+            if now >= known.due_ns:
+                known.write(now)
             took = clock() - now + before - start
             known.own_ns += took
             known.since_own_ns += took
