@@ -29,7 +29,7 @@ def of_programs(runs: Runs) -> list[str]:
     rows = displayed(runs).filter(pl.col("framework") == "program")
     if rows.is_empty():
         return []
-    return [*_waiting(runs), *_idle(runs, rows), *_growing(runs, rows), *_losses(runs, rows)]
+    return [*_waiting(runs), *_slowest(runs, rows), *_idle(runs, rows), *_growing(runs, rows), *_losses(runs, rows)]
 
 
 def _waiting(runs: Runs) -> list[str]:
@@ -44,6 +44,31 @@ def _waiting(runs: Runs) -> list[str]:
     much = rows.filter(pl.col("steady_data_wait_share") > NOTABLE_SHARE).height
     advice = ": try more workers of the DataLoader, faster decoding or storage, before more devices" if much else ""
     return [f"Waiting for data: {text.listed(told)}{advice}."]
+
+
+def _slowest(runs: Runs, rows: pl.DataFrame) -> list[str]:
+    """Configurations of which one rank comes last to the backward pass in most windows of most runs."""
+    ranks = numbered(runs, "ranks", "epoch", "rank", "epoch_time_s", "forward_s").with_columns(AS_TEXT)
+    known = ranks.filter(pl.col("epoch") > 1).drop_nulls("forward_s").sort("forward_s", descending=True)
+    # Ranks wait for each other within the backward pass, so that all take equally long for a step.
+    windows = known.group_by("run_id", "epoch", maintain_order=True).agg(
+        last=pl.col("rank").first(),
+        behind=(pl.col("forward_s").first() - pl.col("forward_s").get(1)) / pl.col("epoch_time_s").max(),
+        ranks=pl.len(),
+    ).filter(pl.col("ranks") > 1)  # fmt: skip
+    slow = windows.filter(pl.col("behind") > NOTABLE_SHARE)
+    found = slow.join(rows.select("run_id", "configuration"), on="run_id").group_by("configuration", "last").agg(
+        pl.len().alias("windows"), pl.col("behind").median()
+    )  # fmt: skip
+    every = dict(
+        windows.join(rows.select("run_id", "configuration"), on="run_id").group_by("configuration").len().rows()
+    )
+    told = [
+        f"rank {rank} with {name}, by {text.percent(behind)} of a step"
+        for name, rank, count, behind in found.sort("configuration").rows()
+        if count > every[name] / 2
+    ]
+    return [f"One rank is later than the others in most windows: {text.listed(told)}."] if told else []
 
 
 def _idle(runs: Runs, rows: pl.DataFrame) -> list[str]:

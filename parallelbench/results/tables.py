@@ -334,6 +334,8 @@ RANKS = table_of(
         "torch keeps in its cache included", null="no GPU, or TensorFlow"),
     Column("data_wait_s", "time that a user's program spent inside a DataLoader's `next` in it",
         null="a run of the suite's own, whose `phases` say it, or no DataLoader of torch's"),
+    Column("forward_s", "time of a user's program from each step's end to the next one's first backward pass, in it: "
+        "waiting for data and the forward pass, before ranks wait for each other", null="likewise, or no backward"),
     share("data_wait_share", "data_wait_s ÷ epoch_time_s", null="likewise"),
     share("longest_data_wait_share", "data_wait_share of the rank that waited longest", over=Over.MAX,
         of="data_wait_share"),

@@ -85,6 +85,7 @@ def process(**facts: Any) -> dict[str, Any]:
         "local_rank": None,
         "backend": None,
         "device_types": ["cpu"],
+        "steps_before": None,
         "threads": 1,
         "interop_threads": 1,
         "cores": [0],
@@ -188,6 +189,7 @@ def test_ranks_are_what_torch_distributed_says(tmp_path: Path) -> None:
         ([(process(rank=0, world_size=2, rank_from="environment"), state())] * 2, 2, "cpu", "each for itself"),
         ([(process(rank=0, world_size=1, rank_from="distributed"), state())] * 2, 2, "cpu", "in a group of 1 ranks"),
         ([ranks(2)[0]] * 2, 2, "cpu", "several are the same one"),
+        ([(process(steps_before=1200), state())], 1, "cpu", "had taken 1,200 steps before"),
         (ranks(2), 2, "cuda", "0 GPUs held tensors of the program, but devices=2"),
         (
             ranks(2, memory=[ON_ONE]),

@@ -4,7 +4,7 @@ Each training process has a file `<node>-<pid>.jsonl`. Each line is a JSON objec
 
 - `begin`: version, node, pid, and the monotonic and Unix time of the same instant.
 - `process`: facts of the process (`Process`), at the first backward, and again whenever they have changed.
-- `step`: `[number, end, wait, backwards, grads, own, optimizer]` of a counted step (`Step`).
+- `step`: `[number, end, wait, backwards, grads, own, optimizer, before]` of a counted step (`Step`).
 - `device`: `[number, ns]`, the GPU's time from the end of the step before to the end of this one.
 - `void`: the steps so far were none: no backward had been seen when they were counted.
 - `state`: sums so far (`State`), at the first step, every two seconds, at enough steps, and at the end.
@@ -40,6 +40,8 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What the shim itself took."""
     optimizer: int
     """The number of the one that marked it."""
+    before_ns: int = 0
+    """From the end of the step before to the first backward: waiting for data, and the forward pass."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """LOCAL_RANK of the environment."""
     backend: str | None
     """Of the default process group."""
+    steps_before: int | None
+    """Most steps that an optimizer had taken before its first here, where its state counts them and is on the host."""
     device_types: list[str]
     """Of the first parameter of each optimizer."""
     threads: int

@@ -310,6 +310,8 @@ class ProgramSession(Session):
             if rank.waits_s:
                 row["data_wait_s"] = sum(rank.waits_s[window.first : window.last])
                 row["data_wait_share"] = row["data_wait_s"] / row["epoch_time_s"]
+            if rank.before_s and self._told.saw_backwards:
+                row["forward_s"] = sum(rank.before_s[window.first : window.last])
             if rank.memory:  # from the start of the process
                 held = [each.peak_allocated_bytes for each in rank.memory]
                 row |= {"peak_allocated_bytes": sum(held), "peak_allocated_bytes_by_device": ",".join(map(str, held))}

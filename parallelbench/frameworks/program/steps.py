@@ -29,6 +29,8 @@ class RankSteps:
     """Unix times, s."""
     waits_s: list[float] = field(default_factory=list)
     """Time inside a DataLoader's `next` since the step before, of each step; empty: not known."""
+    before_s: list[float] = field(default_factory=list)
+    """Time from the step before to the first backward, of each step: waiting for data, and the forward pass."""
     pid: int | None = None
     memory: list[DeviceMemory] = field(default_factory=list)
     """Peaks on its GPUs."""

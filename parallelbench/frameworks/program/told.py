@@ -45,6 +45,11 @@ class Told:
         return {each.pid for each in self._training}
 
     @property
+    def saw_backwards(self) -> bool:
+        """Whether steps are told by backward passes."""
+        return any(journal.saw_backwards for journal in self._training)
+
+    @property
     def taken(self) -> list[int]:
         """Steps of each rank."""
         if self._marked:
@@ -64,6 +69,7 @@ class Told:
                     local_rank=number if local_rank is None else local_rank,
                     ends_at=[journal.unix_s(step.ended_ns) for step in journal.steps],
                     waits_s=[step.wait_ns / 1e9 for step in journal.steps] if state and state.loaders else [],
+                    before_s=[step.before_ns / 1e9 for step in journal.steps],
                     pid=journal.pid,
                     memory=state.memory if state else [],
                     cores=journal.process.cores if journal.process else [],
@@ -77,6 +83,11 @@ class Told:
         if program.steps_by != "optimizer":
             return
         processes = self._training
+        if before := max((each.process.steps_before or 0 for each in processes if each.process), default=0):
+            raise ConfigError(
+                f"its optimizer had taken {before:,} steps before the first here: it went on from what an earlier run "
+                "left. Let it write into {attempt}, a folder of each attempt's own, or keep it from resuming"
+            )
         trained = count_of(len(processes), "process trained", "processes trained")
         if len(processes) != ranks_here:
             fix = (
@@ -121,7 +132,7 @@ class Told:
             yield f"its steps are told by program.steps_by={program.steps_by}"
             return
         processes = self._training
-        if not any(journal.saw_backwards for journal in processes):
+        if not self.saw_backwards:
             yield "no backward pass was seen: each outermost update of an optimizer counts as a step"
         first, counts = processes[0].state, {len(rank.ends_at) for rank in ranks}
         marking = [each for each in first.optimizers if each.marks] if first else []

@@ -56,7 +56,7 @@ clock = time.monotonic_ns
 class Optimizer:
     """What is known of one optimizer."""
 
-    __slots__ = ("counted", "device", "marked_at", "marks", "name", "number", "outermost", "raw")
+    __slots__ = ("before", "counted", "device", "marked_at", "marks", "name", "number", "outermost", "raw")
 
     def __init__(self, optimizer: Any) -> None:
         self.name = type(optimizer).__name__
@@ -64,6 +64,7 @@ class Optimizer:
         self.raw = self.outermost = self.marks = self.counted = 0
         self.marked_at = 0
         self.device = first_device(optimizer)
+        self.before = steps_before(optimizer)
 
     def row(self) -> list[Any]:
         return [self.number, self.name, self.raw, self.outermost, self.marks, self.counted]
@@ -111,6 +112,7 @@ class Recorder:
 
     __slots__ = (
         "backwards",
+        "before_ns",
         "began",
         "captured",
         "carried",
@@ -119,6 +121,7 @@ class Recorder:
         "cuda",
         "depth",
         "due_ns",
+        "ended_ns",
         "enough",
         "events",
         "facts",
@@ -165,6 +168,7 @@ class Recorder:
         self.carried: dict[Optimizer, None] = {}  # that stepped within the open backward
         self.backwards = self.grads = 0
         self.since_backwards = self.since_grads = 0  # since the last counted step
+        self.ended_ns = self.before_ns = 0  # the end of that step; from there to the first backward
         self.own_ns = self.since_own_ns = 0
         self.captured = 0
         self.whole_graph = False
@@ -258,17 +262,20 @@ class Recorder:
         self.number += 1
         optimizer.counted += 1
         wait_ns, own_ns, backwards, grads = thread.wait_ns, self.since_own_ns, self.since_backwards, self.since_grads
-        self.lines.append((self.number, now, wait_ns, backwards, grads, own_ns, optimizer.number))
+        self.lines.append((self.number, now, wait_ns, backwards, grads, own_ns, optimizer.number, self.before_ns))
+        self.ended_ns, self.before_ns = now, 0
         thread.wait_ns = self.since_backwards = self.since_grads = self.since_own_ns = 0
         if self.number in (1, self.enough):
             self.due_ns = 0
         if self.cuda:
             self.mark_device(optimizer)
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, now: int) -> None:
         self.depth += 1
         if self.depth > 1:
             return
+        if not self.before_ns:
+            self.before_ns = now - self.ended_ns if self.ended_ns else 0
         if not self.runs and self.number:  # what counted so far were no steps, but an optimizer's preparations
             self.lines.append(f'{{"void":{self.number}}}')
             self.number, self.enough, self.began = 0, number_of(ENOUGH), False
@@ -467,6 +474,8 @@ class Recorder:
         facts = facts_of_program(self.torch) if not self.facts else dict(self.facts)
         facts.update(facts_of_rank(self.torch))
         devices = [optimizer.device for optimizer in list(self.optimizers.values())]
+        before = [each.before for each in list(self.optimizers.values()) if each.before is not None]
+        facts["steps_before"] = max(before, default=None)
         facts["device_types"] = sorted({device.type for device in devices if device is not None})
         return facts
 
@@ -605,7 +614,7 @@ def around_backward(run: Callable[..., Any], accumulate: bool = False) -> Callab
             return run(*args, **kwargs)
         start = clock()
         try:
-            known.begin_backward()
+            known.begin_backward(start)
         except Exception as error:
             note_fault(error)
         before = clock()
@@ -812,6 +821,18 @@ def first_device(optimizer: Any) -> Any:
         return next(iter(optimizer.param_groups[0]["params"])).device
     except Exception:
         return None
+
+
+def steps_before(optimizer: Any) -> int | None:
+    """Steps that it had taken before its first call here, as its state counts them: it went on from a checkpoint."""
+    try:
+        for state in optimizer.state.values():
+            step = state.get("step")
+            if step is not None and getattr(getattr(step, "device", None), "type", "cpu") == "cpu":
+                return int(step) - 1
+    except Exception:
+        pass
+    return None
 
 
 def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
