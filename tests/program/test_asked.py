@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks.program import Program, amount, filled
 from parallelbench.frameworks.program.child import Place, environment, script
-from parallelbench.frameworks.program.sources import sources_of
+from parallelbench.frameworks.program.sources import sources_of, written_since
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,6 +157,15 @@ def test_an_edited_program_is_another_run_and_its_output_is_not(folder: Path) ->
     assert sources_of(folder) != program(before).sources
     with pytest.raises(ConfigError, match="have changed since this run was asked for"):
         before.strategy.require_sources()
+
+
+def test_files_that_a_program_wrote_into_its_folder_are_found(folder: Path) -> None:
+    moment = (folder / "train.py").stat().st_mtime
+    os.utime(folder / "train.py", (moment - 100, moment - 100))
+    for name in ("checkpoint.pt", "__pycache__/train.pyc", ".cache/x", "results/mine/r0/config.yaml", "logs/a.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("sweep_name: x\n")
+    assert written_since(folder, moment - 50) == ["checkpoint.pt", "logs/a.txt"]
 
 
 def test_under_git_it_is_the_commit_and_what_differs_from_it(folder: Path) -> None:

@@ -23,6 +23,7 @@ from parallelbench.frameworks.program.child import (
     load,
     script,
 )
+from parallelbench.frameworks.program.sources import written_since
 from parallelbench.frameworks.program.steps import Marks, Output, RankSteps, Window, between, curve, durations, windows
 from parallelbench.frameworks.program.told import Told
 from parallelbench.frameworks.program.world import ProgramWorld
@@ -254,7 +255,12 @@ class ProgramSession(Session):
         self, started_at: float, ranks: Sequence[RankSteps], parts: Sequence[Window], samples: int | None
     ) -> None:
         program, steady = self._program, parts[-1]
-        for line in (*self._told.warnings(self._run, samples, ranks), *self._printed_rate(parts, ranks, samples)):
+        told = (
+            *self._told.warnings(self._run, samples, ranks),
+            *self._printed_rate(parts, ranks, samples),
+            *self._written(started_at),
+        )
+        for line in told:
             self._warn(line)
         first_at = min(rank.ends_at[0] for rank in ranks)
         launched_at = self._startup.parts["startup_launch_s"]
@@ -272,6 +278,15 @@ class ProgramSession(Session):
             processes=len(ranks) * self._run.nodes if self._program.steps_by == "optimizer" else None,
         )
         self._record_warnings()
+
+    def _written(self, started_at: float) -> Iterator[str]:
+        """That it wrote into its folder: a later run may begin from that."""
+        if names := written_since(self._program.working_folder, started_at):
+            more = f" and {count_of(len(names) - 3, 'more file')}" if len(names) > 3 else ""
+            yield (
+                f"it wrote {', '.join(names[:3])}{more} into its folder, where a later run may find it: {{attempt}} "
+                "names a folder of each attempt's own"
+            )
 
     def _printed_rate(self, parts: Sequence[Window], ranks: Sequence[RankSteps], samples: int | None) -> Iterator[str]:
         """That the program prints another rate than was measured."""

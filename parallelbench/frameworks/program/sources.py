@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -38,8 +39,31 @@ def sources_of(folder: Path) -> str:
     return f"{commit[:12]}@{_digest(top, mine)}" if mine else commit[:_DIGITS]
 
 
+def written_since(folder: Path, moment: float) -> list[str]:
+    """Files below a folder, without hidden ones, environments and results, that have changed since a Unix time, s.
+
+    Of very many files only the first are looked at.
+    """
+    found = []
+    for path in itertools.islice(_files(folder), _MOST_FILES):
+        with suppress(OSError):
+            if path.stat().st_mtime >= moment:
+                found.append(str(path.relative_to(folder)))
+    return found
+
+
 def _below(folder: Path) -> Iterator[Path]:
-    seen = 0
+    """The files of code."""
+    for seen, path in enumerate(each for each in _files(folder) if each.suffix in _SUFFIXES):
+        if seen == _MOST_FILES:
+            raise ConfigError(
+                f"program.folder={folder} holds more than {_MOST_FILES:,} files of code: name the program's own "
+                "folder, or put it under Git"
+            )
+        yield path
+
+
+def _files(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(
             each
@@ -48,16 +72,7 @@ def _below(folder: Path) -> Iterator[Path]:
             and not _is_venv(root, each)
             and not _holds_runs(os.path.join(root, each))
         )
-        for name in sorted(names):
-            if Path(name).suffix not in _SUFFIXES or name.startswith("."):
-                continue
-            seen += 1
-            if seen > _MOST_FILES:
-                raise ConfigError(
-                    f"program.folder={folder} holds more than {_MOST_FILES:,} files of code: name the "
-                    "program's own folder, or put it under Git"
-                )
-            yield Path(root, name)
+        yield from (Path(root, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _is_venv(root: str, folder: str) -> bool:
