@@ -76,10 +76,12 @@ def _one(text: str, own: set[str], *, is_file: bool) -> list[str]:
     if name in own and (name != key or name not in known()["keys"]):
         # Added where it is new: a list of values then sets a key that is there.
         return [f"++{GROUP}.axes.{name}=null", f"{GROUP}.axes.{name}={value}"]
+    # A file need not have all keys.
+    given = [f"++{key}=null"] if is_file and key.startswith(f"{GROUP}.") and key in known()["keys"] else []
     is_text = key in _PATTERNS or (key in _AMOUNTS and "{" in value)
     if is_text and value != "null" and not value.startswith(("'", '"')):
-        return [f"{key}={_quoted(value)}"]
-    return [text]
+        text = f"{key}={_quoted(value)}"
+    return [*given, text]
 
 
 def _of_command(command: str) -> list[str]:
