@@ -463,7 +463,7 @@ def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
 
 
 def recorded_key(runs: Runs, key: str) -> str:
-    """The key of the runs that is meant: `flags`, `program.axes.flags` and `program.steps` are of a program's strategy."""
+    """The key of the runs that is meant: `flags` and `program.steps` are options of a program's strategy."""
     names, own = Side(runs, ()).names, key.removeprefix("program.")
     meant = (f"strategy.axes.{own}", f"strategy.{own}" if own != key else key)
     return next((name for name in meant if name in names), key)

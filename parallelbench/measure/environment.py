@@ -47,11 +47,12 @@ def capture(
 ) -> dict[str, Any]:
     """The parts of this process's environment that may change a number; this process trains with `framework`.
 
-    `foreign`: entries of the processes that train, where these are not the suite's. `plugin`: a user's package that the run's classes come from. `site`: the one whose modules and set-up lines came
-    before this process. `gpus`: UUIDs of the run's GPUs on this machine; `threads` are those of each.
+    `foreign`: entries of the processes that train, where these are not the suite's. `plugin`: a user's package that
+    the run's classes come from. `site`: the one whose modules and set-up lines came before this
+    process. `gpus`: UUIDs of the run's GPUs on this machine; `threads` are those of each.
     """
     own = foreign or entries_of(framework)
-    if gpus and "threads" in own:  # a process that drives several has as many times the threads
+    if gpus and "threads" in own and foreign is None:  # a process that drives several has as many times the threads
         own["threads"] = own["threads"] * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // len(gpus)
     if own.get("cuda") is not None:
         own["cuda"] |= _of_driver(gpus)

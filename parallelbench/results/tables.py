@@ -92,7 +92,8 @@ RUN = table_of(
     Column("seed", "seed that was used: configuration seed + repeat", type="int64"),
     count("repeat", "which repetition", heading="Repeat", tables=("runs",)),
     Column("parameters", "trainable parameters of the model", type="int64", null=_UNTRAINED),
-    Column("train_samples", "samples in the training set; where a run trains on prepared rows, of those", null=_PROGRAM),
+    Column("train_samples", "samples in the training set; where a run trains on prepared rows, of those",
+        null=_PROGRAM),
     Column("test_samples", "samples in the test set, each evaluated once; likewise", null=_PROGRAM),
     count("steps_per_epoch", "optimizer steps per epoch"),
     Column("dropped_samples", "training samples per epoch that were dropped, since they filled no batch, or the epoch "

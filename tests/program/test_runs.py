@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -83,8 +85,6 @@ def test_two_ranks_are_measured_to_the_step_and_ended(tmp_path: Path) -> None:
     assert [row["train_samples"] for row in epochs] == [3 * 16, *[4 * 16] * 4]
     assert [(row["epoch"], row["rank"]) for row in ranks] == [(e, r) for e in range(1, 6) for r in range(2)]
     assert all(row["epoch_time_s"] >= row["data_wait_s"] > 0 for row in ranks)
-    import json
-
     for rank in range(2):
         stopwatch = json.loads((run.path / "attempts" / "1" / "own" / f"ends-{rank}.json").read_text())
         edges = [4, 8, 12, 16, 20]
@@ -120,10 +120,11 @@ COUNTING = "for i in $(seq 1 24); do echo it $i loss 0.$i; sleep 0.02; done"
 MARKING = "for i in $(seq 1 24); do echo $i > /dev/null; echo 0 > $PARALLELBENCH_MARK; sleep 0.02; done"
 
 
+@pytest.mark.cases("pattern")
 @pytest.mark.parametrize(
     ("command", "options", "steps"),
     [
-        (COUNTING, ["program.steps_by=pattern", "program.step_pattern='^it'", "program.loss_pattern='loss ([0-9.]+)'"], 5),
+        (COUNTING, ["program.steps_by=pattern", "program.step_pattern=^it", "program.loss_pattern='s ([0-9.]+)'"], 5),
         (MARKING, ["program.steps_by=mark"], 5),
         (COUNTING, ["program.steps_by=command"], 1),
         (COUNTING, ["program.steps_by=pattern", "program.step_pattern='^it'", "program.steps=null"], 5),
@@ -142,6 +143,7 @@ def test_steps_without_torch(command: str, options: list[str], steps: int, tmp_p
     assert f"program.steps_by={run.config().model.steps_by}" in facts["warnings"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.cases("nothing_of_this*", "(sleep*")
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
@@ -150,7 +152,7 @@ def test_steps_without_torch(command: str, options: list[str], steps: int, tmp_p
         ("echo hello", [], "ended with exit code 0 before its first step: no optimizer of torch's took one"),
         ("sleep 600", ["program.start_timeout_s=1"], "no step of 1 rank within program.start_timeout_s=1 s"),
         ("(sleep 600 &) ; exit 0", [], "left 1 process behind"),
-        (COUNTING, ["program.steps_by=pattern", "program.step_pattern='^it'", "program.steps=40"], "after 24 steps, but"),
+        (COUNTING, ["program.steps_by=pattern", "program.step_pattern=^it", "program.steps=40"], "after 24 steps, but"),
         ("read line; echo got $line; exit 1", [], "ended with exit code 1 after 0 steps; its last words: got"),
     ],
 )  # fmt: skip
@@ -175,11 +177,12 @@ def test_a_program_that_can_not_be_measured_is_told_why(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_of_a_program_outlives_its_run(number: signal.Signals, tmp_path: Path) -> None:
-    command = "program=bash -c 'sleep 4711 & sleep 4711'"
+    seconds = f"4711.{os.getpid()}"
+    command = f"program=bash -c 'sleep {seconds} & setsid sleep {seconds}'"
     with Program("submit", command, *SMALL[:2], *QUICK, results=tmp_path / "results") as submitted:
 
         def sleeping() -> list[psutil.Process]:
-            return [each for each in psutil.process_iter(["cmdline"]) if "4711" in (each.info["cmdline"] or [])]
+            return [each for each in psutil.process_iter(["cmdline"]) if seconds in (each.info["cmdline"] or [])]
 
         submitted.wait_for(lambda: len(sleeping()) == 2)
         left = sleeping()

@@ -155,7 +155,7 @@ def test_a_fault_of_its_own_never_reaches_the_program(
 
     with monkeypatch.context() as patched:
         for name in ("enter", "leave", "begin_backward", "end_backward", "fetch", "write"):
-            patched.setattr(recorder, name, fail)
+            patched.setattr(shim.Recorder, name, fail)
         step(optimizer)
         assert shim.around_next(next)(iter([5])) == 5
     shim.finish()

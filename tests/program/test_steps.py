@@ -140,6 +140,9 @@ def loader(batch: int, batches: int, backwards: int) -> dict[str, Any]:
     }
 
 
+ON_ONE = {"index": 0, "uuid": "GPU-1", "name": "A", "peak_allocated_bytes": 1, "peak_reserved_bytes": 1}
+
+
 def told(folder: Path, *processes: tuple[dict[str, Any], dict[str, Any]]) -> Told:
     found = Told(folder / "steps")
     for pid, (facts, sums) in enumerate(processes, start=100):
@@ -187,7 +190,7 @@ def test_ranks_are_what_torch_distributed_says(tmp_path: Path) -> None:
         ([ranks(2)[0]] * 2, 2, "cpu", "several are the same one"),
         (ranks(2), 2, "cuda", "0 GPUs held tensors of the program, but devices=2"),
         (
-            ranks(2, memory=[{"index": 0, "uuid": "GPU-1", "name": "A", "peak_allocated_bytes": 1, "peak_reserved_bytes": 1}]),
+            ranks(2, memory=[ON_ONE]),
             2,
             "cuda",
             "1 GPU held tensors of the program, but devices=2",
@@ -205,7 +208,7 @@ def test_a_program_that_trained_otherwise_than_asked_is_refused(
     ("sums", "samples", "said"),
     [
         ({"loaders": [loader(64, 4, 4)]}, 128, []),
-        ({"loaders": [loader(128, 4, 4)]}, 128, ["program.samples_per_step says 128, but the DataLoaders of 2 ranks gave 256"]),
+        ({"loaders": [loader(128, 4, 4)]}, 128, ["says 128, but the DataLoaders of 2 ranks gave 256"]),
         ({"loaders": [loader(16, 16, 16)], "backwards": 16}, 128, []),  # four batches are accumulated in each step
         ({"loaders": [loader(64, 4, 4)]}, None, ["its DataLoaders gave 128 samples per step"]),
         ({"backwards": 0}, 128, ["no backward pass was seen"]),

@@ -17,7 +17,7 @@ from msgspec import Meta, field
 
 from parallelbench.config.components import Arrays, Data, Model, Strategy
 from parallelbench.config.sites import expanded, shipped
-from parallelbench.config.structure import Seconds
+from parallelbench.config.structure import Seconds  # noqa: TC001 - msgspec reads it
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Program(Strategy, frozen=True, kw_only=True):
     """What tells a step. optimizer: the end of an update by torch's optimizers. pattern: a line of output. mark: a line
     that the program writes to the file that PARALLELBENCH_MARK names. command: the whole command is one step."""
     optimizer: Annotated[int, Meta(ge=0, le=1000)] | None = None
-    """Which optimizer's updates are steps, by the order of their first; null: the first update after a backward pass."""
+    """Whose updates are steps, by the order of their first; null: each backward pass's first update."""
     step_pattern: Pattern | None = None
     """Of `steps_by=pattern`: lines of the output that it matches are steps."""
     loss_pattern: Pattern | None = None
@@ -208,7 +208,7 @@ class Program(Strategy, frozen=True, kw_only=True):
 
 
 class OwnProgram(Model, frozen=True, kw_only=True):
-    """Stands for the model of a program. What tells a step is a part of the work: runs that differ in it are not compared."""
+    """Stands for the model of a program. What tells a step is a part of the work: only like is compared with like."""
 
     steps_by: str
 
@@ -279,7 +279,7 @@ NUMBERS: tuple[str, ...] = (
 )
 """Names in braces that stand for numbers of the run."""
 PLACES: tuple[str, ...] = (*NUMBERS, "node_rank", "head", "port", "attempt")
-"""All of the suite's: also this node's number, host and port where the nodes meet, and a folder of the attempt's own."""
+"""All of the suite's: also the node's number, host and port where the nodes meet, a folder of the attempt's own."""
 
 
 def numbers(run: RunConfig) -> dict[str, str]:
@@ -312,7 +312,7 @@ _NAMED = re.compile(r"\{\{|\}\}|(?<!\$)\{([^{}]*)\}")
 
 
 def filled(text: str, values: Mapping[str, str], *, key: str) -> str:
-    """The text with names in braces replaced; `{{` and `}}` are braces. Raises `ConfigError` for a name that is none."""
+    """The text with names in braces replaced; `{{` and `}}` are braces. Raises `ConfigError` for an unknown name."""
 
     def replaced(found: re.Match[str]) -> str:
         if (name := found[1]) is None:

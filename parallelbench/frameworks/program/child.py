@@ -89,7 +89,7 @@ class Child:
         cores: Sequence[int],
         on_line: Callable[[float, str], object],
     ) -> None:
-        """`cores`: those it may use; none: as this process. `on_line`: told of each line of output, and when it came."""
+        """`cores`: those it may use; none: this process's. `on_line`: told of each line of output with its time."""
         self.started_at = time.time()
         alive, self._alive = os.pipe()
         self._told, told = os.pipe()

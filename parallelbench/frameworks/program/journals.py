@@ -3,11 +3,11 @@
 Each training process has a file `<node>-<pid>.jsonl`. Each line is a JSON object with one key:
 
 - `begin`: version, node, pid, and the monotonic and Unix time of the same instant.
-- `process`: facts of the process (`Process`), at the first step, and again whenever they have changed.
+- `process`: facts of the process (`Process`), at the first backward, and again whenever they have changed.
 - `step`: `[number, end, wait, backwards, grads, own, optimizer]` of a counted step (`Step`).
 - `device`: `[number, ns]`, the GPU's time from the end of the step before to the end of this one.
 - `void`: the steps so far were none: no backward had been seen when they were counted.
-- `state`: sums so far (`State`), every two seconds, at enough steps, and at the end.
+- `state`: sums so far (`State`), at the first step, every two seconds, at enough steps, and at the end.
 - `enough`: the number of counted steps that was asked for is there.
 - `end`: monotonic ns of the process's orderly end.
 """

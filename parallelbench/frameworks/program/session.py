@@ -197,7 +197,10 @@ class ProgramSession(Session):
         steps = min((len(rank.ends_at) for rank in ranks), default=0)
         self._require_success(code, steps)
         self._told.require(run, self._world, ranks_here=self._ranks_here)
-        self._trained_with["foreign"] = self._told.environment
+        foreign = self._told.environment
+        if "threads" in foreign:  # of a process that drives several devices, those of each
+            foreign["threads"] = foreign["threads"] * self._ranks_here // (run.devices // run.nodes)
+        self._trained_with["foreign"] = foreign
         self._record_environment()
         parts = windows(
             steps if program.steps is None else program.enough or steps,
@@ -284,8 +287,8 @@ class ProgramSession(Session):
         printed, measured = rates[len(rates) // 2], of_step * steps / (last - first)
         if abs(printed / measured - 1) > _UNLIKE_RATE:
             yield (
-                f"the program prints {printed:,.4g} per second (median), but {measured:,.4g} was measured: is one of them "
-                "per device, or without accumulation?"
+                f"the program prints {printed:,.4g} per second (median), but {measured:,.4g} was measured: is one of "
+                "them per device, or without accumulation?"
             )
 
     def _write_window(self, epoch: int, window: Window, ranks: Sequence[RankSteps], samples: int | None) -> None:

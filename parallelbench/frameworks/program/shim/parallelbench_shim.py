@@ -19,9 +19,9 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 import time
 from collections import deque
+from threading import Lock, get_ident
 
 TYPE_CHECKING = False  # typing is loaded for nobody
 if TYPE_CHECKING:
@@ -95,23 +95,67 @@ class Loader:
         }
 
 
-class Thread(threading.local):
-    """Calls that are open in a thread."""
+class Thread:
+    """What one thread is within."""
+
+    __slots__ = ("fetching", "steps", "wait_ns")
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []  # (frame, optimizer) of each open call of an optimizer's step
         self.fetching = False
+        self.wait_ns = 0  # in a DataLoader's next, since its last counted step
 
 
 class Recorder:
     """One process's steps, and its journal."""
 
+    __slots__ = (
+        "backwards",
+        "began",
+        "captured",
+        "carried",
+        "chosen",
+        "counted_at",
+        "cuda",
+        "depth",
+        "due_ns",
+        "enough",
+        "events",
+        "facts",
+        "fault",
+        "faults",
+        "fetched",
+        "file",
+        "folder",
+        "grads",
+        "identity",
+        "lines",
+        "loaders",
+        "lock",
+        "number",
+        "numbered",
+        "off",
+        "optimizers",
+        "others",
+        "own_ns",
+        "pid",
+        "runs",
+        "since_backwards",
+        "since_grads",
+        "since_own_ns",
+        "stated_ns",
+        "threads",
+        "torch",
+        "unwritten",
+        "whole_graph",
+    )  # which are quick to find where caches are cold
+
     def __init__(self, torch: Any, folder: str) -> None:
         self.torch, self.folder, self.pid = torch, folder, os.getpid()
         self.chosen = number_of(STEPS_OF)
         self.enough = number_of(ENOUGH)
-        self.thread = Thread()
-        self.lock = threading.Lock()
+        self.threads: dict[int, Thread] = {}
+        self.lock = Lock()
         self.off = not folder
         # Steps.
         self.number = 0
@@ -122,7 +166,6 @@ class Recorder:
         self.backwards = self.grads = 0
         self.since_backwards = self.since_grads = 0  # since the last counted step
         self.own_ns = self.since_own_ns = 0
-        self.waits: dict[int, int] = {}  # thread → ns in a DataLoader's next since its last counted step
         self.captured = 0
         self.whole_graph = False
         self.optimizers: dict[tuple[int, type], Optimizer] = {}
@@ -131,7 +174,7 @@ class Recorder:
         self.loaders: dict[tuple[Any, ...], Loader] = {}
         self.fetched: dict[Loader, None] = {}  # that gave a batch since the last backward
         # CUDA.
-        self.cuda = False  # whether the program has begun to use it
+        self.cuda = torch.cuda.is_initialized()  # looked at anew when the journal is written
         self.events: deque[tuple[int, Any]] = deque()
         # The journal.
         self.file: int | None = None
@@ -144,11 +187,18 @@ class Recorder:
         self.faults = 0
         self.fault: str | None = None
 
+    def thread(self) -> Thread:
+        """The one that calls."""
+        thread = self.threads.get(get_ident())
+        if thread is None:
+            thread = self.threads[get_ident()] = Thread()
+        return thread
+
     # Steps
 
     def enter(self, optimizer: Any, frame: Any) -> None:
         """A call of an optimizer's step begins."""
-        steps = self.thread.steps
+        steps = self.thread().steps
         if steps:  # another one is open, or was left by an exception
             open_frames, outer = set(), frame.f_back
             while outer is not None:
@@ -159,7 +209,8 @@ class Recorder:
 
     def leave(self, optimizer: Any, frame: Any, now: int) -> None:
         """It ends."""
-        steps, place = self.thread.steps, 0
+        thread, place = self.thread(), 0
+        steps = thread.steps
         if len(steps) == 1:
             steps.clear()
         else:
@@ -169,13 +220,13 @@ class Recorder:
                     place = places[-1]
                     break
             del steps[place:]
-        self.cuda = self.torch.cuda.is_initialized()
         if self.cuda and self.torch.cuda.is_current_stream_capturing():
             self.captured += 1
             return
         key = (id(optimizer), type(optimizer))
         known = self.optimizers.get(key)
         if known is None:
+            self.cuda = self.torch.cuda.is_initialized()
             known = Optimizer(optimizer)
             if len(self.optimizers) < MOST_PENDING:
                 self.optimizers[key] = known
@@ -187,11 +238,11 @@ class Recorder:
             if known.number is None:
                 known.number, self.numbered = self.numbered, self.numbered + 1
             if not self.depth:
-                self.stepped(known, now)
+                self.stepped(known, thread, now)
             else:
                 self.carried[known] = None
 
-    def stepped(self, optimizer: Optimizer, now: int) -> None:
+    def stepped(self, optimizer: Optimizer, thread: Thread, now: int) -> None:
         """An outermost call has ended, and any backward around it: is it a step?"""
         marks = not self.runs or self.runs > optimizer.marked_at
         if marks:
@@ -206,10 +257,9 @@ class Recorder:
         self.counted_at = self.runs
         self.number += 1
         optimizer.counted += 1
-        wait = self.waits.pop(threading.get_ident(), 0)
-        own_ns, backwards, grads = self.since_own_ns, self.since_backwards, self.since_grads
-        self.lines.append((self.number, now, wait, backwards, grads, own_ns, optimizer.number))
-        self.since_backwards = self.since_grads = self.since_own_ns = 0
+        wait_ns, own_ns, backwards, grads = thread.wait_ns, self.since_own_ns, self.since_backwards, self.since_grads
+        self.lines.append((self.number, now, wait_ns, backwards, grads, own_ns, optimizer.number))
+        thread.wait_ns = self.since_backwards = self.since_grads = self.since_own_ns = 0
         if self.number in (1, self.enough):
             self.due_ns = 0
         if self.cuda:
@@ -241,18 +291,17 @@ class Recorder:
         else:
             self.grads += 1
             self.since_grads += 1
-        carried, self.carried = self.carried, {}
-        if not self.thread.steps:
+        if not self.carried:
+            return
+        thread, carried, self.carried = self.thread(), self.carried, {}
+        if not thread.steps:
             for optimizer in carried:
-                self.stepped(optimizer, now)
+                self.stepped(optimizer, thread, now)
 
     # Batches
 
-    def fetch(self, iterator: Any, took_ns: int, batch: Any, came: bool) -> None:
+    def fetch(self, iterator: Any, batch: Any, came: bool) -> None:
         """A DataLoader's next has ended."""
-        self.thread.fetching = False
-        thread = threading.get_ident()
-        self.waits[thread] = self.waits.get(thread, 0) + took_ns
         if not came:
             return
         loader = self.loader_of(iterator)
@@ -310,8 +359,8 @@ class Recorder:
     # The journal
 
     def write(self, now: int, *, last: bool = False) -> None:
-        """Write what came since, where it is time to."""
-        if self.off or (now < self.due_ns and not last) or not self.lock.acquire(False):
+        """Write what came since."""
+        if self.off or not self.lock.acquire(False):
             return
         try:
             if self.pid != os.getpid():  # a fork that Python doesn't know of
@@ -320,6 +369,7 @@ class Recorder:
             if self.file is None and not self.open(now):
                 return
             self.due_ns = now + FLUSH_NS
+            self.cuda = self.torch.cuda.is_initialized()
             enough = self.enough is not None and self.number >= self.enough
             first = self.number > 0 and not self.began
             cuda = self.torch.cuda
@@ -437,7 +487,7 @@ def start() -> None:
         return
     try:
         torch: Any = sys.modules["torch"]
-        recorder = Recorder(torch, folder)
+        recorder = Recorder(torch, os.path.abspath(folder))
         compiling = torch.compiler.is_compiling
         hook_optimizers()
         hook_backward(torch)
@@ -521,7 +571,8 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     try:
         known.leave(optimizer, sys._getframe(1), now)
-        known.write(now)
+        if now >= known.due_ns:
+            known.write(now)
         took = clock() - now
         known.own_ns += took
         known.since_own_ns += took
@@ -569,7 +620,8 @@ def around_backward(run: Callable[..., Any], accumulate: bool = False) -> Callab
         now = clock()
         try:
             known.end_backward(accumulate or bool(kwargs.get("accumulate_grad")), now)
-            known.write(now)
+            if now >= known.due_ns:
+                known.write(now)
             took = clock() - now + before - start
             known.own_ns += took
             known.since_own_ns += took
@@ -586,31 +638,31 @@ def around_next(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(fetch)
     def noted(iterator: Any) -> Any:
         known = recorder
-        if known is None or known.off or known.thread.fetching:
+        if known is None or known.off:
             return fetch(iterator)
-        known.thread.fetching = True
+        thread = known.thread()
+        if thread.fetching:
+            return fetch(iterator)
+        thread.fetching = True
+        batch, came = None, False
         start = clock()
         try:
             batch = fetch(iterator)
-        except BaseException:
-            note_fetch(known, iterator, start, None, False)
-            raise
-        note_fetch(known, iterator, start, batch, True)
+            came = True
+        finally:
+            now = clock()
+            thread.fetching = False
+            thread.wait_ns += now - start
+            try:
+                known.fetch(iterator, batch, came)
+                took = clock() - now
+                known.own_ns += took
+                known.since_own_ns += took
+            except Exception as error:
+                note_fault(error)
         return batch
 
     return noted
-
-
-def note_fetch(known: Recorder, iterator: Any, start: int, batch: Any, came: bool) -> None:
-    """The time of the fetch ends where that of the shim begins."""
-    now = clock()
-    try:
-        known.fetch(iterator, now - start, batch, came)
-        took = clock() - now
-        known.own_ns += took
-        known.since_own_ns += took
-    except Exception as error:
-        note_fault(error)
 
 
 def after_fork() -> None:
@@ -775,14 +827,14 @@ def first_device(optimizer: Any) -> Any:
 def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
     """The first dimension of the first tensor in it; the length of a list of samples that were not stacked."""
     for _ in range(4):
-        if isinstance(batch, tensor):
-            return first_dimension(batch)
         if isinstance(batch, (list, tuple)) and batch:
             inner = batch[0]
             if len(batch) == batch_size and not (isinstance(inner, tensor) and first_dimension(inner) == batch_size):
                 return len(batch)
             batch = inner
             continue
+        if isinstance(batch, tensor):
+            return first_dimension(batch)
         if not isinstance(batch, dict):
             batch = getattr(batch, "data", None)  # a UserDict, as transformers' BatchEncoding
         if not isinstance(batch, dict):
