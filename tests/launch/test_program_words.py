@@ -106,11 +106,9 @@ STEPS = [Step(number, number, 0, 1, 0, 0, number % 2) for number in range(24)]
 def state(steps: int, collectives: int | None, *, optimizers: Sequence[Optimizer] = ()) -> State:
     """What a process says after so many steps."""
     none = ("monotonic_ns", "unix_ns", "grads", "own_ns", "captured", "other_optimizers", "faults")
-    counts: dict[str, int] = dict.fromkeys(none, 0)
-    lists: dict[str, Any] = {"optimizers": list(optimizers), "loaders": [], "memory": []}
-    return State(
-        **counts, **lists, steps=steps, backwards=steps, whole_graph=False, fault=None, collectives=collectives
-    )
+    said: dict[str, Any] = dict.fromkeys(none, 0) | {"steps": steps, "backwards": steps, "collectives": collectives}
+    said |= {"optimizers": list(optimizers), "loaders": [], "memory": [], "whole_graph": False, "fault": None}
+    return State(**said)
 
 
 def test_two_optimizers_of_one_class_with_a_backward_each_are_told_of(

@@ -768,7 +768,7 @@ def collectives(torch: Any) -> int | None:
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     groups = list(distributed.distributed_c10d._world.pg_map)
-    return sum(group._get_sequence_number_for_group() for group in groups)
+    return sum(int(group._get_sequence_number_for_group()) for group in groups)
 
 
 def packages() -> dict[str, str]:
