@@ -11,6 +11,7 @@ import pytest
 
 from launch.sweep import expand
 from launch.sweep.compose import Extension
+from parallelbench.errors import ConfigError
 from parallelbench.frameworks.program import Program, numbers
 from parallelbench.frameworks.program.journals import Journal, Optimizer, State, Step
 from parallelbench.frameworks.program.sources import sources_of
@@ -44,6 +45,18 @@ def test_values_of_own_names_are_no_word_one_or_several(tmp_path: Path, monkeypa
     asked = ["program=python train.py {flags}", "flags=[],--ddp,[--fsdp,--bf16]", "devices=1"]
     runs = [each.run for each in expand([*asked, "device=cpu"])]
     assert {numbers(run)["flags"] for run in runs} == {"", "--ddp", "--fsdp --bf16"}
+
+
+def test_a_key_that_means_nothing_to_a_program_may_be_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["program=python train.py --dtype {precision} --opt {optimizer}", "precision=bf16,fp8", "optimizer=lion"]
+    programs = planned(*asked, "devices=1")
+    assert sorted(str(each.axes["precision"]) for each in programs) == ["bf16", "fp8"]
+    assert {each.axes["optimizer"] for each in programs} == {"lion"}
+    with pytest.raises(ConfigError, match=r"precision=bf16 means nothing.*\{precision\}"):
+        planned("program=python train.py", "precision=bf16", "devices=1")
 
 
 @pytest.mark.parametrize("quote", ["", '"', "'"])
