@@ -67,19 +67,21 @@ def _one(text: str, own: set[str], *, is_file: bool) -> list[str]:
     _, key, value = parts.groups()
     if key == GROUP:
         return [text] if is_file else _of_command(value)
-    if any(key == each or key.startswith(f"{each}.") for each in _NOT_KEYS):
+    if key not in own and any(key == each or key.startswith(f"{each}.") for each in _NOT_KEYS):
         raise ConfigError(
             f"{key}={value} means nothing to a program, which has a model, data and options of its own: write it into "
             f"the command, or as {{{key.rpartition('.')[2]}}} there to give it here"
         )
     name = key.removeprefix(f"{GROUP}.axes.")
-    if name in own and (name != key or name not in known()["keys"]):
+    if name in own and (name != key or name in _NOT_KEYS or name not in known()["keys"]):
         # Added where it is new: a list of values then sets a key that is there.
         return [f"++{GROUP}.axes.{name}=null", f"{GROUP}.axes.{name}={value}"]
+    # A file need not have all keys.
+    given = [f"++{key}=null"] if is_file and key.startswith(f"{GROUP}.") and key in known()["keys"] else []
     is_text = key in _PATTERNS or (key in _AMOUNTS and "{" in value)
     if is_text and value != "null" and not value.startswith(("'", '"')):
-        return [f"{key}={_quoted(value)}"]
-    return [text]
+        text = f"{key}={_quoted(value)}"
+    return [*given, text]
 
 
 def _of_command(command: str) -> list[str]:

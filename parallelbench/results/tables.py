@@ -507,6 +507,10 @@ TABLES: dict[str, tuple[Column, ...]] = {
 }
 
 
+OF_PROGRAMS = ("data_wait_s", "data_wait_share")
+"""Columns of `ranks` that only a user's program has."""
+
+
 def check_row(table: str, row: dict[str, Any]) -> None:
     """Assert that `row` has exactly the columns of `table`, and null only where the schema allows it."""
     columns = TABLES[table]

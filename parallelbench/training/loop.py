@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from parallelbench.measure.clock import TimedWindow
 from parallelbench.measure.traffic import KINDS, Sent
 from parallelbench.results.sensor_columns import NOTHING
+from parallelbench.results.tables import OF_PROGRAMS
 from parallelbench.training import observers
 from parallelbench.training.checks.copies import Copies
 from parallelbench.world import cuda
@@ -100,7 +101,7 @@ class Trainer:
                 self._report_startup(epoch)
             # Every rank's rows are durable before the sum below can complete anywhere, and rank 0 writes the row
             # of `epochs` after it, as its last: where that row exists, the epoch is whole.
-            self._journal.write("ranks", [{"epoch": epoch, **self._place, **row}])
+            self._journal.write("ranks", [{"epoch": epoch, **self._place, **row, **dict.fromkeys(OF_PROGRAMS)}])
             self.write_rows()
             self._journal.commit()
             stop, save = self._sum(epoch, took_s=row["epoch_time_s"] + row["evaluation_time_s"])

@@ -78,6 +78,9 @@ def test_ranks_of_torchrun_say_who_they_are_and_have_their_cores(tmp_path: Path)
         assert process.device_types == ["cpu"]
         by_rank[process.rank] = journal
         assert process.cores == [process.rank]
+        assert journal.first_state is not None
+        assert journal.state is not None
+        assert (journal.first_state.collectives or 0) < (journal.state.collectives or 0)
     assert by_rank.keys() == {0, 1}
     first, crashed = by_rank[0], by_rank[1]
     assert (len(first.steps), first.enough, first.ended) == (6, True, True)

@@ -149,6 +149,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Exceptions of the shim's own."""
     fault: str | None
     """The last of them."""
+    collectives: int | None = None
+    """Collective operations that it has begun, in all process groups of torch's; None where they don't say."""
 
 
 class _Begin(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +187,8 @@ class Journal:
     device_ns: dict[int, int] = field(default_factory=dict)
     """Step → the GPU's time from the end of the step before to its end, where that is known."""
     state: State | None = None
+    first_state: State | None = None
+    """The first one after a step."""
     voided: int = 0
     """Calls that counted as steps until the first backward was seen."""
     enough: bool = False
@@ -228,6 +232,7 @@ class Journal:
             self.device_ns[line.device[0]] = line.device[1]
         elif line.state:
             self.state = line.state
+            self.first_state = self.first_state or (line.state if line.state.steps else None)
         elif line.process:
             self.process = line.process
         elif line.begin:
@@ -235,6 +240,7 @@ class Journal:
             self._unix_minus_monotonic_ns = line.begin.unix_ns - line.begin.monotonic_ns
         elif line.void is not None:
             self.voided, self.steps, self.device_ns, self.enough = line.void, [], {}, False
+            self.first_state = None
         elif line.enough is not None:
             self.enough = True
         elif line.end is not None:

@@ -147,6 +147,11 @@ class Told:
             yield "some updates are in a CUDA graph or in one compiled graph, where nobody can count them"
         if faults := [journal.state.fault for journal in processes if journal.state and journal.state.fault]:
             yield f"counting failed at times within the program: {faults[0]}"
+        if run.devices > 1 and (silent := [each for each in processes if _exchanges_nothing(each)]):
+            yield (
+                f"{count_of(len(silent), 'rank')} began no collective operation of torch's from the first step on: if "
+                "nothing else carries gradients between them, each trained for itself"
+            )
         yield from _of_batches(run, samples, processes)
         if len(counts) > 1 and program.steps is None:
             yield f"ranks took unequally many steps ({', '.join(map(str, sorted(counts)))}): the fewest count"
@@ -171,6 +176,14 @@ class Told:
 def _rank(journal: Journal, otherwise: int) -> int:
     rank = journal.process.rank if journal.process else None
     return otherwise if rank is None else rank
+
+
+def _exchanges_nothing(journal: Journal) -> bool:
+    """Whether it took steps without a collective. A group alone is no sign that ranks exchange anything."""
+    first, last = journal.first_state, journal.state
+    if first is None or last is None or last.steps <= first.steps + 1:
+        return False
+    return first.collectives is not None and first.collectives == last.collectives
 
 
 def _of_batches(run: RunConfig, samples: int | None, processes: Sequence[Journal]) -> Iterator[str]:

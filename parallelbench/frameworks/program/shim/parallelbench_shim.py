@@ -465,6 +465,7 @@ class Recorder:
             "other_optimizers": self.others,
             "loaders": [loader.row() for loader in list(self.loaders.values())],
             "memory": peaks,
+            "collectives": known_or_none(collectives, self.torch),
             "faults": self.faults,
             "fault": self.fault,
         }
@@ -768,6 +769,15 @@ def facts_of_rank(torch: Any) -> dict[str, Any]:
         "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
         "matmul_precision": known_or_none(torch.get_float32_matmul_precision),
     }
+
+
+def collectives(torch: Any) -> int | None:
+    """Collective operations that this process has begun, in all process groups; messages between two are none."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    groups = list(distributed.distributed_c10d._world.pg_map)
+    return sum(int(group._get_sequence_number_for_group()) for group in groups)
 
 
 def packages() -> dict[str, str]:
