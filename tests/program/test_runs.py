@@ -137,9 +137,11 @@ def test_steps_without_torch(command: str, options: list[str], steps: int, tmp_p
     assert code == 0, text
     (run,) = find_runs(tmp_path / "results")
     taken = [row["steps"] for row in rows(run, "epochs")]
-    assert taken == ([1] if steps == 1 else [3, 5, 5, 5, 5])
+    assert taken == ([0, 1] if steps == 1 else [3, 5, 5, 5, 5])
     (facts,) = rows(run, "run")
     assert (facts["processes"], facts["train_samples"]) == (None, None)
+    (row,) = summary(load(tmp_path / "results")).to_dicts()
+    assert row["steady_epoch_time_s"] > 24 * 0.02 * (1 if steps == 1 else 5 / 24)
     assert f"program.steps_by={run.config().model.steps_by}" in facts["warnings"]  # type: ignore[attr-defined]
 
 

@@ -164,7 +164,7 @@ class Program(Strategy, frozen=True, kw_only=True):
     def brings(self, name: str) -> dict[str, Any]:
         """What a run of this program has in place of `NOT_KEYS` and of a model."""
         usual = shipped("measure", "default") or {}
-        windows = self.windows if self.steps_by != "command" else 0
+        windows = self.windows if self.steps_by != "command" else 1
         return _stand_ins() | {
             "model": {"_target_": f"{__name__}.OwnProgram", "name": name, "steps_by": self.steps_by},
             "epochs": 1 + windows,

@@ -209,14 +209,15 @@ class ProgramSession(Session):
             parts=program.windows,
         )
         if program.steps_by == "command":
-            parts = [Window(1, 2)]
+            parts = [Window(1, 1), Window(1, 2)]  # nothing is warmed up; the whole command
         samples = amount(program.samples_per_step, numbers(run), key="program.samples_per_step")
         self._describe_program(started_at, ranks, parts, samples)
         for epoch, window in enumerate(parts, start=1):
             self._write_window(epoch, window, ranks, samples)
         self._world.barrier()
         taken = sum(window.steps for window in parts[1:])
-        self._finished(None, done=f"timed {count_of(taken, 'step')}" if taken else "the program has ended")
+        whole = program.steps_by == "command"
+        self._finished(None, done="timed the whole command" if whole else f"timed {count_of(taken, 'step')}")
 
     def _require_success(self, code: int | None, steps: int) -> None:
         program = self._program
@@ -290,13 +291,10 @@ class ProgramSession(Session):
 
     def _printed_rate(self, parts: Sequence[Window], ranks: Sequence[RankSteps], samples: int | None) -> Iterator[str]:
         """That the program prints another rate than was measured."""
-        first, last = (
-            ranks[0].ends_at[parts[1].first - 1 if len(parts) > 1 else 0],
-            ranks[0].ends_at[parts[-1].last - 1],
-        )
+        first, last = ranks[0].ends_at[parts[1].first - 1], ranks[0].ends_at[parts[-1].last - 1]
         rates = sorted(rate for at, rate in self._output.rates if first <= at <= last)
         of_step = amount(self._program.tokens_per_step, numbers(self._run), key="program.tokens_per_step") or samples
-        steps = parts[-1].last - (parts[1].first if len(parts) > 1 else 1)
+        steps = parts[-1].last - parts[1].first
         if not rates or not of_step or not steps:
             return
         printed, measured = rates[len(rates) // 2], of_step * steps / (last - first)
