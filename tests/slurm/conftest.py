@@ -92,3 +92,9 @@ def sweeps(
     monkeypatch.setattr(scheduler, "PAUSES_S", (0.1,) * len(scheduler.PAUSES_S))
     yield Sweeps(cluster, tmp_path / "results", capsys, monkeypatch)
     cluster.run("scancel", f"--user={os.geteuid()}", check=False)
+
+
+@pytest.fixture
+def special(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster with options of its own."""
+    yield from started(**{"variant": "no_accounting", **request.param})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from parallelbench.results.folder import file_sha256
 from tests.faults import fault
 from tests.launch.programs import finished_epochs
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import started
 from tests.slurm.daemons import until
 from tests.slurm.faulty import faulty
 from tests.slurm.jobs import show, submit, wait
@@ -42,12 +40,6 @@ def cgroups(cgroup: Cluster) -> Cluster:
     """Where Slurm signals only the tasks themselves, so that forwarding is ours."""
     cgroup.restore()
     return cgroup
-
-
-@pytest.fixture
-def special(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster with options of its own."""
-    yield from started(**{"variant": "no_accounting", **request.param})
 
 
 def on(**options: Any) -> pytest.MarkDecorator:

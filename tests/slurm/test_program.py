@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tests.slurm.runs import Sweep
-from tests.slurm.test_lifecycle import give_back, on, preempt, special  # noqa: F401 - a fixture
+from tests.slurm.test_lifecycle import give_back, on, preempt
 
 if TYPE_CHECKING:
     from pathlib import Path
