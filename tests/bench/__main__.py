@@ -18,7 +18,19 @@ from tests.bench.page import HEADERS, PAGE, Row, cells, update
 
 PARTS = (
     *("loop", "gpt_loop", "telemetry", "figures", "feeding", "seeds", "tuning", "trainers", "startup", "scale"),
-    *("program", "answers", "submit", "packed", "ddp", "ring", "pipeline", "parameter_server", "tensorflow", "gpu"),
+    *(
+        "program",
+        "foreign",
+        "answers",
+        "submit",
+        "packed",
+        "ddp",
+        "ring",
+        "pipeline",
+        "parameter_server",
+        "tensorflow",
+        "gpu",
+    ),
 )
 """Files of this folder. Each has `figures()`, which is empty where what it needs is not there."""
 
