@@ -507,7 +507,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
 }
 
 
-OF_PROGRAMS = ("data_wait_s", "data_wait_share")
+OF_PROGRAMS = ("data_wait_s", "forward_s", "data_wait_share")
 """Columns of `ranks` that only a user's program has."""
 
 
