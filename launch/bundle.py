@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pwd
+import shlex
 import shutil
 import tarfile
 import uuid
@@ -384,6 +385,11 @@ def planned_again(
     plan = {}
     for known, folder in rows:
         run = RunFolder(Path(folder)).config(extension.plugin)
+        if run.strategy.starts_ranks:
+            raise ConfigError(
+                f"{Path(folder).name} is a program of its author's: a rerun executes no commands that come with a "
+                f"bundle. Get the program, and submit it yourself: program={shlex.quote(run.strategy.command)}"  # type: ignore[attr-defined]
+            )
         ours = structs.replace(run, results=str(results), launcher=_launcher(run, here), site=here.site)
         plan[known] = PlannedRun(ours, (Path(folder) / "overrides.txt").read_text(encoding="utf-8").splitlines())
     return plan

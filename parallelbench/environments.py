@@ -28,9 +28,14 @@ _BESIDE_TENSORFLOW = ("msgspec", "pyyaml", "psutil", "nvidia-ml-py", "scikit-lea
 """What ranks of TensorFlow's load of the suite's own requirements."""
 
 
+def has_own(framework: str) -> bool:
+    """Whether a framework's ranks need another interpreter than the suite's."""
+    return framework == "tensorflow"
+
+
 def python_of(framework: str) -> Path:
     """The interpreter of a framework's environment, whether it exists or not."""
-    if framework != "tensorflow":
+    if not has_own(framework):
         return Path(sys.executable)
     if chosen := os.environ.get(TENSORFLOW_PYTHON):
         return Path(chosen)
@@ -41,7 +46,7 @@ def python_of(framework: str) -> Path:
 
 def why_not(framework: str, device_type: str) -> str:
     """Why runs can't use a framework's environment, with the remedy; empty: they can."""
-    if framework != "tensorflow":
+    if not has_own(framework):
         return ""
     python = python_of(framework)
     remedy = f"run `make venv-tensorflow`, or set {TENSORFLOW_PYTHON} to the python of an environment that has it"

@@ -32,7 +32,7 @@ def _without_type_checking(module: str) -> ast.Module:
     return cast("ast.Module", Without().visit(ast.parse(SOURCES[module].read_text())))
 
 
-OWN_ROOMS = ("parallelbench.frameworks.tensorflow",)
+OWN_ROOMS = ("parallelbench.frameworks.tensorflow", "parallelbench.frameworks.program")
 """Folders in a room's folder that are rooms of their own."""
 
 

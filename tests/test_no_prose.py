@@ -30,6 +30,8 @@ EXCEPTIONS = {
     # torch's DataLoader says only in words that a worker died, and sends a worker's traceback as text.
     ("parallelbench/training/failure.py", ""): 1,
     ("parallelbench/errors.py", "own_place"): 2,
+    # A user's program says only by printing why it ended.
+    ("parallelbench/frameworks/program/steps.py", ""): 1,
     # What ranks print may hold a private key, of many lines.
     ("launch/attempt/processes.py", ""): 1,
     # NCCL's watchdog says only by printing why it aborts a process: that it waited, and what has failed.

@@ -488,8 +488,14 @@ def unlike_contents(couples: Sequence[tuple[ComparedRun, ComparedRun]]) -> Diffe
     return {}
 
 
+DATA_NAME = "data.name"
+"""A key of runs whose data the suite reads."""
+
+
 def has_same_data(one: ComparedRun, other: ComparedRun) -> bool:
-    """Whether two runs were asked to train on the same data set."""
+    """Whether two runs were asked to train on the same data set; of users' own programs nobody knows."""
+    if DATA_NAME not in one.definition or DATA_NAME not in other.definition:
+        return False
     if one.definition is other.definition:
         return True
     data = [
@@ -507,4 +513,5 @@ def unrecorded(runs: Sequence[ComparedRun], *, of_times: bool) -> tuple[str, ...
         missing = next(filter(None, map(environment_match.unrecorded, environments.values())), ())
         unmeasured = any(run.run_id in partly_unmeasured(run.runs) for run in runs)
         missing += ("the load during the run",) if unmeasured else ()
-    return missing + (("the data's contents",) if any(run.data_sha256 is None for run in runs) else ())
+    lacking = any(run.data_sha256 is None and DATA_NAME in run.definition for run in runs)
+    return missing + (("the data's contents",) if lacking else ())

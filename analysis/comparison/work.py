@@ -11,8 +11,9 @@ import msgspec
 import polars as pl
 
 from analysis.runs.reader import once
-from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
+from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, OF_PROGRAM, completed
 from parallelbench.frameworks import FRAMEWORKS
+from parallelbench.frameworks.program import Program
 from parallelbench.measure.environment_match import flatten
 
 if TYPE_CHECKING:
@@ -198,7 +199,10 @@ def components(runs: Runs, name: str) -> dict[str, Work]:
     for run_id, parts in configurations(runs).items():
         same = parts[name]
         if same not in known:
-            known[same] = flatten({name: msgspec.json.decode(same)})
+            node = msgspec.json.decode(same)
+            if node.get("_target_") == OF_PROGRAM:
+                _drop(node, Program.places)
+            known[same] = flatten({name: node})
         of_runs[run_id] = known[same]
     return of_runs
 

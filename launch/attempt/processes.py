@@ -22,6 +22,7 @@ from launch.attempt.signals import heed, rest
 from parallelbench.config.build import to_mapping
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import plugin_of
+from parallelbench.environments import has_own
 from parallelbench.frameworks import RENDEZVOUS
 from parallelbench.processes import die_with_parent, inherited
 from parallelbench.redaction import redacted
@@ -210,7 +211,7 @@ def command_line(
     Frameworks besides torch have a starter of the suite's. `arguments` are those of `program`. What starts workers
     records their exits.
     """
-    alone = processes == 1 and framework != "tensorflow"
+    alone = processes == 1 and not has_own(framework)
     if framework != "torch" and not alone:
         return [sys.executable, "-m", "parallelbench.training.starter", *arguments]
     worker = ["-m", program, *arguments]

@@ -51,7 +51,9 @@ def capture(
     the run's classes come from. `site`: the one whose modules and set-up lines came before this
     process. `gpus`: UUIDs of the run's GPUs on this machine; `threads` are those of each.
     """
-    own = foreign or entries_of(framework)
+    own = dict(foreign) if foreign else entries_of(framework)
+    if gpus and foreign is not None:  # whatever trains there
+        own.setdefault("cuda", {})
     if gpus and "threads" in own and foreign is None:  # a process that drives several has as many times the threads
         own["threads"] = own["threads"] * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // len(gpus)
     if own.get("cuda") is not None:

@@ -23,11 +23,20 @@ class GitError(Exception):
 def said(folder: Path, *asked: str) -> str:
     """What git says of the repository that a folder is in, whichever one the user's shell points git at."""
     # A container's user is often not the owner of the checkout, whose code this process runs all the same.
-    command = ["git", "-C", str(folder), "-c", f"safe.directory={folder}", *asked]
+    # The user's own git may hold the index at this moment, and must not find it locked by this.
+    command = ["git", "--no-optional-locks", "-C", str(folder), "-c", f"safe.directory={folder}", *asked]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     variables |= {name: value for name, value in os.environ.items() if name.startswith(_NO_CHOICE)} | {"LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWERS_S, env=variables, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # names of files are bytes
+            timeout=_ANSWERS_S,
+            env=variables,
+            check=False,
+        )
     except FileNotFoundError:
         raise GitError("git is not installed") from None
     except (OSError, subprocess.SubprocessError) as error:

@@ -150,7 +150,8 @@ RUN = table_of(
         null=_PACKED),
     Column("startup_data_s", "opening the data set and moving it to the device", null=_PACKED),
     Column("startup_parity_s", "the parity check", null=f"{_NOT_CHECKED}, or {_PACKED}"),
-    Column("startup_model_s", "building and wrapping the model, waiting for all ranks",
+    Column("startup_model_s", "building and wrapping the model, waiting for all ranks; of a user's program, from its "
+        "command to the end of its first step, which is in no epoch",
         null=f"{_UNTRAINED}, or {_PACKED}"),
     Column("startup_compile_s", "torch.compile, or the capture of a CUDA graph; TensorFlow: tracing",
         null=f"neither compiled nor captured nor traced, or {_PACKED}"),

@@ -100,7 +100,10 @@ def test_a_file_of_ones_own_names_the_program(tmp_path: Path) -> None:
         (["program=python train.py", "measure.parity=false"], "measure.parity=false means nothing to a program"),
         (["program=python train.py", "program.steps=50"], "choose program.steps=48, or program.windows=1"),
         (["program=python train.py", "program.samples_per_step=many"], "program.samples_per_step=many is no number"),
-        (["program=python train.py", "program.samples_per_step=0"], "program.samples_per_step=0 is not valid"),
+        (
+            ["program=python train.py", "program.samples_per_step=0"],
+            "program.samples_per_step=0 is no number of 1 or more",
+        ),
         (["program=python train.py", "program.samples_per_step='{batch}'"], "{batch} names nothing"),
         (["program=python train.py", "program.steps_by=pattern"], "program.steps_by=pattern and program.step_pattern"),
         (["program=python train.py", "program.loss_pattern='loss .*'"], "has no group"),

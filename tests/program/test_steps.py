@@ -141,7 +141,7 @@ def loader(batch: int, batches: int, backwards: int) -> dict[str, Any]:
     }
 
 
-ON_ONE = {"index": 0, "uuid": "GPU-1", "name": "A", "peak_allocated_bytes": 1, "peak_reserved_bytes": 1}
+ON_ONE = {"index": 0, "uuid": "1f0c-11", "name": "A", "peak_allocated_bytes": 1, "peak_reserved_bytes": 1}
 
 
 def told(folder: Path, *processes: tuple[dict[str, Any], dict[str, Any]]) -> Told:

@@ -21,7 +21,7 @@ from parallelbench.config.structure import Seconds  # noqa: TC001 - msgspec read
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -119,7 +119,7 @@ class Program(Strategy, frozen=True, kw_only=True):
         for key, text in (("command", self.command), *(("setup", line) for line in self.setup)):
             filled(text, dict.fromkeys((*PLACES, *self.axes), "1"), key=f"program.{key}")
         for key in ("samples_per_step", "tokens_per_step"):
-            amount(getattr(self, key), dict.fromkeys((*NUMBERS, *self.axes), "64"), key=f"program.{key}")
+            _check_amount(getattr(self, key), (*NUMBERS, *self.axes), key=f"program.{key}")
 
     def identified(self) -> Program:
         """With its folder, and what the files there hold; each folder is read once."""
@@ -195,6 +195,11 @@ class Program(Strategy, frozen=True, kw_only=True):
             run.launcher.in_this_process,
             "launcher=inline is refused with a program, which is a process of its own",
             ("launcher=local",),
+        )
+        yield (
+            run.nodes > 1 and self.steps_by != "optimizer",
+            f"program.steps_by={self.steps_by} with nodes={run.nodes} is refused: nobody can tell whose steps they are",
+            ("nodes=1",),
         )
         per_device = "{batch_size_per_device}" in " ".join([self.command, *self.setup])
         yield (
@@ -342,21 +347,44 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 def amount(value: str | int | None, values: Mapping[str, str], *, key: str) -> int | None:
     """A number of samples or tokens: whole numbers, names in braces, and * + - // between them."""
-    if value is None or isinstance(value, int):
-        if value is not None and value < 1:
-            raise ConfigError(f"{key}={value} is not valid: expected 1 or more")
-        return value
-    text = filled(value, values, key=key)
+    if value is None:
+        return None
     try:
-        found = _computed(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        found = value if isinstance(value, int) else _computed(_parsed(value, values, key=key))
+    except (ValueError, ZeroDivisionError):
         found = 0
     if found < 1:
-        raise ConfigError(
-            f"{key}={value} is no number of 1 or more: write whole numbers and names in braces, with * + - // between "
-            "them, e.g. '{batch_size} * 4'"
-        )
+        raise ConfigError(_no_amount(key, value))
     return found
+
+
+def _check_amount(value: str | int | None, names: Sequence[str], *, key: str) -> None:
+    """Raise `ConfigError` for what is no amount whatever its names stand for."""
+    if isinstance(value, int):
+        amount(value, {}, key=key)
+    elif value is not None:
+        for node in ast.walk(_parsed(value, dict.fromkeys(names, "1"), key=key)):
+            known = isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS
+            if not (known or _is_whole(node) or isinstance(node, tuple(_OPERATORS))):
+                raise ConfigError(_no_amount(key, value))
+
+
+def _parsed(value: str, values: Mapping[str, str], *, key: str) -> ast.expr:
+    try:
+        return ast.parse(filled(value, values, key=key).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError):
+        raise ConfigError(_no_amount(key, value)) from None
+
+
+def _no_amount(key: str, value: str | int) -> str:
+    return (
+        f"{key}={value} is no number of 1 or more: write whole numbers and names in braces, with * + - // between "
+        "them, e.g. '{batch_size} * 4'"
+    )
+
+
+def _is_whole(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int
 
 
 def _computed(node: ast.expr) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ class Place(NamedTuple):
 def script(run: RunConfig, place: Place) -> str:
     """The lines of shell that a node executes: the set-up lines, then the command."""
     program: Program = run.strategy  # type: ignore[assignment]
-    values = numbers(run) | {key: str(value) for key, value in place._asdict().items()}
+    values = numbers(run) | {key: shlex.quote(str(value)) for key, value in place._asdict().items()}
     setup = [filled(line, values, key="program.setup") for line in program.setup]
     # The user's lines may set PYTHONPATH, as modules do.
     shim = f'export PYTHONPATH="{SHIM}${{PYTHONPATH:+:$PYTHONPATH}}"'
@@ -161,11 +162,17 @@ class Child:
     def _copy(self, on_line: Callable[[float, str], object]) -> None:
         """Print what the program prints, line by line, with the time of its arrival told."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            on_line(time.time(), line.decode(errors="replace").rstrip("\r\n"))
+        held = b""
+        while chunk := os.read(self._process.stdout.fileno(), 65_536):
+            now = time.time()
+            *lines, held = re.split(rb"[\r\n]", held + chunk)  # progress bars end their lines by \r
+            for line in lines:
+                on_line(now, line.decode(errors="replace"))
             with suppress(OSError):
-                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
+        if held:
+            on_line(time.time(), held.decode(errors="replace"))
 
 
 class Spent(NamedTuple):

@@ -15,7 +15,10 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
+_PATIENCE_S = 60.0
+"""How long the kernel may take to end killed processes: one that waits for a file server may take for ever."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: who loses its parent becomes this process's child
 
 
@@ -35,16 +38,18 @@ def main(alive: int, told: int, command: list[str]) -> int:
         _reap(program.pid)
     left = _descendants() if program.poll() is not None else []
     os.write(told, b"%d\n" % len(left))
-    while pids := _descendants():
+    ends_at = time.monotonic() + _PATIENCE_S
+    while (pids := _descendants()) and time.monotonic() < ends_at:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        time.sleep(0.01)
         program.poll()
         _reap(program.pid)
-    code = program.wait()
-    return code if code >= 0 else 128 - code
+    code = program.poll()
+    return 1 if code is None else code if code >= 0 else 128 - code
 
 
 def _as_usual() -> None:

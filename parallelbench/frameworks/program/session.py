@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -25,7 +26,7 @@ from parallelbench.frameworks.program.child import (
 )
 from parallelbench.frameworks.program.sources import written_since
 from parallelbench.frameworks.program.steps import Marks, Output, RankSteps, Window, between, curve, durations, windows
-from parallelbench.frameworks.program.told import Told
+from parallelbench.frameworks.program.told import Told, as_nvml_writes
 from parallelbench.frameworks.program.world import ProgramWorld
 from parallelbench.results.sensor_columns import NOTHING
 from parallelbench.results.tables import TABLES
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 _UNLIKE_RATE = 0.05
 """Relative difference of a printed rate from the measured one that is told."""
+_WARNED_S = 3.0
+"""How long a supervisor may take to pass on why a program was signalled."""
 _LOOK_S = 0.5
 """How often the program's processes and journals are looked at."""
 
@@ -87,8 +90,8 @@ class ProgramSession(Session):
                 stack.callback(self._marks.close)
             child = stack.enter_context(self._started(place))
             ended = self._followed(child)
+            self._world.barrier()  # where one node's share has ended by itself, the others' may still run
             if ended is None:  # it still runs, and has taken enough steps
-                self._world.barrier()
                 number = signal.SIGTERM if program.on_enough == "term" else signal.SIGKILL
                 if not child.end(number, ranks=self._told.pids) and number is signal.SIGTERM:
                     self._warn("the program did not end within 10 s of SIGTERM, so it was killed")
@@ -121,7 +124,8 @@ class ProgramSession(Session):
     def _followed(self, child: Child) -> int | None:
         """Wait until all ranks have taken enough steps, or the program ends; returns its exit code in that case."""
         enough, before, steps = self._program.enough, 0, 0
-        limit_s, moved_at = self._program.start_timeout_s, time.monotonic()
+        whole = self._program.steps_by == "command"
+        limit_s, moved_at = math.inf if whole else self._program.start_timeout_s, time.monotonic()
         while (code := child.code()) is None:
             if self._attempt.stop_requested():
                 self._stop(child)
@@ -130,21 +134,35 @@ class ProgramSession(Session):
             if steps != before:
                 if not before:
                     self._phase("warm-up")
-                before, moved_at, limit_s = steps, time.monotonic(), self._run.launcher.collective_timeout_s
+                before, moved_at = steps, time.monotonic()
+                # A program that runs to its end may evaluate and save for long after its last step.
+                limit_s = self._run.launcher.collective_timeout_s if enough is not None else math.inf
             if enough is not None and steps >= enough:
                 self._look(child)
                 return None
-            if time.monotonic() - moved_at > limit_s and not (before and self._program.steps_by == "command"):
+            if time.monotonic() - moved_at > limit_s:
                 raise ConfigError(self._hangs(before, limit_s))
-            files = [self._marks] if self._marks is not None else []
-            if select.select(files, [], [], _LOOK_S)[0]:
-                self._take_marks()
+            self._wait_for_marks(_LOOK_S)
         self._look(child)
+        if code in (128 + signal.SIGTERM, 128 + signal.SIGKILL):  # Slurm may signal all processes of a job at once
+            deadline = time.monotonic() + _WARNED_S
+            while time.monotonic() < deadline and not self._attempt.stop_requested():
+                time.sleep(0.1)
+            if self._attempt.stop_requested():
+                self._stop(child)
         self._left_behind = child.left_behind
         child.end(signal.SIGKILL)  # after the last lines of its output
         self._take_marks()
         self._told.poll()
         return code
+
+    def _wait_for_marks(self, seconds: float) -> None:
+        """Wait so long, and note when each mark comes."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            files = [self._marks] if self._marks is not None else []
+            if select.select(files, [], [], left_s)[0]:
+                self._take_marks()
 
     def _look(self, child: Child) -> None:
         seen = load(child, self._cores)
@@ -197,6 +215,7 @@ class ProgramSession(Session):
         ranks = self._ranks(started_at, ended_at)
         steps = min((len(rank.ends_at) for rank in ranks), default=0)
         self._require_success(code, steps)
+        steps = min(self._world.gather(steps))
         self._told.require(run, self._world, ranks_here=self._ranks_here)
         foreign = self._told.environment
         if "threads" in foreign:  # of a process that drives several devices, those of each
@@ -265,11 +284,12 @@ class ProgramSession(Session):
             self._warn(line)
         first_at = min(rank.ends_at[0] for rank in ranks)
         launched_at = self._startup.parts["startup_launch_s"]
-        facts: Row = {"startup_launch_s": launched_at, "startup_first_step_s": None, "startup_s": None}
-        if program.steps_by != "command":
-            facts["startup_first_step_s"] = first_at - started_at
-            facts["startup_s"] = sum(value or 0.0 for value in self._startup.parts.values()) + first_at - started_at
-        facts |= {name: value for name, value in self._startup.parts.items() if name not in facts}
+        # The first window begins at the end of the first step, so that step is a part of the start-up alone.
+        parts_s: Row = {"startup_launch_s": launched_at, "startup_first_step_s": 0.0} | {
+            name: value for name, value in self._startup.parts.items() if name != "startup_launch_s"
+        }
+        parts_s["startup_model_s"] = 0.0 if program.steps_by == "command" else first_at - started_at
+        facts: Row = parts_s | {"startup_s": sum(value or 0.0 for value in parts_s.values())}
         self._facts(
             **facts,
             packed=False,
@@ -313,7 +333,7 @@ class ProgramSession(Session):
         for rank in ranks:
             row: Row = dict.fromkeys(_COLUMNS["ranks"])
             row |= {"epoch": epoch, "rank": rank.rank, "local_rank": rank.local_rank, "node": node_name()}
-            uuids = [each.uuid for each in rank.memory if each.uuid]
+            uuids = [as_nvml_writes(each.uuid) for each in rank.memory if each.uuid]
             row["device_uuid"] = ",".join(uuids) or self._world.devices_of(rank.local_rank, rank.cores or self._cores)
             begin, end = rank.ends_at[window.first - 1], rank.ends_at[window.last - 1]
             row |= {"epoch_time_s": end - begin, "training_started_at": begin, "training_ended_at": end}

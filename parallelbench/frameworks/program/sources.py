@@ -33,6 +33,8 @@ def sources_of(folder: Path) -> str:
         top = Path(said(folder, "rev-parse", "--show-toplevel"))
         commit = said(top, "rev-parse", "HEAD")
         changed = said(top, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all").split("\0")
+        if not said(folder, "ls-files", "--", "."):
+            raise GitError("the repository around it knows none of its files")
     except GitError:
         return f"files@{_digest(folder, _below(folder))}"
     mine = sorted(top / line[3:] for line in changed if len(line) > 3 and _is_own(line[:2], Path(line[3:]), top))
@@ -106,6 +108,6 @@ def _digest(folder: Path, files: Iterable[Path]) -> str:
             content = b"none"
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}; it is a part of the program") from None
-        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode())
+        digest.update(os.fsencode(f"{path.relative_to(folder)}\0{len(content)}\0"))
         digest.update(content)
     return digest.hexdigest()[:_DIGITS]

@@ -117,7 +117,8 @@ class Output:
         """The last exception that was printed, or the last line: launchers print more after what their ranks raise."""
         lines = [line.strip() for line in self._last if line.strip()]
         raised = [line for line in lines if _RAISED.search(line)]
-        return (raised or lines or [""])[-1][:_MOST_WORDS]
+        words = raised or lines
+        return words[-1][:_MOST_WORDS] if words else ""
 
 
 _RAISED = re.compile(r"^(\[[^]]*\]:?\s*)?[\w.]*(Error|Exception)\b.*:|out of memory", re.IGNORECASE)
@@ -133,6 +134,7 @@ class Marks:
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
+        self._path = path
         # Open for writing, too: else a writer that closes it ends the reading, and one that comes first waits.
         self._reading = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._held = b""
@@ -150,8 +152,9 @@ class Marks:
         return [int(line.split()[0]) if line.split()[:1] and line.split()[0].isdigit() else 0 for line in lines]
 
     def close(self) -> None:
-        """Close it."""
+        """Close and remove it: whoever read the folder later would wait for a writer."""
         os.close(self._reading)
+        self._path.unlink()
 
 
 def curve(losses: Sequence[tuple[float, float]], rank: RankSteps, window: Window) -> list[dict[str, Any]]:

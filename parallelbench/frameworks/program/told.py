@@ -97,27 +97,33 @@ class Told:
             raise ConfigError(
                 f"{trained}, but devices={run.devices} on nodes={run.nodes} need {ranks_here} here: {fix}"
             )
-        if program.one_process_per == "device":
-            facts = [journal.process for journal in processes if journal.process]
-            sizes = {each.world_size or 1 for each in facts}
-            alone = [each for each in facts if run.devices > 1 and each.rank_from != "distributed"]
-            if alone:
-                raise ConfigError(
-                    f"{trained}, each for itself: {count_of(len(alone), 'rank')} never called "
-                    "torch.distributed.init_process_group, so nothing was exchanged between them"
-                )
-            if sizes != {run.devices}:
-                told = ", ".join(map(str, sorted(sizes)))
-                raise ConfigError(f"{trained} in a group of {told} ranks, but devices={run.devices} were asked for")
-            ranks = [each.rank for each in facts]
-            if run.devices > 1 and len(set(ranks)) < len(ranks):
-                raise ConfigError(f"{trained} as ranks {sorted(map(str, ranks))}: several are the same one")
+        whole = ranks_here * run.nodes
+        facts = [journal.process for journal in processes if journal.process]
+        sizes = {each.world_size or 1 for each in facts}
+        alone = [each for each in facts if whole > 1 and each.rank_from != "distributed"]
+        if alone:
+            raise ConfigError(
+                f"{trained}, each for itself: {count_of(len(alone), 'rank')} never called "
+                "torch.distributed.init_process_group, so nothing was exchanged between them"
+            )
+        if sizes != {whole}:
+            told = ", ".join(map(str, sorted(sizes)))
+            raise ConfigError(
+                f"{trained} in a group of {told} ranks, but devices={run.devices} on nodes={run.nodes} need {whole}"
+            )
+        ranks = [each.rank for each in facts]
+        if whole > 1 and len(set(ranks)) < len(ranks):
+            raise ConfigError(f"{trained} as ranks {sorted(map(str, ranks))}: several are the same one")
+        for journal in processes:
+            numbers = [step.number for step in journal.steps]
+            if journal.unreadable or numbers != list(range(1, len(numbers) + 1)):
+                raise ConfigError(f"what a rank said of its steps is damaged ({journal.path}): submit again")
         if world.device_type == "cuda":
             self._require_gpus(run, processes)
 
     def _require_gpus(self, run: RunConfig, processes: Sequence[Journal]) -> None:
         held = [each for journal in processes if journal.state for each in journal.state.memory]
-        used = {each.uuid or str(each.index) for each in held}
+        used = {as_nvml_writes(each.uuid) if each.uuid else str(each.index) for each in held}
         here = run.devices // run.nodes
         if len(used) != here:
             raise ConfigError(
@@ -152,7 +158,7 @@ class Told:
                 f"{count_of(len(silent), 'rank')} began no collective operation of torch's from the first step on: if "
                 "nothing else carries gradients between them, each trained for itself"
             )
-        yield from _of_batches(run, samples, processes)
+        yield from _of_batches(samples, processes, nodes=run.nodes)
         if len(counts) > 1 and program.steps is None:
             yield f"ranks took unequally many steps ({', '.join(map(str, sorted(counts)))}): the fewest count"
 
@@ -173,6 +179,11 @@ class Told:
         return found
 
 
+def as_nvml_writes(uuid: str) -> str:
+    """The UUID of a GPU as torch gives it, with the prefix that NVML and the telemetry have."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
 def _rank(journal: Journal, otherwise: int) -> int:
     rank = journal.process.rank if journal.process else None
     return otherwise if rank is None else rank
@@ -186,7 +197,7 @@ def _exchanges_nothing(journal: Journal) -> bool:
     return first.collectives is not None and first.collectives == last.collectives
 
 
-def _of_batches(run: RunConfig, samples: int | None, processes: Sequence[Journal]) -> Iterator[str]:
+def _of_batches(samples: int | None, processes: Sequence[Journal], *, nodes: int) -> Iterator[str]:
     """Where batches × backward passes × ranks are not the samples per step: a batch per process taken for a global one
     turns weak scaling into strong.
     """
@@ -197,16 +208,16 @@ def _of_batches(run: RunConfig, samples: int | None, processes: Sequence[Journal
             return
         most = max(loaders, key=lambda each: each.backwards)
         of_ranks[number] = (most.largest_batch or 0) * max(1, round(most.batches / len(process.steps)))
-    total = sum(of_ranks.values())
+    total, count = nodes * sum(of_ranks.values()), nodes * len(of_ranks)  # each node has as many ranks
     each = ", ".join(f"{value:g}" for value in sorted(set(of_ranks.values())))
     if samples is None:
         yield (
             f"program.samples_per_step is not given, so there are times, but no samples/s and no speed-up per sample; "
-            f"its DataLoaders gave {total:g} samples per step, over {count_of(len(of_ranks), 'rank')}"
+            f"its DataLoaders gave {total:g} samples per step, over {count_of(count, 'rank')}"
         )
     elif total != samples:
         yield (
-            f"program.samples_per_step says {samples}, but the DataLoaders of {count_of(len(of_ranks), 'rank')} gave "
+            f"program.samples_per_step says {samples}, but the DataLoaders of {count_of(count, 'rank')} gave "
             f"{total:g} ({each} each): is the command's batch size one per rank, or of all?"
         )
 
