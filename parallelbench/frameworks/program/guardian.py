@@ -37,7 +37,10 @@ def main(alive: int, told: int, command: list[str]) -> int:
         os.read(woken, 4096)
         _reap(program.pid)
     left = _descendants() if program.poll() is not None else []
-    os.write(told, b"%d\n" % len(left))
+    try:
+        os.write(told, b"%d\n" % len(left))
+    except BrokenPipeError:
+        pass  # who asked has ended
     ends_at = time.monotonic() + _PATIENCE_S
     while (pids := _descendants()) and time.monotonic() < ends_at:
         for pid in pids:
