@@ -9,6 +9,7 @@ Only the standard library: it starts in hundredths of a second, and has nothing 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -37,10 +38,8 @@ def main(alive: int, told: int, command: list[str]) -> int:
         os.read(woken, 4096)
         _reap(program.pid)
     left = _descendants() if program.poll() is not None else []
-    try:
+    with contextlib.suppress(BrokenPipeError):  # who asked has ended
         os.write(told, b"%d\n" % len(left))
-    except BrokenPipeError:
-        pass  # who asked has ended
     ends_at = time.monotonic() + _PATIENCE_S
     while (pids := _descendants()) and time.monotonic() < ends_at:
         for pid in pids:
