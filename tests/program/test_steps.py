@@ -29,6 +29,13 @@ def test_windows_lie_between_ends_of_steps() -> None:
     assert Window(5, 7).steps == 2
 
 
+def test_on_a_gpu_steps_take_what_the_gpu_says() -> None:
+    """The host launches all at once; where one of a window is unknown, its own times count."""
+    rank = RankSteps(ends_at=[0.0, 0.1, 0.2, 0.3, 9.0], device_s={2: 1.0, 3: 2.0, 4: 3.0})
+    assert durations(rank, Window(1, 4)) == [1.0, 2.0, 3.0]
+    assert durations(rank, Window(3, 5)) == [pytest.approx(0.1), pytest.approx(8.7)]
+
+
 def test_processor_time_of_a_window_lies_on_the_line_between_looks() -> None:
     def look(at: float, busy: float, own: float, rank: float) -> Load:
         return Load(at, busy, own, {7: Spent(rank, None)})
@@ -171,6 +178,17 @@ def on(device_type: str) -> SimpleNamespace:
     from types import SimpleNamespace
 
     return SimpleNamespace(device_type=device_type)
+
+
+def test_enough_steps_are_those_that_the_gpu_has_taken(tmp_path: Path) -> None:
+    found = told(tmp_path, (process(device_types=["cuda"]), state()))
+    with (tmp_path / "steps" / "n-100.jsonl").open("a") as journal:
+        journal.write('{"device":[2,5000000]}\n{"device":[3,6000000]}\n')
+    found.poll()
+    assert (found.lags(3), found.lags(4)) == (False, True)
+    assert found.ranks()[0].device_s == {2: 0.005, 3: 0.006}
+    (line,) = (line for line in found.warnings(run("program.warmup_steps=2"), 8, found.ranks()) if "GPUs" in line)
+    assert "did not tell when they took each step" in line
 
 
 def test_ranks_are_what_torch_distributed_says(tmp_path: Path) -> None:

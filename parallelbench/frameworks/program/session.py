@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _UNLIKE_RATE = 0.05
 """Relative difference of a printed rate from the measured one that is told."""
+_LAG_S = 30.0
+"""How long GPUs may take for steps that their hosts have launched."""
 _WARNED_S = 3.0
 """How long a supervisor may take to pass on why a program was signalled."""
 _LOOK_S = 0.5
@@ -123,7 +125,7 @@ class ProgramSession(Session):
 
     def _followed(self, child: Child) -> int | None:
         """Wait until all ranks have taken enough steps, or the program ends; returns its exit code in that case."""
-        enough, before, steps = self._program.enough, 0, 0
+        enough, before, steps, reached_at = self._program.enough, 0, 0, 0.0
         whole = self._program.steps_by == "command"
         limit_s, moved_at = math.inf if whole else self._program.start_timeout_s, time.monotonic()
         while (code := child.code()) is None:
@@ -138,8 +140,11 @@ class ProgramSession(Session):
                 # A program that runs to its end may evaluate and save for long after its last step.
                 limit_s = self._run.launcher.collective_timeout_s if enough is not None else math.inf
             if enough is not None and steps >= enough:
-                self._look(child)
-                return None
+                reached_at = reached_at or time.monotonic()
+                # The host may have launched them long before the GPUs take them.
+                if not self._told.lags(enough) or time.monotonic() - reached_at > _LAG_S:
+                    self._look(child)
+                    return None
             if time.monotonic() - moved_at > limit_s:
                 raise ConfigError(self._hangs(before, limit_s))
             self._wait_for_marks(_LOOK_S)
@@ -336,7 +341,8 @@ class ProgramSession(Session):
             uuids = [as_nvml_writes(each.uuid) for each in rank.memory if each.uuid]
             row["device_uuid"] = ",".join(uuids) or self._world.devices_of(rank.local_rank, rank.cores or self._cores)
             begin, end = rank.ends_at[window.first - 1], rank.ends_at[window.last - 1]
-            row |= {"epoch_time_s": end - begin, "training_started_at": begin, "training_ended_at": end}
+            row |= {"epoch_time_s": math.fsum(durations(rank, window)) if rank.device_s else end - begin}
+            row |= {"training_started_at": begin, "training_ended_at": end}
             row["cpu_time_s"] = of_each.get(rank.pid) if rank.pid is not None else own_s
             if signed_s is not None:  # of all cores together: each rank's part of it
                 row |= {"others_signed_time_s": signed_s / len(ranks), "others_time_s": max(0.0, signed_s / len(ranks))}

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from parallelbench.frameworks.program.child import Load
@@ -31,6 +31,8 @@ class RankSteps:
     """Time inside a DataLoader's `next` since the step before, of each step; empty: not known."""
     before_s: list[float] = field(default_factory=list)
     """Time from the step before to the first backward, of each step: waiting for data, and the forward pass."""
+    device_s: Mapping[int, float] = field(default_factory=dict)
+    """Step → the GPU's time from the end of the step before to its end, as far as that is known."""
     pid: int | None = None
     memory: list[DeviceMemory] = field(default_factory=list)
     """Peaks on its GPUs."""
@@ -61,7 +63,13 @@ def windows(steps: int, *, warmup: int, parts: int) -> list[Window]:
 
 
 def durations(rank: RankSteps, window: Window) -> list[float]:
-    """Of each step of a window, s."""
+    """Of each step of a window, s: on the GPU where that is known of all, else from host's end to host's end.
+
+    A host that never waits launches steps long before the GPU takes them.
+    """
+    steps = range(window.first + 1, window.last + 1)
+    if rank.device_s and all(step in rank.device_s for step in steps):
+        return [rank.device_s[step] for step in steps]
     return [after - before for before, after in pairwise(rank.ends_at[window.first - 1 : window.last])]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.program import Program
-    from parallelbench.frameworks.program.journals import Journal
+    from parallelbench.frameworks.program.journals import Journal, Process
     from parallelbench.frameworks.program.world import ProgramWorld
 
 
@@ -50,6 +51,14 @@ class Told:
         return any(journal.saw_backwards for journal in self._training)
 
     @property
+    def _on_gpus(self) -> list[Journal]:
+        return [each for each in self._training if each.process and "cuda" in each.process.device_types]
+
+    def lags(self, step: int) -> bool:
+        """Whether some GPU has not yet told that it has taken a step."""
+        return any(max(journal.device_ns, default=0) < step for journal in self._on_gpus)
+
+    @property
     def taken(self) -> list[int]:
         """Steps of each rank."""
         if self._marked:
@@ -70,6 +79,7 @@ class Told:
                     ends_at=[journal.unix_s(step.ended_ns) for step in journal.steps],
                     waits_s=[step.wait_ns / 1e9 for step in journal.steps] if state and state.loaders else [],
                     before_s=[step.before_ns / 1e9 for step in journal.steps],
+                    device_s={step: time_ns / 1e9 for step, time_ns in journal.device_ns.items()},
                     pid=journal.pid,
                     memory=state.memory if state else [],
                     cores=journal.process.cores if journal.process else [],
@@ -151,6 +161,12 @@ class Told:
             )
         if first and (first.captured or first.whole_graph):
             yield "some updates are in a CUDA graph or in one compiled graph, where nobody can count them"
+        untimed = [each for each in self._on_gpus if len(each.device_ns) < (program.enough or len(each.steps)) - 1]
+        if untimed:
+            yield (
+                f"the GPUs of {count_of(len(untimed), 'rank')} did not tell when they took each step, so windows are "
+                "timed where the host launched them: it may be ahead"
+            )
         if faults := [journal.state.fault for journal in processes if journal.state and journal.state.fault]:
             yield f"counting failed at times within the program: {faults[0]}"
         if run.devices > 1 and (silent := [each for each in processes if _exchanges_nothing(each)]):
@@ -161,6 +177,20 @@ class Told:
         yield from _of_batches(samples, processes, nodes=run.nodes)
         if len(counts) > 1 and program.steps is None:
             yield f"ranks took unequally many steps ({', '.join(map(str, sorted(counts)))}): the fewest count"
+
+    def _noted(self, facts: Process) -> dict[str, Any]:
+        """What ran, and how its steps were counted: of each optimizer all updates, and those that are steps."""
+        first = self._training[0]
+        updates = (
+            {f"{each.number}: {each.name}": [each.raw, each.counted] for each in first.state.optimizers}
+            if first.state
+            else {}
+        )
+        return {
+            "executable": facts.executable,
+            "updates": updates,
+            "noting_s_per_step": statistics.fmean(step.own_ns for step in first.steps) / 1e9,
+        }
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -173,6 +203,7 @@ class Told:
             "threads": facts.threads,
             "float32_matmul_precision": facts.matmul_precision,
             "cudnn_benchmark": facts.cudnn_benchmark,
+            "program": self._noted(facts),
         }
         if facts.cudnn is not None:
             found["cuda"] = {"version": facts.cuda, "cudnn": facts.cudnn, "nccl": facts.nccl}
