@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -9,6 +10,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.baseline import baseline_of
 from analysis.comparison.configurations import displayed, summary
+from analysis.comparison.work import IS_PROGRAM
 from analysis.metrics.epochs import AS_TEXT, numbered
 from parallelbench.errors import count_of
 
@@ -26,7 +28,7 @@ UNLIKE = 0.05
 
 def of_programs(runs: Runs) -> list[str]:
     """Sentences; none where the suite's own runs were measured."""
-    rows = displayed(runs).filter(pl.col("framework") == "program")
+    rows = displayed(runs).filter(IS_PROGRAM)
     if rows.is_empty():
         return []
     return [*_waiting(runs), *_slowest(runs, rows), *_idle(runs, rows), *_growing(runs, rows), *_losses(runs, rows)]
@@ -53,7 +55,7 @@ def _slowest(runs: Runs, rows: pl.DataFrame) -> list[str]:
     # Ranks wait for each other within the backward pass, so that all take equally long for a step.
     windows = known.group_by("run_id", "epoch", maintain_order=True).agg(
         last=pl.col("rank").first(),
-        behind=(pl.col("forward_s").first() - pl.col("forward_s").get(1)) / pl.col("epoch_time_s").max(),
+        behind=(pl.col("forward_s").first() - pl.col("forward_s").get(1, null_on_oob=True)) / pl.col("epoch_time_s").max(),
         ranks=pl.len(),
     ).filter(pl.col("ranks") > 1)  # fmt: skip
     slow = windows.filter(pl.col("behind") > NOTABLE_SHARE)
@@ -95,7 +97,8 @@ def _growing(runs: Runs, rows: pl.DataFrame) -> list[str]:
     steadily = (pl.col(name).diff() > 0).all() & (pl.len() > 2)
     much = pl.col(name).last() > GROWTH * pl.col(name).first()
     grown = epochs.drop_nulls(name).sort("epoch").group_by("run_id").agg(grows=steadily & much)
-    found = rows.join(grown, on="run_id").group_by("group", "configuration", maintain_order=True)
+    quiet = rows.filter(~pl.col("disturbed"))  # other programs' memory is in it
+    found = quiet.join(grown, on="run_id").group_by("group", "configuration", maintain_order=True)
     names = found.agg(pl.col("grows").all()).filter("grows")["configuration"].unique(maintain_order=True).to_list()
     told = f"Memory in use on the node grows from window to window with {text.listed(names)}"
     return [f"{told}: is something kept in each step?"] if names else []
@@ -113,18 +116,16 @@ def _losses(runs: Runs, rows: pl.DataFrame) -> list[str]:
         if name == one:
             continue
         sides = [known.filter(group=group, configuration=each) for each in (one, name)]
-        both = (
-            sides[0]
-            .join(sides[1], on=("repeat", "epoch", "step"))
-            .filter(pl.col("epoch") == pl.col("epoch").max().over("repeat"))
-        )
+        both = sides[0].join(sides[1], on=("repeat", "epoch", "step"))
         # Ranks print the losses of their own samples: single ones differ by chance.
-        means = both.group_by("repeat").agg(pl.col("train_loss", "train_loss_right").mean())
-        ratio = (means["train_loss_right"] / means["train_loss"] - 1).abs().median()
-        if isinstance(ratio, float) and ratio > UNLIKE:
-            parted.append(f"{name} from {one} by {text.percent(ratio)}")
+        means = both.group_by("epoch", "repeat").agg(pl.col("train_loss", "train_loss_right").mean())
+        ratio = (pl.col("train_loss_right") / pl.col("train_loss") - 1).abs().median()
+        windows = means.group_by("epoch").agg(ratio.alias("by")).sort("epoch", descending=True).rows()
+        unlike = list(itertools.takewhile(lambda window: window[1] > UNLIKE, windows))
+        if unlike:
+            parted.append(f"{name} from {one} by {text.percent(windows[0][1])}, from row {unlike[-1][0]} on")
     if parted:
-        where = "in the last window (median over repeats)"
+        where = "(mean of the last window, median over repeats)"
         return [f"Printed losses part: {text.listed(parted)} {where}: do both do the same work?"]
     count = known.select("group", "configuration").n_unique()
     return [f"{unchecked}; the losses that {count_of(count, 'configuration')} print lie within {text.percent(UNLIKE)}."]
