@@ -32,6 +32,8 @@ def translated(overrides: Sequence[str], conf: Path | None = None) -> list[str]:
 
     Raises `ConfigError` for keys that mean nothing to a program.
     """
+    # Hydra adds with a plus what is there already.
+    overrides = [text.lstrip("+") if text.lstrip("+").startswith(f"{GROUP}=") else text for text in overrides]
     chosen = [text.partition("=")[2] for text in overrides if text.startswith(f"{GROUP}=")]
     if not chosen:
         return list(overrides)

@@ -62,6 +62,10 @@ def test_names_in_braces_are_those_of_the_run(folder: Path) -> None:
     assert text.splitlines()[-1] == f"echo 4 2 2 256 1024 9 1 n1:4711 {folder}/own {{x}}"
 
 
+def test_hydras_plus_changes_nothing() -> None:
+    assert runs("+program=python train.py") == runs("program=python train.py")
+
+
 def test_own_names_are_axes_of_words() -> None:
     found = runs("program=python train.py {flags} --lr={lr}", 'flags=[--ddp,"--wrap=a b"],--fsdp', "lr=0.1,1e-3")
     commands = {script(run, Place(0, "h", 1, run.sweep_folder)).splitlines()[-1] for run in found}
