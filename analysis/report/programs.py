@@ -53,9 +53,10 @@ def _slowest(runs: Runs, rows: pl.DataFrame) -> list[str]:
     ranks = numbered(runs, "ranks", "epoch", "rank", "epoch_time_s", "forward_s").with_columns(AS_TEXT)
     known = ranks.filter(pl.col("epoch") > 1).drop_nulls("forward_s").sort("forward_s", descending=True)
     # Ranks wait for each other within the backward pass, so that all take equally long for a step.
+    took = pl.col("forward_s")
     windows = known.group_by("run_id", "epoch", maintain_order=True).agg(
         last=pl.col("rank").first(),
-        behind=(pl.col("forward_s").first() - pl.col("forward_s").get(1, null_on_oob=True)) / pl.col("epoch_time_s").max(),
+        behind=(took.first() - took.get(1, null_on_oob=True)) / pl.col("epoch_time_s").max(),
         ranks=pl.len(),
     ).filter(pl.col("ranks") > 1)  # fmt: skip
     slow = windows.filter(pl.col("behind") > NOTABLE_SHARE)

@@ -480,6 +480,8 @@ class Strategy(Ruled, frozen=True, kw_only=True):
     """What it trains with: a key of `parallelbench.frameworks.FRAMEWORKS`."""
     starts_ranks: ClassVar[bool] = False
     """Whether the suite starts one process per node, which starts the node's ranks itself."""
+    places: ClassVar[tuple[str, ...]] = ()
+    """Options that say where it runs, or how long: no part of a run's identity."""
     shards_tensors: ClassVar[bool] = False
     """Whether parameters are torch's DTensors, for which torch lacks some fused optimizers."""
     can_be_captured: ClassVar[bool] = False
@@ -521,9 +523,6 @@ class Strategy(Ruled, frozen=True, kw_only=True):
 
     def require_sources(self) -> None:
         """Raise `ConfigError` where these have changed since the run was asked for."""
-
-    places: ClassVar[tuple[str, ...]] = ()
-    """Options that say where it runs, or how long: no part of a run's identity."""
 
     def own_columns(self, run: RunConfig) -> dict[str, Any]:
         """Columns of the `run` table in which it differs from what follows from the configuration."""

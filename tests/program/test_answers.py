@@ -65,8 +65,13 @@ def measured(
         for rank in range(run.devices):
             write(
                 "ranks",
-                epoch=epoch, rank=rank, local_rank=rank, node="n", device_uuid=f"cores {rank}",
-                epoch_time_s=STEPS * step_s, training_started_at=began,
+                epoch=epoch,
+                rank=rank,
+                local_rank=rank,
+                node="n",
+                device_uuid=f"cores {rank}",
+                epoch_time_s=STEPS * step_s,
+                training_started_at=began,
                 training_ended_at=began + STEPS * step_s,
                 others_time_s=0.0,
                 others_signed_time_s=0.0,
