@@ -39,7 +39,7 @@ if dist.is_initialized():
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 rows = [(torch.randn(16), torch.tensor(i % 4)) for i in range(64)]
 ends = []
-while len(ends) < 2000:
+while len(ends) < 20_000:
     for x, y in torch.utils.data.DataLoader(rows, batch_size=8):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()

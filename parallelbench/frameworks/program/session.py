@@ -48,6 +48,8 @@ _UNLIKE_RATE = 0.05
 """Relative difference of a printed rate from the measured one that is told."""
 _LAG_S = 30.0
 """How long GPUs may take for steps that their hosts have launched."""
+_LATE_S = 60.0
+"""How long after the first rank's first step the others may begin."""
 _WARNED_S = 3.0
 """How long a supervisor may take to pass on why a program was signalled."""
 _LOOK_S = 0.5
@@ -72,6 +74,8 @@ class ProgramSession(Session):
         self._ranks_here = here if self._program.one_process_per == "device" else 1
         self._marks: Marks | None = None
         self._loads: list[Load] = []
+        self._began_at = 0.0
+        """When the first rank's first step was seen, by the monotonic clock."""
         self._left_behind = 0
         """Processes that still ran when the command had ended."""
         self._peaks: dict[int, int] = {}
@@ -186,10 +190,11 @@ class ProgramSession(Session):
             return len(self._output.steps_at)
         self._told.poll()
         taken = self._told.taken
+        if taken and not self._began_at:
+            self._began_at = time.monotonic()
         lacking = self._program.steps_by == "optimizer" and len(taken) < self._ranks_here
-        enough = self._program.enough
-        # Where others began so much later, none will: they are refused for it once the program has ended.
-        if lacking and not (enough is not None and min(taken, default=0) >= 2 * enough):
+        # Where others have not begun for so long, none will: the program is ended, and refused for it.
+        if lacking and not (taken and time.monotonic() - self._began_at > _LATE_S):
             return 0
         return min(taken, default=0)
 
