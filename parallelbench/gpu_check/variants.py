@@ -51,6 +51,8 @@ def run_of(**changes: Any) -> RunConfig:
     plain["sweep_name"] = chosen.pop("sweep")
     del plain["sweep"]  # what a sweep's file leaves out
     for group, choice in chosen.items():
+        if choice is None:  # no program of a user's
+            continue
         name, options = choice if isinstance(choice, tuple) else (choice, {})
         plain[group] = (shipped(group, name) or {}) | options
     return from_mapping(plain | {"batch_size": BATCH_SIZE} | changes)
