@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.comparison.work import IS_REFERENCE, labels
+from analysis.comparison.work import IS_PROGRAM, IS_REFERENCE, labels
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import per_run
 from analysis.runs.reader import once
@@ -106,7 +106,7 @@ def _held(runs: Runs) -> pl.DataFrame:
 def _sides(runs: Runs) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The runs on several devices, and those on one: of several of one kind the first."""
     groups = labels(runs).select("run_id", "group")
-    rows = runs.run.filter(pl.col("state") == "done").join(groups, on="run_id")
+    rows = runs.run.filter(pl.col("state") == "done", ~IS_PROGRAM).join(groups, on="run_id")
     counterparts = rows.filter(IS_REFERENCE, pl.col("outcome") == "ok").select(
         *_SAME, counterpart="run_id", counterpart_data_sha256="data_sha256"
     )

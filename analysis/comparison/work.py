@@ -96,6 +96,8 @@ def is_baseline(strategy: str, devices: int) -> bool:
 
 IS_BASELINE = pl.col("strategy").is_in(list(BASELINES.values())) & (pl.col("devices") == 1)
 """The same of each row."""
+PROGRAM = FRAMEWORKS["program"].one_device
+"""The strategy of all users' programs."""
 IS_PROGRAM = (pl.col("framework") == "program").fill_null(False)
 """Whether a user's own program was measured, of which nothing but its steps is known."""
 IS_REFERENCE = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])

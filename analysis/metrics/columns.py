@@ -406,9 +406,23 @@ def explained_columns() -> tuple[Column, ...]:
     return tuple({column.name: column for column in columns}.values())
 
 
-def brief_columns() -> tuple[Column, ...]:
-    """The columns of the terminal's summary."""
-    return tuple(column for column in summary_columns() if column.brief)
+def brief_columns(*, of_programs: bool = False) -> tuple[Column, ...]:
+    """The columns of the terminal's summary; of users' programs those that are known of them."""
+    if not of_programs:
+        return tuple(column for column in summary_columns() if column.brief)
+    known = {column.name: column for column in summary_columns()}
+    heads = {"steady_step_time_s": "ms per\nstep", "throughput_samples_per_s": "samples\nper s"}
+    heads |= {"steady_data_wait_share": "waits\nfor data"}
+    names = (
+        "configuration",
+        "repeats",
+        *[*heads][:2],
+        "speed_up",
+        "efficiency",
+        *[*heads][2:],
+        "peak_memory_sum_bytes",
+    )
+    return tuple(replace(known[name], brief=heads.get(name, known[name].brief)) for name in names)
 
 
 def aggregates(pairs: Iterable[tuple[Column, Column]], *, steady: pl.Expr | None = None) -> list[pl.Expr]:

@@ -185,6 +185,8 @@ def next_steps(runs: Runs) -> list[str]:
     repeats = max([of_comparisons, *of_claims]) or None
     gone = set(facts(runs)["exclusion"])
     retried = [each.value for each in _AT_RANDOM if each.value in gone]
+    if retried and repeats is None:  # the words that the sweep was asked for with are without its repeats
+        repeats = int(str(runs.run["repeat"].max())) + 1
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
     if not options:
         return []

@@ -30,7 +30,7 @@ from analysis.cache import kept
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, IS_BASELINE, natural
+from analysis.comparison.work import BASELINES, IS_BASELINE, IS_PROGRAM, natural
 from analysis.figures import draw, specification, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
@@ -200,6 +200,7 @@ def render(runs: Runs, figures: Sequence[Figure], specs: Mapping[str, str], file
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
         headline=answers.headline(runs),
+        programs=bool(facts(runs).select(IS_PROGRAM.any()).item()),
         matrix=matrix(runs),
         warnings=warnings.warnings(runs),
         measured=_measured(runs),

@@ -31,7 +31,35 @@ def of_programs(runs: Runs) -> list[str]:
     rows = displayed(runs).filter(IS_PROGRAM)
     if rows.is_empty():
         return []
-    return [*_waiting(runs), *_slowest(runs, rows), *_idle(runs, rows), *_growing(runs, rows), *_losses(runs, rows)]
+    return [
+        *_samples(rows),
+        *_waiting(runs),
+        *_slowest(runs, rows),
+        *_idle(runs, rows),
+        *_growing(runs, rows),
+        *_losses(runs, rows),
+    ]
+
+
+def _samples(rows: pl.DataFrame) -> list[str]:
+    """That the samples per step are unknown, or others than the program's DataLoaders gave."""
+    said, given = pl.col("global_batch_size"), pl.col("loader_samples_per_step")
+    of_each = rows.select("configuration", "global_batch_size", "loader_samples_per_step").unique(maintain_order=True)
+    unlike = of_each.filter(said != given).rows()
+    told = [f"{name}: {given:,}, not {said:,}" for name, said, given in unlike]
+    lines = []
+    if told:
+        lines.append(
+            f"Samples per step: the DataLoaders gave others than program.samples_per_step says ({text.listed(told)}), "
+            "so samples per second and speed-ups are wrong where that is: is the command's batch size one per rank, or "
+            "of all?"
+        )
+    if of_each.filter(said.is_null()).height:
+        lines.append(
+            "Samples per step are not known (program.samples_per_step), so there are times, but no samples per second, "
+            "and speed-ups only if each step does the same work on any number of devices."
+        )
+    return lines
 
 
 def _waiting(runs: Runs) -> list[str]:

@@ -14,7 +14,7 @@ from analysis import text
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, describe
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES
+from analysis.comparison.work import BASELINES, PROGRAM
 from analysis.metrics.columns import brief_columns
 from analysis.report.latex import MOST_ROWS, floats
 from analysis.runs.published import without_tokens
@@ -179,7 +179,7 @@ def summary_table(runs: Runs) -> RichTable:
         + (f"; {DISTURBED_MARK} others disturbed these runs" if rows["disturbed"].any() else ""),
         "left",
     )
-    columns = brief_columns()
+    columns = brief_columns(of_programs=(rows["strategy"] == PROGRAM).all())
     texts = {
         group: [_texts(row, columns) for row in rows.filter(pl.col("group") == group).iter_rows(named=True)]
         for group in groups

@@ -120,7 +120,8 @@ def is_of_program(key: str) -> bool:
 
 def is_volatile(key: str) -> bool:
     """Whether a difference in an entry says nothing about the compared runs."""
-    return key in (*VOLATILE, VERSION) or (key.startswith("variables.") and not must_match(key))
+    noted = key.startswith("program.") and key != "program.executable"  # how a program's steps were counted
+    return noted or key in (*VOLATILE, VERSION) or (key.startswith("variables.") and not must_match(key))
 
 
 def unrecorded(environment: Mapping[str, Any]) -> tuple[str, ...]:

@@ -95,6 +95,9 @@ RUN = table_of(
     Column("train_samples", "samples in the training set; where a run trains on prepared rows, of those",
         null=_PROGRAM),
     Column("test_samples", "samples in the test set, each evaluated once; likewise", null=_PROGRAM),
+    count("loader_samples_per_step", "samples that the DataLoaders of a user's program gave for a step, over all "
+        "ranks; held against `global_batch_size`, which is what its user says", null="a run of the suite's own, or no "
+        "DataLoader of torch's"),
     count("steps_per_epoch", "optimizer steps per epoch"),
     Column("dropped_samples", "training samples per epoch that were dropped, since they filled no batch, or the epoch "
         "was cut short (`measure.steps_per_epoch`)", null=_PROGRAM),

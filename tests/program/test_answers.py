@@ -41,6 +41,7 @@ def measured(
     late: Callable[[int], float] = lambda rank: 0.0,
     loss: Callable[[int], float] | None = None,
     startup_s: float = 5.0,
+    loader_samples: int | None = None,
 ) -> None:
     """Publish a run whose steps took so long, with that share of waiting, and so late ranks."""
     folder = RunFolder.of(run)
@@ -53,7 +54,12 @@ def measured(
     journal = Journal(attempt.path / "journal-rank0.jsonl")
     environment = {"entries_version": 5, "framework": "program", "packages": {"torch": "2.15.0"}}
     parts = {"startup_model_s": startup_s, "startup_first_step_s": 0.0, "startup_s": startup_s}
-    facts = {"device_name": "cpu", "processes": run.devices, "environment_json": json.dumps(environment)}
+    facts = {
+        "loader_samples_per_step": loader_samples,
+        "device_name": "cpu",
+        "processes": run.devices,
+        "environment_json": json.dumps(environment),
+    }
     journal.event("facts", **facts, **parts, **run.strategy.own_columns(run))
     samples = run.strategy.own_columns(run)["global_batch_size"]
 
@@ -128,11 +134,19 @@ def test_flags_and_sources_make_configurations_of_one_group(tmp_path: Path) -> N
 def test_the_causes_of_slow_steps_come_first(tmp_path: Path) -> None:
     planned = runs(tmp_path, "devices=2")
     in_turn(planned, lambda _: 0.02, waiting=0.34, late=lambda rank: 0.2 * rank, loss=lambda epoch: 2.0 / epoch)
-    waits, late, losses = of_programs(load(tmp_path))
+    samples, waits, late, losses = of_programs(load(tmp_path))
+    assert samples.startswith("Samples per step are not known")
     assert waits.startswith("Waiting for data: 34")
     assert "more workers of the DataLoader" in waits
     assert "rank 1 with program × 2, by 20" in late
     assert "was not checked" in losses
+
+
+def test_a_batch_of_each_rank_that_is_taken_for_all_is_the_first_sentence(tmp_path: Path) -> None:
+    planned = runs(tmp_path, "devices=2", "batch_size=32", "program.samples_per_step={batch_size}")
+    in_turn(planned, lambda _: 0.02, loader_samples=64)
+    first, *_ = of_programs(load(tmp_path))
+    assert "program × 2: 64, not 32" in first
 
 
 def test_losses_that_part_are_told_with_where(tmp_path: Path) -> None:

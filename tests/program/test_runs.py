@@ -96,7 +96,7 @@ def test_two_ranks_are_measured_to_the_step_and_ended(tmp_path: Path) -> None:
     (facts,) = rows(run, "run")
     assert (facts["processes"], facts["framework"], facts["model"], facts["data"]) == (2, "program", "train", None)
     assert facts["global_batch_size"] == 16
-    assert facts["warnings"] is None or "samples_per_step" not in facts["warnings"]
+    assert facts["loader_samples_per_step"] == 16
     assert rows(run, "losses")
     environment = json.loads(facts["environment_json"])
     assert environment["packages"]["torch"]
@@ -126,7 +126,7 @@ MARKING = "for i in $(seq 1 24); do echo $i > /dev/null; echo 0 > $PARALLELBENCH
     [
         (COUNTING, ["program.steps_by=pattern", "program.step_pattern=^it", "program.loss_pattern='s ([0-9.]+)'"], 5),
         (MARKING, ["program.steps_by=mark"], 5),
-        (COUNTING, ["program.steps_by=command"], 1),
+        (f"date +%s.%N > times; {COUNTING}; date +%s.%N >> times", ["program.steps_by=command"], 1),
         (COUNTING, ["program.steps_by=pattern", "program.step_pattern='^it'", "program.steps=null"], 5),
     ],
     ids=["pattern", "mark", "command", "to its end"],
@@ -142,6 +142,10 @@ def test_steps_without_torch(command: str, options: list[str], steps: int, tmp_p
     assert (facts["processes"], facts["train_samples"]) == (None, None)
     (row,) = summary(load(tmp_path / "results")).to_dicts()
     assert row["steady_epoch_time_s"] > 24 * 0.02 * (1 if steps == 1 else 5 / 24)
+    if steps == 1:  # to the command's own start and end, not to when somebody looked
+        (window,) = (each for each in rows(run, "ranks") if each["epoch"] == 2)
+        began, ended = (float(text) for text in (tmp_path / "program" / "times").read_text().split())
+        assert window["epoch_time_s"] == pytest.approx(ended - began, abs=0.1)
     assert f"program.steps_by={run.config().model.steps_by}" in facts["warnings"]  # type: ignore[attr-defined]
 
 

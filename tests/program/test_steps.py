@@ -65,9 +65,13 @@ def test_printed_losses_belong_to_the_step_that_ended_last() -> None:
 
 def test_last_words_are_the_last_exception() -> None:
     output = Output(step=None, loss=None, rate=None)
-    for line in ("[rank1]: ValueError: wrong shape", "", "torchrun: failed", "  root cause above"):
+    launcher = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    for line in ("[rank1]: ValueError: wrong shape", "", "torchrun: failed", launcher, "  root cause above"):
         output.line(0.0, line)
     assert output.last_words == "[rank1]: ValueError: wrong shape"
+    output.line(0.0, "train.py: error: unrecognized arguments: --lr 0.1")
+    output.line(0.0, launcher)
+    assert output.last_words == "train.py: error: unrecognized arguments: --lr 0.1"
 
 
 def test_marks_name_their_rank_or_none(tmp_path: Path) -> None:
@@ -187,7 +191,7 @@ def test_enough_steps_are_those_that_the_gpu_has_taken(tmp_path: Path) -> None:
     found.poll()
     assert (found.lags(3), found.lags(4)) == (False, True)
     assert found.ranks()[0].device_s == {2: 0.005, 3: 0.006}
-    (line,) = (line for line in found.warnings(run("program.warmup_steps=2"), 8, found.ranks()) if "GPUs" in line)
+    (line,) = (line for line in found.warnings(run("program.warmup_steps=2"), found.ranks()) if "GPUs" in line)
     assert "did not tell when they took each step" in line
 
 
@@ -225,22 +229,32 @@ def test_a_program_that_trained_otherwise_than_asked_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("sums", "samples", "said"),
+    ("sums", "samples"),
     [
-        ({"loaders": [loader(64, 4, 4)]}, 128, []),
-        ({"loaders": [loader(128, 4, 4)]}, 128, ["says 128, but the DataLoaders of 2 ranks gave 256"]),
-        ({"loaders": [loader(16, 16, 16)], "backwards": 16}, 128, []),  # four batches are accumulated in each step
-        ({"loaders": [loader(64, 4, 4)]}, None, ["its DataLoaders gave 128 samples per step"]),
-        ({"backwards": 0}, 128, ["no backward pass was seen"]),
-        ({"optimizers": [[0, "Adam", 4, 4, 4, 4], [1, "SGD", 4, 4, 4, 4]]}, 128, ["several optimizers update"]),
-        ({"captured": 3}, 128, ["some updates are in a CUDA graph"]),
-        ({"faults": 1, "fault": "KeyError: 1"}, 128, ["KeyError: 1"]),
+        ({"loaders": [loader(64, 4, 4)]}, 128),
+        ({"loaders": [loader(16, 16, 16)], "backwards": 16}, 128),  # four batches are accumulated in each step
+        ({"loaders": [loader(64, 4, 4), loader(7, 90, 1)]}, 128),  # one is only evaluated
+        ({}, None),
     ],
-)  # fmt: skip
-def test_what_a_reader_must_know_of_its_steps_is_said(
-    sums: Any, samples: int | None, said: list[str], tmp_path: Path
-) -> None:
+)
+def test_samples_per_step_are_what_the_loaders_gave(sums: Any, samples: int | None, tmp_path: Path) -> None:
     found = told(tmp_path, *ranks(2, **sums))
-    lines = list(found.warnings(run("devices=2"), samples, found.ranks()))
+    assert found.loader_samples(nodes=1) == samples
+    assert found.loader_samples(nodes=2) == (samples and 2 * samples)
+
+
+@pytest.mark.parametrize(
+    ("sums", "said"),
+    [
+        ({}, []),
+        ({"backwards": 0}, ["no backward pass was seen"]),
+        ({"optimizers": [[0, "Adam", 4, 4, 4, 4], [1, "SGD", 4, 4, 4, 4]]}, ["several optimizers update"]),
+        ({"captured": 3}, ["some updates are in a CUDA graph"]),
+        ({"faults": 1, "fault": "KeyError: 1"}, ["KeyError: 1"]),
+    ],
+)
+def test_what_a_reader_must_know_of_its_steps_is_said(sums: Any, said: list[str], tmp_path: Path) -> None:
+    found = told(tmp_path, *ranks(2, **sums))
+    lines = list(found.warnings(run("devices=2"), found.ranks()))
     assert len(lines) == len(said), lines
     assert all(part in line for part, line in zip(said, lines, strict=True))

@@ -121,10 +121,11 @@ class Child:
         """The exit code; None while it runs."""
         return self._process.poll()
 
-    @property
-    def left_behind(self) -> int:
-        """How many processes were left when the command had ended."""
-        return int(os.read(self._told, 100) or b"0")
+    def end_of_command(self) -> tuple[int, float, float]:
+        """Of a command that has ended: how many processes were left, and the Unix times of its start and end."""
+        left, *times = os.read(self._told, 200).split() or [b"0", b"nan", b"nan"]
+        started_at, ended_at = map(float, times)
+        return int(left), started_at, ended_at
 
     def pids(self) -> list[int]:
         """Ids of all its processes."""

@@ -2,7 +2,8 @@
 
 ALIVE is the reading end of a pipe: when it closes, since the suite's process has ended, however it did, all that the
 program has started is killed, also what has left its group or session (setsid, torchrun's ranks) or lost its parent.
-TOLD takes a line when the command has ended: how many of its processes were left then. They are killed, too.
+TOLD takes a line when the command has ended: how many of its processes were left then, and the Unix times of its start
+and end. What was left is killed, too.
 
 Only the standard library: it starts in hundredths of a second, and has nothing that could fail.
 """
@@ -33,13 +34,15 @@ def main(alive: int, told: int, command: list[str]) -> int:
     os.set_blocking(waking, False)
     signal.set_wakeup_fd(waking)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    started_at = time.time()
     program = subprocess.Popen(command, preexec_fn=_as_usual)
     while program.poll() is None and alive not in select.select([alive, woken], [], [])[0]:
         os.read(woken, 4096)
         _reap(program.pid)
+    ended_at = time.time()
     left = _descendants() if program.poll() is not None else []
     with contextlib.suppress(BrokenPipeError):  # who asked has ended
-        os.write(told, b"%d\n" % len(left))
+        os.write(told, f"{len(left)} {started_at!r} {ended_at!r}\n".encode())
     ends_at = time.monotonic() + _PATIENCE_S
     while (pids := _descendants()) and time.monotonic() < ends_at:
         for pid in pids:

@@ -74,6 +74,8 @@ class ProgramSession(Session):
         self._ranks_here = here if self._program.one_process_per == "device" else 1
         self._marks: Marks | None = None
         self._loads: list[Load] = []
+        self._command_times: list[float] = []
+        """Unix times of the command's start and end, where it ended by itself."""
         self._began_at = 0.0
         """When the first rank's first step was seen, by the monotonic clock."""
         self._left_behind = 0
@@ -90,6 +92,7 @@ class ProgramSession(Session):
         place = Place(self._world.node, self._world.head, self._world.port, self._attempt.path / "own")
         place.attempt.mkdir(exist_ok=True)
         self._phase("start of the program")
+        print(f"in {program.working_folder}:\n{script(self._run, place)}", flush=True)  # the log's first lines
         with ExitStack() as stack:
             if program.steps_by == "mark":
                 self._marks = Marks(self._attempt.path / "marks")
@@ -159,7 +162,7 @@ class ProgramSession(Session):
                 time.sleep(0.1)
             if self._attempt.stop_requested():
                 self._stop(child)
-        self._left_behind = child.left_behind
+        self._left_behind, *self._command_times = child.end_of_command()
         child.end(signal.SIGKILL)  # after the last lines of its output
         self._take_marks()
         self._told.poll()
@@ -276,7 +279,7 @@ class ProgramSession(Session):
     def _ranks(self, started_at: float, ended_at: float) -> list[RankSteps]:
         """This node's ranks, as what tells steps here knows them."""
         if self._program.steps_by == "command":
-            return [RankSteps(ends_at=[started_at, ended_at])]
+            return [RankSteps(ends_at=self._command_times or [started_at, ended_at])]
         if self._program.steps_by == "pattern":
             return [RankSteps(ends_at=self._output.steps_at)]
         return self._told.ranks()
@@ -286,7 +289,7 @@ class ProgramSession(Session):
     ) -> None:
         program, steady = self._program, parts[-1]
         told = (
-            *self._told.warnings(self._run, samples, ranks),
+            *self._told.warnings(self._run, ranks),
             *self._printed_rate(parts, ranks, samples),
             *self._written(started_at),
         )
@@ -306,6 +309,7 @@ class ProgramSession(Session):
             device_name=self._world.device_name,
             steps_per_epoch=steady.steps,
             train_samples=None if samples is None else samples * steady.steps,
+            loader_samples_per_step=self._told.loader_samples(self._run.nodes),
             processes=len(ranks) * self._run.nodes if self._program.steps_by == "optimizer" else None,
         )
         self._record_warnings()

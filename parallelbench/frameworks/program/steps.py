@@ -124,13 +124,15 @@ class Output:
     def last_words(self) -> str:
         """The last exception that was printed, or the last line: launchers print more after what their ranks raise."""
         lines = [line.strip() for line in self._last if line.strip()]
-        raised = [line for line in lines if _RAISED.search(line)]
+        raised = [line for line in lines if _RAISED.search(line) and not _OF_LAUNCHERS.search(line)]
         words = raised or lines
         return words[-1][:_MOST_WORDS] if words else ""
 
 
-_RAISED = re.compile(r"^(\[[^]]*\]:?\s*)?[\w.]*(Error|Exception)\b.*:|out of memory", re.IGNORECASE)
-"""torchrun writes `[rank1]:` before what a rank prints."""
+_RAISED = re.compile(r"^(\[[^]]*\]:?\s*)?[\w.]*(Error|Exception)\b.*:|: error: |out of memory", re.IGNORECASE)
+"""torchrun writes `[rank1]:` before what a rank prints; argparse ends a program with `train.py: error: …`."""
+_OF_LAUNCHERS = re.compile(r"torch\.distributed\.elastic|ChildFailedError|CalledProcessError")
+"""That a rank has failed, not why."""
 _MOST_WORDS = 300
 
 

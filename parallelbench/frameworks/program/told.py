@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.errors import ConfigError, count_of
@@ -141,7 +140,21 @@ class Told:
                 f"nodes={run.nodes} are {here} here: let each rank take the GPU of its LOCAL_RANK"
             )
 
-    def warnings(self, run: RunConfig, samples: int | None, ranks: Sequence[RankSteps]) -> Iterator[str]:
+    def loader_samples(self, nodes: int) -> int | None:
+        """Samples that the DataLoaders of all ranks gave for a step; each node has as many ranks. None: not known.
+
+        A batch per process that is taken for a global one turns weak scaling into strong.
+        """
+        total = 0
+        for journal in self._training:
+            loaders = [each for each in (journal.state.loaders if journal.state else ()) if each.backwards]
+            if not loaders:
+                return None
+            most = max(loaders, key=lambda each: each.backwards)
+            total += (most.largest_batch or 0) * max(1, round(most.batches / len(journal.steps)))
+        return nodes * total or None
+
+    def warnings(self, run: RunConfig, ranks: Sequence[RankSteps]) -> Iterator[str]:
         """What a reader must know of how its steps were counted, and of what they hold."""
         program: Program = run.strategy  # type: ignore[assignment]
         if program.steps_by != "optimizer":
@@ -174,7 +187,6 @@ class Told:
                 f"{count_of(len(silent), 'rank')} began no collective operation of torch's from the first step on: if "
                 "nothing else carries gradients between them, each trained for itself"
             )
-        yield from _of_batches(samples, processes, nodes=run.nodes)
         if len(counts) > 1 and program.steps is None:
             yield f"ranks took unequally many steps ({', '.join(map(str, sorted(counts)))}): the fewest count"
 
@@ -226,31 +238,6 @@ def _exchanges_nothing(journal: Journal) -> bool:
     if first is None or last is None or last.steps <= first.steps + 1:
         return False
     return first.collectives is not None and first.collectives == last.collectives
-
-
-def _of_batches(samples: int | None, processes: Sequence[Journal], *, nodes: int) -> Iterator[str]:
-    """Where batches × backward passes × ranks are not the samples per step: a batch per process taken for a global one
-    turns weak scaling into strong.
-    """
-    of_ranks: dict[int, float] = defaultdict(float)
-    for number, process in enumerate(processes):
-        loaders = [each for each in (process.state.loaders if process.state else ()) if each.backwards]
-        if not loaders or not process.steps:
-            return
-        most = max(loaders, key=lambda each: each.backwards)
-        of_ranks[number] = (most.largest_batch or 0) * max(1, round(most.batches / len(process.steps)))
-    total, count = nodes * sum(of_ranks.values()), nodes * len(of_ranks)  # each node has as many ranks
-    each = ", ".join(f"{value:g}" for value in sorted(set(of_ranks.values())))
-    if samples is None:
-        yield (
-            f"program.samples_per_step is not given, so there are times, but no samples/s and no speed-up per sample; "
-            f"its DataLoaders gave {total:g} samples per step, over {count_of(count, 'rank')}"
-        )
-    elif total != samples:
-        yield (
-            f"program.samples_per_step says {samples}, but the DataLoaders of {count_of(count, 'rank')} gave "
-            f"{total:g} ({each} each): is the command's batch size one per rank, or of all?"
-        )
 
 
 def entries() -> dict[str, Any]:
