@@ -201,7 +201,8 @@ def test_the_global_batch_follows_the_scaling(scaling: str, devices: int, batch:
 # --- shipped files
 
 
-@pytest.mark.parametrize(("group", "name"), shipped(*group_choices()))
+# The command of conf/program/command.yaml is the user's: tests/program.
+@pytest.mark.parametrize(("group", "name"), shipped(*(group for group in group_choices() if group != "program")))
 def test_every_shipped_file_composes_builds_and_bears_its_name(group: str, name: str) -> None:
     node = plain(f"{group}={name}")
     run = from_mapping(node)

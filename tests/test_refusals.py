@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, str, str, str]] = [
     ("strategy._target_=parallelbench.errors.ConfigError", "", "is refused: it is no strategy", ""),
     # what Hydra reads, and what it is not asked for
     ("epochs", "", "'epochs'", "epochs=1"),
-    ("train.py", "", "programs of one's own can't be run: choose what is trained", ""),
+    ("train.py", "", "a program of your own is measured by program='python train.py'", ""),
     ("demo", "", "did you mean sweep=demo?", "sweep=demo"),
     ("~sweep", "", "~sweep would delete a key", ""),
     ("~repeat", "", "set repeat=VALUE; `parallelbench help repeat`", "repeat=1"),

@@ -247,7 +247,8 @@ def _has_own_files(runs: Runs, asked: str) -> bool:
     own = ".program."  # what stands for a program's parts has no files
     chosen = {(group, str(node.get("name"))) for group, node in nodes if own not in str(node.get("_target_"))}
     named = [each.partition("=")[::2] for each in shlex.split(asked)]
-    chosen |= {(group, name) for group, name in named if group in ("sweep", "program") and name.isidentifier()}
+    chosen |= {(group, name) for group, name in named if group == "sweep"}
+    chosen |= {(group, name) for group, name in named if group == "program" and name.isidentifier()}
     return any(shipped(group, name) is None for group, name in chosen)
 
 

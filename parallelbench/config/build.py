@@ -263,8 +263,9 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     rest.pop("tune", None)  # for planning only
     same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
     refused, parts = Refusals(), dict[str, Any]()
+    program = rest.pop("program", None)
     with refused:
-        if (program := rest.pop("program", None)) is not None:
+        if program is not None:
             parts["strategy"], rest["model"] = of_program(program)
         else:
             parts["strategy"] = build(rest.get("strategy"), "strategy", plugin)
@@ -273,7 +274,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
         rest |= brought | ({"measure": rest.get("measure", {}) | brought["measure"]} if "measure" in brought else {})
     nodes = {key: rest.pop(key, LATER_COMPONENTS.get(key)) for key in COMPONENTS}
     for key, node in nodes.items():
-        if key not in parts and "strategy" in parts:
+        if key not in parts and not (program is not None and "strategy" not in parts):
             with refused:
                 parts[key] = build(node, key, plugin)
     with refused:
