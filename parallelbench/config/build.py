@@ -262,9 +262,9 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     rest.pop("tune", None)  # for planning only
     same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
-    refused, parts = Refusals(), dict[str, Any]()
+    refused, of_strategy, parts = Refusals(), Refusals(), dict[str, Any]()
     program = rest.pop("program", None)
-    with refused:
+    with of_strategy:  # first, since it may bring others
         if program is not None:
             parts["strategy"], rest["model"] = of_program(program)
         else:
@@ -274,8 +274,10 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
         rest |= brought | ({"measure": rest.get("measure", {}) | brought["measure"]} if "measure" in brought else {})
     nodes = {key: rest.pop(key, LATER_COMPONENTS.get(key)) for key in COMPONENTS}
     for key, node in nodes.items():
-        if key not in parts and not (program is not None and "strategy" not in parts):
-            with refused:
+        with refused:
+            if key == "strategy":
+                of_strategy.raise_any()
+            elif program is None or "strategy" in parts:
                 parts[key] = build(node, key, plugin)
     with refused:
         parts["launcher"] = build_launcher(rest.pop("launcher", None), plugin)

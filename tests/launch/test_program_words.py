@@ -134,7 +134,7 @@ def test_two_optimizers_of_one_class_with_a_backward_each_are_told_of(
         (planned_run,) = expand([*words, "device=cpu", "devices=1"])
         told = Told(tmp_path / "steps")
         told._training = [Journal(tmp_path / "1.jsonl", steps=STEPS, state=both_step)]
-        found = [line for line in told.warnings(planned_run.run, None, []) if "Adam 12, Adam 12" in line]
+        found = [line for line in told.warnings(planned_run.run, []) if "Adam 12, Adam 12" in line]
         assert bool(found) == is_told
 
 
@@ -146,7 +146,7 @@ def test_ranks_with_a_group_that_exchange_nothing_are_told_of(tmp_path: Path, mo
         told._training = [
             Journal(tmp_path / "1.jsonl", steps=STEPS, state=state(10, collectives), first_state=state(1, 3))
         ]
-        found = [line for line in told.warnings(two.run, None, []) if "no collective" in line]
+        found = [line for line in told.warnings(two.run, []) if "no collective" in line]
         assert bool(found) == is_told
 
 
