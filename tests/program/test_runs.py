@@ -158,6 +158,7 @@ def test_steps_without_torch(command: str, options: list[str], steps: int, tmp_p
         ("echo hello", [], "ended with exit code 0 before its first step: no optimizer of torch's took one"),
         ("sleep 600", ["program.start_timeout_s=1"], "no step of 1 rank within program.start_timeout_s=1 s"),
         ("(sleep 600 &) ; exit 0", [], "left 1 process behind"),
+        ("(sleep 600 &) ; true", ["program.steps_by=command"], "left 1 process behind"),
         (COUNTING, ["program.steps_by=pattern", "program.step_pattern=^it", "program.steps=40"], "after 24 steps, but"),
         ("read line; echo got $line; exit 1", [], "ended with exit code 1 after 0 steps; its last words: got"),
     ],

@@ -256,7 +256,8 @@ class ProgramSession(Session):
         needed = program.enough or (0 if program.steps_by == "command" else program.warmup_steps + program.windows)
         said = f"; its last words: {words}" if (words := self._output.last_words) else "; it printed nothing"
         how = "" if code is None else f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
-        if self._left_behind and steps < needed:
+        # What goes on behind a command that has ended is in no time of it.
+        if self._left_behind and (steps < needed or program.steps_by == "command"):
             raise ConfigError(
                 f"the command has ended, but left {count_of(self._left_behind, 'process', 'processes')} behind, which "
                 "were ended: let it wait for what it starts (without & or nohup)"

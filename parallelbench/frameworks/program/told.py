@@ -215,6 +215,9 @@ class Told:
             "threads": facts.threads,
             "float32_matmul_precision": facts.matmul_precision,
             "cudnn_benchmark": facts.cudnn_benchmark,
+            "cudnn_deterministic": facts.cudnn_deterministic,
+            "deterministic_algorithms": facts.deterministic,
+            "interop_threads": facts.interop_threads,
             "program": self._noted(facts),
         }
         if facts.cudnn is not None:
