@@ -200,6 +200,8 @@ class Told:
         )
         return {
             "executable": facts.executable,
+            "omp_num_threads": facts.omp_num_threads,
+            "cuda_visible_devices": facts.cuda_visible_devices,
             "updates": updates,
             "noting_s_per_step": statistics.fmean(step.own_ns for step in first.steps) / 1e9,
         }
