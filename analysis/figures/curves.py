@@ -19,7 +19,7 @@ from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.run import compared_runs
 from analysis.comparison.sides import RATE
 from analysis.comparison.verdict import of_speed
-from analysis.comparison.work import IS_BASELINE, groups_across, natural
+from analysis.comparison.work import IS_ONE_DEVICE, groups_across, natural
 from analysis.figures.chart import (
     BETWEEN,
     HOLLOW,
@@ -392,7 +392,7 @@ def _with_origins(data: pl.DataFrame, by: str) -> pl.DataFrame:
     """
     keys = ["panel", "framework", by]
     # With several sets of options, lines begin at their own first point: the table says which set each is held against.
-    beginning = data.filter(IS_BASELINE & pl.col("first")).unique(keys, keep="none").select(*keys, "median")
+    beginning = data.filter(IS_ONE_DEVICE & pl.col("first")).unique(keys, keep="none").select(*keys, "median")
     ways = data.filter(pl.col("devices") > 1).select(*keys, "group", "variant").unique(maintain_order=True)
     without = ways.join(data.filter(pl.col("devices") == 1), on=[*keys, "variant"], how="anti", maintain_order="left")
     origins = without.join(beginning, on=keys, maintain_order="left").with_columns(

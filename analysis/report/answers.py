@@ -19,7 +19,7 @@ from analysis.comparison.exclusions import Exclusion, disturbed_lines
 from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, is_quotable
 from analysis.comparison.ratio import DECIDING_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, IS_BASELINE, IS_PROGRAM, configurations
+from analysis.comparison.work import ONE_DEVICE, IS_ONE_DEVICE, IS_PROGRAM, configurations
 from analysis.report.claims import judged
 from analysis.report.programs import of_programs
 from analysis.report.warnings import few_repeats, parity_never, parity_off
@@ -57,7 +57,7 @@ def _beside(runs: Runs) -> list[str]:
 
 def _parity(runs: Runs) -> list[str]:
     """In how many runs the check against one device passed, and which were not checked."""
-    asked = facts(runs).filter(~IS_BASELINE & ~IS_PROGRAM)
+    asked = facts(runs).filter(~IS_ONE_DEVICE & ~IS_PROGRAM)
     checked = asked.drop_nulls("parity_passed")
     passed, whole = int(checked["parity_passed"].sum()), checked.height
     told = [f"passed in {passed} of {count_of(whole, 'run')}"] * bool(whole)
@@ -164,7 +164,7 @@ def _ratios(
 ) -> list[tuple[float, Configuration]]:
     """The paired ratios to one device, in ascending order."""
     pairings = against_one_device(runs)
-    keys = rows.filter(~IS_BASELINE).select("group", "configuration").rows()
+    keys = rows.filter(~IS_ONE_DEVICE).select("group", "configuration").rows()
     return sorted((taken.median, key) for key in keys if key in pairings and (taken := ratio(pairings[key])))
 
 
@@ -395,7 +395,7 @@ def _counted(runs: Runs, compared: pl.DataFrame) -> str:
     counts = Counter(compared["verdict"])
     words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict])
     every = summary(runs)
-    ones = every.filter(IS_BASELINE).height
+    ones = every.filter(IS_ONE_DEVICE).height
     rest = every.height - ones - compared.height
     parts = [f"{ones} of one device"] * bool(ones) + [f"{compared.height} compared with it ({words})"]
     parts += [f"{rest} not compared"] * bool(rest)
@@ -442,7 +442,7 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
     does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
     times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
-    one_device = f"{BASELINES[row['framework']]} × 1" if row["several_frameworks"] else "one device"
+    one_device = f"{ONE_DEVICE[row['framework']]} × 1" if row["several_frameworks"] else "one device"
     speed, pairs = f"{times} times as fast as {one_device}", count_of(row["speed_up_pairs"], "repeat")
     rest = f": {text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else ""
     if row["devices"] > 1 and row["efficiency_with_startup"] is not None:

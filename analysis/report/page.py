@@ -30,7 +30,7 @@ from analysis.cache import kept
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, IS_BASELINE, IS_PROGRAM, natural
+from analysis.comparison.work import ONE_DEVICE, IS_ONE_DEVICE, IS_PROGRAM, natural
 from analysis.figures import draw, specification, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
@@ -406,7 +406,7 @@ def matrix(runs: Runs) -> Matrix | None:
 def _of_others(runs: Runs, configurations: list[str]) -> dict[str, str]:
     """Labels of configurations that are compared with another framework's one device."""
     of = facts(runs).filter(pl.col("configuration").is_in(configurations)).select("configuration", "framework").unique()
-    ones = {name: BASELINES[framework] for name, framework in of.rows() if framework not in (None, "torch")}
+    ones = {name: ONE_DEVICE[framework] for name, framework in of.rows() if framework not in (None, "torch")}
     return {name: f"{name} (beside {one} × 1)" for name, one in ones.items()}
 
 
@@ -416,7 +416,7 @@ def _glances(runs: Runs) -> pl.DataFrame:
     why = facts(runs).group_by(keys).agg(why=_in_words().unique(maintain_order=True).str.join(", "))
     told = pl.coalesce("verdict", pl.when(pl.col("repeats") == 0).then("why"))
     rows = summary(runs).join(why, on=keys, maintain_order="left").with_columns(verdict=told)
-    return rows.filter(~IS_BASELINE, pl.col("verdict").is_not_null())
+    return rows.filter(~IS_ONE_DEVICE, pl.col("verdict").is_not_null())
 
 
 _IN_WORDS = {Exclusion.OOM.value: "out of memory", Exclusion.PARITY_FAILED.value: "parity failed"}

@@ -14,7 +14,7 @@ from analysis import text
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, describe
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, PROGRAM
+from analysis.comparison.work import ONE_DEVICE, PROGRAM
 from analysis.metrics.columns import brief_columns
 from analysis.report.latex import MOST_ROWS, floats
 from analysis.runs.published import without_tokens
@@ -96,7 +96,7 @@ def is_disturbed(row: Mapping[str, Any]) -> bool:
     return bool(row.get("disturbed")) or row.get("exclusion") == Exclusion.DISTURBED.value
 
 
-_FRAMEWORKS = {strategy: framework for framework, strategy in BASELINES.items()}
+_FRAMEWORKS = {strategy: framework for framework, strategy in ONE_DEVICE.items()}
 """Strategy that is a baseline on one device → the framework whose strategies are compared with it."""
 
 

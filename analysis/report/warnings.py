@@ -15,7 +15,7 @@ from analysis.comparison.baseline import (
     limited,
     refused,
     speed_ups_and_repeats,
-    told_of_pairs,
+    reported_differences,
     without_baseline,
 )
 from analysis.comparison.configurations import counted, facts, has_disturbed, summary, unreached
@@ -24,7 +24,7 @@ from analysis.comparison.issues import FLAGS, Blocker, Caveat
 from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE, IS_PROGRAM
+from analysis.comparison.work import BASELINE, ONE_DEVICE, IS_ONE_DEVICE, IS_PROGRAM
 from analysis.folders import replications
 from analysis.runs.reader import format_skipped, once
 from parallelbench.errors import count_of
@@ -228,12 +228,12 @@ def _throttled(runs: Runs) -> list[str]:
 def _baselines(runs: Runs) -> list[str]:
     rows = counted(runs).with_columns(pl.col("framework").fill_null("torch"))
     without: dict[str, list[str]] = defaultdict(list)
-    of_works = rows.group_by("group", "framework", maintain_order=True).agg(IS_BASELINE.any().alias("known"))
+    of_works = rows.group_by("group", "framework", maintain_order=True).agg(IS_ONE_DEVICE.any().alias("known"))
     for group, framework, _ in of_works.filter(~pl.col("known")).rows():
         without[framework].append(group)
     return without_baseline(runs) + [
         f"No speed-up for {text.listed(groups, sep='; ')}{'' if framework == 'torch' else f' in {framework}'}: no "
-        f"counted run of strategy={BASELINES.get(framework, BASELINE[0])} devices=1 did the same work."
+        f"counted run of strategy={ONE_DEVICE.get(framework, BASELINE[0])} devices=1 did the same work."
         for framework, groups in without.items()
     ]
 
@@ -334,7 +334,7 @@ def _shared(runs: Runs) -> list[str]:
 
 
 def _environments(runs: Runs) -> list[str]:
-    entries, told = environment(runs), told_of_pairs(runs)
+    entries, told = environment(runs), reported_differences(runs)
     lines = [
         f"Not all counted runs have the same {key}: {text.listed(sorted(values))}."
         for key, values in entries.items()
