@@ -35,7 +35,7 @@ from analysis.figures import draw, specification, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import require_accuracy
-from analysis.report import answers, claims, latex, publication, warnings
+from analysis.report import answers, claims, publication, sentence, warnings
 from analysis.report.tables import Cell, Shown, Table, cells
 from analysis.report.warnings import environment, with_energy
 from analysis.runs.reader import load
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from analysis.figures import Figure
-    from analysis.report.latex import Captioned
     from analysis.runs.reader import Runs
     from parallelbench.results.declaration import Column, Place
 
@@ -162,9 +161,7 @@ def script_json(value: Any) -> str:
 
 def tables(runs: Runs) -> Iterator[Table]:
     """All that are written."""
-    configurations = summary(runs)
-    yield Table("configurations", configurations, _by_group(configurations, "configurations"))
-    yield Table("energy", captioned=_by_group(with_energy(configurations), "energy"))
+    yield Table("configurations", summary(runs), sentence.captioned(runs))
     yield publication.accuracy_table(publication.accuracies(runs))
     yield publication.experiment_table(publication.experiment(runs))
     yield publication.hyperparameter_table(publication.hyperparameters(runs))
@@ -173,11 +170,6 @@ def tables(runs: Runs) -> Iterator[Table]:
     names = ("table", "column", "unit", "meaning")
     columns = [(table, c.name, c.unit, c.doc) for table, listed in tables_columns().items() for c in listed]
     yield Table("columns", pl.DataFrame(columns, dict.fromkeys(names, pl.String), orient="row"))
-
-
-def _by_group(rows: pl.DataFrame, table: Place) -> Captioned:
-    columns = _columns(rows, table)
-    return latex.by_group(_grouped(rows, columns), columns)
 
 
 def _write_tables(runs: Runs, folder: Path) -> None:

@@ -25,7 +25,6 @@ from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_R
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE, IS_PROGRAM
-from analysis.folders import replications
 from analysis.runs.reader import format_skipped, once
 from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
@@ -60,7 +59,6 @@ _MOST_REASONS = 25
 def warnings(runs: Runs) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     return [
-        *replications(runs),
         *unreached(runs),
         *refused(runs),
         *_excluded(runs),
@@ -69,7 +67,6 @@ def warnings(runs: Runs) -> list[str]:
         *_packed(runs),
         *_warmed(runs),
         *format_skipped(runs.skipped, root=runs.root),
-        *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
         *([few.line] if (few := few_repeats(runs)) else []),
         *_by_chance(runs),
         *_baselines(runs),

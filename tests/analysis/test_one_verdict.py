@@ -486,7 +486,7 @@ def test_a_notebook_shows_the_medians_of_the_report(tmp_path: Path) -> None:
     runs = load(tmp_path)
     page = json.loads((FOLDER / "quick_look.ipynb").read_text())
     sources = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]
-    (source,) = [source for source in sources if metric in source]
-    table = eval(source, {"runs": runs, "summary": summary})
+    (source,) = [source for source in sources if source == "overview(runs)"]
+    table = eval(source, {"runs": runs, "overview": notebook.overview})
     assert table.select(metric, "repeats").rows() == summary(runs).select(metric, "repeats").rows()
     assert table["repeats"].to_list() == [3]

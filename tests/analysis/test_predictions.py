@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from analysis import load
 from analysis.advisor import forecast as forecasts
 from analysis.advisor.forecast import forecast
 from analysis.advisor.sweep_evidence import sweep_evidence
 from analysis.figures.predictions import predictions
-from analysis.folders import load
 from analysis.runs.reader import Runs
 from tests.advisor.test_sweep_evidence import LAYERS, PROBES, SECONDS, SLOWER
 from tests.analysis.factory import Fake, config, published
