@@ -20,7 +20,7 @@ from analysis.comparison.work import (
     BEFORE,
     IS_BASELINE,
     component_labels,
-    definitions,
+    configurations,
     groups_across,
     is_below,
     labels,
@@ -30,7 +30,9 @@ from analysis.comparison.work import (
 )
 from analysis.report.tables import Table
 from analysis.runs.reader import once
+from parallelbench.config.build import completed
 from parallelbench.measure.environment import links
+from parallelbench.measure.environment_match import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -230,7 +232,7 @@ def accuracy_table(rows: pl.DataFrame) -> Table:
 
 _APART = ("measure.telemetry_hz", "data.name", "model.name", "strategy.name")
 """Keys that train nothing, or stand elsewhere in the table."""
-_OF_RUN = ("global_batch_size", "learning_rate", "parameters", "repeat")
+_OF_RUN = ("global_batch_size", "learning_rate", "parameters", "devices", "nodes", "repeat")
 """Columns of the run table: what settings came to, and which repeats there are."""
 _ORDER = (
     *("model", "parameters", "data", "preprocess", "loader", "epochs", "batch_size", "global_batch_size", "scaling"),
@@ -268,11 +270,11 @@ class Hyperparameters:
 @once
 def hyperparameters(runs: Runs) -> list[Hyperparameters]:
     """One table per data set and model, in the order of their names, of the runs that trained."""
-    works: dict[tuple[str, str], dict[str, Settings]] = defaultdict(dict)
+    found: dict[tuple[str, str], dict[str, Settings]] = defaultdict(dict)
     names = ("data", "model", "strategy")
     for (data, model, strategy), rows in _of_trained(runs).group_by(names, maintain_order=True):
-        works[str(data), str(model)][str(strategy)] = _settings(runs, rows)
-    return [_of_work(*work, works[work]) for work in sorted(works)]
+        found[str(data), str(model)][str(strategy)] = _settings(runs, rows)
+    return [_of_work(*work, found[work]) for work in sorted(found)]
 
 
 def _settings(runs: Runs, rows: pl.DataFrame) -> Settings:
@@ -281,9 +283,13 @@ def _settings(runs: Runs, rows: pl.DataFrame) -> Settings:
     for name in _OF_RUN:
         if known := set(map(_json, rows[name].drop_nulls().unique())):
             settings[name] = known
-    defined = definitions(runs)
-    for definition in {id(defined[run_id]): defined[run_id] for run_id in rows["run_id"]}.values():
-        for key, value in definition.items():
+    run_ids = rows["run_id"].to_list()
+    parts = {id(works(runs)[run_id]): works(runs)[run_id] for run_id in run_ids}  # of thousands of runs few differ
+    for strategy in {configurations(runs)[run_id]["strategy"] for run_id in run_ids}:
+        whole = completed({"strategy": msgspec.json.decode(strategy)})
+        parts[id(strategy)] = flatten({"strategy": whole["strategy"]})
+    for part in parts.values():
+        for key, value in part.items():
             if not (key.endswith("_target_") or is_below(key, _APART)):
                 settings[key].add(_json(value))
     return settings

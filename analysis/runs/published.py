@@ -134,7 +134,7 @@ def read_together(results: Sequence[Result]) -> Frames:
     run_ids = [result.manifest.run_id for result in results]
     frames = {table: _table(table, results) for table in LOADED}
     if frames["run"]["run_id"].to_list() != run_ids or len(set(run_ids)) < len(run_ids):
-        raise Unreadable(f"{_DAMAGED}: run.parquet is not the run that manifest.json names")
+        raise Unreadable(f"{_DAMAGED}: run.parquet has not one row")
     frames["run"] = frames["run"].with_columns(state=pl.lit("done"))
     return frames
 

@@ -124,7 +124,7 @@ def _damage(folder: RunFolder, how: str) -> None:
         ("other columns", "ranks.epoch_time_s is missing"),
         ("other type", "epochs.steps is String instead of Int32"),
         ("other table", "names other tables than"),
-        ("other run", "not the run that manifest.json names"),
+        ("other run", "run.parquet has rows of another run"),
     ],
 )
 def test_a_damaged_result_is_named_and_skipped_and_the_others_are_read(tmp_path: Path, how: str, reason: str) -> None:

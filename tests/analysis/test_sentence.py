@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from analysis import load
 from analysis.report.sentence import latex_table, sentences
 from analysis.runs.reader import Runs
 from parallelbench import cli
-from tests.analysis.factory import config, failed, published, steady
-from tests.analysis.made_up import SWEEPS, of_variants, written
+from tests.analysis.factory import Fake, config, failed, published, steady
+from tests.analysis.made_up import SWEEPS, written
 
 ON = "On 2 cores of Imaginary CPU (torch 2.15.0)"
 WHAT = "an epoch of digits with cnn_small"
@@ -45,50 +48,72 @@ def test_a_sentence_is_said_where_the_runs_support_it_and_else_the_reason(
     assert (found.text, found.reason) == (text, reason)
 
 
+def in_turn(root: Path, ways: list[tuple[dict[str, Any], Callable[[int], float], dict[str, Any]]]) -> None:
+    """Six repeats of each way, whose epochs take so long in a repeat; the order is reversed in every other repeat."""
+    for repeat in range(6):
+        for place, (way, time_s, fake) in enumerate(ways if repeat % 2 else ways[::-1]):
+            at = Fake.started_at + 1e5 * repeat + 1e4 * place
+            published(config(root, repeat=repeat, **way), steady(time_s(repeat), started_at=at, **fake))
+
+
 def test_options_nodes_and_equal_speeds_are_named(tmp_path: Path) -> None:
-    found = {each.configuration: each.text for each in sentences(of_variants(tmp_path))}
-    assert found["ddp × 2, bucket mib 1"].startswith(f"{ON}, ddp (bucket mib 1) on 2 devices trained {WHAT} 1.25 times")
-    assert found["fsdp × 4 on 2 nodes"].startswith(
-        "On 4 cores of Imaginary CPU (2 nodes, torch 2.15.0), fsdp on 4 devices trained"
+    """Equal ones by hand: logarithms of the ratios are ∓0.01 in turn, s = 0.0110, t = 4.332: 1.00 · e^±0.0194."""
+    in_turn(
+        tmp_path,
+        [
+            ({}, lambda repeat: 10.0, {}),
+            ({"strategy": {"name": "ddp", "bucket_mib": 1}, "devices": 2}, lambda repeat: 8.0, {}),
+            ({"strategy": {"name": "ddp", "bucket_mib": 25}, "devices": 2}, lambda repeat: 12.5, {}),
+            ({"strategy": "fsdp", "devices": 4, "nodes": 2}, lambda repeat: 10.1 if repeat % 2 else 9.9, {}),
+        ],
     )
-    assert "single × 1" not in found
+    found = {each.configuration: each for each in sentences(load(tmp_path))}
+    assert [each.reason for each in found.values()] == [""] * 3
+    for mib, times in ((1, "1.25"), (25, "0.80")):
+        said = f"{ON}, ddp (bucket mib {mib}.0) on 2 devices trained {WHAT} {times} times as fast as one device ("
+        assert found[f"ddp × 2, bucket mib {mib}.0"].text.startswith(said)
+    assert found["fsdp × 4 on 2 nodes"].text == (
+        "On 4 cores of Imaginary CPU (2 nodes, torch 2.15.0), fsdp on 4 devices trained "
+        f"{WHAT} as fast as one device to within 5 % (1.00 times, 95 % interval 0.98–1.02, 6 paired repeats)."
+    )
 
 
 def test_what_has_no_runs_repeats_or_baseline_says_so(tmp_path: Path) -> None:
     for repeat in range(2):
         published(config(tmp_path, repeat=repeat), steady(10.0))
         published(config(tmp_path, repeat=repeat, strategy="ddp", devices=2), steady(6.0))
-    failed(config(tmp_path, strategy="fsdp", devices=2), "oom", "out of memory", epochs=0)
+    failed(config(tmp_path, strategy="fsdp", devices=2), "oom", "out of memory", epochs=1)
     published(config(tmp_path, strategy="ddp", devices=2, batch_size=64), steady(7.0))
-    from analysis import load
-
     found = {(each.configuration, each.group): (each.text, each.reason) for each in sentences(load(tmp_path))}
-    assert found["fsdp × 2", "digits · cnn_small"] == ("", "none of its runs counts: 1 oom")
-    assert found["ddp × 2", "digits · cnn_small"] == ("", "2 paired repeats, and a verdict takes 4")
+    assert found["fsdp × 2", "digits · cnn_small · batch size 128"] == ("", "none of its runs counts: 1 oom")
+    assert found["ddp × 2", "digits · cnn_small · batch size 128"] == ("", "2 paired repeats, and a verdict takes 4")
     assert found["ddp × 2", "digits · cnn_small · batch size 64"] == (
         "",
         "no counted run of one device did the same work",
     )
 
 
-def test_work_beyond_its_names_and_gpus_are_in_the_sentence(tmp_path: Path) -> None:
-    from analysis import load
-
-    for batch_size in (64, 128):
-        for repeat in range(6):
-            wobble = 1 + repeat / 1000
-            for strategy, devices, time_s in (("single", 1, 10.0), ("ddp", 2, 5.0 * wobble)):
-                started = 1.7e9 + 1e5 * repeat + (5e4 if (devices == 2) != bool(repeat % 2) else 0.0)
-                fake = steady(time_s, started_at=started, device_type="cuda", device_name="Imaginary GPU")
-                run = config(
-                    tmp_path, strategy=strategy, devices=devices, repeat=repeat, batch_size=batch_size, device="cuda"
-                )
-                published(run, fake)
-    texts = [each.text for each in sentences(load(tmp_path))]
-    assert [text.partition(" times as fast")[0] for text in texts] == [
-        f"On 2 × Imaginary GPU (torch 2.15.0), ddp on 2 devices trained {WHAT} (batch size {batch}) 2.00"
-        for batch in (64, 128)
-    ]
+def test_work_beyond_its_names_weak_scaling_and_gpus_are_in_the_sentence(tmp_path: Path) -> None:
+    on_gpus = {"device_type": "cuda", "device_name": "Imaginary GPU"}
+    works: list[dict[str, Any]] = [{"batch_size": 64}, {"batch_size": 128}, {"scaling": "weak"}]
+    for number, work in enumerate(works):
+        ways = [
+            (work | {"device": "cuda"}, lambda repeat: 10.0, on_gpus),
+            (work | {"device": "cuda", "strategy": "ddp", "devices": 2}, lambda repeat: 8.0, on_gpus),
+        ]
+        in_turn(tmp_path / str(number), ways)
+    texts = [each.text.partition(" times as fast")[0] for n in range(3) for each in sentences(load(tmp_path / str(n)))]
+    ddp = "On 2 × Imaginary GPU (torch 2.15.0), ddp on 2 devices trained"
+    assert texts[:2] == [f"{ddp} {WHAT} 1.25"] * 2
+    # 5 batches of 256 in 8 s, beside 11 batches of 128 in 10 s: 160 ÷ 140.8 samples per second.
+    assert texts[2] == f"{ddp} digits with cnn_small (weak scaling, samples per second) 1.14"
+    together = tmp_path / "together"
+    together.mkdir()
+    for number in range(2):
+        (tmp_path / str(number)).rename(together / str(number))
+        (together / str(number) / "demo").rename(together / f"demo{number}")
+    told = {each.text.partition(" 1.25")[0] for each in sentences(load(together))}
+    assert told == {f"{ddp} {WHAT} (batch size {batch})" for batch in (64, 128)}
 
 
 def test_the_table_has_the_numbers_of_the_sentences(usual: Runs) -> None:
