@@ -59,7 +59,7 @@ def overview(runs: Runs) -> pl.DataFrame:
     """The rows of `summary`, with strategy and devices first, then the speed-up with its interval and the verdict."""
     first = (*WHICH, "speed_up", "speed_up_low", "speed_up_high", "speed_up_pairs", "verdict", "steady_epoch_time_s")
     brief = [column.name for column in brief_columns() if column.name not in first]
-    return summary(runs).select("group", *first, *brief)
+    return summary(runs).select(*first, *brief, "group")
 
 
 def named(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
