@@ -255,8 +255,8 @@ PER_RUN = (
         null="not measured on every rank, or workers had ended by then",
         repeats=Over.MEDIAN, heading="Memory, all processes", brief="mem.\nMiB"),
     share("memory_headroom", "1 − the peak ÷ memory_limit_bytes: on GPUs the fullest one's peak of what torch's "
-        "allocator held, without CUDA's own memory; on CPUs the peaks of the ranks and loaders of a node, added up, of the "
-        "fullest node: pages that they share count for each, so it may be below 0",
+        "allocator held, without CUDA's own memory; on CPUs the peaks of the fullest node's ranks and "
+        "loaders, added up: pages that they share count for each, so it may be below 0",
         null="the limit is unknown, not measured on every rank, or TensorFlow on GPUs", repeats=Over.MIN,
         heading="Memory headroom", where_known=True),
     Column("bytes_sent_per_step_sum", f"{_SENT}: sum over all finished epochs and all ranks ÷ optimizer steps",

@@ -121,6 +121,12 @@ def rank_windows(runs: Runs) -> pl.DataFrame:
     ).drop("unused")
 
 
+def taken() -> pl.Expr:
+    """Whether others took more than they may of a rank's cores, of rows of `rank_windows`."""
+    allowed = SHARE + SHARE_OF_FURTHER_CORES * (pl.col("cores") - 1)
+    return pl.col("others_s") > allowed * pl.col("time_s") + unsure_s()
+
+
 def unsure_s() -> pl.Expr:
     """What the kernel may miscount of a rank's `cores` in so many `epochs`."""
     return pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * (pl.col("epochs") * pl.col("cores")).sqrt())
@@ -137,13 +143,12 @@ def _judged(runs: Runs) -> pl.DataFrame:
     """A row per run and window that has epochs: `lost_share`, and whether it is `disturbed`; null where nobody measured
     what others took in all of its epochs, and what is known of it does not exceed the limits.
     """
-    allowed = SHARE + SHARE_OF_FURTHER_CORES * (pl.col("cores") - 1)
     of_ranks = (
         rank_windows(runs)
         .group_by("run_id", "window")
         .agg(
             lost_share=(pl.col("others_s").clip(0.0) / pl.col("time_s")).max(),
-            taken=(pl.col("others_s") > allowed * pl.col("time_s") + unsure_s()).any(),
+            taken=taken().any(),
             known=(pl.col("unmeasured") == 0).any(),
         )
     )

@@ -83,8 +83,8 @@ RUN = table_of(
     text("device_type", "cpu or cuda"),
     text("device_name", "name of the processor or GPU, of rank 0"),
     Column("memory_limit_bytes", "memory of the run's smallest GPU, as torch has it, or for a user's program as the "
-        "driver has it; on CPUs what the run's processes may take of the node that allows least: its memory, or less by its "
-        "cgroups; at the run's start", null="TensorFlow, which does not say it of GPUs, or the driver does not",
+        "driver has it; on CPUs what the run's processes may take of the node that allows least: its memory, or less by "
+        "its cgroups; at the run's start", null="TensorFlow, which does not say it of GPUs, or the driver does not",
         repeats=Over.MIN, heading="Memory limit", tables=("configurations",), where_known=True),
     text("memory_limit_by", "what limits it: device (the GPU's memory), cgroup, or node (its memory)",
         null="likewise", repeats=Over.FIRST),
@@ -319,8 +319,8 @@ RANKS = table_of(
     Column("training_ended_at", "Unix time at its end"),
     Column("cpu_time_s", "processor time of this process in it: all threads, user and system", null=_PROGRAM),
     Column("others_time_s", "processor time that this rank's own cores gave to others in it: other programs, "
-        "interrupts, the hypervisor. The kernel counts idle time in steps of 10 ms, so a short epoch's may be negative, "
-        "and those of many epochs add up", null="it has no cores of its own (GPU ranks), or the kernel does not say"),
+        "interrupts, the hypervisor. The kernel counts idle time in steps of 10 ms: a short epoch's may be negative; "
+        "those of many epochs add up", null="it has no cores of its own (GPU ranks), or the kernel does not say"),
     Column("stolen_time_s", "of that, what the hypervisor gave to other machines", null="likewise"),
     Column("run_delay_s", "how long the training thread was ready to run in it, and had to wait for a core",
         null=_KERNEL),
@@ -346,7 +346,7 @@ RANKS = table_of(
         "its cache included, summed over this rank's GPUs", null="no GPU, or TensorFlow"),
     text("peak_reserved_bytes_by_device", "the same of each of these GPUs, as in peak_allocated_bytes_by_device",
         null="likewise"),
-    count("allocator_retries", "how often in the training window torch's allocator found no room, and asked again after "
+    count("allocator_retries", "how often torch's allocator found no room in the training window, and asked again after "
         "giving its cache back, summed over this rank's GPUs: one of them is at its memory's limit, and slower",
         null="no GPU, TensorFlow, or a program of the user's own"),
     count("allocator_retries_sum", "allocator_retries of all ranks together", over=Over.SUM, of="allocator_retries",
