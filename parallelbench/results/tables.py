@@ -83,8 +83,8 @@ RUN = table_of(
     text("device_type", "cpu or cuda"),
     text("device_name", "name of the processor or GPU, of rank 0"),
     Column("memory_limit_bytes", "memory of the run's smallest GPU, as torch has it, or for a user's program as the "
-        "driver has it; on CPUs what the run's processes may take of the node that allows least: its memory, or less by "
-        "its cgroups; at the run's start", null="TensorFlow, which does not say it of GPUs, or the driver does not",
+        "driver has it; on CPUs what the run's processes may take of the node that allows least: its memory, or less "
+        "by its cgroups; at the run's start", null="TensorFlow, which does not say it of GPUs, or the driver does not",
         repeats=Over.MIN, heading="Memory limit", tables=("configurations",), where_known=True),
     text("memory_limit_by", "what limits it: device (the GPU's memory), cgroup, or node (its memory)",
         null="likewise", repeats=Over.FIRST),
@@ -346,8 +346,8 @@ RANKS = table_of(
         "its cache included, summed over this rank's GPUs", null="no GPU, or TensorFlow"),
     text("peak_reserved_bytes_by_device", "the same of each of these GPUs, as in peak_allocated_bytes_by_device",
         null="likewise"),
-    count("allocator_retries", "how often torch's allocator found no room in the training window, and asked again after "
-        "giving its cache back, summed over this rank's GPUs: one of them is at its memory's limit, and slower",
+    count("allocator_retries", "how often torch's allocator found no room in the training window, and asked again "
+        "after giving its cache back, summed over this rank's GPUs: one of them is at its memory's limit, and slower",
         null="no GPU, TensorFlow, or a program of the user's own"),
     count("allocator_retries_sum", "allocator_retries of all ranks together", over=Over.SUM, of="allocator_retries",
         null="no GPU, or not measured on every rank"),
