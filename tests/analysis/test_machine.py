@@ -148,7 +148,7 @@ def test_short_epochs_are_judged_together(tmp_path: Path, time_s: float, share: 
 
 @pytest.mark.parametrize(("taken_s", "disturbed"), [(0.01, True), (0.001, None)])
 def test_what_is_known_of_a_load_may_be_enough(tmp_path: Path, taken_s: float, disturbed: bool | None) -> None:
-    others = {"others_time_s": lambda epoch, rank: None if epoch == 5 else taken_s}
+    others: dict[str, Any] = {"others_time_s": lambda epoch, rank: None if epoch == 5 else taken_s}
     published(config(tmp_path, epochs=121), steady(0.02, **others))
     assert per_run(load(tmp_path))["steady_disturbed"].item() is disturbed
 

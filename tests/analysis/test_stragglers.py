@@ -58,7 +58,7 @@ def test_on_gpus_it_takes_the_phases(tmp_path: Path) -> None:
     def phases(rank: int, step: int) -> dict[str, float | None]:
         return {"data_wait": 0.0, "forward": 2.0 + rank, "communication": 1.0 - rank, "other": 0.0}
 
-    on_gpus = {"device_type": "cuda", "cpu_time_s": lambda epoch, rank: 5.0 + rank}
+    on_gpus: dict[str, Any] = {"device_type": "cuda", "cpu_time_s": lambda epoch, rank: 5.0 + rank}
     row = one(tmp_path / "attributed", Fake(**on_gpus, phases=phases))
     assert (row["rank_imbalance"], row["slow_rank"], row["slow_rank_share"]) == (pytest.approx(3 / 2.5), 1, 1.0)
     assert row["node_imbalance"] is None, "one node"
