@@ -98,7 +98,7 @@ def test_retries_are_those_of_the_window(device: ScriptedCuda) -> None:
     device.held[CPU].retries = 7
     probe.start()
     device.held[CPU].retries += 2
-    assert probe.stop()["allocator_retries"] == 2
+    assert probe.stop()["alloc_retries"] == 2
 
 
 def test_steps_on_a_gpu_that_give_no_events_are_not_timed(device: ScriptedCuda) -> None:

@@ -10,7 +10,7 @@ from parallelbench.measure.layer_records import LayerCount
 FORWARD_AND_BACKWARD = 3
 """Backward does twice the forward's work."""
 _NATS = "parallelbench.optim.losses.CrossEntropy"
-"""The loss that is nats per token."""
+"""The loss that is nats per token; configurations leave it out, as it is the usual one."""
 _PROBED = ("cpu fp32", "cuda fp16", "cuda bf16")
 """Kinds of devices and arithmetic whose peak the probe measures."""
 
@@ -62,7 +62,7 @@ def in_nats() -> pl.Expr:
     config = pl.when(_OF_TOKENS).then("config_json")  # others need not be read
     target, smoothing = (config.str.json_path_match(f"$.loss.{key}") for key in ("_target_", "label_smoothing"))
     whole = (target == _NATS) & (smoothing.cast(pl.Float64, strict=False) == 0)
-    return _OF_TOKENS & whole
+    return _OF_TOKENS & (target.is_null() | whole)
 
 
 def perplexity(loss: str) -> pl.Expr:

@@ -41,7 +41,7 @@ class MemoryProbe:
             "peak_allocated_bytes_by_device": _joined([gpu.allocated for gpu in gpus]),
             "peak_reserved_bytes": _sum([gpu.reserved for gpu in gpus]),
             "peak_reserved_bytes_by_device": _joined([gpu.reserved for gpu in gpus]),
-            "allocator_retries": _sum([gpu.retries for gpu in gpus]),
+            "alloc_retries": _sum([gpu.retries for gpu in gpus]),
             "device_used_bytes": _sum([gpu.used for gpu in gpus]),
             "host_peak_rss_bytes": host_peak_bytes() if self._host_resettable else None,
         }

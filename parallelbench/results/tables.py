@@ -346,10 +346,10 @@ RANKS = table_of(
         "its cache included, summed over this rank's GPUs", null="no GPU, or TensorFlow"),
     text("peak_reserved_bytes_by_device", "the same of each of these GPUs, as in peak_allocated_bytes_by_device",
         null="likewise"),
-    count("allocator_retries", "how often torch's allocator found no room in the training window, and asked again "
+    count("alloc_retries", "how often torch's allocator found no room in the training window, and asked again "
         "after giving its cache back, summed over this rank's GPUs: one of them is at its memory's limit, and slower",
         null="no GPU, TensorFlow, or a program of the user's own"),
-    count("allocator_retries_sum", "allocator_retries of all ranks together", over=Over.SUM, of="allocator_retries",
+    count("allocator_retries_sum", "alloc_retries of all ranks together", over=Over.SUM, of="alloc_retries",
         null="no GPU, or not measured on every rank"),
     Column("device_used_bytes", "device memory in use at the window's end, by all processes (cudaMemGetInfo), what "
         "torch keeps in its cache included", null="no GPU, or TensorFlow"),

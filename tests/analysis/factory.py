@@ -386,7 +386,7 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "peak_allocated_bytes_by_device": fake.peak_allocated_bytes_by_device(epoch, rank),
         "peak_reserved_bytes": fake.peak_allocated_bytes(epoch, rank),
         "peak_reserved_bytes_by_device": fake.peak_allocated_bytes_by_device(epoch, rank),
-        "allocator_retries": fake.allocator_retries(epoch, rank),
+        "alloc_retries": fake.allocator_retries(epoch, rank),
         "device_used_bytes": None,
         "host_peak_rss_bytes": fake.host_peak_rss_bytes(epoch, rank),
     }
