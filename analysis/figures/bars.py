@@ -9,7 +9,7 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import displayed, gains, has_disturbed, summary, unreached
+from analysis.comparison.configurations import displayed, gains, summary, unreached
 from analysis.comparison.issues import is_comparable_energy, is_quotable
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import natural
@@ -31,6 +31,7 @@ from analysis.figures.chart import (
     with_medians,
     written,
 )
+from analysis.metrics.disturbance import is_disturbed
 from analysis.metrics.runs import measured_bubbles, ring_times
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def _measured(also: Mapping[str, pl.Expr] | None = None, **labels: str | pl.Expr
     of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes")
 
     def of_column(runs: Runs, name: str) -> pl.DataFrame:
-        marked = pl.any_horizontal("disturbed", has_disturbed(name)).any().over("group", "configuration")
+        own = pl.col("run_id").is_in(list(is_disturbed(runs, name)))
+        marked = pl.any_horizontal("disturbed", own).any().over("group", "configuration")
         rows = displayed(runs).drop_nulls(name).with_columns(disturbed=marked)
         return rows.select(*NAMES, *of_some, name, value=pl.col(name).cast(pl.Float64), **(also or {}))
 
@@ -192,7 +194,7 @@ memory = Bars(
 
 def _first_to_target(runs: Runs) -> pl.DataFrame:
     """The configurations that reach the target, and whether `disturbed` epochs lie before it."""
-    marked = pl.col("disturbed") | has_disturbed("time_to_accuracy_s")
+    marked = pl.col("disturbed") | pl.col("whole_disturbed").fill_null(False)
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
     return reached.with_columns(disturbed=marked, chosen=pl.lit(runs.target is not None))
 

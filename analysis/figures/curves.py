@@ -13,7 +13,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import LIMITS
-from analysis.comparison.configurations import displayed, has_disturbed, learned, learning
+from analysis.comparison.configurations import displayed, learned, learning
 from analysis.comparison.issues import said_once
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.run import compared_runs
@@ -42,6 +42,7 @@ from analysis.figures.chart import (
     variants,
     with_medians,
 )
+from analysis.metrics.disturbance import is_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered_epochs
 from parallelbench.config.build import LATER_COMPONENTS
 from parallelbench.config.identity import canonical_json
@@ -422,7 +423,10 @@ def _epoch_rates(runs: Runs) -> pl.DataFrame:
     """A row per displayed run and epoch, of the first two, in works that were measured on several numbers of devices;
     none where no run has a second epoch. `which` is the first or the second epoch.
     """
-    marked = {f"disturbed_{which}": has_disturbed(f"{which}_epoch_time_s") for which in ("first", "second")}
+    marked = {
+        f"disturbed_{which}": pl.col("run_id").is_in(list(is_disturbed(runs, f"{which}_epoch_time_s")))
+        for which in ("first", "second")
+    }
     rows = displayed(runs).select("run_id", *NAMES, pl.col("framework").fill_null("torch"), panel="group", **marked)
     rows = rows.filter(pl.col("devices").n_unique().over("group") > 1)
     epoch, warm = pl.col("epoch"), ~pl.col("warm_up")
@@ -475,9 +479,10 @@ def _second_epochs(runs: Runs) -> pl.DataFrame:
     numbers of devices.
     """
     works = groups_across(runs, _SAMPLES.roots)
+    second = pl.col("run_id").is_in(list(is_disturbed(runs, "second_epoch_time_s")))
     rows = (
         displayed(runs)
-        .with_columns(disturbed=pl.col("disturbed") | has_disturbed("second_epoch_time_s"))
+        .with_columns(disturbed=pl.col("disturbed") | second)
         .select(
             pl.col("run_id").replace_strict(works, return_dtype=pl.String).alias("panel"),
             *NAMES,

@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import against_one_device, baseline_of, limited, refused
-from analysis.comparison.configurations import displayed, has_disturbed
+from analysis.comparison.configurations import displayed
 from analysis.comparison.work import component_labels, groups_across, natural
 from analysis.figures.chart import (
     HOLLOW,
@@ -24,6 +24,7 @@ from analysis.figures.chart import (
     tips,
     with_medians,
 )
+from analysis.metrics.disturbance import is_disturbed
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:
@@ -53,12 +54,13 @@ def _measured(runs: Runs) -> pl.DataFrame:
 def _times_and_memory(runs: Runs) -> pl.DataFrame:
     """None where all runs of like work have the same model."""
     rows = _measured(runs)
+    whole = pl.col("run_id").is_in(list(is_disturbed(runs, "total_training_time_s")))
     names = ("work", "model", *NAMES)
     time_s, memory_mib = pl.col("total_training_time_s"), pl.col("peak_memory_sum_bytes") / text.MIB
     memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
     data = pl.concat(
         [
-            rows.with_columns(disturbed=pl.col("disturbed") | has_disturbed("total_training_time_s")).select(
+            rows.with_columns(disturbed=pl.col("disturbed") | whole).select(
                 *names, time_s, value=time_s, title=pl.lit("Training time, all epochs (s)")
             ),
             rows.select(*names, peak_memory_sum_mib=memory_mib, value=memory_mib, title=memory),

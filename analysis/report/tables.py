@@ -86,7 +86,7 @@ _BY_TIME = ("mfu", "least_flop_per_s")
 def _shown(row: Mapping[str, Any], column: Column) -> str:
     words = _WRITERS[column.shown](*(row[name] for name in (column.name, *column.beside)))
     changed = column.unit in _OF_TIME or column.name in _BY_TIME
-    rests = column.name in (row.get("disturbed_columns") or "").split()
+    rests = column.window is not None and bool(row.get(f"{column.window}_disturbed"))
     marked = changed and row[column.name] is not None and (rests or is_disturbed(row))
     return words + DISTURBED_MARK if marked else words
 

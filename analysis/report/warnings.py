@@ -18,7 +18,7 @@ from analysis.comparison.baseline import (
     told_of_pairs,
     without_baseline,
 )
-from analysis.comparison.configurations import counted, facts, has_disturbed, summary, unreached
+from analysis.comparison.configurations import counted, facts, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.issues import FLAGS, Blocker, Caveat
 from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
@@ -63,7 +63,7 @@ def warnings(runs: Runs) -> list[str]:
         *refused(runs),
         *_excluded(runs),
         *disturbed_lines(runs),
-        *disturbed_times(runs, facts(runs).filter(has_disturbed("time_to_accuracy_s"))["run_id"].to_list()),
+        *disturbed_times(runs),
         *_packed(runs),
         *_warmed(runs),
         *format_skipped(runs.skipped, root=runs.root),
