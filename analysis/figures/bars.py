@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import altair as alt
 import polars as pl
@@ -15,26 +15,33 @@ from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
     MEDIAN,
+    MEMORY,
+    MOST_POINTS,
     NAMES,
     PANEL_WIDTH,
+    REPEATED,
     Chart,
-    Sentence,
     bar_colour,
     label_marks,
     mark,
+    measured,
+    medians,
     names_axis,
     pale,
     panel,
     panels,
     records,
-    tips,
+    shown,
     with_medians,
+    with_words,
     written,
 )
+from analysis.figures.finding import Sentence
+from analysis.figures.scaling import over_baseline
 from analysis.metrics.runs import measured_bubbles, ring_times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from analysis.runs.reader import Runs
 
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
 class Bars(Chart):
     """Bars of medians over repeats, every repeat as a point, and a line at `goal` where that is known.
 
-    `rows` has the columns group, panel, configuration, variant, strategy, repeat and value (null: no bar).
+    `rows` has the columns of `REPEATED` (value null: no bar). A bar is pale where any of its repeats is disturbed.
     """
 
     unit: str
@@ -59,57 +66,78 @@ class Bars(Chart):
     """Column: rows with the same value of it share a scale."""
     median: pl.Expr = MEDIAN
     """Over the repeats of `value`."""
+    NEEDED: ClassVar[tuple[str, ...]] = REPEATED
+
+    def prepared(self, data: pl.DataFrame) -> pl.DataFrame:
+        """Mark the bars that rest on a disturbed repeat."""
+        return data.with_columns(pl.col("disturbed").any().over("panel", "configuration"))
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Panels of one `scale` share it; those of other work have their own."""
         goal = self.goal if self.goal is not None and data[self.goal].count() else None
         unit = self.unit + (self.goal_unit if goal else "")
-        data = with_medians(data, ("panel", "configuration"), self.median)
-        ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
+        data = self._with_medians(data)
+        ends = pl.max_horizontal("high", goal, 0) if goal else pl.col("high")
         room = ends.max().over(self.scale) * self.room
-        data = data.with_columns(label=self.label + mark(data), largest=ends, room=room)
+        data = data.with_columns(label=self.label + mark(data), end=ends, room=room)
+        data = with_words(data, ("value", unit))
         y = names_axis(data)
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
-        only_first, measured = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
+        only_first, known = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
         bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68})
         bar = bar.encode(
             opacity=pale(0.85),
             x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
             y=y,
             color=bar_colour(data, runs),
-            tooltip=[*tips("configuration:N"), alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
+            description=alt.Description("words_of_median:N"),
         )
-        points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
-        value = alt.Tooltip("value:Q", title=unit, format=".4~g")
-        points = points.encode(x=alt.X("value:Q"), y=y, tooltip=[*tips("configuration:N", "repeat:N"), value])
-        marks = [bar, points, *label_marks(only_first, y, at="largest")]
+        points = known.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
+        points = points.encode(x=alt.X("value:Q"), y=y, description=alt.Description("words:N"))
+        marks = [bar, points, *label_marks(only_first, y, at="end")]
         if goal:
             marks.insert(1, _line(only_first, goal).encode(x=alt.X(f"{goal}:Q", title=unit), y=y))
         return panels(alt.layer(*marks), data, own_axes=True)
+
+    def _with_medians(self, data: pl.DataFrame) -> pl.DataFrame:
+        """Of very many repeats, a point at the median stands for all; its `repeat` says so."""
+        data = with_medians(data, ("panel", "configuration"), self.median)
+        if shown(data).height <= MOST_POINTS:
+            return data
+        repeat = pl.format("median of {}", pl.len().over("panel", "configuration"))
+        return data.with_columns(value=pl.col("median"), repeat=repeat).filter("first")
+
+    def table(self, data: pl.DataFrame) -> pl.DataFrame:
+        """Columns: panel, configuration, median, low, high, repeats, disturbed, and that of `goal`."""
+        found = medians(data, ("panel", "configuration"), self.median)
+        if self.goal is None:
+            return found
+        goals = data.group_by("panel", "configuration").agg(pl.col(self.goal).first())
+        return found.join(goals, on=["panel", "configuration"], how="left", maintain_order="left")
+
+    def headings(self, runs: Runs, data: pl.DataFrame) -> dict[str, str]:
+        """What a bar is long for."""
+        return {"median": self.unit}
 
 
 def _line(rows: alt.Chart, goal: str) -> alt.Chart:
     """A line at each value of the column `goal`."""
     line: alt.Chart = rows.transform_filter(f"datum.{goal} != null").mark_tick(
-        color="black", thickness=3, opacity=1, height={"band": 0.95}
+        color="black", thickness=3, opacity=1, height={"band": 0.95}, aria=False
     )
-    return line.encode(tooltip=tips("configuration:N", f"{goal}:Q"))
+    return line
 
 
-def _measured(also: Mapping[str, pl.Expr] | None = None, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:
+def _measured(*also: str, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:
     """What bars need of every displayed run: a row per column that it has measured, in the panel of the column's label;
-    and columns `also` of each row. A bar is marked where it rests on disturbed epochs in any repeat.
+    and columns `also` of each row.
     """
-    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes")
-
-    def of_column(runs: Runs, name: str) -> pl.DataFrame:
-        marked = pl.any_horizontal("disturbed", has_disturbed(name)).any().over("group", "configuration")
-        rows = displayed(runs).drop_nulls(name).with_columns(disturbed=marked)
-        return rows.select(*NAMES, *of_some, name, value=pl.col(name).cast(pl.Float64), **(also or {}))
+    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes", *also)
 
     def rows(runs: Runs) -> pl.DataFrame:
-        parts = [panel(of_column(runs, name), label) for name, label in labels.items()]
-        return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True)
+        known = [name for name in labels if name in displayed(runs).columns]
+        parts = [panel(measured(runs, name, *of_some), labels[name]) for name in known]
+        return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True) if parts else pl.DataFrame()
 
     return rows
 
@@ -132,7 +160,6 @@ runtime = Bars(
 
 _DEVICE, _PROCESS = "largest device", "largest process"
 _UNKNOWN = "largest process, several devices each"
-_KINDS = {"host": "Host memory (RSS)", "device": "Device memory (allocated)"}
 
 
 def _peaks(runs: Runs) -> pl.DataFrame:
@@ -140,7 +167,7 @@ def _peaks(runs: Runs) -> pl.DataFrame:
     processes together; and by formula, which is about one device, without libraries.
     """
     device_bytes = pl.col("peak_memory_device_bytes")
-    of_device, kind = pl.col("memory_kind") == "device", pl.col("memory_kind").replace(_KINDS)
+    of_device, kind = pl.col("memory_kind") == "device", pl.col("memory_kind").replace(MEMORY)
     # On CPUs a device is a process, which holds more of libraries than of a model.
     largest, process = (
         pl.when(of_device).then(pl.lit(label)).otherwise(pl.lit(_PROCESS)) for label in (_DEVICE, _UNKNOWN)
@@ -151,9 +178,13 @@ def _peaks(runs: Runs) -> pl.DataFrame:
         "peak_memory_sum_bytes": pl.lit("sum of all processes"),
     }
     labels = {name: pl.format("{}, {}", kind, label) for name, label in whose.items()}
-    data = _measured({"known": device_bytes.is_not_null()}, **labels)(runs)
-    data = data.filter(pl.col("peak_memory_max_bytes").is_null() | ~pl.col("known")).drop("known")
+    data = _measured(*whose, **labels)(runs)
+    if data.is_empty():
+        return data
     formula = pl.when(of_device, device_bytes.is_not_null()).then(pl.col("theoretical_state_bytes") / text.MIB)
+    is_of_process = pl.col("value") == pl.col("peak_memory_max_bytes")
+    by_device = pl.col("panel").str.ends_with(_UNKNOWN) | pl.col("panel").str.ends_with(_PROCESS)
+    del is_of_process, by_device
     return data.with_columns(pl.col(*whose, "value") / text.MIB, formula=formula)
 
 
