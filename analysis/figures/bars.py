@@ -9,29 +9,31 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import displayed, gains, has_disturbed, summary, unreached
+from analysis.comparison.configurations import displayed, gains, summary, unreached
 from analysis.comparison.issues import is_comparable_energy, is_quotable
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
     MEDIAN,
     MEMORY,
-    MOST_POINTS,
     NAMES,
     PANEL_WIDTH,
+    RATIO_MEDIAN,
     REPEATED,
     Chart,
+    are_too_many,
     bar_colour,
     label_marks,
     mark,
     measured,
-    medians,
     names_axis,
     pale,
     panel,
     panels,
     records,
+    rests_on_disturbed,
     shown,
+    tabulated,
     with_medians,
     with_words,
     written,
@@ -102,22 +104,15 @@ class Bars(Chart):
     def _with_medians(self, data: pl.DataFrame) -> pl.DataFrame:
         """Of very many repeats, a point at the median stands for all; its `repeat` says so."""
         data = with_medians(data, ("panel", "configuration"), self.median)
-        if shown(data).height <= MOST_POINTS:
+        if not are_too_many(shown(data).height):
             return data
         repeat = pl.format("median of {}", pl.len().over("panel", "configuration"))
         return data.with_columns(value=pl.col("median"), repeat=repeat).filter("first")
 
-    def table(self, data: pl.DataFrame) -> pl.DataFrame:
-        """Columns: panel, configuration, median, low, high, repeats, disturbed, and that of `goal`."""
-        found = medians(data, ("panel", "configuration"), self.median)
-        if self.goal is None:
-            return found
-        goals = data.group_by("panel", "configuration").agg(pl.col(self.goal).first())
-        return found.join(goals, on=["panel", "configuration"], how="left", maintain_order="left")
-
-    def headings(self, runs: Runs, data: pl.DataFrame) -> dict[str, str]:
-        """What a bar is long for."""
-        return {"median": self.unit}
+    def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
+        """As `tabulated`, with the column `goal`."""
+        goal = [pl.col(self.goal).first()] if self.goal is not None and data[self.goal].count() else []
+        return tabulated(data, self.unit, *goal, median=self.median)
 
 
 def _line(rows: alt.Chart, goal: str) -> alt.Chart:
@@ -128,7 +123,7 @@ def _line(rows: alt.Chart, goal: str) -> alt.Chart:
     return line
 
 
-def _measured(*also: str, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:
+def _measured(*also: str | pl.Expr, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:
     """What bars need of every displayed run: a row per column that it has measured, in the panel of the column's label;
     and columns `also` of each row.
     """
@@ -178,13 +173,11 @@ def _peaks(runs: Runs) -> pl.DataFrame:
         "peak_memory_sum_bytes": pl.lit("sum of all processes"),
     }
     labels = {name: pl.format("{}, {}", kind, label) for name, label in whose.items()}
-    data = _measured(*whose, **labels)(runs)
+    data = _measured(device_bytes.is_not_null().alias("known"), **labels)(runs)
     if data.is_empty():
         return data
+    data = data.filter(pl.col("peak_memory_max_bytes").is_null() | ~pl.col("known")).drop("known")
     formula = pl.when(of_device, device_bytes.is_not_null()).then(pl.col("theoretical_state_bytes") / text.MIB)
-    is_of_process = pl.col("value") == pl.col("peak_memory_max_bytes")
-    by_device = pl.col("panel").str.ends_with(_UNKNOWN) | pl.col("panel").str.ends_with(_PROCESS)
-    del is_of_process, by_device
     return data.with_columns(pl.col(*whose, "value") / text.MIB, formula=formula)
 
 
@@ -223,8 +216,8 @@ memory = Bars(
 
 def _first_to_target(runs: Runs) -> pl.DataFrame:
     """The configurations that reach the target, and whether `disturbed` epochs lie before it."""
-    marked = pl.col("disturbed") | has_disturbed("time_to_accuracy_s")
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
+    marked = rests_on_disturbed("time_to_accuracy_s")
     return reached.with_columns(disturbed=marked, chosen=pl.lit(runs.target is not None))
 
 
@@ -255,16 +248,14 @@ time_to_accuracy = Bars(
 def _shortfalls(runs: Runs) -> pl.DataFrame:
     """1 − efficiency, per pair of repeats, and the measured bubble, both in per cent; and the schedule's `bubble`."""
     planned = summary(runs).drop_nulls("theoretical_bubble")
-    steady = gains(runs).filter(pl.col("kind") == "steady").select("group", "configuration", "repeat", "value")
-    columns = ("group", "configuration", "variant", "strategy", "devices", "theoretical_bubble")
     # The median speed-up's, which is one of logarithms.
-    middle = pl.col("value").log().median().exp().over("group", "configuration")
-    steady = steady.with_columns(middle=middle)
-    rows = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
-    data = panel(rows, "Steady state").with_columns(
-        pl.col("value", "middle").truediv(pl.col("devices")).mul(-100).add(100),
-        bubble=100 * pl.col("theoretical_bubble"),
+    steady = over_baseline(gains(runs)).filter(pl.col("kind") == "steady")
+    steady = steady.with_columns(middle=RATIO_MEDIAN.over("group", "configuration")).select(
+        "group", "configuration", "repeat", pl.col("value", "middle").truediv(pl.col("ideal")).mul(-100).add(100)
     )
+    columns = ("group", "configuration", "variant", "strategy", "theoretical_bubble")
+    rows = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
+    data = panel(rows, "Steady state").with_columns(bubble=100 * pl.col("theoretical_bubble"), disturbed=pl.lit(False))
     idle = _idle(runs).with_columns(middle=MEDIAN.over("group", "configuration"))
     return pl.concat([data, idle.select(data.columns)]).sort(natural("group"), maintain_order=True)
 
@@ -343,7 +334,7 @@ def _cost(row: dict[str, Any]) -> str:
 
 
 _energies = _measured(
-    {"energy_flags": pl.col("energy_flags")},
+    "energy_flags",
     gpu_energy_per_epoch_j="An epoch (median of the later ones)",
     energy_to_accuracy_j=pl.format(
         "To the target{}", pl.format(", {} test accuracy", written(text.accuracy, "accuracy_target")).fill_null("")
@@ -452,7 +443,7 @@ _MFU = pl.col("mfu").median().over("panel", "configuration").map_elements(text.p
 token_rates = Bars(
     order=13,
     title="Tokens per second by strategy and device count",
-    rows=_measured({"mfu": pl.col("mfu")}, tokens_per_s="Tokens per second"),
+    rows=_measured("mfu", tokens_per_s="Tokens per second"),
     unit="Tokens per second, steady state",
     label=pl.concat_str(written(text.number, "median"), pl.format(" · MFU {}", _MFU).fill_null("")),
     room=1.6,
@@ -462,5 +453,59 @@ token_rates = Bars(
         each=_rate,
         whole=_rates,
         nothing="No run that counts trains on tokens and has a steady state.",
+    ),
+)
+
+
+_MILLISECONDS = {
+    "step_time_p50_s": "Step, median (ms)",
+    "step_time_p95_s": "Step, 95th percentile (ms)",
+    "step_time_p99_s": "Step, 99th percentile (ms)",
+}
+_IMBALANCES = {"rank_imbalance": "Slowest ÷ median rank", "node_imbalance": "Slowest ÷ median node"}
+_step_times = _measured(**_MILLISECONDS, **_IMBALANCES)
+
+
+def _tails(runs: Runs) -> pl.DataFrame:
+    """Quantiles of step times in ms, and how much longer the slowest rank and node take than the median one.
+
+    In an epoch all ranks wait for the slowest: a straggler costs every rank its time.
+    """
+    rows = _step_times(runs)
+    if rows.is_empty():
+        return rows
+    is_time = pl.any_horizontal(pl.col("panel").str.ends_with(label) for label in _MILLISECONDS.values())
+    return rows.with_columns(
+        value=pl.when(is_time).then(pl.col("value") * 1e3).otherwise("value"),
+        scale=pl.when(is_time).then(pl.format("{} ms", "group")).otherwise(pl.format("{} ratio", "panel")),
+    )
+
+
+def _known_tails(runs: Runs) -> pl.DataFrame:
+    rows = summary(runs)
+    return rows if "step_time_p99_s" in rows.columns else rows.clear().with_columns(step_time_p99_s=pl.lit(None))
+
+
+def _tail(row: dict[str, Any]) -> str:
+    p50, p95, p99 = (text.number(1e3 * row[name]) if row[name] else text.MISSING for name in _MILLISECONDS)
+    imbalance = row["rank_imbalance"]
+    slowest = f"; the slowest rank takes {text.fixed(imbalance, 2)} times the median rank's time" if imbalance else ""
+    return f"{row['configuration']} {p50} ms, 95th percentile {p95} ms, 99th {p99} ms{slowest}"
+
+
+stragglers = Bars(
+    order=10,
+    title="Stragglers and tails of step times",
+    rows=_tails,
+    unit="In the unit of the panel",
+    label=written(text.number, "median"),
+    scale="scale",
+    finding=Sentence(
+        rows=_known_tails,
+        by="step_time_p99_s",
+        each=_tail,
+        whole="the median step takes {}",
+        ranks=False,
+        nothing="No run that counts timed its steps one by one.",
     ),
 )

@@ -39,8 +39,6 @@ class Drawing(NamedTuple):
     chart: alt.FacetChart
     values: pl.DataFrame
     """The numbers behind it, of all configurations and panels: see `Chart.table`."""
-    headings: dict[str, str]
-    """Column of `values` → what it holds, with its unit, where the column's name does not say so."""
     remark: str
     """Which of its configurations and panels are drawn, and what marks disturbed ones; empty: nothing to say."""
 
@@ -78,7 +76,7 @@ class Chart(ABC):
         chart = self.drawn(data, runs)
         remark = " ".join(filter(None, [left_out, *_remarks(data), self.remark]))
         chart.title = _title(self.title, remark, columns=min(COLUMNS, len(drawn_panels(data))))
-        return Drawing(chart, self.table(rows), self.headings(runs, rows), remark)
+        return Drawing(chart, self.table(rows, runs), remark)
 
     @property
     def curve(self) -> str:
@@ -93,13 +91,9 @@ class Chart(ABC):
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Draw these rows, which are those of these runs."""
 
-    def table(self, data: pl.DataFrame) -> pl.DataFrame:
-        """The numbers as a small table; a figure of a kind of its own has its rows."""
+    def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
+        """The numbers as a small table whose columns are called as people read them; of a kind of its own, its rows."""
         return data
-
-    def headings(self, runs: Runs, data: pl.DataFrame) -> dict[str, str]:
-        """Column of `table` → what it holds."""
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +115,22 @@ MEMORY = {"host": "Host memory (RSS)", "device": "Device memory (allocated)"}
 """`memory_kind` → what a peak of memory is one of."""
 
 
+def rests_on_disturbed(column: str) -> pl.Expr:
+    """Of rows of `displayed`, whether the run is disturbed, or this number of it rests on what others disturbed."""
+    return pl.col("disturbed") | has_disturbed(column)
+
+
+def baselines(runs: Runs) -> dict[tuple[str, str], str]:
+    """Group and configuration → the configuration of that group that it is compared with, itself for a baseline."""
+    return baseline_of(runs)
+
+
 def measured(runs: Runs, column: str, *also: str | pl.Expr, **named: pl.Expr) -> pl.DataFrame:
     """A row per displayed run that has this column: `NAMES`, run_id, the column, the others asked for, and `value`.
 
     `disturbed` where the run is, or where this number of it rests on disturbed epochs.
     """
-    marked = pl.col("disturbed") | has_disturbed(column)
-    rows = displayed(runs).drop_nulls(column).with_columns(disturbed=marked)
+    rows = displayed(runs).drop_nulls(column).with_columns(disturbed=rests_on_disturbed(column))
     return rows.select(
         *dict.fromkeys(["run_id", *NAMES, column]), *also, value=pl.col(column).cast(pl.Float64), **named
     )
@@ -164,12 +167,12 @@ def few(data: pl.DataFrame, runs: Runs, curve: str) -> tuple[pl.DataFrame, str]:
 @once
 def _places(runs: Runs) -> pl.DataFrame:
     """Group and configuration → its `place` among those of its group: 0 for a baseline, then by time per epoch."""
-    ones = [(group, configuration) for (group, _), configuration in baseline_of(runs).items()]
-    baselines = pl.DataFrame(ones, {"group": pl.String, "configuration": pl.String}, orient="row").unique()
+    ones = [(group, configuration) for (group, _), configuration in baselines(runs).items()]
+    of_groups = pl.DataFrame(ones, {"group": pl.String, "configuration": pl.String}, orient="row").unique()
     return (
         summary(runs)
         .select("group", "configuration", "steady_epoch_time_s")
-        .join(baselines.with_columns(first=pl.lit(True)), on=["group", "configuration"], how="left")
+        .join(of_groups.with_columns(first=pl.lit(True)), on=["group", "configuration"], how="left")
         .sort(pl.col("first").is_null(), "steady_epoch_time_s", nulls_last=True, maintain_order=True)
         .select(
             "group",
@@ -216,6 +219,13 @@ THEORY = "#999999"
 _LONG_NAME = 28
 MOST_POINTS = 1_000
 """Most points of a figure's repeats; with more, medians are drawn, or the bands that repeats of lines span."""
+
+
+def are_too_many(points: int) -> bool:
+    """Whether so many points of repeats are not drawn one by one."""
+    return points > MOST_POINTS
+
+
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
 )
@@ -285,23 +295,34 @@ def with_medians(data: pl.DataFrame, by: Sequence[str], median: pl.Expr = MEDIAN
     )
 
 
-def medians(data: pl.DataFrame, by: Sequence[str], median: pl.Expr = MEDIAN) -> pl.DataFrame:
-    """A row per value of `by`, with `median`, `low`, `high` and `repeats`, and whether any of these is disturbed."""
-    found = data.group_by(by, maintain_order=True).agg(
-        median=median,
-        low=pl.col("value").min(),
-        high=pl.col("value").max(),
-        repeats=pl.col("value").count(),
-        disturbed=pl.col("disturbed").any(),
+def tabulated(
+    data: pl.DataFrame, value: str, *also: pl.Expr, by: Mapping[str, str] | None = None, median: pl.Expr = MEDIAN
+) -> pl.DataFrame:
+    """A row per panel, configuration and value of the columns `by` (→ what they hold), in the order of the data.
+
+    Columns: group, panel, configuration, those of `by`, the median over repeats, which is called `value`, lowest,
+    highest, repeats, `also`, and disturbed where any row is.
+    """
+    by = by or {}
+    found = data.group_by("group", "panel", "configuration", *by, maintain_order=True).agg(
+        median.alias(value),
+        pl.col("value").min().alias("lowest"),
+        pl.col("value").max().alias("highest"),
+        pl.col("value").count().alias("repeats"),
+        *also,
+        disturbed=pl.when(pl.col("disturbed").any()).then(pl.lit(DISTURBED_MARK)),
     )
-    return found.drop_nulls("median")
+    # The table stands below the group's name.
+    inner = pl.col("panel").str.strip_prefix(pl.concat_str("group", pl.lit(BETWEEN)))
+    found = found.drop_nulls(value).with_columns(panel=inner).rename(by)
+    return found if found["disturbed"].count() else found.drop("disturbed")
 
 
 def with_words(data: pl.DataFrame, *quantities: tuple[str, str], who: str = "configuration") -> pl.DataFrame:
     """Add what marks say to who points at them: `words` of a row with a repeat, `words_of_median` of its median.
 
     `quantities`: columns with what they hold and its unit; the last one is that of `value` and `median`. Text such as
-    "ddp × 2, repeat 3. Epoch: 4. Accuracy (%): 97.1".
+    "ddp × 2, repeat 3; Epoch: 4; Accuracy (%): 97.1".
     """
     *before, (_, unit) = quantities
 
@@ -315,7 +336,7 @@ def with_words(data: pl.DataFrame, *quantities: tuple[str, str], who: str = "con
             ends = " to ".join(dict.fromkeys(map(text.number, (row["low"], row["high"]))))
             spread = f" (median of {row['repeats']} repeats, {ends})"
         told = [name, *at, f"{unit}: {value}{spread}"]
-        return ". ".join(told + ["Others disturbed it"] * bool(row["disturbed"]))
+        return "; ".join(told + ["others disturbed it"] * bool(row["disturbed"]))
 
     rows = list(data.iter_rows(named=True))
     return data.with_columns(
@@ -393,7 +414,7 @@ def series(data: pl.DataFrame, runs: Runs, curve: str = "configuration", theory:
     legend = LEGEND.copy()
     if max(map(len, names)) > _LONG_NAME:  # four columns of these would leave the panels no width
         legend.columns = 2
-    looks = {
+    looks: dict[str, list[Any]] = {
         "color": [*(colours[name] for name in rows["variant"]), *[THEORY] * len(theory)],
         "strokeDash": [*dashes(rows["strategy"].to_list(), runs), *of_theory],
     }
@@ -573,9 +594,9 @@ def disturbed(data: pl.DataFrame) -> pl.Series:
     return known.fill_null(False)
 
 
-def pale(value: float) -> Any:
-    """An opacity, or less of it for disturbed runs."""
-    return alt.condition("datum.disturbed", alt.value(value / 2), alt.value(value))
+def pale(value: float, column: str = "disturbed") -> Any:
+    """An opacity, or half of it where this column is true."""
+    return alt.condition(f"datum.{column}", alt.value(value / 2), alt.value(value))
 
 
 def mark(data: pl.DataFrame) -> pl.Series:

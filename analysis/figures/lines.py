@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from math import log2
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import altair as alt
 import msgspec
@@ -13,94 +14,334 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import LIMITS
-from analysis.comparison.configurations import displayed, has_disturbed, learned, learning
+from analysis.comparison.configurations import learned, learning
 from analysis.comparison.issues import said_once
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.run import compared_runs
 from analysis.comparison.sides import RATE
 from analysis.comparison.verdict import of_speed
-from analysis.comparison.work import IS_BASELINE, groups_across, natural
+from analysis.comparison.work import groups_across, natural
 from analysis.figures.chart import (
     BETWEEN,
+    DOUBLING,
     HOLLOW,
     INK,
-    LEGEND,
-    NAMES,
+    MEDIAN,
+    MEMORY,
     PANEL_WIDTH,
+    REPEATED,
     Chart,
-    Sentence,
-    doubling,
+    are_too_many,
+    baselines,
     lines_of,
+    measured,
+    pale,
     panel,
     panels,
-    per_group,
     records,
     scale,
     series,
-    tips,
-    variant_dashes,
-    variants,
+    shown,
+    tabulated,
     with_medians,
+    with_words,
 )
-from analysis.metrics.epochs import AS_TEXT, numbered_epochs
+from analysis.figures.finding import per_group
 from parallelbench.config.build import LATER_COMPONENTS
 from parallelbench.config.identity import canonical_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
 
+_LINEAR_UP_TO = 8
+"""Most devices with a linear axis; with more, it is logarithmic."""
+_ROOM, _ROOM_FOR_LABELS, _ROOM_FOR_NAMES = 0.08, 0.22, 0.5
+"""Room beside the lines, as a share of their width: points, labels at the ends, names at the beginnings."""
+_APART = 0.055
+"""Least distance between labels, as a share of the axis."""
+_WHOLE: Any = {"condition": {"test": "datum.value % 1 != 0", "value": 0}, "value": 1}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of `Lines`."""
+
+    kind: Literal["linear", "zero", "doubling", "devices"]
+    """linear: as far as the values reach. zero: from 0 on. doubling: as far from each value to its double everywhere.
+    devices: from 0 on with few devices, doubling with more.
+    """
+    title: str
+    whole: bool = False
+    """Ticks at whole numbers only: vega takes `tickMinStep` for a wish, and makes halves of few epochs."""
+
+    def is_doubling(self, devices: Sequence[int]) -> bool:
+        """Whether the axis of a figure with these numbers of devices, if it has any, is logarithmic."""
+        return self.kind == "doubling" or (self.kind == "devices" and max(devices, default=1) > _LINEAR_UP_TO)
+
+    def across(self, levels: Sequence[float], *, left: float, right: float) -> alt.X:
+        """The axis of x, with such shares of its length free beside the values."""
+        if self.whole:
+            only = "datum.value % 1 != 0 ? '' : datum.label"
+            ticks: dict[str, Any] = {"tickMinStep": 1, "format": "d", "labelFlush": False}
+            axis = alt.Axis(**ticks, labelExpr=only, tickOpacity=_WHOLE, gridOpacity=_WHOLE)
+            return alt.X("x:Q", title=self.title, axis=axis, scale=alt.Scale(nice=False, padding=8))
+        if self.kind in ("linear", "zero"):
+            return alt.X("x:Q", title=self.title, axis=alt.Axis(tickCount=8), scale=alt.Scale(nice=False, padding=8))
+        axis = alt.Axis(values=sorted(levels), format=",d", grid=False)
+        if self.kind == "doubling":
+            return alt.X("x:Q", title=self.title, axis=axis, scale=DOUBLING)
+        low, high = float(min(levels)), float(max(levels))
+        if self.is_doubling([int(high)]):
+            ends = [low * (low / high) ** left, high * (high / low) ** right]
+            return alt.X(
+                "x:Q", title=self.title, axis=axis, scale=alt.Scale(type="log", base=2, domain=ends, nice=False)
+            )
+        length = max(high - low, 1.0)
+        ends = [low - left * length, high + right * length]
+        return alt.X("x:Q", title=self.title, axis=axis, scale=alt.Scale(domain=ends, nice=False))
+
+    def up(self, devices: Sequence[int]) -> alt.Y:
+        """The axis of medians; `devices` as in `is_doubling`."""
+        if self.is_doubling(devices):
+            scale = DOUBLING
+        else:
+            scale = alt.Scale(zero=False) if self.kind == "linear" else alt.Scale(domainMin=0)
+        return alt.Y("median:Q", title=self.title, scale=scale, axis=alt.Axis(titleColor=INK, tickCount=6))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lines(Chart):
-    """Lines of medians over repeats, every repeat as a point; a line per configuration.
+    """A line of medians per configuration, over devices per variant, with every repeat as a point; of very many repeats
+    the band that they span. Lines of theory are grey.
 
-    `rows` has the columns panel, configuration, variant, strategy, repeat, x and value.
+    `rows` has the columns of `REPEATED` and x, over devices `devices` and `nodes` instead of x; `least`, where it has
+    this column, is the other end of a rule at each point.
     """
 
-    x: alt.X | Callable[[pl.DataFrame], alt.X]
-    """The axis, or what makes it from the rows."""
-    y: alt.Y | Callable[[Runs], alt.Y]
+    x: Axis
+    y: Axis | Callable[[Runs], Axis]
     own_axes: bool = False
     """Each panel has its own: beside a small model's rates, a large one's would lie flat on the ground."""
+    by: str | None = None
+    """A column: each value of it has lines of its own."""
+    widths: Mapping[str, float] | None = None
+    """Of the lines, by the values of `by`; None: those values are written where lines begin."""
+    origins: bool = False
+    """Whether lines without a run on their baseline's devices begin at the baseline."""
+    references: Callable[[pl.DataFrame], pl.DataFrame] | None = None
+    """What makes lines of theory from the rows: panel, line (its name), x, value, and `label` if any is written."""
+    labels: pl.Expr | None = None
+    """Text where a line ends, from its `median` and columns of its rows."""
+    points: bool = True
+    """Whether repeats are drawn."""
+    joined: bool = True
+    """Whether lines join medians; else there are points, and lines of theory."""
+    median: pl.Expr = MEDIAN
+    """Over the repeats of `value`."""
+    NEEDED: ClassVar[tuple[str, ...]] = (*REPEATED, "x")
+
+    @property
+    def curve(self) -> str:
+        """Over devices a line is a variant, otherwise a configuration."""
+        return "variant" if self.x.kind == "devices" else "configuration"
+
+    def prepared(self, data: pl.DataFrame) -> pl.DataFrame:
+        """Over devices a variant that was measured on as many devices of one node and of several has two lines."""
+        return lines_of(data).with_columns(x=pl.col("devices")) if self.x.kind == "devices" else data
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """All panels have the same axes, if not `own_axes`."""
-        x, y = self.x(data) if callable(self.x) else self.x, self.y(runs) if callable(self.y) else self.y
-        data = with_medians(data, ("panel", "configuration", "x"))
-        key: dict[str, Any] = series(data, runs)
-        base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=240)
-        line = base.transform_filter("datum.first").mark_line(strokeWidth=2.2).encode(x=x, y=y, **key)
-        y = y.copy()
-        y.shorthand = "value:Q"
-        tooltip = [
-            *tips("configuration:N", "repeat:N"),
-            alt.Tooltip("x:Q", title=x["title"]),
-            alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
-        ]
-        dots = base.mark_point(filled=True, size=26, strokeOpacity=0.45, strokeWidth=0.8)
-        points = dots.encode(x=x, y=y, color=key["color"], tooltip=tooltip, fillOpacity=HOLLOW)
-        return panels(alt.layer(line, points), data, own_axes=self.own_axes)
+        y = self._y(runs)
+        data = self._with_curves(shown(data), y, runs)
+        theory = data.filter("theory")[self.curve].unique(maintain_order=True).to_list()
+        key = series(data.filter(~pl.col("theory")), runs, self.curve, theory)
+        base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
+        levels = data.filter(~pl.col("theory"))["x"].drop_nulls().unique().to_list()
+        right = _ROOM if self.labels is None else _ROOM_FOR_LABELS
+        across = self.x.across(levels, left=self._room_for_names(), right=right)
+        up = y.up(levels if self.x.kind == "devices" else ())
+        marks = [self._line(base).encode(x=across, y=up, **key)]
+        value = up.copy()
+        value.shorthand = "value:Q"
+        place: dict[str, Any] = {"x": across, "color": key["color"]}
+        many = are_too_many(data["value"].count())
+        if self.points and not many:
+            marks.append(_points(base).encode(y=value, **place))
+        elif self.points and data.filter(pl.col("low") < pl.col("high")).height:
+            marks.insert(0, _band(base, self._detail()).encode(y=_of(up, "low"), **place))
+        if "least" in data.columns:
+            rule = base.transform_filter("datum.least != null").mark_rule(strokeWidth=1.2, aria=False)
+            marks.append(rule.encode(y=value, y2="least:Q", **place))
+        marks += _words(base, across, _of(up, "label_y"), data)
+        return panels(alt.layer(*marks), data, own_axes=self.own_axes)
+
+    def _y(self, runs: Runs) -> Axis:
+        return self.y if isinstance(self.y, Axis) else self.y(runs)
+
+    def _room_for_names(self) -> float:
+        return _ROOM if self.by is None or self.widths else _ROOM_FOR_NAMES
+
+    def _keys(self) -> tuple[str, ...]:
+        return ("panel", self.curve, *([self.by] if self.by else []))
+
+    def _detail(self) -> Any:
+        return alt.Detail(f"{self.by}:N") if self.by else alt.Undefined
+
+    def _line(self, base: alt.Chart) -> alt.Chart:
+        line = base.transform_filter("datum.first" if self.joined else "datum.theory").mark_line(aria=False)
+        if self.widths is None:
+            width: Any = alt.value(2.0)
+        else:
+            legend = alt.Legend(title=None, symbolType="stroke", symbolSize=500, symbolStrokeColor=INK)
+            width = alt.StrokeWidth(f"{self.by}:O", scale=scale(self.widths), legend=legend)
+        drawn: alt.Chart = line.encode(detail=self._detail(), strokeWidth=width, opacity=pale(1.0, "faint"))
+        return drawn
+
+    def _with_curves(self, data: pl.DataFrame, y: Axis, runs: Runs) -> pl.DataFrame:
+        """Rows of repeats with medians and words; rows without a repeat where lines begin, and of lines of theory."""
+        keys = self._keys()
+        data = with_medians(data, (*keys, "x"), self.median)
+        quantities = [("x", self.x.title), *([(self.by, self.by.replace("_", " "))] if self.by else [])]
+        of_devices = self.x.kind == "devices"
+        data = with_words(data, *quantities[of_devices:], ("value", y.title))
+        ending = pl.lit(None, pl.String) if self.labels is None else self.labels
+        data = data.with_columns(ending=ending, theory=pl.lit(False), faint=pl.col("disturbed").all().over(keys))
+        parts = [data]
+        if self.origins:
+            parts.append(_origins(data, baselines(runs), keys))
+        if self.references is not None:
+            lines = self.references(data).rename({"line": self.curve, "value": "median"})
+            parts.append(lines.with_columns(pl.lit(True).alias("theory"), first=pl.lit(True), disturbed=pl.lit(False)))
+        devices = data["x"].to_list() if of_devices else ()
+        return _labelled(pl.concat(parts, how="diagonal_relaxed"), self, doubling=y.is_doubling(devices))
+
+    def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
+        """As `tabulated`, by x and `by`; of very long lines some points, the first and the last always."""
+        by = {"x": self.x.title} | ({self.by: self.by.replace("_", " ")} if self.by else {})
+        data = data.drop_nulls("x")
+        place = pl.col("x").rank("dense").over("panel", "configuration").cast(pl.Int64) - 1
+        last = place.max().over("panel", "configuration")
+        every = (last // MOST_OF_LINE + 1).clip(1)
+        data = data.filter((place % every == 0) | (place == last))
+        return tabulated(data, self._y(runs).title, by=by, median=self.median)
+
+
+MOST_OF_LINE = 12
+"""Most points of a line that its figure's table has, besides the last one."""
+
+
+def _of(channel: alt.Y, column: str) -> alt.Y:
+    """The same axis for another column."""
+    of = channel.copy()
+    of.shorthand = f"{column}:Q"
+    return of
+
+
+def _points(base: alt.Chart) -> alt.Chart:
+    dots = base.transform_filter("datum.value != null").mark_point(
+        filled=True, size=30, strokeOpacity=0.6, strokeWidth=0.8, opacity=1
+    )
+    found: alt.Chart = dots.encode(fillOpacity=HOLLOW, description=alt.Description("words:N"))
+    return found
+
+
+def _band(base: alt.Chart, detail: Any) -> alt.Chart:
+    band = base.transform_filter("datum.first && datum.low != null").mark_area(opacity=0.18, aria=False)
+    found: alt.Chart = band.encode(y2=alt.Y2("high:Q"), detail=detail)
+    return found
+
+
+def _origins(data: pl.DataFrame, of: Mapping[tuple[str, str], str], keys: Sequence[str]) -> pl.DataFrame:
+    """Starts of lines without a run on as few devices as their baseline has: its median, in the same panel.
+
+    These rows are of no configuration and no repeat.
+    """
+    by = [name for name in keys if name != "variant"]
+    firsts = data.filter("first").sort("x", maintain_order=True)
+    at = {
+        (*(row[name] for name in by), row["group"], row["configuration"]): row for row in firsts.iter_rows(named=True)
+    }
+    starts = []
+    for row in firsts.unique(keys, keep="first", maintain_order=True).iter_rows(named=True):
+        one = of.get((row["group"], row["configuration"]))
+        baseline = at.get((*(row[name] for name in by), row["group"], one))
+        if baseline is not None and baseline["x"] < row["x"]:
+            kept = {name: row[name] for name in (*keys, "group", "strategy")}
+            starts.append(kept | {"x": baseline["x"], "median": baseline["median"]})
+    schema = {name: data.schema[name] for name in (*keys, "group", "strategy", "x", "median")}
+    of_none = {"first": True, "theory": False, "disturbed": False, "faint": False}
+    return pl.DataFrame(starts, schema=schema, orient="row").with_columns(
+        **{name: pl.lit(value) for name, value in of_none.items()}
+    )
+
+
+def _labelled(data: pl.DataFrame, lines: Lines, *, doubling: bool) -> pl.DataFrame:
+    """Add `label`, the text of a row if it has one, its height `label_y`, which keeps texts apart, and whether it
+    `leads` a line: then it stands left of that.
+    """
+    keys = lines._keys()
+    label = pl.col("label") if "label" in data.columns else pl.lit(None, pl.String)
+    real = pl.col("first") & ~pl.col("theory")
+    leads = pl.lit(False)
+    if lines.by is not None and lines.widths is None:
+        # Where the highest line of each value begins.
+        begins = real & (pl.col("x") == pl.col("x").min().over("panel", lines.by))
+        highest = pl.col("median") == pl.col("median").filter(begins).max().over("panel", lines.by)
+        leads = begins & highest & ((begins & highest).cum_sum().over("panel", lines.by) == 1)
+        label = pl.when(leads).then(pl.col(lines.by).map_elements(_thousands, pl.String)).otherwise(label)
+    if lines.labels is not None:
+        ends = real & (pl.col("x") == pl.col("x").max().over(keys))
+        label = pl.when(ends).then("ending").otherwise(label)
+    data = data.with_columns(label=label, leads=leads, label_y=pl.col("median")).with_row_index("row")
+    heights: dict[int, float] = {}
+    worth = log2 if doubling else float
+    span = _span_of(data["median"], worth)
+    for _, texts in data.filter(pl.col("label").fill_null("") != "", ~pl.col("theory")).group_by("panel", "x", "leads"):
+        least = float("-inf")
+        for row, median in texts.sort("median").select("row", "median").rows():
+            least = max(worth(median), least + _APART * span)
+            heights[row] = 2**least if doubling else least
+    moved = pl.col("row").replace_strict(heights, default=None, return_dtype=pl.Float64)
+    return data.with_columns(label_y=pl.coalesce(moved, "label_y")).drop("row", "ending")
+
+
+def _span_of(values: pl.Series, worth: Callable[[float], float]) -> float:
+    known = [worth(value) for value in values.drop_nulls() if worth is float or value > 0]
+    return max(known, default=1.0) - (min(known, default=0.0) if worth is log2 else min(0.0, *known, 0.0))
+
+
+def _thousands(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _words(base: alt.Chart, x: alt.X, y: alt.Y, data: pl.DataFrame) -> list[alt.Chart]:
+    """The labels: where lines end with a white rim, as they lie on lines; left of where lines begin."""
+    marks: list[alt.Chart] = []
+    told = base.transform_filter("datum.label != null && datum.label != ''")
+    for leads in (False, True):
+        if not data.filter(pl.col("label").fill_null("") != "", pl.col("leads") == leads).height:
+            continue
+        some = told.transform_filter(f"datum.leads == {str(leads).lower()}")
+        look: dict[str, Any] = {"fontSize": 12, "aria": False}
+        look |= {"align": "right", "dx": -8} if leads else {"align": "left", "dx": 9}
+        rim = some.mark_text(**look, color="white", stroke="white", strokeWidth=4, strokeJoin="round")
+        ink = some.mark_text(**look, color=INK)
+        layers = [ink] if leads else [rim, ink]
+        marks += [each.encode(x=x, y=y, text=alt.Text("label:N")) for each in layers]
+    return marks
 
 
 _SIDES = pl.col("side").replace({"test": "Test set", "training": "Training set, while training"})
-_WHOLE: Any = {"condition": {"test": "datum.value % 1 != 0", "value": 0}, "value": 1}
-_EPOCHS = alt.Axis(
-    tickMinStep=1,
-    format="d",
-    labelFlush=False,
-    labelExpr="datum.value % 1 != 0 ? '' : datum.label",
-    tickOpacity=_WHOLE,
-    gridOpacity=_WHOLE,
-)
-"""Ticks at whole epochs: vega takes `tickMinStep` for a wish, and makes halves of few epochs."""
-_EPOCH = alt.X("x:Q", title="Epoch", axis=_EPOCHS, scale=alt.Scale(nice=False, padding=8))
+_EPOCH = Axis("linear", "Epoch", whole=True)
 
 
 def _learned(runs: Runs, of: str) -> pl.DataFrame:
-    return panel(learning(runs, test=f"test_{of}", training=f"train_{of}"), _SIDES)
+    """What is learned rests on no clock: nothing of it is disturbed."""
+    rows = panel(learning(runs, test=f"test_{of}", training=f"train_{of}"), _SIDES)
+    return rows.with_columns(disturbed=pl.lit(False))
 
 
 def _spread(rows: pl.DataFrame) -> str:
@@ -122,7 +363,7 @@ accuracy = Lines(
     title="Accuracy against epoch",
     rows=lambda runs: _learned(runs, "accuracy").with_columns(pl.col("value") * 100),
     x=_EPOCH,
-    y=alt.Y("median:Q", title="Accuracy (%)", scale=alt.Scale(zero=False)),
+    y=Axis("linear", "Accuracy (%)"),
     finding=lambda runs: (
         per_group(learned(runs).drop_nulls("final_test_accuracy"), _spread, every=True) or "No run trained to its end."
     ),
@@ -169,7 +410,7 @@ loss = Lines(
     title="Loss against epoch",
     rows=partial(_learned, of="loss"),
     x=_EPOCH,
-    y=lambda runs: alt.Y("median:Q", title=loss_label(learned(runs)["config_json"]), scale=alt.Scale(nice=True)),
+    y=lambda runs: Axis("zero", loss_label(learned(runs)["config_json"])),
     finding=lambda runs: (
         per_group(_learned(runs, "loss").filter(pl.col("side") == "test"), _course, every=True)
         or "No run trained to its end."
@@ -201,16 +442,7 @@ class Across:
             pl.col("run_id").replace_strict(groups_across(runs, keys), return_dtype=pl.String)
             for keys in (self.roots, tuple(key for key in self.roots if key not in self.follow))
         )
-        rows = displayed(runs).select(
-            "run_id",
-            *NAMES,
-            self.metric,
-            *also,
-            x=pl.col(self.column),
-            value=pl.col(self.metric),
-            panel=wide,
-            narrow=narrow,
-        )
+        rows = measured(runs, self.metric, *also, x=pl.col(self.column), panel=wide, narrow=narrow)
         unlike = pl.col("group").n_unique().over("panel", "configuration", "x") > 1
         rows = rows.with_columns(panel=pl.when(unlike.any().over("panel")).then("narrow").otherwise("panel"))
         several = pl.col("x").n_unique().over("panel", "configuration") > 1
@@ -272,27 +504,31 @@ def _smallest_and_largest(runs: Runs, rows: pl.DataFrame) -> Pairing:
     return paired(small, large)
 
 
-def _against(
-    across: Across, *, order: int, title: str, rows: Callable[[Runs], pl.DataFrame] | None = None, y: str
+def against(
+    across: Across,
+    *,
+    order: int,
+    title: str,
+    y: str,
+    rows: Callable[[Runs], pl.DataFrame] | None = None,
+    **options: Any,
 ) -> Lines:
-    """A figure of the rate against the quantity, or of what else `rows` has."""
+    """A figure of the rate against the quantity, or of what else `rows` has; `options` of `Lines`."""
     return Lines(
         order=order,
         title=title,
         rows=rows or across.rates,
-        x=partial(doubling, title=across.name),
-        y=alt.Y("median:Q", title=y, scale=alt.Scale(domainMin=0)),
+        x=Axis("doubling", across.name),
+        y=Axis("zero", y),
         own_axes=True,
         finding=across.finding,
+        **options,
     )
 
 
-_RATE = "Samples per second, steady state"
+SAMPLES_PER_S = "Samples per second, steady state"
 _BATCH = Across("batch_size", ("batch_size",), "Batch size")
-_SAMPLES = Across("train_samples", ("data.copies", "data.train_samples"), "Training samples")
-throughput_batch = _against(_BATCH, order=11, title="Throughput against batch size", y=_RATE)
-throughput_data = _against(_SAMPLES, order=12, title="Throughput against the size of the training set", y=_RATE)
-"""Figures 5b and 5e of publication 003."""
+throughput_batch = against(_BATCH, order=11, title="Throughput against batch size", y=SAMPLES_PER_S)
 # A sweep of lengths may keep the tokens of a step, and so change how many samples it has.
 _LENGTH = Across(
     "tokens_per_sample",
@@ -302,17 +538,17 @@ _LENGTH = Across(
     metric="tokens_per_s",
     counted="tokens per second",
 )
-_MEMORY = {"host": "host memory of the largest process, MiB", "device": "memory of the largest device, MiB"}
 
 
 def _time_and_memory(runs: Runs) -> pl.DataFrame:
     """Time per token, and memory of the fullest device."""
     rows = _LENGTH.rates(runs, "memory_kind", "peak_memory_device_bytes").drop("value")
     time_us, memory_mib = 1e6 / pl.col("tokens_per_s"), pl.col("peak_memory_device_bytes") / text.MIB
-    memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
+    whose = pl.when(pl.col("memory_kind") == "device").then(pl.lit("device")).otherwise(pl.lit("process"))
+    memory = pl.format("{}, largest {} (MiB)", pl.col("memory_kind").replace_strict(MEMORY, default=None), whose)
     data = pl.concat(
         [
-            rows.with_columns(value=time_us, time_per_token_us=time_us, what=pl.lit("time per token, µs")),
+            rows.with_columns(value=time_us, time_per_token_us=time_us, what=pl.lit("Time per token (µs)")),
             rows.with_columns(value=memory_mib, memory_mib=memory_mib, what=memory).drop_nulls(("what", "memory_mib")),
         ],
         how="diagonal",
@@ -321,211 +557,10 @@ def _time_and_memory(runs: Runs) -> pl.DataFrame:
     return data.drop("what", "memory_kind", "peak_memory_device_bytes", "tokens_per_s")
 
 
-context_length = _against(
+context_length = against(
     _LENGTH,
     order=14,
     title="Time per token and memory against the length of the context",
     rows=_time_and_memory,
     y="In the unit of the panel",
-)
-
-
-_LINEAR_UP_TO = 8
-"""Most devices with a linear axis; with more, it is logarithmic."""
-_ROOM_BESIDE, _ROOM_FOR_WORDS = 0.1, 0.5
-"""Room beside the lines, as a share of their width: for points, and for the words where lines begin."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverDevices(Chart):
-    """A line of medians per variant and value of the column `by`, every repeat as a point; each panel has its own axes.
-
-    `rows` has the columns group, panel, configuration, variant, strategy, devices, framework, repeat, disturbed, `by`
-    and value.
-    """
-
-    by: str
-    unit: str
-    widths: Mapping[str, float] | None = None
-    """Of the lines, by the values of `by`; None: those values are written where lines begin."""
-
-    def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
-        """Lines without a run on one device begin at their framework's baseline."""
-        by, widths, data = self.by, self.widths, lines_of(data)
-        devices = sorted(set(data["devices"]) | {1})
-        colour = alt.Color("variant:N", scale=scale(variants(data, runs)), legend=LEGEND)
-        dash = alt.StrokeDash("variant:N", scale=scale(variant_dashes(data, runs)), legend=LEGEND)
-        data = _with_origins(with_medians(data, ("panel", by, "variant", "devices")), by)
-        across = _across(devices, room=_ROOM_BESIDE if widths else _ROOM_FOR_WORDS)
-        x = alt.X("devices:Q", title="Devices", scale=across, axis=alt.Axis(values=devices, format="d", grid=False))
-        y = alt.Y("median:Q", title=self.unit, scale=alt.Scale(domainMin=0), axis=alt.Axis(titleColor=INK, tickCount=6))
-        base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
-        line = base.transform_filter("datum.first").mark_line()
-        line = line.encode(x=x, y=y, color=colour, strokeDash=dash, **_told_apart(by, widths))
-        tooltip = [*tips("configuration:N", f"{by}:N", "repeat:N"), alt.Tooltip("value:Q", format=".4~g")]
-        dots = base.transform_filter("datum.repeat != null").mark_point(filled=True, size=30, strokeWidth=0.8)
-        dots = dots.encode(x=x, y=alt.Y("value:Q"), color=colour, fillOpacity=HOLLOW, tooltip=tooltip)
-        marks = [line, dots] if widths else [line, dots, _beginnings(base, x)]
-        return panels(alt.layer(*marks), data, own_axes=True)
-
-
-def _told_apart(by: str, widths: Mapping[str, float] | None) -> dict[str, Any]:
-    if widths is None:
-        return {"detail": f"{by}:N", "strokeWidth": alt.value(2.2)}
-    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=500, symbolStrokeColor=INK)
-    return {"strokeWidth": alt.StrokeWidth(f"{by}:O", scale=scale(widths), legend=legend)}
-
-
-def _beginnings(base: alt.Chart, x: alt.X) -> alt.Chart:
-    """The column `label` to the left of where lines begin."""
-    named = base.transform_filter("datum.label != null")
-    words: alt.Chart = named.mark_text(align="right", dx=-8, fontSize=12, color=INK)
-    placed: alt.Chart = words.encode(x=x, y=alt.Y("median:Q"), text=alt.Text("label:N"))
-    return placed
-
-
-def _with_origins(data: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Add the starts of lines without a run on one device: the median of their framework's baseline in that work.
-
-    These rows are of no configuration and no repeat. A `label` is on the row in which the highest line of each value of
-    `by` begins.
-    """
-    keys = ["panel", "framework", by]
-    # With several sets of options, lines begin at their own first point: the table says which set each is held against.
-    beginning = data.filter(IS_BASELINE & pl.col("first")).unique(keys, keep="none").select(*keys, "median")
-    ways = data.filter(pl.col("devices") > 1).select(*keys, "group", "variant").unique(maintain_order=True)
-    without = ways.join(data.filter(pl.col("devices") == 1), on=[*keys, "variant"], how="anti", maintain_order="left")
-    origins = without.join(beginning, on=keys, maintain_order="left").with_columns(
-        devices=pl.lit(1, pl.Int32), first=pl.lit(True), disturbed=pl.lit(False)
-    )
-    data = pl.concat([data, origins], how="diagonal")
-    starts = pl.col("devices") == pl.col("devices").min().over("panel", by)
-    highest = pl.col("median") == pl.col("median").filter(starts).max().over("panel", by)
-    once = (starts & highest & pl.col("first")).cum_sum().over("panel", by) == 1
-    label = pl.col(by).map_elements(lambda value: f"{value:,}" if isinstance(value, int) else value, pl.String)
-    return data.with_columns(label=pl.when(starts & highest & pl.col("first") & once).then(label))
-
-
-def _across(devices: list[int], *, room: float) -> alt.Scale:
-    """With room to the left of one device, a share of what lies between the fewest devices and the most."""
-    top = devices[-1]
-    if top <= _LINEAR_UP_TO:
-        between = top - 1
-        return alt.Scale(domain=[1 - room * between, top + _ROOM_BESIDE * between], nice=False)
-    return alt.Scale(type="log", base=2, domain=[top**-room, top ** (1 + _ROOM_BESIDE)], nice=False)
-
-
-FIRST, SECOND = "First epoch", "Second epoch"
-
-
-def _epoch_rates(runs: Runs) -> pl.DataFrame:
-    """A row per displayed run and epoch, of the first two, in works that were measured on several numbers of devices;
-    none where no run has a second epoch. `which` is the first or the second epoch.
-    """
-    marked = {f"disturbed_{which}": has_disturbed(f"{which}_epoch_time_s") for which in ("first", "second")}
-    rows = displayed(runs).select("run_id", *NAMES, pl.col("framework").fill_null("torch"), panel="group", **marked)
-    rows = rows.filter(pl.col("devices").n_unique().over("group") > 1)
-    epoch, warm = pl.col("epoch"), ~pl.col("warm_up")
-    which = pl.when(epoch == 2, warm).then(pl.lit(SECOND)).when(epoch == 1, ~warm).then(pl.lit(FIRST))
-    rate = "epoch_throughput_samples_per_s"
-    epochs = numbered_epochs(runs).select("run_id", "epoch", "warm_up", rate).filter(epoch <= 2)
-    epochs = epochs.select(AS_TEXT, rate, which=which, value=rate).drop_nulls()
-    joined = rows.join(epochs, on="run_id", maintain_order="left_right")
-    own = pl.when(pl.col("which") == SECOND).then("disturbed_second").otherwise("disturbed_first")
-    joined = joined.with_columns(disturbed=pl.col("disturbed") | own).drop("run_id", *marked)
-    joined = joined.filter((pl.col("which") == SECOND).any())
-    return joined.sort(natural("group"), pl.col("which") != SECOND, maintain_order=True)
-
-
-def _first_and_second(runs: Runs) -> pl.DataFrame:
-    rate, which = pl.col("value"), pl.col("which")
-    return (
-        _epoch_rates(runs)
-        .group_by("group", "configuration", maintain_order=True)
-        .agg(
-            pl.col("disturbed").any(),
-            first=rate.filter(which == FIRST).median(),
-            second=rate.filter(which == SECOND).median(),
-        )
-    )
-
-
-epoch_rates = OverDevices(  # figures 5a and 5d of publication 003
-    order=3,
-    title="Samples per second of the first and the second epoch",
-    rows=_epoch_rates,
-    by="which",
-    unit="Samples per second",
-    widths={SECOND: 2.6, FIRST: 0.9},
-    finding=Sentence(
-        rows=_first_and_second,
-        by="second",
-        descending=True,
-        each=lambda row: (
-            f"{text.number(row['second'])} with {row['configuration']} (first epoch: {text.number(row['first'])})"
-        ),
-        whole="in the second epoch, samples per second are {}",
-        nothing="No kind of work that counts has a second epoch on several numbers of devices.",
-    ),
-)
-
-
-def _second_epochs(runs: Runs) -> pl.DataFrame:
-    """A row per displayed run of works that differ in the size of the training set only, and were measured on several
-    numbers of devices.
-    """
-    works = groups_across(runs, _SAMPLES.roots)
-    rows = (
-        displayed(runs)
-        .with_columns(disturbed=pl.col("disturbed") | has_disturbed("second_epoch_time_s"))
-        .select(
-            pl.col("run_id").replace_strict(works, return_dtype=pl.String).alias("panel"),
-            *NAMES,
-            pl.col("framework").fill_null("torch"),  # results of before there were others have none
-            "train_samples",
-            "second_epoch_time_s",
-            value="second_epoch_time_s",
-        )
-    )
-    several = [pl.col(name).n_unique().over("panel") > 1 for name in ("train_samples", "devices")]
-    rows = rows.drop_nulls("value").filter(*several)
-    return rows.sort(natural("panel"), "train_samples", maintain_order=True)
-
-
-def _smallest_and_largest_set(runs: Runs) -> pl.DataFrame:
-    """The second epoch's time with either, per configuration that was measured with both."""
-    size, time = pl.col("train_samples"), pl.col("value")
-    ends = (
-        _second_epochs(runs)
-        .group_by("panel", "configuration", maintain_order=True)
-        .agg(
-            pl.col("group").first(),
-            pl.col("disturbed").any(),
-            small=size.min(),
-            large=size.max(),
-            of_small=time.filter(size == size.min()).median(),
-            of_large=time.filter(size == size.max()).median(),
-        )
-    )
-    return ends.filter(pl.col("small") < pl.col("large"))
-
-
-# What devices save shows beside what they save of a smaller set.
-epoch_time_data = OverDevices(  # figure 5c of publication 003
-    order=12,
-    title="Second epoch by devices and size of the training set",
-    rows=_second_epochs,
-    by="train_samples",
-    unit="Second epoch (s); samples beside the lines",
-    finding=Sentence(
-        rows=_smallest_and_largest_set,
-        by="of_large",
-        each=lambda row: (
-            f"{text.number(row['of_small'])} to {text.seconds(row['of_large'])} with {row['configuration']} "
-            f"({row['small']:,} to {row['large']:,} samples)"
-        ),
-        whole="a second epoch takes {}",
-        group="panel",
-        nothing="No kind of work that counts has a second epoch of several sizes of the training set.",
-    ),
 )
