@@ -91,9 +91,9 @@ class Chart(ABC):
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Draw these rows, which are those of these runs."""
 
+    @abstractmethod
     def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
-        """The numbers as a small table whose columns are called as people read them; of a kind of its own, its rows."""
-        return data
+        """The numbers as a small table whose columns are called as people read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +101,16 @@ class Own(Chart):
     """A figure of a kind of its own."""
 
     draw: Callable[[pl.DataFrame, Runs], alt.FacetChart]
+    tabulate: Callable[[pl.DataFrame], pl.DataFrame] = lambda data: data
+    """Its numbers as a small table, from all its rows."""
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """As the figure's module says."""
         return self.draw(data, runs)
+
+    def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
+        """As the figure's module says."""
+        return self.tabulate(data)
 
 
 REPEATED = ("group", "panel", "configuration", "variant", "strategy", "repeat", "disturbed", "value")
@@ -300,8 +306,8 @@ def tabulated(
 ) -> pl.DataFrame:
     """A row per panel, configuration and value of the columns `by` (→ what they hold), in the order of the data.
 
-    Columns: group, panel, configuration, those of `by`, the median over repeats, which is called `value`, lowest,
-    highest, repeats, `also`, and disturbed where any row is.
+    Columns: group, panel unless it is the group, configuration, those of `by`, the median over repeats, which is called
+    `value`, lowest, highest, repeats, `also`, and disturbed where any row is.
     """
     by = by or {}
     found = data.group_by("group", "panel", "configuration", *by, maintain_order=True).agg(
@@ -315,6 +321,7 @@ def tabulated(
     # The table stands below the group's name.
     inner = pl.col("panel").str.strip_prefix(pl.concat_str("group", pl.lit(BETWEEN)))
     found = found.drop_nulls(value).with_columns(panel=inner).rename(by)
+    found = found.drop("panel") if (found["panel"] == found["group"]).all() else found
     return found if found["disturbed"].count() else found.drop("disturbed")
 
 
@@ -410,7 +417,7 @@ def series(data: pl.DataFrame, runs: Runs, curve: str = "configuration", theory:
     colours = variants(data, runs)
     rows = data.select(curve=pl.col(curve), variant="variant", strategy="strategy").unique("curve", maintain_order=True)
     names = [*rows["curve"], *theory]
-    of_theory = [DASHES[1 + place % 2] for place in range(len(theory))]
+    of_theory = [DASHES[place % len(DASHES)] for place in range(len(theory))]
     legend = LEGEND.copy()
     if max(map(len, names)) > _LONG_NAME:  # four columns of these would leave the panels no width
         legend.columns = 2

@@ -33,6 +33,7 @@ from analysis.figures.chart import (
     Chart,
     are_too_many,
     baselines,
+    legible,
     lines_of,
     measured,
     pale,
@@ -43,6 +44,7 @@ from analysis.figures.chart import (
     series,
     shown,
     tabulated,
+    variants,
     with_medians,
     with_words,
 )
@@ -134,7 +136,7 @@ class Lines(Chart):
     references: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     """What makes lines of theory from the rows: panel, line (its name), x, value, and `label` if any is written."""
     labels: pl.Expr | None = None
-    """Text where a line ends, from its `median` and columns of its rows."""
+    """Text where a line ends, in its colour, from its `median` and columns of its rows."""
     points: bool = True
     """Whether repeats are drawn."""
     joined: bool = True
@@ -155,7 +157,9 @@ class Lines(Chart):
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """All panels have the same axes, if not `own_axes`."""
         y = self._y(runs)
+        inks = {name: legible(colour) for name, colour in variants(data, runs).items()}
         data = self._with_curves(shown(data), y, runs)
+        data = data.with_columns(ink=pl.col("variant").replace_strict(inks, default=INK, return_dtype=pl.String))
         theory = data.filter("theory")[self.curve].unique(maintain_order=True).to_list()
         key = series(data.filter(~pl.col("theory")), runs, self.curve, theory)
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height=260)
@@ -318,7 +322,7 @@ def _thousands(value: Any) -> str:
 
 
 def _words(base: alt.Chart, x: alt.X, y: alt.Y, data: pl.DataFrame) -> list[alt.Chart]:
-    """The labels: where lines end with a white rim, as they lie on lines; left of where lines begin."""
+    """The labels: at the ends of lines in their colour, with a white rim, as they lie on lines; left of beginnings."""
     marks: list[alt.Chart] = []
     told = base.transform_filter("datum.label != null && datum.label != ''")
     for leads in (False, True):
@@ -329,7 +333,7 @@ def _words(base: alt.Chart, x: alt.X, y: alt.Y, data: pl.DataFrame) -> list[alt.
         look |= {"align": "right", "dx": -8} if leads else {"align": "left", "dx": 9}
         rim = some.mark_text(**look, color="white", stroke="white", strokeWidth=4, strokeJoin="round")
         ink = some.mark_text(**look, color=INK)
-        layers = [ink] if leads else [rim, ink]
+        layers = [ink] if leads else [rim, some.mark_text(**look).encode(color=alt.Color("ink:N", scale=None))]
         marks += [each.encode(x=x, y=y, text=alt.Text("label:N")) for each in layers]
     return marks
 

@@ -25,6 +25,7 @@ from analysis.figures.chart import (
     records,
     rests_on_disturbed,
     series,
+    tabulated,
     with_medians,
     with_words,
 )
@@ -158,5 +159,6 @@ models = Own(
     rows=_times_and_memory,
     drawn_for=is_reproduction,
     draw=_draw,
+    tabulate=lambda data: tabulated(data, "median", by={"model": "model"}),
     finding=_finding,
 )
