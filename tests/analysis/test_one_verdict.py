@@ -14,6 +14,7 @@ import pytest
 
 from analysis import UnlikeWork, by, load, notebook, summary
 from analysis.claims import Publication, judge, judge_all
+from analysis.claims.figures.uw_benchmark import FIRST, SECOND, epoch_rates
 from analysis.claims.table import effect_of
 from analysis.comparison.configurations import learned
 from analysis.comparison.exclusions import excluded
@@ -22,7 +23,6 @@ from analysis.comparison.pairing import paired
 from analysis.comparison.run import compared_runs
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.figures import draw
-from analysis.figures.curves import FIRST, SECOND, epoch_rates
 from analysis.report import answers, warnings
 from analysis.runs.published import LOADED
 from analysis.runs.reader import Runs
