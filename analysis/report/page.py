@@ -286,7 +286,8 @@ def _figures(figures: Sequence[Figure], images: Mapping[str, str]) -> dict[str, 
     charts = [each for each in figures if each.chart is not None]
     answers = [each for each in charts if each.name in ANSWERS] or charts[:1]
     folded = [each for each in charts if each not in answers]
-    shown, left = [], MOST_PICTURED
+    shown: list[PageFigure] = []
+    left = MOST_PICTURED
     for each in (*answers, *folded):
         image = inlined(images[each.name], each.name, labelled_by=f"{each.name}-title") if each.name in images else ""
         if len(image) > left and shown:
@@ -305,23 +306,30 @@ def _on_page(figure: Figure, image: str) -> PageFigure:
     lines = figure.finding.splitlines()
     open_lines = 2 if figure.remark else 1
     caption, more = "\n".join(lines[:open_lines]), "\n".join(lines[open_lines:])
-    values: pl.DataFrame | None = getattr(figure, "values", None)
-    return PageFigure(figure.name, figure.title, caption, more, image, None if values is None else _values(values))
+    # Until figures declare both.
+    values, headings = getattr(figure, "values", None), getattr(figure, "headings", {})
+    table = None if values is None else _values(values, headings)
+    return PageFigure(figure.name, figure.title, caption, more, image, table)
 
 
-def _values(frame: pl.DataFrame) -> Values:
-    names = [name for name in frame.columns if name != "group"]
+def _values(frame: pl.DataFrame, headings: Mapping[str, str]) -> Values:
+    """`headings`: column → what it holds, where its name does not say so."""
+    names = [name for name in frame.columns if name != "group" and frame[name].count()]
     groups: dict[str | None, list[tuple[str | None, list[str]]]] = defaultdict(list)
     for row in frame.head(MOST_VALUES).iter_rows(named=True):
         groups[row.get("group")].append((row.get("configuration"), [_plainly(row[name]) for name in names]))
     numeric = [frame.schema[name].is_numeric() for name in names]
-    columns = [name.replace("_", " ") for name in names]
+    columns = [headings.get(name) or name.replace("_", " ") for name in names]
     return Values(columns, numeric, list(groups.items()), min(frame.height, MOST_VALUES), frame.height)
 
 
 def _plainly(value: Any) -> str:
-    """A number with three digits, words as they are."""
-    return text.number(value) if isinstance(value, int | float) else text.MISSING if value is None else str(value)
+    """A measured number with three digits, a count with all, words as they are."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return text.number(value) if isinstance(value, float) or value is None else str(value)
 
 
 class PageTable(NamedTuple):
