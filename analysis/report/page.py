@@ -57,13 +57,13 @@ FILTERS = ("data", "model", "strategy", "devices")
 """Columns of `facts` by which the page can be filtered."""
 MOST_EPOCHS = 100_000
 """Most rows of the table of epochs as CSV. A longer table is Parquet, a hundredth as large."""
-MOST_ROWS = {"configurations": 300, "energy": 300, "runs": 300}
+MOST_ROWS = {"configurations": 300, "energy": 300, "runs": 200}
 """Most rows of a table of the page. A browser would take seconds to lay out more."""
 MOST_ON_PAPER = 100
 """Most rows of the table of runs that are printed while it is folded."""
 MOST_VALUES = 60
 """Most rows of the table of a figure's values."""
-MOST_PICTURED = 1_000_000
+MOST_PICTURED = 900_000
 """Bytes of the images in the page: those of the first figures. The others lie beside it."""
 
 
