@@ -289,9 +289,10 @@ def _figures(figures: Sequence[Figure], images: Mapping[str, str]) -> dict[str, 
     shown: list[PageFigure] = []
     left = MOST_PICTURED
     for each in (*answers, *folded):
-        image = inlined(images[each.name], each.name, labelled_by=f"{each.name}-title") if each.name in images else ""
+        is_known = each.name in images and left > 0
+        image = inlined(images[each.name], each.name, labelled_by=f"{each.name}-title") if is_known else ""
         if len(image) > left and shown:
-            image = ""
+            image, left = "", 0
         left -= len(image)
         shown.append(_on_page(each, image))
     return {
