@@ -328,13 +328,8 @@ def _values(frame: pl.DataFrame) -> Values:
     for row in frame.head(MOST_VALUES).iter_rows(named=True):
         groups[row.get("group")].append((row.get("configuration"), [_plainly(row[name]) for name in names]))
     numeric = [frame.schema[name].is_numeric() for name in names]
-    return Values(
-        [name.replace("_", " ") for name in names],
-        numeric,
-        list(groups.items()),
-        min(frame.height, MOST_VALUES),
-        frame.height,
-    )
+    columns = [name.replace("_", " ") for name in names]
+    return Values(columns, numeric, list(groups.items()), min(frame.height, MOST_VALUES), frame.height)
 
 
 def _plainly(value: Any) -> str:

@@ -78,7 +78,6 @@ class Runs:
     """Folders that hold no readable run."""
     taken_from: Runs | None = None
     """None where these are all."""
-    own_folder: Mapping[str, str] = field(default_factory=dict)
     target: float | None = None
     """The test accuracy that times and energies to an accuracy are told for; None: each group's own
     (`analysis.metrics.accuracy_target`)."""
