@@ -12,7 +12,7 @@ from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_onc
 from analysis.comparison.pairing import Pairing, RepeatPair
 from analysis.comparison.ratio import of_several
 from analysis.comparison.verdict import SpeedVerdict, of_speed
-from analysis.comparison.work import PROBED
+from analysis.comparison.work import ONE_DEVICE, PROBED
 from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once
 from parallelbench.errors import count_of
@@ -50,8 +50,41 @@ def without_baseline(runs: Runs) -> list[str]:
 def stand_ins(runs: Runs) -> list[tuple[Configuration, Configuration | None]]:
     """The baselines on several devices, each with its framework's configuration on one device, if there is any."""
     found = campaign(runs)
-    chosen = dict.fromkeys(one for each in found.counted if (one := found.baseline_of(each)) is not None)
-    return [(one, found.one_device_of(one)) for one in chosen if not one.is_one_device]
+    return [(one, found.one_device_of(one)) for one in found.baselines if not one.is_one_device]
+
+
+ONE_DEVICE_IN_WORDS = "one device"
+
+
+def in_words(name: str | None, *, named: bool = False) -> str:
+    """What sentences call a baseline: "one device" for a framework's training on one device without options, unless it
+    is to be `named`, and "the baseline" where several are meant (None).
+    """
+    is_one = name in {f"{strategy} × 1" for strategy in ONE_DEVICE.values()}
+    return "the baseline" if name is None else ONE_DEVICE_IN_WORDS if is_one and not named else name
+
+
+def baseline_in_words(runs: Runs) -> str:
+    """What sentences about all configurations call what they are compared with."""
+    ones = campaign(runs).baselines
+    names = {one.name for one in ones}
+    if all(one.is_one_device for one in ones):
+        return ONE_DEVICE_IN_WORDS
+    return in_words(names.pop() if len(names) == 1 else None)
+
+
+def stand_ins_in_words(runs: Runs) -> list[str]:
+    """Why speed-ups are not over one device: a sentence for each such baseline, with repeats of it that have no pair."""
+    told: dict[tuple[str, str], list[str]] = defaultdict(list)
+    chosen = campaign(runs).chosen is not None
+    for one, single in stand_ins(runs):
+        failed = failed_repeats(one)
+        lost = f"; of its own repeats {failed}, which have no pair" if failed else ""
+        which = "" if chosen or one.every[0].sweep_baseline else ", the first one on the fewest devices that count"
+        told[one.name, f"{which}: {why_not_one_device(single)}{lost}"].append(one.group)
+    several = len(campaign(runs).groups) > 1
+    works = {key: f" ({text.listed(groups, sep='; ')})" if several else "" for key, groups in told.items()}
+    return [f"Speed-ups are over {name}{works[name, why]}{why}." for name, why in told]
 
 
 def why_not_one_device(one: Configuration | None) -> str:

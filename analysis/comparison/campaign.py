@@ -1,7 +1,7 @@
 """The campaign: everything that was measured, as configurations with their repeats. Every answer selects from it.
 
-A configuration is one way to train on one work. It is built once per load; the summary, comparisons, claims, figures and
-the next command all ask the same objects, so that none can pair runs in a way of its own.
+A configuration is one way to train on one work. It is built once per load; the summary, comparisons, claims, figures
+and the next command ask the same objects, so that none can pair runs in a way of its own.
 """
 
 from __future__ import annotations
@@ -189,6 +189,11 @@ class Campaign:
         ones = [each for each in members if each.is_one_device and each.framework == configuration.framework]
         return _its_one_device(configuration, ones)
 
+    @cached_property
+    def baselines(self) -> tuple[Configuration, ...]:
+        """Those that others, or only themselves, are compared with; in order."""
+        return tuple(dict.fromkeys(one for each in self.counted if (one := self.baseline_of(each)) is not None))
+
     @property
     def others(self) -> list[tuple[Configuration, Pairing]]:
         """The configurations that are compared with another one, and their pairings with it."""
@@ -242,7 +247,7 @@ def _plain_name(name: str) -> str:
 
 def _ambiguous(name: str, found: Sequence[Configuration]) -> ConfigError:
     names = "; ".join(each.name for each in found)
-    return ConfigError(f'baseline "{name}" is the name of several configurations of {found[0].group}: name one: {names}')
+    return ConfigError(f'baseline "{name}" is the name of several configurations ({found[0].group}): choose of {names}')
 
 
 def require_baseline(found: Campaign, name: str) -> None:
@@ -289,9 +294,7 @@ def campaign(runs: Runs) -> Campaign:
     )
 
 
-def _configuration(
-    place: int, label: Label, every: Sequence[ComparedRun], gone: Mapping[str, str]
-) -> Configuration:
+def _configuration(place: int, label: Label, every: Sequence[ComparedRun], gone: Mapping[str, str]) -> Configuration:
     failed: dict[str, list[int]] = defaultdict(list)
     for run in every:
         if run.run_id in gone:

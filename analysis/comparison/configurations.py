@@ -157,8 +157,10 @@ def gains(runs: Runs) -> pl.DataFrame:
             for kind, with_startup in (("steady", False), ("with_startup", True)):
                 ratio = pairing.speed_up(with_startup=with_startup)
                 rows += [(*row, baseline and baseline.devices, kind, *pair) for pair in (ratio.pairs if ratio else ())]
-    names = ("group", "configuration", "variant", "strategy", "devices", "nodes", "baseline_devices", "kind")
-    names = (*names, "repeat", "value")
+    names = (
+        *("group", "configuration", "variant", "strategy", "devices", "nodes"),
+        *("baseline_devices", "kind", "repeat", "value"),
+    )
     kinds = (*[pl.String] * 4, *[pl.Int32] * 3, pl.String, pl.Int32, pl.Float64)
     table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
     return table.sort(natural("group"), pl.col("kind") != "steady", maintain_order=True)
@@ -188,7 +190,6 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         pl.col("exclusion").drop_nulls().alias("reasons"),
         passed.sum().alias("passed"),
         passed.count().alias("checked"),
-        pl.col("framework").fill_null("torch").first(),
         pl.col("parity_reference").drop_nulls().unique(maintain_order=True).alias("references"),
         # A run that ended before its check says nothing either way.
         ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
@@ -209,6 +210,7 @@ def _row(runs: Runs, configuration: Configuration, numbers: dict[str, Any]) -> d
     ones = (configuration, campaign(runs).baseline_of(configuration))
     disturbed = any(one is not None and _members(runs)[one.place]["disturbed"] for one in ones)
     compared = gain(runs, configuration, disturbed=disturbed)
+    compared["framework"] = configuration.framework  # known also where no run came as far as to record it
     return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(numbers), **compared}
 
 

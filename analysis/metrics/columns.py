@@ -350,8 +350,8 @@ PER_CONFIGURATION = (
     count("baseline_devices", "its devices", null="none counts"),
     text("baseline_failed", "its repeats that do not count, by the reason: these have no pair",
         null="all count, or it is the baseline"),
-    Column("speed_up", "over the baseline, steady state: median over paired repeats of the baseline's time ÷ this one's (strong scaling) or of "
-        "the ratio of throughputs (weak scaling); not the ratio of the medians", null=_NO_PAIR,
+    Column("speed_up", "over the baseline, steady state: median over paired repeats of the baseline's time ÷ this "
+        "one's (strong scaling) or of the ratio of throughputs (weak scaling); not the ratio of the medians", null=_NO_PAIR,
         heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
         brief="speed-up"),
     Column("speed_up_low", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
@@ -362,12 +362,13 @@ PER_CONFIGURATION = (
         "reaches further; too few repeats below 4; not "
         "interleaved where the sides were measured apart; no repeat in common; disturbed where others took cores or "
         "GPUs of all runs of a side; not comparable where the environments differ in what must match", null=_NO_PAIR,
-        heading="Against the baseline", show=Show.VERDICT, beside=("speed_up_pairs", "baseline")),
+        heading="Against the baseline", show=Show.VERDICT,
+        beside=("speed_up_pairs", "framework")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
         "ratios vary as now", null="decided, too few repeats, or more than 100 further ones",
         heading="Repeats that would decide", where_known=True),
-    share("efficiency", "speed_up ÷ (devices ÷ baseline_devices), 1 = ideal", null=_NO_PAIR, heading="Efficiency, steady",
-        brief="effi-\nciency"),
+    share("efficiency", "speed_up ÷ (devices ÷ baseline_devices), 1 = ideal", null=_NO_PAIR,
+        heading="Efficiency, steady", brief="effi-\nciency"),
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
         "throughput_with_startup_samples_per_s", heading="Efficiency with start-up",
         null=f"{_NO_PAIR}, or parity was checked before (measure.parity=false leaves it out)"),
