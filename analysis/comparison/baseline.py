@@ -20,7 +20,7 @@ from parallelbench.errors import count_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from analysis.comparison.campaign import Configuration
+    from analysis.comparison.campaign import Campaign, Configuration
     from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
 
@@ -32,19 +32,26 @@ def without_baseline(runs: Runs) -> list[str]:
     for each in found.counted:
         if found.baseline_of(each) is None:
             lost[each.group, each.framework].append(each)
-    lines = []
+    reasons: dict[str, list[str]] = defaultdict(list)
     for (group, framework), members in lost.items():
         names = text.listed([each.name for each in members], sep="; ")
-        ones = [each for each in found.groups[group] if each.is_one_device and each.framework == framework]
-        if len(ones) > 1:
-            sets = text.listed([each.name for each in ones], sep="; ")
-            lines.append(
-                f"No speed-up for {names} ({group}): of one device's sets of options ({sets}) not exactly one shares "
-                "theirs and counts; --baseline names one."
-            )
-        else:
-            lines.append(f"No speed-up for {names} ({group}): no run counts of the baseline that was chosen.")
-    return lines
+        reasons[_why_without(found, group, framework)].append(f"{names} ({group})")
+    return [f"No speed-up for {text.listed(names, sep='; ')}: {reason}." for reason, names in reasons.items()]
+
+
+def _why_without(found: Campaign, group: str, framework: str) -> str:
+    members = [each for each in found.groups[group] if each.framework == framework]
+    ones = [each for each in members if each.is_one_device]
+    if chosen := found.chosen_among(members):
+        return f"no run of {chosen.name} counts, the baseline that was chosen"
+    if len(ones) > 1:
+        sets = text.listed([each.name for each in ones], sep="; ")
+        return (
+            f"of one device's sets of options ({sets}) not exactly one shares theirs and counts; --baseline names one"
+        )
+    others = "no other configuration" if framework == "torch" else f"no other configuration of {framework}"
+    strategy = "" if framework == "program" else f"strategy={ONE_DEVICE[framework]} "
+    return f"{others} that counts did the same work; measure {strategy}devices=1"
 
 
 def stand_ins(runs: Runs) -> list[tuple[Configuration, Configuration | None]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.comparison.exclusions import excluded
 from analysis.comparison.pairing import Pairing, paired
@@ -26,7 +26,6 @@ from analysis.comparison.work import (
 )
 from analysis.runs.reader import once
 from parallelbench.errors import ConfigError, choices
-from parallelbench.measure.environment_match import FRAMEWORK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -169,14 +168,15 @@ class Campaign:
 
     def _baselines_among(self, alike: Sequence[Configuration]) -> dict[Configuration, Configuration]:
         """Of the configurations of one work and framework: the ratio of two frameworks is no speed-up by devices."""
-        if named := self._chosen_among(alike):
+        if named := self.chosen_among(alike):
             return dict.fromkeys(alike, named) if named.counts else {}
         ones = [each for each in alike if each.is_one_device]
         if any(one.counts for one in ones):
             return {each: one for each in alike if (one := _its_one_device(each, ones)) and one.counts}
         return dict.fromkeys(alike, fewest) if (fewest := _fewest_devices(alike)) else {}
 
-    def _chosen_among(self, alike: Sequence[Configuration]) -> Configuration | None:
+    def chosen_among(self, alike: Sequence[Configuration]) -> Configuration | None:
+        """The one that was asked for by name, or that the sweep's file names; `ConfigError` for several."""
         asked = self.chosen or next((name for each in alike if (name := each.every[0].sweep_baseline)), None)
         found = named(alike, asked) if asked else []
         if len(found) > 1:
@@ -222,7 +222,9 @@ def _fewest_devices(alike: Sequence[Configuration]) -> Configuration | None:
     chosen by the measurements that it is then compared by.
     """
     counted = [each for each in alike if each.counts]
-    return min(counted, key=lambda each: (each.devices, each.sweep_place, each.place), default=None)
+    if len(counted) < 2:  # nothing is there to be compared
+        return None
+    return min(counted, key=lambda each: (each.devices, each.sweep_place, each.place))
 
 
 def _shares_options(one: Configuration, other: Configuration) -> bool:
@@ -289,12 +291,17 @@ def campaign(runs: Runs) -> Campaign:
         names.setdefault((group, name), Label(group, *label))
     order = {group: place for place, group in enumerate(dict.fromkeys(group for group, _ in members))}
     keys = sorted(members, key=lambda key: (order[key[0]], not members[key][0].is_one_device))
-    return Campaign(
-        tuple(_configuration(place, names[key], members[key], gone) for place, key in enumerate(keys)), runs.baseline
+    frameworks = dict(runs.run.select("run_id", "framework").rows())
+    found = (
+        _configuration(place, names[key], members[key], gone, _framework(members[key], frameworks))
+        for place, key in enumerate(keys)
     )
+    return Campaign(tuple(found), runs.baseline)
 
 
-def _configuration(place: int, label: Label, every: Sequence[ComparedRun], gone: Mapping[str, str]) -> Configuration:
+def _configuration(
+    place: int, label: Label, every: Sequence[ComparedRun], gone: Mapping[str, str], framework: str
+) -> Configuration:
     failed: dict[str, list[int]] = defaultdict(list)
     for run in every:
         if run.run_id in gone:
@@ -305,7 +312,7 @@ def _configuration(place: int, label: Label, every: Sequence[ComparedRun], gone:
         place=place,
         definition=first.definition,
         label=label,
-        framework=_framework(first),
+        framework=framework,
         sweep_place=min(run.sweep_place for run in every),
         every=tuple(every),
         runs=counted,
@@ -313,8 +320,11 @@ def _configuration(place: int, label: Label, every: Sequence[ComparedRun], gone:
     )
 
 
-def _framework(run: ComparedRun) -> str:
-    """As the run says; of one that has not, what its strategy is one device of."""
-    own: dict[str, str] = {strategy: framework for framework, strategy in ONE_DEVICE.items()}
-    recorded: Any = run.environment.get(FRAMEWORK)
-    return str(recorded or own.get(run.definition["strategy.name"], "torch"))
+_OWN = {strategy: framework for framework, strategy in ONE_DEVICE.items()}
+"""Strategy on one device → its framework."""
+
+
+def _framework(every: Sequence[ComparedRun], recorded: Mapping[str, str | None]) -> str:
+    """As its runs have recorded; where none has begun, what their strategy says."""
+    known = (name for run in every if (name := recorded[run.run_id]) is not None)
+    return next(known, _OWN.get(every[0].definition["strategy.name"], "torch"))

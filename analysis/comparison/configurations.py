@@ -207,7 +207,8 @@ def _over_repeats(column: Column, taken: pl.Expr) -> pl.Expr:
 
 def _row(runs: Runs, configuration: Configuration, numbers: dict[str, Any]) -> dict[str, Any]:
     outcomes, exclusions = _counts(numbers["labels"]), _counts(numbers["reasons"]) or None
-    ones = (configuration, campaign(runs).baseline_of(configuration))
+    found = campaign(runs)
+    ones = (configuration, found.baseline_of(configuration) or found.one_device_of(configuration))
     disturbed = any(one is not None and _members(runs)[one.place]["disturbed"] for one in ones)
     compared = gain(runs, configuration, disturbed=disturbed)
     compared["framework"] = configuration.framework  # known also where no run came as far as to record it

@@ -101,7 +101,7 @@ def _reason(row: dict[str, Any]) -> str:
     if row["repeats"] == 0 and row["verdict"] is None:
         return f"none of its runs counts: {row['exclusions']}"
     if row["verdict"] is None:
-        return f"no counted run of {baseline} did the same work"
+        return "no other configuration that counts did the same work"
     return _REASONS.get(row["verdict"], "").format(baseline=baseline, pairs=row["speed_up_pairs"])
 
 
