@@ -81,15 +81,16 @@ def baseline_in_words(runs: Runs) -> str:
 
 
 def stand_ins_in_words(runs: Runs) -> list[str]:
-    """Why speed-ups are not over one device: a sentence for each such baseline, with repeats of it that have no pair."""
+    """Why speed-ups are not over one device: a sentence for each such baseline, with its repeats without a pair."""
     told: dict[tuple[str, str], list[str]] = defaultdict(list)
-    chosen = campaign(runs).chosen is not None
+    found = campaign(runs)
     for one, single in stand_ins(runs):
         failed = failed_repeats(one)
+        chosen = found.chosen_among([each for each in found.groups[one.group] if each.framework == one.framework])
         lost = f"; of its own repeats {failed}, which have no pair" if failed else ""
-        which = "" if chosen or one.every[0].sweep_baseline else ", the first one on the fewest devices that count"
+        which = "" if chosen is one else ", the first one on the fewest devices that count"
         told[one.name, f"{which}: {why_not_one_device(single)}{lost}"].append(one.group)
-    several = len(campaign(runs).groups) > 1
+    several = len(found.groups) > 1
     works = {key: f" ({text.listed(groups, sep='; ')})" if several else "" for key, groups in told.items()}
     return [f"Speed-ups are over {name}{works[name, why]}{why}." for name, why in told]
 

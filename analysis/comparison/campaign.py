@@ -6,6 +6,7 @@ and the next command ask the same objects, so that none can pair runs in a way o
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -241,10 +242,13 @@ def named(configurations: Iterable[Configuration], name: str) -> list[Configurat
     return exact or [each for each in every if _plain_name(each.label.short) == wanted]
 
 
+_TIMES = re.compile(r"\s*(?:×|\*|\bx)\s*(?=\d)")
+
+
 def _plain_name(name: str) -> str:
+    """As labels are written, where a user writes "ddp x 4", "ddp x4" or "ddp*4"."""
     head, comma, options = " ".join(name.split()).partition(", ")
-    words = head.replace("×", " × ").replace("*", " × ").split()
-    return " ".join("×" if word == "x" else word for word in words) + comma + options
+    return _TIMES.sub(" × ", head) + comma + options
 
 
 def _ambiguous(name: str, found: Sequence[Configuration]) -> ConfigError:

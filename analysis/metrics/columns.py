@@ -350,20 +350,19 @@ PER_CONFIGURATION = (
     count("baseline_devices", "its devices", null="none counts"),
     text("baseline_failed", "its repeats that do not count, by the reason: these have no pair",
         null="all count, or it is the baseline"),
-    Column("speed_up", "over the baseline, steady state: median over paired repeats of the baseline's time ÷ this "
-        "one's (strong scaling) or of the ratio of throughputs (weak scaling); not the ratio of the medians", null=_NO_PAIR,
-        heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
+    Column("speed_up", "over the baseline, steady state: median over paired repeats of the baseline's time ÷ "
+        "this one's (strong scaling) or of the ratio of throughputs (weak scaling); not the ratio of the medians",
+        null=_NO_PAIR, heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
         brief="speed-up"),
     Column("speed_up_low", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
     Column("speed_up_high", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
     count("speed_up_pairs", "repeats that were paired"),
-    text("verdict", "faster or slower than the baseline; equal within 5 % where the deciding interval, which allows for "
-        "all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 and "
-        "reaches further; too few repeats below 4; not "
-        "interleaved where the sides were measured apart; no repeat in common; disturbed where others took cores or "
-        "GPUs of all runs of a side; not comparable where the environments differ in what must match", null=_NO_PAIR,
-        heading="Against the baseline", show=Show.VERDICT,
-        beside=("speed_up_pairs", "framework")),
+    text("verdict", "faster or slower than the baseline; equal within 5 % where the deciding interval, which allows "
+        "for all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 and "
+        "reaches further; too few repeats below 4; not interleaved where the sides were measured apart; no repeat in "
+        "common; disturbed where others took cores or GPUs of all runs of a side; not comparable where the "
+        "environments differ in what must match", null=_NO_PAIR,
+        heading="Against the baseline", show=Show.VERDICT, beside=("speed_up_pairs", "framework")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
         "ratios vary as now", null="decided, too few repeats, or more than 100 further ones",
         heading="Repeats that would decide", where_known=True),
