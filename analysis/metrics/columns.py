@@ -359,8 +359,8 @@ PER_CONFIGURATION = (
     count("speed_up_pairs", "repeats that were paired"),
     text("verdict", "faster or slower than the baseline; equal within 5 % where the deciding interval, which allows "
         "for all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 "
-        "and reaches further; too few repeats below 4; not interleaved where the sides were measured apart; no repeat in "
-        "common; disturbed where others took cores or GPUs of all runs of a side; not comparable where the "
+        "and reaches further; too few repeats below 4; not interleaved where the sides were measured apart; no repeat "
+        "in common; disturbed where others took cores or GPUs of all runs of a side; not comparable where the "
         "environments differ in what must match", null=_NO_PAIR,
         heading="Against the baseline", show=Show.VERDICT, beside=("speed_up_pairs", "framework")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "

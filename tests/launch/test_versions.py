@@ -33,7 +33,7 @@ def ours(tmp_path: Path) -> RunFolder:
     "storage and input",
     "Runs of another version of configurations",
     injection="a copy of the program, for which configurations mean something else, works in the same results folder",
-    outcome="each runs its own run and leaves the other's alone to the byte; status knows both; each reads its own only, "
+    outcome="each runs its own run and leaves the other's alone to the byte; status knows both; each reads its own, "
     "and says why",
 )
 @pytest.mark.exhaustive
