@@ -87,7 +87,7 @@ def stand_ins_in_words(runs: Runs) -> list[str]:
     for one, single in stand_ins(runs):
         failed = failed_repeats(one)
         chosen = found.chosen_among([each for each in found.groups[one.group] if each.framework == one.framework])
-        lost = f"; of its own repeats {failed}, which have no pair" if failed else ""
+        lost = f". Of its repeats {failed}, without a pair" if failed else ""
         which = "" if chosen is one else ", the first one on the fewest devices that count"
         told[one.name, f"{which}: {why_not_one_device(single)}{lost}"].append(one.group)
     several = len(found.groups) > 1

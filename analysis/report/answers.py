@@ -297,7 +297,11 @@ def answers(runs: Runs) -> list[str]:
         shown = [_counted(runs, compared), *_extremes(runs, ordered)]
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
-        shown = [f"{fastest}{_ties(runs, ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
+        shown = [
+            f"{fastest}{_ties(runs, ordered)}",
+            *others,
+            *([f"{more} more {'is' if more == 1 else 'are'} in the table."] if more else []),
+        ]
     return [*_baseline_is_fastest(runs, compared), *shown, *_shortest(runs, ordered)]
 
 

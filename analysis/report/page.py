@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis import text
+from analysis.claims.figures import is_reproduction
 from analysis.comparison.baseline import baseline_in_words, in_words
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
@@ -155,7 +156,8 @@ def tables(runs: Runs) -> Iterator[Table]:
     yield publication.accuracy_table(publication.accuracies(runs))
     yield publication.experiment_table(publication.experiment(runs))
     yield publication.hyperparameter_table(publication.hyperparameters(runs))
-    yield claims.table(claims.judged(runs))
+    if is_reproduction(runs):
+        yield claims.table(claims.judged(runs))
     yield Table("runs", facts(runs).drop("config_json", "environment_json"))
     names = ("table", "column", "unit", "meaning")
     columns = [(table, c.name, c.unit, c.doc) for table, listed in tables_columns().items() for c in listed]
@@ -197,6 +199,7 @@ def render(runs: Runs, figures: Sequence[Figure], images: Mapping[str, str], fil
         accuracies=publication.accuracies_side_by_side(publication.accuracies(runs)),
         accuracies_caption=publication.ACCURACIES_CAPTION,
         experiment=publication.experiment(runs),
+        reproduction=is_reproduction(runs),
         claims_at_a_glance=claims.at_a_glance(judgements := claims.judged(runs)),
         claims=claims.shown(judgements),
         claims_summed_up=claims.summed_up(judgements, runs.root),

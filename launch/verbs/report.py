@@ -33,6 +33,7 @@ def report(
     Or one figure for a paper, and print its sentence; or print what a paper may say, as sentences and as a table.
     """
     from analysis import format_exclusions, load, summary_table
+    from analysis.claims.figures import is_reproduction
     from analysis.comparison.baseline import refused, stand_ins_in_words
     from analysis.comparison.campaign import campaign, require_baseline
     from analysis.comparison.configurations import unreached
@@ -56,7 +57,8 @@ def report(
     if figure is not None:
         return _paper(runs, figure, panel=panel, width_mm=width, out=out)
     page = write_report_of(runs, out)
-    for line in filter(None, (*stand_ins_in_words(runs), *findings(runs), at_a_glance(judged(runs)))):
+    claimed = [at_a_glance(judged(runs))] if is_reproduction(runs) else []
+    for line in filter(None, (*stand_ins_in_words(runs), *findings(runs), *claimed)):
         console().print(line, markup=False, highlight=False)
     console().print()
     console().print(summary_table(runs))

@@ -123,7 +123,7 @@ def test_repeats_in_which_the_baseline_failed_have_no_pair_and_are_told(tmp_path
     assert found["ddp × 4"]["speed_up_pairs"] == 4
     assert found["ddp × 4"]["baseline_failed"] == "2 of 6 oom"
     assert found["fsdp × 2"]["baseline_failed"] is None
-    assert "of its own repeats 2 of 6 oom, which have no pair" in answers.headline(runs)[0]
+    assert "Of its repeats 2 of 6 oom, without a pair" in answers.headline(runs)[0]
 
 
 @pytest.mark.parametrize("name", ["ddp × 4", "ddp x 4", "ddp x4", "ddp*4"])
