@@ -172,7 +172,8 @@ class Campaign:
         if named := self.chosen_among(alike):
             return dict.fromkeys(alike, named) if named.counts else {}
         ones = [each for each in alike if each.is_one_device]
-        if any(one.counts for one in ones):
+        has_several_devices = any(each.counts and not each.is_one_device for each in alike)
+        if any(one.counts for one in ones) and (has_several_devices or len(ones) == 1):
             return {each: one for each in alike if (one := _its_one_device(each, ones)) and one.counts}
         return dict.fromkeys(alike, fewest) if (fewest := _fewest_devices(alike)) else {}
 

@@ -76,6 +76,8 @@ def _one(text: str, own: set[str], *, is_file: bool) -> list[str]:
         )
     name = key.removeprefix(f"{GROUP}.axes.")
     if name in own and (name != key or name in _NOT_KEYS or name not in known()["keys"]):
+        if "=" in value and not set(value) & set("\"'[](){}"):  # Hydra reads no bare `--dropout=0.1,--dropout=0.2`
+            value = ",".join(map(_quoted, value.split(",")))
         # Added where it is new: a list of values then sets a key that is there.
         return [f"++{GROUP}.axes.{name}=null", f"{GROUP}.axes.{name}={value}"]
     # A file need not have all keys.

@@ -196,6 +196,24 @@ def test_the_same_strategy_on_two_nodes_is_another_configuration(tmp_path: Path)
     assert found["fsdp × 4 on 2 nodes"]["efficiency"] == pytest.approx(10 / 12, rel=1e-6), "as many devices"
 
 
+def test_sets_of_options_of_one_device_alone_are_compared_with_the_first(tmp_path: Path) -> None:
+    """As of a user's program with two flags on one device; beside several devices each is the baseline of its own."""
+    for place, (jit, time_s) in enumerate(((False, 10.0), (True, 8.0))):
+        for repeat in range(4):
+            strategy = {"name": "tf_single", "xla": jit}
+            published(config(tmp_path, repeat=repeat, strategy=strategy, sweep_place=place), steady(time_s))
+    alone = summary(load(tmp_path))
+    assert alone["verdict"].to_list()[0] == "baseline"
+    assert alone["speed_up"].to_list() == [1.0, pytest.approx(1.25)]
+    for repeat in range(4):
+        strategy = {"name": "tf_mirrored", "xla": True}
+        published(config(tmp_path, repeat=repeat, strategy=strategy, devices=2), steady(4.0))
+    found = rows(load(tmp_path))
+    (with_both,) = [row for name, row in found.items() if name.startswith("tf_mirrored")]
+    assert with_both["speed_up"] == pytest.approx(2.0)
+    assert [row["verdict"] for row in found.values()].count("baseline") == 2
+
+
 SWEEP = ("sweep=adhoc", "data=digits", "model=mlp", "device=cpu", "epochs=2")
 
 

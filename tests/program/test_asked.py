@@ -49,7 +49,7 @@ def test_a_sweep_has_the_program_at_every_device_count_and_nothing_else_of_a_mod
     assert len({run_id(run) for run in (first, *others)}) == 4
     mapping = to_mapping(first)
     keys = {"devices", "nodes", "device", "cores_per_device", "batch_size", "scaling", "seed", "repeat", "results"}
-    assert mapping.keys() == keys | {"measure", "site", "launcher", "sweep_name", "model", "strategy"}
+    assert mapping.keys() - {"sweep_place"} == keys | {"measure", "site", "launcher", "sweep_name", "model", "strategy"}
     assert mapping["model"]["name"] == "train"
     assert from_mapping(mapping) == first
 
@@ -64,6 +64,11 @@ def test_names_in_braces_are_those_of_the_run(folder: Path) -> None:
 
 def test_hydras_plus_changes_nothing() -> None:
     assert runs("+program=python train.py") == runs("program=python train.py")
+
+
+def test_values_with_an_equals_sign_need_no_quotes() -> None:
+    found = runs("program=python train.py {flags}", "flags=--dropout=0.0,--dropout=0.2")
+    assert {program(run).axes["flags"] for run in found} == {"--dropout=0.0", "--dropout=0.2"}
 
 
 def test_own_names_are_axes_of_words() -> None:
