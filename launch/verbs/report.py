@@ -1,4 +1,4 @@
-"""The verbs that read results: `report`, `claims` and `compare`."""
+"""The verbs that read results: `report`, `claims`, `compare` and `history`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.verbs.console import console, existing, listing, print_claims, print_comparison
+from launch.verbs.console import console, existing, listing, print_claims, print_comparison, print_history
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,6 +120,39 @@ def compare(
         if passed:
             print(passed.message)
     return passed.code if passed else 0
+
+
+def history(
+    folders: Sequence[str],
+    extension: Extension,
+    *,
+    metric: str,
+    where: Sequence[str],
+    since: str | None,
+    csv: str | None,
+    figure: str | None,
+    as_json: bool,
+) -> int:
+    """Print a metric of one configuration over the states of its sources; the exit code says whether it is worse."""
+    from analysis.comparison import history as of_history
+    from analysis.report import history as shown
+
+    found = of_history.history([existing(each) for each in folders], metric, where=where, plugin=extension.plugin)
+    judged = of_history.outcome(found, since=since)
+    files = [(Path(name).expanduser(), write) for name, write in ((csv, shown.write_csv), (figure, shown.write_figure))
+             if name]  # fmt: skip
+    for path, write in files:
+        write(found, path)
+    if as_json:
+        print_history(found, judged)
+        return judged.code
+    console().print(f"{metric}: {found.configuration}", style="italic", markup=False, highlight=False)
+    console().print(listing(*shown.table(found)), crop=False)
+    _remark(found.notes)
+    print(judged.message)
+    for path, _ in files:
+        print(path)
+    return judged.code
 
 
 def _remark(lines: Iterable[str]) -> None:
