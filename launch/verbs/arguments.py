@@ -65,6 +65,9 @@ def _positive(what: str, number: Callable[[str], float] = float) -> Callable[[st
     return read
 
 
+_whole = _positive("a whole number above 0, e.g. 100", int)
+
+
 _EPILOG = """
 OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_large devices=2 optimizer.lr=0.01;
 `parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list (devices=1,2,4).
@@ -168,6 +171,10 @@ VERBS = {
         _value("--figure", "NAME", "only this figure, as PDF, SVG and PNG for a paper"),
         _value("--panel", "WORDS", "only its panels whose headings hold these words"),
         Argument("--width", type=int, choices=(85, 175), help="its width in mm: a column (85), or both (175)"),
+        _flag("--proposal", "only the two pages for an allocation: scaling, device-hours, memory; HTML and LaTeX"),
+        _value("--epochs", "N", "of the training whose device-hours it tells, instead of the runs' own", type=_whole),
+        _value("--steps", "N", "the same in optimizer steps, as of a program", type=_whole),
+        _value("--work", "WORDS", "the work whose name holds these words, where several were measured"),
     ),
     "export": Verb(
         "verbs.export:export",

@@ -25,10 +25,14 @@ def report(
     figure: str | None = None,
     panel: str | None = None,
     width: int | None = None,
+    proposal: bool = False,
+    epochs: int | None = None,
+    steps: int | None = None,
+    work: str | None = None,
 ) -> int:
     """Write figures, tables and the page; print the answers, the summary, and what limits them.
 
-    Or one figure for a paper, and print its sentence.
+    Or one figure for a paper, and print its sentence; or the page for an allocation.
     """
     from analysis import format_exclusions, summary_table
     from analysis.comparison.baseline import refused
@@ -43,9 +47,22 @@ def report(
     for option, value in (("--panel", panel), ("--width", width)):
         if figure is None and value is not None:
             raise ConfigError(f"{option} {value} is of one figure: name it with --figure NAME")
+    for option, given in (("--epochs", epochs), ("--steps", steps), ("--work", work)):
+        if given is not None and not proposal:
+            raise ConfigError(f"{option} {given} is of the page for an allocation: add --proposal")
+    if proposal and figure is not None:
+        raise ConfigError(f"--proposal and --figure {figure} are two documents: leave out one of the two")
     if len(folders) > 1 and out is None:
         raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
     runs = replace(load_all([existing(folder) for folder in folders], plugin=extension.plugin), target=target)
+    if proposal:
+        from analysis.report.proposal import write_proposal
+
+        for document in write_proposal(
+            runs, Path(out).expanduser() if out else None, epochs=epochs, steps=steps, work=work
+        ):
+            print(document)
+        return 0
     if figure is not None:
         return _paper(runs, figure, panel=panel, width_mm=width, out=out)
     page = write_report_of(runs, out)
